@@ -17,6 +17,12 @@ def activation_maps(states: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
     return (head.float() @ states.float().T).relu()
 
 
+def divergence(mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
+    """Return D in nats, (...), of a layer's updates (..., d): KL(softmax(mha) || softmax(ffn)) (SAGE paper, section 5.1)."""
+    p, q = mha.float().log_softmax(-1), ffn.float().log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1)
+
+
 def known(values: torch.Tensor) -> list[Any]:
     """values: (n, ...), as lists; None where a number does not exist, which is NaN."""
     found: list[Any] = values.tolist()

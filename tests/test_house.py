@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
@@ -16,8 +17,8 @@ BESIDE = ("tests", "benchmarks")
 """What may import whatever it likes, but is as small."""
 FLOORS = {
     "steering": (
-        "loops", "accel", "decoder", "tower", "model", "prompt", "grammar", "tools", "protocol", "vectors", "recorders",
-        "readouts", "interventions", "compiled", "runner", "relay", "engine", "auto", "bench",
+        "accel.triton", "decoder", "tower", "model", "prompt", "grammar", "tools", "protocol", "vectors", "recorders",
+        "readouts", "interventions", "accel", "runner", "accel.cpu", "relay", "engine", "auto", "bench",
     ),
     "server": (
         "images", "wire", "engine", "engine_process", "vectors", "requests", "journal", "telemetry", "http", "access",
@@ -31,7 +32,7 @@ FLOORS = {
     "demo": ("world", "draws", "model", "evaluation", "training", "organisms", "command"),
 }  # fmt: skip
 """The rooms of each package, and files beside them, each of which imports only those before it; a file that is in none is
-below all of them."""
+below all of them. A room inside a room may be on a floor of its own."""
 MOST_LINES = 400
 MOST_FILES = 12
 
@@ -109,28 +110,31 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
             visit(name)
 
 
+def floor_of(module: str) -> str | None:
+    """Return the floor that a module is on, the innermost one; None where it is on none."""
+    package, _, rest = module.partition(".")
+    rooms = [floor for floor in FLOORS.get(package, ()) if f"{rest}.".startswith(f"{floor}.")]
+    return max(rooms, key=len, default=None)
+
+
 @pytest.mark.parametrize("floor", [f"{package}.{floor}" for package, floors in FLOORS.items() for floor in floors])
 def test_a_room_imports_only_rooms_below_it(floor: str) -> None:
-    package, room = floor.split(".")
-    allowed = {*FLOORS[package][: FLOORS[package].index(room) + 1]}
-    members = [name for name in graph() if name == floor or name.startswith(f"{floor}.")]
+    package, _, room = floor.partition(".")
+    below = {*FLOORS[package][: FLOORS[package].index(room) + 1], None}
+    members = [name for name in graph() if name.startswith(f"{package}.") and floor_of(name) == room]
     assert members, f"there is no {floor}"
     for name in members:
         for other in graph()[name]:
             assert other != package or not graph()[package], f"{name} imports the whole package"
-            top, _, rest = other.partition(".")
-            above = top == package and rest.partition(".")[0] in FLOORS[package]
-            assert not above or rest.partition(".")[0] in allowed, f"{name} imports {other}"
+            assert not other.startswith(f"{package}.") or floor_of(other) in below, f"{name} imports {other}"
 
 
 @pytest.mark.parametrize("package", FLOORS)
 def test_what_lies_below_all_rooms_imports_none(package: str) -> None:
     for name, others in graph().items():
-        first = name.removeprefix(f"{package}.").partition(".")[0]
-        if name.startswith(f"{package}.") and first not in FLOORS[package]:
+        if name.startswith(f"{package}.") and floor_of(name) is None:
             assert name.count(".") == 1, f"{name} is in a room that has no floor"
-            above = {other for other in others if other.startswith(f"{package}.")}
-            rooms = {other for other in above if other.split(".")[1] in FLOORS[package]}
+            rooms = {other for other in others if other.startswith(f"{package}.") and floor_of(other) is not None}
             assert not rooms, f"{name} imports {sorted(rooms)}"
 
 
@@ -145,6 +149,51 @@ def test_the_engine_names_no_intervention_and_no_readout() -> None:
                 if other.startswith(("steering.interventions", "steering.readouts", "steering.recorders"))
             }
             assert rooms <= known, f"{name} imports {sorted(rooms - known)}"
+
+
+def words_of(path: Path) -> set[str]:
+    """The names in a file, and the words of its docstrings; error messages and module names are not among them."""
+    words: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name | ast.Attribute | ast.arg | ast.keyword):
+            words.add(next(getattr(node, name) for name in ("id", "attr", "arg") if hasattr(node, name)) or "")
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            words |= {node.name, *re.findall(r"\w+", ast.get_docstring(node) or "")}
+        elif isinstance(node, ast.Module):
+            words |= {*re.findall(r"\w+", ast.get_docstring(node) or "")}
+    return words
+
+
+@pytest.mark.parametrize("floor", ["decoder", "protocol", "runner", "engine"])
+def test_the_trunk_has_no_word_of_compiling_and_names_no_method(floor: str) -> None:
+    """Where passes are made faster is in accel, methods of papers in interventions. The engine has the option `compiled`."""
+    forbidden = {
+        "Scope",
+        "scope",
+        "of_scope",
+        "compiled_of",
+        "counts_within",
+        "uniform",
+        "gains",
+        "shifted",
+        "enhanced",
+    }
+    forbidden |= {"looped", "Pai", "PAI", "SAGE", "SeeRows", "ThinkRows", "amplify", "damping"}
+    if floor != "engine":
+        forbidden |= {"compiled", "Compiled", "CompiledSteps", "precompiled", "compiles"}
+    for path in files(f"steering/{floor}"):
+        known = {"uniform"} if path.name == "sampler.py" else set()  # random numbers
+        found = words_of(path) & (forbidden - known)
+        assert not found, f"{path.relative_to(ROOT)} has {sorted(found)}"
+
+
+def test_accel_cpu_is_named_by_its_loader_alone() -> None:
+    named = {
+        name for name, others in graph().items() if any(f"{one}.".startswith("steering.accel.cpu.") for one in others)
+    }
+    assert {name for name in named if not name.startswith("steering.accel.cpu.")} == set()
+    loaders = {name for name, path in MODULES.items() if '"steering.accel.cpu"' in path.read_text()}
+    assert loaders == {"steering.accel.backend"}
 
 
 def test_files_and_folders_are_small() -> None:

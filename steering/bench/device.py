@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from steering.accel.cuda_graphs import Capture
 from steering.bench.rows import Unavailable
-from steering.compiled.graphs import Capture
 
 
 def wait(device: torch.device) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from steering.accel.kernel import decode_kernel_of
 from steering.bench.answering import answered
 from steering.bench.device import bandwidth, graphed, products, seconds
 from steering.bench.rows import Gauge, Unavailable
@@ -134,7 +135,7 @@ def model_alone(mllm: MLLM, rows: int, columns: int) -> Callable[[], torch.Tenso
             position_ids=positions[:, None],
             attention_mask=mask,
             use_cache=False,
-            step=Decode(pool, positions, columns, kernel=mllm.decode_attention),
+            step=Decode(pool, positions, columns, kernel=decode_kernel_of(mllm)),
         )
         return mllm.head(out.last_hidden_state[:, -1])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +18,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from steering.accel.attended import DecodeKernel
 from steering.decoder import kernels
 from steering.decoder.hooks import NO_HOOKS, Hooks
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
-from steering.decoder.prompts import Placed, Prefill
-from steering.loops.attention import decode_attention, decode_sums
-from steering.loops.looks import enhanced_attention, read_attention
 
 NAME = "helmsight"
 
@@ -44,7 +40,7 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    step: Prefill | Placed | Decode | None = None,
+    step: AttentionStep | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **kwargs: Any,
@@ -63,13 +59,37 @@ def attend(
     return step.attend(heads, query, key, value, attention_mask).transpose(1, 2).contiguous(), None
 
 
+class AttentionStep(Protocol):
+    """Computes the attention of each layer of one forward pass."""
+
+    hooks: Hooks
+
+    def attend(
+        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The output (rows, heads, n, head_dim) of one layer."""
+
+
+class DecodeKernel(Protocol):
+    """Computes a layer's attention of a decode otherwise than by torch's operations."""
+
+    def __call__(
+        self, step: Decode, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The output (rows, heads, 1, head_dim), with new keys and values written to the pool and all hooks called; None
+        where it does not know what a hook does."""
+
+    def adopted(self, hooks: Hooks) -> Hooks:
+        """The hooks of a pass as it knows them."""
+
+
 @dataclass
 class Decode:
     """A forward pass of one token for each of the first rows of the pool.
 
     positions: (rows,) the column that each row writes. columns: how many columns are read, at least max(positions) + 1.
     Where few rows need as many, `apart` are those rows with how many each of them reads, and the others read `common`.
-    fused: it is compiled, and calls loops of our own. kernel: computes attention on a GPU, each row of its own length.
+    kernel: computes attention where it knows all hooks.
     """
 
     pool: KVPool
@@ -78,7 +98,6 @@ class Decode:
     hooks: Hooks = NO_HOOKS
     common: int = 0
     apart: tuple[tuple[int, int], ...] = ()
-    fused: bool = False
     kernel: DecodeKernel | None = None
     _writes: dict[tuple[int, torch.device], torch.Tensor] = field(default_factory=dict)
     _masks: dict[tuple[int | None, torch.device], torch.Tensor] = field(default_factory=dict)
@@ -87,27 +106,20 @@ class Decode:
     def attend(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
+        if self.kernel is not None and (attended := self.kernel(self, heads, query, key, value)) is not None:
+            return attended
         rows, kv_heads, _, width = key.shape
-        keys, values = self.pool.layer(heads.layer, key, value)
-        if self.kernel is not None:
-            attended = self._accelerated(self.kernel, heads, query, key, value, keys, values)
-            if attended is not None:
-                return attended
-        written = self._written(kv_heads, key.device)
-        keys.view(-1, width).index_copy_(0, written, key.reshape(-1, width))
-        values.view(-1, width).index_copy_(0, written, value.reshape(-1, width))
-        if self.fused:
-            return self._looped(heads, query, keys, values)
+        keys, values = self.write(heads.layer, key, value)
         keys, values = keys[:rows, :, : self.columns], values[:rows, :, : self.columns]  # views
         grouped = query.reshape(rows, kv_heads, -1, width)  # (rows, kv_heads, group, head_dim)
-        hooks, visible = self.hooks.attention, self._mask(heads.window, query)
+        hooks, visible = self.hooks.attention, self.mask(heads.window, query)
         # The answer's own path is the same whatever is observed and whatever its neighbours ask for; what else is computed
         # replaces it only in the rows that a hook changes.
         if heads.softcap is None:
             out = self._product(heads, grouped, keys, values, visible)
             if not hooks and not self.hooks.observers:
                 return out.reshape(query.shape)  # kernels lay it out in several ways
-        weights = self._weights(heads, grouped, keys, visible)
+        weights = self.weights(heads, grouped, keys, visible)
         if heads.softcap is not None:  # hooks are neutral to the bit in the rows that did not ask for them
             out = weights.to(values.dtype) @ values
         elif hooks:
@@ -117,54 +129,13 @@ class Decode:
             observer.decode(heads.layer, weights.view(rows, -1, self.columns).mean(1))
         return out.reshape(query.shape)
 
-    def _accelerated(
-        self,
-        kernel: DecodeKernel,
-        heads: Heads,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-    ) -> torch.Tensor | None:
-        """Return the output (rows, heads, 1, head_dim), with the new keys and values written, by the kernel; None where a
-        hook does what it does not know."""
-        hooks = self.hooks
-        gains = hooks.scoring[0].gains(heads.layer, self.columns) if len(hooks.scoring) == 1 else None
-        shift = hooks.weighing[0].shift(heads.layer, self.columns) if len(hooks.weighing) == 1 else None
-        if (hooks.scoring and gains is None) or (hooks.weighing and shift is None) or value.shape != key.shape:
-            return None
-        place = (self.positions, heads.scaling, self.columns, heads.layer, heads.window, heads.softcap)
-        attended = kernel(query, key, value, keys, values, *place, gains, shift, looks=bool(hooks.observers))
-        if attended.effect is not None:
-            hooks.weighing[0].shifted(attended.effect)
-        for observer in hooks.observers:
-            assert attended.means is not None
-            observer.decode(heads.layer, attended.means)
-        return attended.out[:, :, None]
-
-    def _looped(self, heads: Heads, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """The output (rows, heads, 1, head_dim) of queries alike, by our own loops over a layer's pool."""
-        query, hooks = query.float().contiguous(), self.hooks
-        given, how = (query, keys, values, self.positions), (heads.scaling, heads.window or 0, heads.softcap or 0.0)
-        if not hooks.attention and not hooks.observers:
-            return decode_attention(*given, *how).to(values.dtype)
-        gains = hooks.scoring[0].gains(heads.layer, self.columns) if len(hooks.scoring) == 1 else None
-        shift = hooks.weighing[0].shift(heads.layer, self.columns) if len(hooks.weighing) == 1 else None
-        if (hooks.scoring and gains is None) or (hooks.weighing and shift is None):
-            rows, heads_of, _, width = query.shape
-            grouped, near = query.view(rows, keys.shape[1], -1, width), keys[:rows, :, : self.columns]
-            weights = self._weights(heads, grouped, near, self._mask(heads.window, query)).view(rows, heads_of, 1, -1)
-            out = decode_sums(weights.contiguous(), values, self.positions, heads.window or 0)
-            means = weights[:, :, 0].mean(1)
-        elif shift is None:
-            out, means = read_attention(*given, gains, *how, self.columns)
-        else:
-            out, means, told = enhanced_attention(*given, gains, *shift, heads.layer, *how, self.columns)
-            hooks.weighing[0].shifted(told)
-        for observer in hooks.observers:
-            observer.decode(heads.layer, means)
-        return out.to(values.dtype)
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's new keys and values (rows, kv_heads, 1, head_dim) to the pool; its two tensors."""
+        keys, values = self.pool.layer(layer, key, value)
+        written = self._written(key.shape[1], key.device)
+        for pooled, own in ((keys, key), (values, value)):
+            pooled.view(-1, own.shape[3]).index_copy_(0, written, own.reshape(-1, own.shape[3]))
+        return keys, values
 
     def _product(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor
@@ -185,7 +156,7 @@ class Decode:
             out[one] = product(one, columns)
         return out
 
-    def _weights(self, heads: Heads, query: torch.Tensor, key: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    def weights(self, heads: Heads, query: torch.Tensor, key: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """Attention weights (rows, kv_heads, group, columns) as the hooks make them. visible: (rows, 1, 1, columns)."""
         shape, by_head = (*query.shape[:3], self.columns), (query.shape[0], -1, 1, self.columns)
         if not self.hooks.scoring and heads.softcap is None and query.dtype == torch.float32:  # in one pass
@@ -208,7 +179,7 @@ class Decode:
             self._writes[kv_heads, device] = written
         return self._writes[kv_heads, device]
 
-    def _mask(self, window: int | None, query: torch.Tensor) -> torch.Tensor:
+    def mask(self, window: int | None, query: torch.Tensor) -> torch.Tensor:
         """(rows, 1, 1, columns) additive: 0 on the columns a row may see, -inf elsewhere."""
         device = query.device
         if (window, device) not in self._masks:

@@ -1,4 +1,6 @@
-"""Where a forward pass may be looked at and changed. The decoder knows these points, and nothing of who uses them.
+"""Where a forward pass may be looked at and changed: scores, weights, what a layer hands on, and attention as it is read.
+
+The decoder knows these four points, and nothing of who uses them.
 
 What a hook is given is on its layer's device, and what it gives back must be. What it brings along, and `asked` and
 `queries`, are on the model's, which is another one for some layers of a model that lies on several.
@@ -36,8 +38,8 @@ class Hook(ABC):  # noqa: B024
     """What is called at points of one forward pass."""
 
     def settle(self, positions: torch.Tensor | None) -> None:  # noqa: B027
-        """Behind the last layer: make of what was gathered what is read of it. It is part of a compiled step. positions:
-        (rows,), the columns that a decode writes; None of a prefill."""
+        """Make of what was gathered, behind the last layer, what is read of it. positions: (rows,), the columns that a
+        decode writes; None of a prefill."""
 
 
 class AttentionHook(Hook):
@@ -54,30 +56,15 @@ class AttentionHook(Hook):
         """Scores (rows, heads, R, columns) before the mask. queries: (rows, R), which they are of a prefill."""
         return scores
 
-    def gains(self, layer: int, columns: int) -> torch.Tensor | None:
-        """For loops that compute scores and weights in one, of a hook that changes scores: (rows, columns), by which it has
-        the scores s of a decode be s + gain * |s|; None where it does something else."""
-        return None
-
     def weights(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
         """Weights (rows, heads, R, columns) behind the softmax."""
         return weights
 
-    def shift(self, layer: int, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """For loops that do it in one, of a hook that changes weights: masks, settings and transfer, as
-        `loops.looks.enhanced` takes them, of which prompts have the fixed alpha alone; None where it does something else."""
+    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
+        """Return a prefill layer's changed weights times the values, (rows, heads, n, head_dim), so that no matrix of rows
+        and columns is made; None in a layer whose weights it leaves. value: (rows, kv_heads, columns, head_dim). exact: the
+        same product of the weights as they were."""
         return None
-
-    def shifted(self, told: torch.Tensor) -> None:
-        """Hear what such a loop did in a layer, (rows, 3)."""
-
-    def changes(self, layer: int) -> bool:
-        """Whether it makes a prefill layer's output anew, without its weights: by `product`, or as loops do by `shift`."""
-        return False
-
-    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor:
-        """The output (rows, heads, n, head_dim) of such a layer. value: (rows, kv_heads, columns, head_dim)."""
-        raise NotImplementedError
 
 
 class LayerHook(Hook):

@@ -52,7 +52,7 @@ def reordered(weight: torch.Tensor) -> torch.Tensor:
 
 
 def prepare(model: nn.Module, dtype: torch.dtype) -> None:
-    """Have every linear layer of a model on the CPU that gains by it be one that can be packed, in its place."""
+    """Have every linear layer of a model on the CPU that is faster for it be one that can be packed, in its place."""
     if not supported(dtype):
         return
     for module in model.modules():

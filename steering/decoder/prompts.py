@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -13,14 +14,35 @@ from steering.decoder.hooks import NO_HOOKS, AttentionHook, Hooks, Product, Weig
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
 from steering.devices import sent
-from steering.loops.prompts import WITHIN, PromptLoops
 
 Grouped = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """What `Weights.grouped` is, of queries and groups."""
 
 
-class _OfPrompts:
-    """What passes of prompts have in common: attention under their hooks."""
+class PromptKernel(Protocol):
+    """Computes a layer's attention of prompts straight from the pool, otherwise than by torch's operations."""
+
+    def __call__(
+        self,
+        hooks: Hooks,
+        heads: Heads,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slots: torch.Tensor,
+        starts: torch.Tensor,
+        columns: int,
+    ) -> tuple[torch.Tensor | None, Grouped | None]:
+        """The output (rows, heads, n, head_dim) but for queries that hooks name, None where it does not know what a hook
+        does; and the layer's `Weights.grouped`, None where it is not wanted or the output is None.
+
+        query: (rows, heads, n, head_dim), contiguous. keys, values: of the pool, with those of the queries. slots, starts:
+        (rows,). columns: at least those that are seen.
+        """
+
+
+class PromptStep:
+    """Attention of a pass of prompts under its hooks."""
 
     hooks: Hooks
     start: int = 0
@@ -43,50 +65,12 @@ class _OfPrompts:
 
         changed: Product = exact
         for hook in self.hooks.attention:
-            if hook.changes(heads.layer):
-                own = hook.product(heads.layer, value, changed).to(out.dtype)
-                out = torch.where(hook.asked.to(out.device), own, out)
+            if (own := hook.product(heads.layer, value, changed)) is not None:
+                out = torch.where(hook.asked.to(out.device), own.to(out.dtype), out)
                 changed = functools.partial(_product_under, hook, heads.layer, changed)
-        return self._looked(_Weights(self, heads, query, key, mask), value, out)
+        return self._looked(LayerWeights(self, heads, query, key, mask), value, out)
 
-    def _by_loops(
-        self,
-        loops: PromptLoops,
-        heads: Heads,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        slots: torch.Tensor,
-        starts: torch.Tensor,
-        columns: int,
-    ) -> tuple[torch.Tensor | None, Grouped | None]:
-        """The same by our own loops, straight from a layer's pool, but for what `_looked` does, None where they do not know
-        what hooks make of it; and the layer's `Weights.grouped`, None also where nobody looks, or a hook wants weights.
-        query: contiguous. slots, starts: (rows,). columns: at least those that are seen."""
-        known, how = self._known(heads.layer, columns), _how(heads)
-        if known is None:
-            return None, None
-        looped = (loops.enhanced if known else loops.plain)(query, keys, values, slots, starts, *known, *how)
-        if not self.hooks.looks or any(hook.queries is not None for hook in self.hooks.attention):
-            return looped, None
-
-        def grouped(queries: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-            loop = loops.enhanced_grouped if known else loops.grouped
-            chosen = queries.contiguous(), groups.contiguous()
-            return loop(query, keys, slots, starts, *chosen, columns, *known, *how)
-
-        return looped, grouped
-
-    def _known(self, layer: int, columns: int) -> tuple[torch.Tensor | int, ...] | None:
-        """What loops are told of a hook that changes a layer's weights, nothing where none does; None where they do not know
-        what hooks make of them."""
-        changing = [hook for hook in self.hooks.attention if hook.changes(layer)]
-        if not changing:
-            return ()
-        shift = changing[0].shift(layer, columns) if len(changing) == 1 else None
-        return None if shift is None else (*shift, layer)
-
-    def _looked(self, weights: _Weights, value: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def _looked(self, weights: LayerWeights, value: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """An output (rows, heads, n, head_dim) behind those hooks that need weights. value: of all columns."""
         for observer in self.hooks.observers:
             observer.prefill(weights.heads.layer, weights, value.shape[2])
@@ -99,16 +83,16 @@ class _OfPrompts:
 
 
 @dataclass
-class _Weights(Weights):
-    """Those of a layer of a pass. query: (rows, heads, n, head_dim). key: (rows, kv_heads, columns, head_dim). loop: gives
+class LayerWeights(Weights):
+    """Those of a layer of a pass. query: (rows, heads, n, head_dim). key: (rows, kv_heads, columns, head_dim). summed: gives
     what is `grouped` of queries and groups that are on the CPU."""
 
-    step: _OfPrompts
+    step: PromptStep
     heads: Heads
     query: torch.Tensor
     key: torch.Tensor
     mask: torch.Tensor | None
-    loop: Grouped | None = None
+    summed: Grouped | None = None
 
     def __call__(self, queries: torch.Tensor) -> torch.Tensor:
         hooks, columns, asked = self.step.hooks, self.key.shape[2], queries
@@ -128,15 +112,15 @@ class _Weights(Weights):
         return weights
 
     def grouped(self, queries: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-        return super().grouped(queries, groups) if self.loop is None else self.loop(queries, groups)
+        return super().grouped(queries, groups) if self.summed is None else self.summed(queries, groups)
 
 
 @dataclass
-class Prefill(_OfPrompts):
+class Prefill(PromptStep):
     """A forward pass that fills columns start..start+n of some slots, `rows`, one prompt a row, padded on the right.
 
     Padding writes garbage behind a prompt's end, where decode overwrites every column before it reads it. Where rows begin
-    at different columns, `ragged` tells which those are. loops: by which attention is computed, on a CPU in float32.
+    at different columns, `ragged` tells which those are. kernel: computes attention where it knows all hooks.
     """
 
     pool: KVPool
@@ -144,7 +128,7 @@ class Prefill(_OfPrompts):
     start: int = 0
     hooks: Hooks = NO_HOOKS
     ragged: Ragged | None = None
-    loops: PromptLoops | None = None
+    kernel: PromptKernel | None = None
     _masks: dict[tuple[int | None, torch.device], torch.Tensor] = field(default_factory=dict)
 
     def attend(
@@ -159,22 +143,22 @@ class Prefill(_OfPrompts):
             end = self.ragged.columns
         else:
             keys[self.rows, :, self.start : end], values[self.rows, :, self.start : end] = key, value
-        looped = grouped = None
+        attended = grouped = None
         starts = [self.start] * len(key) if self.ragged is None else self.ragged.starts
-        if self.loops is not None and max(starts) + n <= self.pool.length:
+        if self.kernel is not None and max(starts) + n <= self.pool.length:
             query = query.contiguous()
             places = torch.arange(self.rows.start, self.rows.stop), torch.tensor(starts)
-            looped, grouped = self._by_loops(self.loops, heads, query, keys, values, *places, end)
-            if looped is not None and not self.hooks.looks:
-                return looped
+            attended, grouped = self.kernel(self.hooks, heads, query, keys, values, *places, end)
+            if attended is not None and not self.hooks.looks:
+                return attended
         if self.start or self.ragged is not None:
             key, value = keys[self.rows, :, :end], values[self.rows, :, :end]
             plain = self.ragged is None and heads.window is None and heads.softcap is None
             unmasked = plain and query.is_cuda and query.dtype != torch.float32
             mask = None if unmasked else self._chunk_mask(n, end, heads.window, query.device)
-        if looped is None:
+        if attended is None:
             return self._hooked(heads, query, key, value, mask)
-        return self._looked(_Weights(self, heads, query, key, mask, grouped), value, looped)
+        return self._looked(LayerWeights(self, heads, query, key, mask, grouped), value, attended)
 
     def _chunk_mask(self, n: int, columns: int, window: int | None, device: torch.device) -> torch.Tensor:
         """(1 or rows, 1, n, columns): causal with an offset, which is_causal cannot say, and within the window."""
@@ -183,51 +167,6 @@ class Prefill(_OfPrompts):
             rows = sent(starts[:, None] + torch.arange(n), device)
             self._masks[window, device] = kernels.visible(rows, columns, window)[:, None]
         return self._masks[window, device]
-
-
-@dataclass
-class Placed(_OfPrompts):
-    """A forward pass of prompts as `Prefill`, whose places are tensors, so that the same code is right for all of them.
-
-    slots: (rows,). starts: (rows,), the column that each row's first token fills. columns: how many are read, at least those
-    that are filled. Padding fills columns too, which must be a slot's own. fused: as of a `Decode`.
-    """
-
-    pool: KVPool
-    slots: torch.Tensor
-    starts: torch.Tensor
-    columns: int
-    hooks: Hooks = NO_HOOKS
-    fused: bool = False
-    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
-
-    def attend(
-        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        kv_heads, n, width = key.shape[1:]
-        keys, values = self.pool.layer(heads.layer, key, value)
-        filled = self.starts[:, None] + torch.arange(n, device=key.device)  # (rows, n)
-        head = self.slots[:, None] * kv_heads + torch.arange(kv_heads, device=key.device)  # (rows, kv_heads)
-        written = (head[..., None] * self.pool.length + filled[:, None]).flatten()
-        for pooled, own in ((keys, key), (values, value)):
-            pooled.view(-1, width).index_copy_(0, written, own.reshape(-1, width))
-        looped = grouped = None
-        if self.fused and keys.dtype == torch.float32:
-            query, places = query.contiguous(), (self.slots, self.starts)
-            looped, grouped = self._by_loops(WITHIN, heads, query, keys, values, *places, self.columns)
-        if looped is not None and not self.hooks.looks:
-            return looped
-        if heads.window not in self._masks:
-            seen = kernels.visible(filled, self.columns, heads.window)[:, None]
-            self._masks[heads.window] = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, -torch.inf)
-        keys, values = (pooled[:, :, : self.columns].index_select(0, self.slots) for pooled in (keys, values))
-        if self.hooks.looks:  # grouped, a compiler finds no simple strides in their weights
-            group = query.shape[1] // kv_heads
-            keys, values = (one.repeat_interleave(group, 1) for one in (keys, values))
-        mask = self._masks[heads.window]
-        if looped is None:
-            return self._hooked(heads, query, keys, values, mask)
-        return self._looked(_Weights(self, heads, query, keys, mask, grouped), values, looped)
 
 
 @dataclass
@@ -254,15 +193,10 @@ class Ragged:
         pooled[row, :, column] = own[row, :, at]
 
 
-def _how(heads: Heads) -> tuple[float, int, float]:
-    """The end of what each of the loops is told."""
-    return heads.scaling, heads.window or 0, heads.softcap or 0.0
-
-
 def _product_under(hook: AttentionHook, layer: int, exact: Product, value: torch.Tensor) -> torch.Tensor:
     """`exact` as a hook changes it, for the hooks behind it."""
     changed = hook.product(layer, value, exact)
-    return torch.where(hook.asked.to(changed.device), changed, exact(value))
+    return exact(value) if changed is None else torch.where(hook.asked.to(changed.device), changed, exact(value))
 
 
 def _replaced(out: torch.Tensor, queries: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """How an engine's steps come to be compiled.
 
-On a CPU another process compiles them beside what is served, and they are kept for the next start (`steering.compiled`);
-until they are ready, and where they cannot be, steps run as they are. On a GPU decode steps are captured as CUDA graphs at
-their first use, the smallest before the engine is there.
+On a CPU other processes compile them beside what is served, and they are kept for the next start. Until they are ready, and
+where they cannot be, steps run as they are. On a GPU decode steps are captured as CUDA graphs at their first use, the
+smallest before the engine is there.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from typing import Literal
 
-from steering.compiled.compiling import Compiling
-from steering.compiled.graphs import DecodeGraphs
-from steering.compiled.step import Variant
-from steering.compiled.steps import CompiledSteps
+from steering.accel.backend import Backend, Preparation, State, cpu_can_compile, cpu_preparation
+from steering.accel.cuda_graphs import DecodeGraphs
 from steering.errors import Fault, UnsupportedModel
 from steering.model.mllm import MLLM
 from steering.model.pixels import picture
@@ -24,13 +21,8 @@ from steering.protocol import intervention
 from steering.protocol.asked import Options
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request, Sampling
-from steering.runner.rehearsal import Rehearsal
-from steering.runner.threads import PassThreads
 
 log = logging.getLogger(__name__)
-
-State = Literal["off", "compiling", "ready", "failed"]
-
 
 COPIED = 2**30
 """Bytes of weights of which there may be two: compiled steps read a copy in another order, long prompts the weights as they
@@ -50,17 +42,7 @@ def pays(mllm: MLLM) -> bool:
         return len(mllm.devices) == 1 and mllm.ranks.size == 1 and mllm.rotates_alike
     here = mllm.device.type == "cpu" and mllm.source is not None and mllm.ranks.size == 1
     size = sum(parameter.nbytes for parameter in mllm.model.parameters())
-    return here and size <= COPIED and compiler()[1] is not None
-
-
-VARIANTS = [Variant("decode"), Variant("prefill"), Variant("pictures")]
-VARIANTS += [
-    Variant("decode", "usual"),
-    Variant("prefill", "usual"),
-    Variant("prefill", "every"),
-    Variant("decode", "every"),
-]
-"""The steps that are worth compiling, the most wanted first, but the longest not last: others are made beside it."""
+    return here and size <= COPIED and compiler()[1] is not None and cpu_can_compile()
 
 
 def check_compilable(mllm: MLLM) -> None:
@@ -70,40 +52,27 @@ def check_compilable(mllm: MLLM) -> None:
 
 
 class Compilation:
-    """The compiled steps of one engine. `steps` are those that its runner takes, None where there are none to come."""
+    """The compiled steps of one engine. `steps` are the backend of its runner, None where there are none to come."""
 
     def __init__(self, mllm: MLLM, compiled: bool, folder: str | None):
         self._stepping = mllm.stepping
-        self.steps: CompiledSteps | DecodeGraphs | None = None
-        self._compiling: Compiling | None = None
-        if not compiled:
-            return
-        if mllm.device.type != "cpu":
+        self.steps: Backend | None = None
+        self._ahead: Preparation | None = None
+        if compiled and mllm.device.type != "cpu":
             self.steps = DecodeGraphs(mllm)
-            return
-        try:
-            rehearsal = Rehearsal(mllm)
-            threads = PassThreads(mllm).of(1)
-            self.steps = steps = CompiledSteps(mllm, threads, rehearsal.axes)
-            wanted = [steps.wanted(one) for one in VARIANTS if one.kind != "pictures" or rehearsal.pictures]
-            for one in wanted:
-                rehearsal.rehearse(one)
-            self._compiling = Compiling(
-                mllm, steps, wanted, lambda one, package: rehearsal.check(steps, one, package), threads, folder
-            )
-        except Exception as error:
-            log.warning("steps are not compiled, and run as they are: %s: %s", type(error).__name__, error)
+        elif compiled and (ahead := cpu_preparation(mllm, folder)) is not None:
+            self._ahead, self.steps = ahead, ahead.steps
 
     @property
     def state(self) -> State:
         """Whether compiled steps are in use, or will be."""
-        if self._compiling is not None:
-            return self._compiling.state
-        return "ready" if isinstance(self.steps, DecodeGraphs) else "off" if self.steps is None else "failed"
+        if self._ahead is not None:
+            return self._ahead.state
+        return "off" if self.steps is None else "ready"
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until all that is compiled is in use, for so many seconds; False where it is not."""
-        return self.state == "ready" if self._compiling is None else self._compiling.wait(timeout)
+        return self.state == "ready" if self._ahead is None else self._ahead.wait(timeout)
 
     def try_now(self, generate: Callable[[list[Request]], object], slots: int, name: str) -> bool:
         """Have steps that are captured at their first use be tried, as `compiled_now`; False where none are."""
@@ -123,8 +92,8 @@ class Compilation:
 
     def stop(self) -> None:
         """End what is being compiled."""
-        if self._compiling is not None:
-            self._compiling.stop()
+        if self._ahead is not None:
+            self._ahead.stop()
 
     def stats(self) -> Mapping[str, float]:
         """How many compiled steps are in use, and how often one was taken."""

@@ -8,7 +8,6 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -23,7 +22,7 @@ from steering.prompt.layout import Prompt, build_prompt
 from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.asked import LAYERS, Messages
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import Compiled, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 from steering.protocol.wording import shown
 
 
@@ -78,14 +77,13 @@ class AmplifyRows(AttentionHook):
         return torch.addcmul(scores, gain.to(scores.device), scores.abs())
 
     def gains(self, layer: int, columns: int) -> torch.Tensor:
+        """(rows, columns), by which the scores s of amplified rows are s + gain * |s|."""
         return self.alpha[:, layer, None] * self.images[:, :columns]
 
 
 class PaiSlots(Slots):
     """The amplification of every slot. asked: (slots,) bool. alpha: (slots, layers), 0 where nothing was asked for. images:
     (slots, length), 1 on the columns of images."""
-
-    compiled: ClassVar[Compiled] = "every"
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
@@ -116,9 +114,6 @@ class PaiSlots(Slots):
 
     def acts(self, sequences: list[Sequence]) -> bool:
         return any(_asked(sequences))
-
-    def compiled_of(self, sequences: list[Sequence]) -> Compiled:
-        return "never"  # it would have all prompts' last rows computed by themselves
 
     def decode(self, batch: DecodeBatch) -> AmplifyRows:
         return AmplifyRows(self.asked[batch.rows], self.alpha[batch.rows], self.images[batch.rows])

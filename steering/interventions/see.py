@@ -25,8 +25,6 @@ from steering.decoder.hooks import AttentionHook, Hook, Product
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import fill, sent
 from steering.errors import RequestError
-from steering.loops.counts import note_enhancement
-from steering.loops.looks import LEAST
 from steering.measures import spread
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
@@ -34,13 +32,15 @@ from steering.prompt.spans import FIRST_IMAGE, SYSTEM
 from steering.protocol.asked import LAYERS, Options
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 from steering.protocol.wording import shown
 from steering.recorders import attention
 
 NAME = "sage.see"
 Reading = Literal["transfer", "scale"]
 READINGS: tuple[Reading, ...] = get_args(Reading)
+LEAST = torch.finfo(torch.float32).tiny
+"""Less attention to images than this cannot be divided by, and is none."""
 
 
 class See(Options):
@@ -114,13 +114,13 @@ class SeeRows(AttentionHook):
     prompt. fixed, adaptive: (rows, layers), alpha of shallow and of deeper layers, 0 elsewhere. first: (rows, layers),
     m_v(1). ceiling: (rows,). transfer: (rows,) bool, the reading, None where every row scales. depths: in how many layers
     some row is shallow, and how many are shallow in every row. generated: whether the rows are generated tokens, whose
-    decay is measured, or prompts. ranks: who has the other heads. steps: (rows, length, 4), where loops write what they did.
-    apart: whether some column of a prompt is neither an image's nor of the rest.
-    Once settled, `measured` is what it did to generated tokens, unless it was written: (rows, 4), alpha, its mean and
-    greatest over layers, and m_v before and after, means over layers and heads.
+    decay is measured, or prompts. ranks: who has the other heads. apart: whether some column of a prompt is neither an
+    image's nor of the rest. Once settled, `measured` is what it did to generated tokens, as `measured_of` has it, unless it
+    was written to `steps` (rows, length, 4) by then.
     """
 
     measured: torch.Tensor | None = None
+    steps: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -134,19 +134,16 @@ class SeeRows(AttentionHook):
         depths: tuple[int, int],
         generated: bool,
         ranks: Ranks = ALONE,
-        steps: torch.Tensor | None = None,
         apart: bool = True,
     ):
         self.asked = asked[:, None, None, None]
         self.depth, self._common_depth = depths
         self.generated = generated
-        self._ranks, self._noted = ranks, steps
+        self._ranks = ranks
         self._given = masks, fixed, adaptive, first, ceiling, transfer
         self._transfers, self._apart = transfer is not None, apart and transfer is not None
         self._tables: dict[torch.device, _Tables] = {}
-        self._steps: list[tuple[torch.Tensor, ...]] = []
-        self._settings: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-        self._told: list[torch.Tensor] = []
+        self._effects: list[tuple[torch.Tensor, ...]] = []  # of each layer alpha, m_v, and by how much weights changed
 
     def _made(self, columns: int) -> _Tables:
         """All that does not depend on a layer's attention is made once: a decode step is short."""
@@ -186,23 +183,20 @@ class SeeRows(AttentionHook):
         alpha = self._alpha(own, layer, seen)
         up, down, total = self._factors(own, alpha, seen, masses[..., 1:])
         if self.generated and self.queries is None:
-            self._steps.append(tuple(value.to(self.asked.device) for value in (alpha, seen, up, total)))
+            self._effects.append(tuple(value.to(self.asked.device) for value in (alpha, seen, up, total)))
         gain = torch.addcmul(own.one, up, own.visual)
         if down is not None:
             gain = torch.addcmul(gain, down, own.text, value=-1)
         return (weights * gain).div_(total)
 
-    def shift(self, layer: int, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        if self._settings is None:  # once a pass
-            masks, fixed, _, _, _, transfer = self._given
-            own = self._made(columns)
-            settings = torch.stack([fixed, own.start, own.fall, own.most], -1)
-            moving = torch.zeros_like(self.asked[:, 0, 0, 0]) if transfer is None else transfer
-            self._settings = masks.contiguous(), settings, moving
-        return self._settings
-
-    def shifted(self, told: torch.Tensor) -> None:
-        self._told.append(told)
+    def tables(self, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return masks, settings (rows, layers, 4) and the reading (rows,): alpha is the first setting, plus the second +
+        the third * m_v, kept between 0 and the fourth."""
+        masks, fixed, _, _, _, transfer = self._given
+        own = self._made(columns)
+        settings = torch.stack([fixed, own.start, own.fall, own.most], -1)
+        moving = torch.zeros_like(self.asked[:, 0, 0, 0]) if transfer is None else transfer
+        return masks.contiguous(), settings, moving
 
     def _alpha(self, own: _Tables, layer: int, seen: torch.Tensor) -> torch.Tensor:
         """(rows, n or 1). seen: (rows, heads, n, 1), m_v."""
@@ -213,12 +207,11 @@ class SeeRows(AttentionHook):
         deep = deep.clamp_(own.zero, own.most[:, layer, None])
         return deep if layer >= self.depth else own.fixed[:, layer, None] + deep
 
-    def changes(self, layer: int) -> bool:
-        return not self.generated and layer < self.depth
-
-    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor:
+    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
         """A shallow layer's output: m_v and m_t are products of the weights, too. All is float32: what is divided by may be
         smaller than half precision can tell from nothing."""
+        if self.generated or layer >= self.depth:
+            return None
         own = self._on(value.device, value.shape[2])
         value, masks = value.float(), own.masks[:, None]
         whole, visual = exact(value), exact(value * masks[..., :1])
@@ -243,22 +236,26 @@ class SeeRows(AttentionHook):
         alpha = alpha[:, None, :, None]
         if not self._transfers:
             return alpha, None, torch.addcmul(own.one, alpha, seen)
-        moved = alpha * (seen >= LEAST)
-        up = torch.where(own.transfer, moved * read / seen.clamp(min=LEAST), alpha)
-        return up, moved * own.transfer, torch.where(own.transfer, 1.0, 1 + alpha * seen)
+        return factors(alpha, seen, read, own.transfer)
 
     def settle(self, positions: torch.Tensor | None) -> None:
-        steps, told, self._steps, self._told, self._tables, self._settings = self._steps, self._told, [], [], {}, None
-        if told and self._noted is not None and positions is not None:
-            note_enhancement(told, positions, self._noted)
-        elif told:
-            self.measured = measured_of(*torch.stack(told, 1).unbind(-1))
-        if not steps:
+        effects, self._effects, self._tables = self._effects, [], {}
+        if not effects:
             return
-        alpha, seen, up, total = (torch.stack(values, 1) for values in zip(*steps, strict=True))
+        alpha, seen, up, total = (torch.stack(values, 1) for values in zip(*effects, strict=True))
         after = seen * (1 + up) / total
         seen, after = self._ranks.mean(torch.stack([seen.mean((2, 3, 4)), after.mean((2, 3, 4))]))
         self.measured = measured_of(alpha[..., 0], seen, after)
+
+
+def factors(
+    alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor, transfer: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return by how much visual weights rise and text weights fall, as shares of themselves, and what normalises the row, of
+    alpha, m_v, m_t and the reading, which broadcast. A row that sees no image is left as it is."""
+    moved = alpha * (seen >= LEAST)
+    up = torch.where(transfer, moved * read / seen.clamp(min=LEAST), alpha)
+    return up, moved * transfer, torch.where(transfer, 1.0, 1 + alpha * seen)
 
 
 def measured_of(alpha: torch.Tensor, seen: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -276,7 +273,6 @@ class SeeSlots(Slots):
     """
 
     measured: ClassVar[tuple[str, ...]] = ("first",)
-    compiled: ClassVar[Compiled] = "every"
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
@@ -307,15 +303,10 @@ class SeeSlots(Slots):
         fill(self.ceiling, slot, see.ceiling)
         fill(self.transfer, slot, see.reading == "transfer")
 
-    def drawn(self) -> None:
-        """A column is an image's, the text's or neither."""
-        visual, text = (self.masks > 0.25).unbind(-1)
-        self.masks.copy_(torch.stack([visual, text & ~visual], -1))
-
     def prefill(self, chunk: PrefillChunk) -> SeeRows | None:
-        if not (chunk.uniform or self.acts(chunk.sequences)):
+        if not self.acts(chunk.sequences):
             return None
-        rows = self._rows(chunk.rows, chunk.sequences, chunk.uniform, generated=chunk.replay)
+        rows = self._rows(chunk.rows, chunk.sequences, generated=chunk.replay)
         if chunk.replay:
             every = torch.arange(chunk.width, device=self.first.device).expand(len(chunk.sequences), -1)
             rows.queries = torch.where(rows.asked[:, 0, 0], every, -1)
@@ -337,20 +328,15 @@ class SeeSlots(Slots):
     def acts(self, sequences: list[Sequence]) -> bool:
         return any(NAME in sequence.spec.asked for sequence in sequences)
 
-    def compiled_of(self, sequences: list[Sequence]) -> Compiled:
-        """Of prompts, compiled steps enhance as many layers as are shallow where nobody says how many."""
-        deepest = max((see.depth(self.pool.layers) for see in _asked(sequences)), default=0)
-        return self.compiled if deepest <= self._usual_depth else "never"
-
-    @property
-    def _usual_depth(self) -> int:
-        return See().depth(self.pool.layers)
+    def depths(self, sequences: list[Sequence]) -> list[int]:
+        """Return how many layers are shallow for each sequence that asks for it."""
+        return [see.depth(self.pool.layers) for see in _asked(sequences)]
 
     def decode(self, batch: DecodeBatch) -> SeeRows:
-        return self._rows(batch.rows, batch.sequences, batch.uniform, generated=True)
+        return self._rows(batch.rows, batch.sequences, generated=True)
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
-        if isinstance(hook, SeeRows) and hook.measured is not None:
+        if isinstance(hook, SeeRows) and hook.steps is None and hook.measured is not None:
             self.steps.index_put_(batch.written, hook.measured)
 
     def take(self, sequence: Sequence) -> torch.Tensor | None:
@@ -360,12 +346,21 @@ class SeeSlots(Slots):
             return None
         return self.steps[sequence.slot, first : first + sequence.fed].to("cpu", copy=True)
 
-    def _rows(self, slots: slice, sequences: list[Sequence], uniform: bool, generated: bool) -> SeeRows:
-        asked = _asked(sequences)
-        depths = [see.depth(self.pool.layers) for see in asked]
-        if uniform:
-            depths = [self.pool.layers, 0] if generated else [self._usual_depth]
-        transfers = uniform or any(see.reading == "transfer" for see in asked)
+    def _rows(self, slots: slice, sequences: list[Sequence], generated: bool) -> SeeRows:
+        asked, depths = _asked(sequences), self.depths(sequences)
+        return self.rows(
+            slots,
+            (max(depths), min(depths)),
+            generated,
+            transfers=any(see.reading == "transfer" for see in asked),
+            apart=any(see.spans == "content" for see in asked),
+        )
+
+    def rows(
+        self, slots: slice, depths: tuple[int, int], generated: bool, transfers: bool = True, apart: bool = True
+    ) -> SeeRows:
+        """Return the enhancement of some slots. depths, generated, apart: as of `SeeRows`. transfers: whether some reading
+        is "transfer"."""
         return SeeRows(
             self.asked[slots],
             self.masks[slots],
@@ -374,11 +369,10 @@ class SeeSlots(Slots):
             self.first[slots],
             self.ceiling[slots],
             self.transfer[slots] if transfers else None,
-            (max(depths), min(depths)),
+            depths,
             generated,
             self.pool.mllm.ranks,
-            self.steps[slots] if generated and self.pool.counts_within else None,
-            apart=uniform or any(see.spans == "content" for see in asked),
+            apart,
         )
 
 

@@ -13,7 +13,7 @@ from steering.devices import sent
 from steering.interventions.steer import NAME, Steer, Steering
 from steering.prompt.tokens import class_count, prompt_classes
 from steering.protocol.sequence import Sequence as Row
-from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 
 
 def prompt_delta(steers: Sequence[Steer], count: int) -> dict[int, torch.Tensor]:
@@ -79,7 +79,6 @@ class SteerSlots(Slots):
     """What is added to the generated tokens of every slot. delta: (slots, layers, d) in the model's dtype."""
 
     always: ClassVar[bool] = True
-    compiled: ClassVar[Compiled] = "plain"
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
@@ -96,15 +95,16 @@ class SteerSlots(Slots):
     def prefill(self, chunk: PrefillChunk) -> SteerRows | SteerTokens | None:
         if chunk.replay:
             return SteerTokens(self.delta[chunk.rows])
+        touched = {layer for one in chunk.sequences for steer in _steers(one) for layer in steer.touched_layers}
+        return self.rows(chunk, tuple(sorted(touched))) if any(map(_steers, chunk.sequences)) else None
+
+    def rows(self, chunk: PrefillChunk, layers: tuple[int, ...]) -> SteerRows:
+        """Return what is added to a chunk's tokens in these layers, which are all that some row is steered in."""
         steered = [(row, one) for row, one in enumerate(chunk.sequences) if _steers(one)]
-        if not steered and not chunk.uniform:
-            return None
         steers = [steer for _, one in steered for steer in _steers(one)]
         count = class_count(
             [steer.chosen for steer in steers], max((len(one.prompt.layout.images) for _, one in steered), default=0)
         )
-        touched = {layer for steer in steers for layer in steer.touched_layers}
-        layers = tuple(range(self.pool.layers)) if chunk.uniform else tuple(sorted(touched))
         classes = torch.zeros(len(chunk.sequences), chunk.width, count)
         delta = torch.zeros(len(layers), len(chunk.sequences), count, self.delta.shape[2])
         for row, one in steered:
@@ -131,10 +131,6 @@ class SteerSlots(Slots):
 
     def regain(self, sequence: Row, measured: torch.Tensor) -> None:
         sequence.captured[NAME] = [measured]
-
-    def compiled_of(self, sequences: list[Row]) -> Compiled:
-        """What is added to the tokens of prompts depends on their class, and is measured."""
-        return "usual"
 
     def decode(self, batch: DecodeBatch) -> SteerTokens:
         return SteerTokens(self.delta[batch.rows])

@@ -16,14 +16,14 @@ from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.devices import fill, sent
 from steering.errors import RequestError
-from steering.loops.counts import NEVER, count_damping
-from steering.loops.stream import damping
+from steering.measures import divergence
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.protocol.asked import Options
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.recorders.counting import NEVER, newly
 
 NAME = "sage.think"
 
@@ -74,52 +74,71 @@ class Think(Options):
 
 
 class ThinkCounts(NamedTuple):
-    """What a decode's damping is counted in, as `loops.counts.count_damping` takes it."""
+    """What a decode's damping is counted in. active, counted: as `recorders.counting` has them. sums: (rows, layers, 2), how
+    many updates were damped, and D."""
 
     active: torch.Tensor
     counted: torch.Tensor
     sums: torch.Tensor
 
 
+def damping(
+    mha: torch.Tensor, ffn: torch.Tensor, gamma: torch.Tensor, threshold: torch.Tensor, layer: int, every: int
+) -> torch.Tensor:
+    """Return by how much of itself the FFN's update of each token is to be more (SAGE paper, equation 5), gamma - 1 where D
+    is above the threshold, whether it is, and D: (rows, n, 3). D is 0 in rows with an infinite threshold, unless `every` is
+    1.
+
+    mha, ffn: (rows, n, d), the updates, contiguous. gamma: (rows,). threshold: (rows, layers).
+    """
+    above, differs = threshold[:, layer, None], divergence(mha, ffn)
+    if not every:
+        differs = torch.where(above < torch.inf, differs, 0.0)
+    over = differs > above
+    return torch.stack([(gamma[:, None] - 1) * over, over.float(), differs], -1)
+
+
+def add_damping(damped: torch.Tensor, positions: torch.Tensor, counts: ThinkCounts) -> None:
+    """Count in `sums` what a decode's damping did, (rows, layers, 2), whether an update was damped, and D."""
+    new = newly(positions, counts.active, counts.counted)[:, None, None]
+    counts.sums.add_(torch.where(new, damped, 0.0))
+
+
 class ThinkRows(LayerHook):
     """The damping of one forward pass, and what it did.
 
     gamma: (rows,). threshold: (rows, layers), infinite for rows that do not think. real: (rows, n), 0 on padding. every:
-    whether D is wanted of these, too. counts: what a decode is counted in; None where that is done behind the pass. Once
-    settled, where nothing is counted, `by_token` is what it did: (rows, n, layers, 2), whether an update was damped, and D;
-    `measured` (rows, layers, 2), the number of damped updates and the sum of D over the real tokens.
+    whether D is wanted of these, too. counts: what a decode is counted in by the time it is settled, None where that is not
+    done yet. Once settled, where nothing is counted, `by_token` is what it did: (rows, n, layers, 2), whether an update was
+    damped, and D; `measured` (rows, layers, 2), the number of damped updates and the sum of D over the real tokens.
     """
 
     by_token: torch.Tensor
     measured: torch.Tensor
+    counts: ThinkCounts | None = None
+    damping = staticmethod(damping)
 
-    def __init__(
-        self,
-        gamma: torch.Tensor,
-        threshold: torch.Tensor,
-        real: torch.Tensor,
-        every: bool = True,
-        counts: ThinkCounts | None = None,
-    ):
-        self._gamma, self._threshold, self._every, self._counts = gamma, threshold, every, counts
+    def __init__(self, gamma: torch.Tensor, threshold: torch.Tensor, real: torch.Tensor, every: bool = True):
+        self._gamma, self._threshold, self._every = gamma, threshold, every
         self.real = real
-        self._told: list[torch.Tensor] = []
+        self._damped: list[torch.Tensor] = []  # of each layer (rows, n, 3), as `damping` gives it
 
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
         gamma, threshold = (one.to(hidden.device) for one in (self._gamma, self._threshold))
         mha, ffn = updates.mha.contiguous(), updates.ffn.contiguous()
-        told = damping(mha, ffn, gamma, threshold, layer, int(self._every))
-        self._told.append(told.to(self.real.device))
-        return torch.addcmul(hidden, told[..., :1].to(hidden.dtype), ffn)
+        damped = self.damping(mha, ffn, gamma, threshold, layer, int(self._every))
+        self._damped.append(damped.to(self.real.device))
+        return torch.addcmul(hidden, damped[..., :1].to(hidden.dtype), ffn)
+
+    def gathered(self) -> list[torch.Tensor]:
+        """Return what `damping` gave of all layers, and let go of it."""
+        damped, self._damped = self._damped, []
+        return damped
 
     def settle(self, positions: torch.Tensor | None) -> None:
-        told, self._told = self._told, []
-        if self._counts is not None and positions is not None:
-            count_damping(told, positions, *self._counts)
-            return
-        self.by_token = torch.stack(told, 2)[..., 1:]
+        self.by_token = torch.stack(self.gathered(), 2)[..., 1:]
         self.measured = (self.by_token * self.real[..., None, None]).sum(1)
 
 
@@ -144,7 +163,6 @@ class ThinkSlots(Slots):
 
     measured: ClassVar[tuple[str, ...]] = ("sums",)
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.DIVERGENCE})
-    compiled: ClassVar[Compiled] = "every"
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
@@ -163,9 +181,12 @@ class ThinkSlots(Slots):
             self.damps_above[slot] = sent(think.thresholds(self.pool.mllm), self.damps_above)
 
     def prefill(self, chunk: PrefillChunk) -> ThinkRows | None:
-        wanted = chunk.uniform or any(NAME in one.spec.asked or one.wants(Signal.DIVERGENCE) for one in chunk.sequences)
-        if not wanted:
+        if not any(NAME in one.spec.asked or one.wants(Signal.DIVERGENCE) for one in chunk.sequences):
             return None
+        return self.rows(chunk)
+
+    def rows(self, chunk: PrefillChunk) -> ThinkRows:
+        """Return what damps a chunk's rows, nothing in those that do not think."""
         return ThinkRows(self.gamma[chunk.rows], self.damps_above[chunk.rows], sent(chunk.real, self.gamma))
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
@@ -199,14 +220,16 @@ class ThinkSlots(Slots):
         return any(NAME in sequence.spec.asked for sequence in sequences)
 
     def decode(self, batch: DecodeBatch) -> ThinkRows:
-        rows, counts = batch.rows, None
-        if self.pool.counts_within:
-            counts = ThinkCounts(batch.active, self.counted[rows], self.sums[rows])
-        return ThinkRows(self.gamma[rows], self.damps_above[rows], batch.active[:, 0], every=False, counts=counts)
+        rows = batch.rows
+        return ThinkRows(self.gamma[rows], self.damps_above[rows], batch.active[:, 0], every=False)
+
+    def counts(self, batch: DecodeBatch) -> ThinkCounts:
+        """Return what a decode of these rows is counted in."""
+        return ThinkCounts(batch.active, self.counted[batch.rows], self.sums[batch.rows])
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
-        if isinstance(hook, ThinkRows) and not self.pool.counts_within:
-            self.sums[batch.rows].add_(hook.measured)
+        if isinstance(hook, ThinkRows) and hook.counts is None:
+            add_damping(hook.by_token[:, 0], batch.positions, self.counts(batch))
 
     def take(self, sequence: Sequence) -> Thought | None:
         if NAME not in sequence.spec.asked and not sequence.wants(Signal.DIVERGENCE):

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from steering.accel import fusing
-from steering.accel.attended import DecodeKernel
-from steering.accel.attention import decode_kernel
-from steering.accel.modules import own_forwards
+from steering.accel.triton import fusing
+from steering.accel.triton.attended import DecodeFunction
+from steering.accel.triton.attention import decode_kernel
+from steering.accel.triton.modules import own_forwards
 from steering.decoder import int8, packed, updates
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill
@@ -251,7 +251,7 @@ class MLLM:
         return pool
 
     @cached_property
-    def decode_attention(self) -> DecodeKernel | None:
+    def decode_attention(self) -> DecodeFunction | None:
         """The kernel of decode attention where the model lies on one GPU alone; None where torch's own is used."""
         if self.device.type != "cuda" or len(self.devices) > 1 or self.ranks.size > 1:
             return None

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -33,26 +33,18 @@ class Pool:
     def device(self) -> torch.device:
         return self.mllm.device
 
-    @property
-    def counts_within(self) -> bool:
-        """Whether a decode's hooks count what they measure, as a part of a compiled step. Else that is done behind it: what
-        a CUDA graph writes to is a copy."""
-        return self.device.type == "cpu"
-
 
 @dataclass(frozen=True)
 class PrefillChunk:
     """Tokens start..start+length of some prompts, one a row, padded on the right. `starts` are above 0 where a long prompt
     comes in chunks, and where the first rows of prompts are known. complete: it holds the prompts' ends. replay: it is what
-    was generated before a twin joined. uniform: as of a `DecodeBatch`;
-    hooks of what no compiled step does have another shape."""
+    was generated before a twin joined."""
 
     sequences: list[Sequence]
     starts: list[int]
     lengths: list[int]
     complete: bool
     replay: bool = False
-    uniform: bool = False
 
     @property
     def rows(self) -> slice:
@@ -96,15 +88,12 @@ class Computed:
 @dataclass(frozen=True)
 class DecodeBatch:
     """One decode of all running sequences, row i in slot i. positions: (rows,) the columns that are written. columns: how
-    many are read. active: (rows, 1, 1), 0 for rows whose step is for nothing. uniform: hooks are to be of one shape,
-    whatever the rows ask for, because one compiled step serves all of them, and of views of what `Slots` and `active` hold:
-    they are made once for all batches of as many rows."""
+    many are read. active: (rows, 1, 1), 0 for rows whose step is for nothing."""
 
     sequences: list[Sequence]
     positions: torch.Tensor
     columns: int
     active: torch.Tensor
-    uniform: bool = False
 
     @property
     def rows(self) -> slice:
@@ -134,26 +123,18 @@ class Reuse(NamedTuple):
     generated: bool = True
 
 
-Scope = Literal["plain", "usual", "every"]
-"""What a compiled step is for: passes that nobody looks at or changes, those of usual requests, or every one."""
-SCOPES: tuple[Scope, ...] = get_args(Scope)
-Compiled = Scope | Literal["never"]
-
-
 class Slots:
     """Fixed tensors with settings and measurements of every slot, neutral where nothing was asked for.
 
     Every tensor that is an attribute has the slot as its first dimension. `measured` names those that hold what a prompt
     left behind, which a copy of it needs. A forward pass concerns it where some row asks for the intervention of its name or
-    wants one of its `signals`, and, `always`, every one. `compiled`: the first scope of which compiled
-    steps have its hook; where it "never" is and it acts, the pass runs as it is.
+    wants one of its `signals`, and, `always`, every one.
     """
 
     name: str
     measured: ClassVar[tuple[str, ...]] = ()
     signals: ClassVar[frozenset[Signal]] = frozenset()
     always: ClassVar[bool] = False
-    compiled: ClassVar[Compiled] = "never"
 
     def __init__(self, name: str, pool: Pool):
         self.name = name
@@ -171,9 +152,6 @@ class Slots:
     def place(self, sequence: Sequence) -> None:
         """Write a sequence's settings into its slot, neutral ones where it did not ask."""
 
-    def drawn(self) -> None:
-        """Make what can be asked for of what its tensors hold: numbers from 0 to 1/2, drawn to try a compiled step with."""
-
     def move(self, source: int, target: int) -> None:
         """Copy a slot to another."""
         for tensor in vars(self).values():
@@ -181,7 +159,7 @@ class Slots:
                 tensor[target] = tensor[source]
 
     def prefill(self, chunk: PrefillChunk) -> Hook | None:
-        """What it does to a prefill, None where none of the rows asks for it and the chunk is not `uniform`."""
+        """What it does to a prefill, None where none of the rows asks for it."""
         return None
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
@@ -205,17 +183,8 @@ class Slots:
         """Whether a decode of these needs its hook."""
         return type(self).decode is not Slots.decode
 
-    def acts_on_prompts(self, sequences: list[Sequence]) -> bool:
-        """Whether a prefill of these may need its hook."""
-        return type(self).prefill is not Slots.prefill and any(map(self.holds, sequences))
-
-    def compiled_of(self, sequences: list[Sequence]) -> Compiled:
-        """As `compiled`, of a prefill of these."""
-        return self.compiled
-
     def decode(self, batch: DecodeBatch) -> Hook | None:
-        """What it does to a decode, neutral in the rows that do not ask for it; called where it `acts`, and for `uniform`
-        batches, where it is neutral for all of them, if need be."""
+        """What it does to a decode, neutral in the rows that do not ask for it; called where it `acts`."""
         return None
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
@@ -255,11 +224,6 @@ class Slots:
             sequence.captured[self.name] = copy.copy(captured)
 
 
-def of_scope(parts: Iterable[Slots], scope: Scope) -> list[Slots]:
-    """Those whose hooks a compiled step has, in the order in which they act."""
-    return [one for one in parts if one.compiled != "never" and SCOPES.index(one.compiled) <= SCOPES.index(scope)]
-
-
 class Concerned(NamedTuple):
     """What has a say in a forward pass. acting: in the order in which they act, because recorders see what interventions
     change. keeping: in the order in which they keep, because interventions rest on what recorders captured."""
@@ -274,10 +238,12 @@ class Concerns:
     def __init__(self, recorders: Mapping[str, Slots], interventions: Mapping[str, Slots]):
         self._recorders = recorders
         self._interventions = interventions
-        every = [*interventions.values(), *recorders.values()]
-        self.of_steps = {scope: of_scope(every, scope) for scope in SCOPES}
-        """Those that are part of compiled steps."""
         self._known: dict[tuple[frozenset[str], frozenset[Signal]], Concerned] = {}
+
+    @property
+    def every(self) -> list[Slots]:
+        """All that there are, in the order in which they act."""
+        return [*self._interventions.values(), *self._recorders.values()]
 
     def of(self, sequences: Iterable[Sequence]) -> Concerned:
         """What has a say in a forward pass of these sequences."""

@@ -9,7 +9,7 @@ import torch
 
 from steering.decoder.hooks import LayerHook
 from steering.decoder.updates import Updates
-from steering.loops.stream import divergence
+from steering.measures import divergence
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
 
 TOLERANCE = 1e-3

@@ -12,18 +12,18 @@ import torch
 from steering.decoder.hooks import Hook, Observer, Weights
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import fill, sent
-from steering.loops.counts import NEVER, AttentionCounts, add_attention, count_attention, source_shares
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, SYSTEM
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.recorders.counting import NEVER, newly
 
 NAME = "attention"
 QUESTIONS, MODALITY, ANCHORS = range(3)
 """Groups of captured prefill rows: the question's that see every image, those of them that see the text context too, the
 last image's."""
 CAPTURE_ROWS, GPU_CAPTURE_ROWS = 128, 512
-"""Prefill rows whose attention weights exist at once while they are reduced, where no loop of ours does that: on a CPU as
+"""Prefill rows whose attention weights exist at once while they are reduced, where no kernel does that: on a CPU as
 many as stay in its caches, on a GPU, which waits for each launch, as there is memory for."""
 BEFORE, AFTER = -2, -1
 """Where the sums over spans hold those over the whole prompt's system and user part: behind those of the images."""
@@ -55,6 +55,39 @@ def span_sources(spans: int, content: bool) -> torch.Tensor:
     sources[SYSTEM if content else BEFORE, 1] = 1.0
     sources[slice(CONTEXT, FIRST_IMAGE) if content else AFTER, 2] = 1.0
     return sources
+
+
+class AttentionCounts(NamedTuple):
+    """What a decode's attention is counted in. sources: (rows, spans, 3). active, counted: as `recorders.counting` has them.
+    sums: (rows, layers, spans), what was read by span. decay: (rows, length, layers, 3), where each row writes, its
+    `source_shares`. patches: (rows, layers, length), what was read by column."""
+
+    sources: torch.Tensor
+    active: torch.Tensor
+    counted: torch.Tensor
+    sums: torch.Tensor
+    decay: torch.Tensor
+    patches: torch.Tensor
+
+
+def source_shares(sums: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
+    """(..., layers, 3): shares of vision, system and user text, normalised over the three; NaN where a layer's window holds
+    none. sums: (..., layers, spans). sources: (..., spans, 3). Attention by span and step (SPD-Faith Bench paper, section
+    4.2)."""
+    parts = (sums[..., None] * sources[..., None, :, :]).sum(-2)  # of so few, a product takes longer than its terms
+    return parts / parts.sum(-1, keepdim=True)
+
+
+def add_attention(means: torch.Tensor, spans: torch.Tensor, positions: torch.Tensor, counts: AttentionCounts) -> None:
+    """Count what was read of all layers, means (rows, layers, columns). spans: (rows, length, spans), 1 where a column
+    belongs to a span."""
+    rows, columns = torch.arange(len(positions), device=positions.device), means.shape[2]
+    new = newly(positions, counts.active, counts.counted)[:, None, None]
+    by_span = means @ spans[:, :columns]
+    counts.sums.add_(torch.where(new, by_span, 0.0))
+    shares = source_shares(by_span, counts.sources)
+    counts.decay[rows, positions] = torch.where(new, shares, counts.decay[rows, positions])
+    counts.patches[:, :, :columns].add_(torch.where(new, means, 0.0))
 
 
 class RowCounts(NamedTuple):
@@ -164,27 +197,27 @@ class PrefillCapture(Observer):
 class DecodeCapture(Observer):
     """Attention of the one query of each row, mean over heads.
 
-    spans: (rows, length, S), 1 where a column belongs to a span. counts: what it is counted in; None where that is done
-    behind the pass. Once settled, `means` (rows, layers, columns) are what it is by column.
+    spans: (rows, length, S), 1 where a column belongs to a span. Once settled, `means` (rows, layers, columns) are what it
+    is by column. counts: what it is counted in by then, None where that is not done yet.
     """
 
     means: torch.Tensor
+    counts: AttentionCounts | None = None
 
-    def __init__(self, spans: torch.Tensor, counts: AttentionCounts | None, ranks: Ranks = ALONE):
-        self._spans, self._counts, self._ranks = spans, counts, ranks
+    def __init__(self, spans: torch.Tensor, ranks: Ranks = ALONE):
+        self._spans, self._ranks = spans, ranks
         self._by_layer: list[torch.Tensor] = []
 
     def decode(self, layer: int, means: torch.Tensor) -> None:
         self._by_layer.append(means.to(self._spans.device))
 
+    def gathered(self) -> list[torch.Tensor]:
+        """Return the means of all layers, (rows, columns) each, and let go of them."""
+        means, self._by_layer = self._by_layer, []
+        return means if self._ranks.size == 1 else [*self._ranks.mean(torch.stack(means)).contiguous()]
+
     def settle(self, positions: torch.Tensor | None) -> None:
-        own, self._by_layer = self._by_layer, []
-        if self._ranks.size > 1:
-            own = [*self._ranks.mean(torch.stack(own)).contiguous()]
-        if self._counts is None or positions is None:
-            self.means = torch.stack(own, 1)
-        else:
-            self.means = count_attention(own, self._spans, positions, *self._counts)
+        self.means = torch.stack(self.gathered(), 1)
 
 
 class AttentionRecorder(Slots):
@@ -198,7 +231,6 @@ class AttentionRecorder(Slots):
 
     measured: ClassVar[tuple[str, ...]] = ("patches",)
     signals: ClassVar[frozenset[Signal]] = SIGNALS
-    compiled: ClassVar[Compiled] = "usual"
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
@@ -229,10 +261,18 @@ class AttentionRecorder(Slots):
         self.sources[slot] = sent(span_sources(self.spans.shape[2], by_content), self.sources)
 
     def prefill(self, chunk: PrefillChunk) -> PrefillCapture | None:
-        sequences, device = chunk.sequences, self.spans.device
-        wanted = chunk.uniform or any(sequence.wants(*SIGNALS) for sequence in sequences)
+        wanted = any(sequence.wants(*SIGNALS) for sequence in chunk.sequences)
         if chunk.replay or not wanted:
             return None
+        by_patch, mapped = (
+            any(one.wants(signal) for one in chunk.sequences) for signal in (Signal.PATCHES, Signal.MAP)
+        )
+        return self.capture(chunk, by_patch, mapped, chunk.width <= capture_rows(self.spans.device))
+
+    def capture(self, chunk: PrefillChunk, by_patch: bool, mapped: bool, at_once: bool) -> PrefillCapture | None:
+        """Return what captures the rows that a chunk's sequences want, None where there are none. by_patch, mapped: whether
+        some want these. at_once: whether all rows are looked at, as choosing those of a short chunk takes longer."""
+        sequences, device = chunk.sequences, self.spans.device
         groups = torch.zeros(len(sequences), 3, chunk.width)
         for row, one in enumerate(zip(sequences, chunk.starts, chunk.lengths, strict=True)):
             for group, part in enumerate(_captured_rows(*one)):
@@ -241,20 +281,17 @@ class AttentionRecorder(Slots):
         most = int(looked.sum(1).max())
         if not most and not chunk.complete:
             return None
-        # Choosing rows of a short chunk takes longer than looking at all, and the loops of compiled steps choose themselves.
-        at_once = chunk.width <= capture_rows(device) or (chunk.uniform and self.pool.mllm.dtype == torch.float32)
         if at_once:
             rows = torch.arange(chunk.width).expand(len(sequences), -1).contiguous()
         else:
             rows = looked.int().argsort(dim=1, descending=True, stable=True)[:, :most]
             groups = groups.gather(2, rows[:, None].expand(-1, 3, -1))
-        mapped = chunk.uniform or any(sequence.wants(Signal.MAP) for sequence in sequences)
         return PrefillCapture(
             self.spans[chunk.rows],
             sent(rows, device),
             sent(groups, device),
             sent(chunk.last, device) if chunk.complete else None,
-            by_patch=chunk.uniform or any(sequence.wants(Signal.PATCHES) for sequence in sequences),
+            by_patch=by_patch,
             maps_from=self.pool.layers - self.pool.mllm.focus_layers if mapped else None,
             at_once=at_once,
             ranks=self.pool.mllm.ranks,
@@ -274,7 +311,7 @@ class AttentionRecorder(Slots):
                 captured.sums = captured.sums + sums
             if hook.last_sums is not None:
                 captured.last_sums = hook.last_sums[:, row]
-            columns = chunk.columns  # compiled steps read some more, which nobody sees
+            columns = chunk.columns  # some passes read more, which nobody sees
             if hook.patches is not None:
                 self.patches[sequence.slot, :, :columns] += hook.patches[:, row, :columns]
             if hook.last_patches is not None:
@@ -292,19 +329,19 @@ class AttentionRecorder(Slots):
         return any(one.wants(*DECODED) or one.due for one in sequences)
 
     def decode(self, batch: DecodeBatch) -> DecodeCapture:
-        counts = self._counts(batch) if self.pool.counts_within else None
-        return DecodeCapture(self.spans[batch.rows], counts, self.pool.mllm.ranks)
+        return DecodeCapture(self.spans[batch.rows], self.pool.mllm.ranks)
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, DecodeCapture):
             return
-        if not self.pool.counts_within:
-            add_attention(hook.means, self.spans[batch.rows], batch.positions, self._counts(batch))
+        if hook.counts is None:
+            add_attention(hook.means, self.spans[batch.rows], batch.positions, self.counts(batch))
         for sequence in batch.sequences:
             if sequence.due:
                 sequence.captured[NAME].map = hook.means[sequence.slot, -self.pool.mllm.focus_layers :].mean(0)
 
-    def _counts(self, batch: DecodeBatch) -> AttentionCounts:
+    def counts(self, batch: DecodeBatch) -> AttentionCounts:
+        """Return what a decode of these rows is counted in."""
         rows = batch.rows
         own = (self.counted, self.sums, self.decay, self.patches)
         return AttentionCounts(self.sources[rows], batch.active, *[tensor[rows] for tensor in own])

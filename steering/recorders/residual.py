@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
+from torch.nn.functional import cosine_similarity, pad
 
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.devices import fill, sent
-from steering.loops.counts import NEVER
-from steering.loops.stream import StreamCounts, add_stream, count_stream, measures_of, share_above, stream_looks
+from steering.measures import divergence
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.recorders.counting import NEVER, newly
 
 NAME = "residual"
 NAMES = (
@@ -37,23 +38,110 @@ NAMES = (
 |h_out - h_in| (L2 norms); D of Think; the share of the FFN's gates whose pre-activation is above 0."""
 
 
+class StreamCounts(NamedTuple):
+    """What a decode's residual stream is counted in. decoded: (rows, 1), above 0 where the row is summed. active, counted:
+    as `recorders.counting` has them. sums: (rows, layers, readouts). neurons: (rows, layers, width). totals: (rows, 2,
+    layers, d), the sum of states, and the latest."""
+
+    decoded: torch.Tensor
+    active: torch.Tensor
+    counted: torch.Tensor
+    sums: torch.Tensor
+    neurons: torch.Tensor
+    totals: torch.Tensor
+
+
+def share_above(gates: torch.Tensor) -> torch.Tensor:
+    """(rows, n): the share of gates (rows, n, width) that is above 0; NaN without any."""
+    return (gates > 0).float().mean(-1)
+
+
+def measures_of(
+    before: torch.Tensor, out: torch.Tensor, mha: torch.Tensor, ffn: torch.Tensor, gates: torch.Tensor
+) -> torch.Tensor:
+    """(rows, n, readouts) of h_in, h_out and the updates (rows, n, d) between them, and the share of gates (rows, n) that
+    is above 0; the readouts in the order of `NAMES`."""
+    before, out, mha, ffn = (value.float() for value in (before, out, mha, ffn))
+    middle = before + mha
+    mha_norm, ffn_norm = mha.norm(dim=-1), ffn.norm(dim=-1)
+    return torch.stack(
+        [
+            cosine_similarity(before, middle, dim=-1),
+            cosine_similarity(middle, out, dim=-1),
+            mha_norm / before.norm(dim=-1),
+            ffn_norm / middle.norm(dim=-1),
+            mha_norm,
+            ffn_norm,
+            (mha + ffn).norm(dim=-1),
+            divergence(mha, ffn),
+            gates,
+        ],
+        -1,
+    )
+
+
+def stream_looks(
+    streams: list[torch.Tensor], states: list[torch.Tensor], gates: list[torch.Tensor], activations: list[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of one token a row: `measures_of` (rows, layers, readouts), states (rows, layers, d), and activations (rows, layers,
+    width), 0 behind a layer's last one.
+
+    streams: of each layer h_in, h_out and the updates, (rows, 1, d), all in one list. states: of each layer (rows, 1, d).
+    gates, activations: of each layer (rows, 1, its width), which is 0 where there are none.
+    """
+    before, out, mha, ffn = (torch.cat(streams[first::4], 1) for first in range(4))  # a GPU waits for each operation
+    return measures_of(before, out, mha, ffn, _shares(gates)), torch.cat(states, 1).float(), _side_by_side(activations)
+
+
+def _side_by_side(layers: list[torch.Tensor]) -> torch.Tensor:
+    """(rows, layers, width), float32, 0 behind a layer's last one, of layers (rows, 1, each its width)."""
+    widest = max(one.shape[2] for one in layers)
+    return torch.cat(
+        [one if one.shape[2] == widest else pad(one, (0, widest - one.shape[2])) for one in layers], 1
+    ).float()
+
+
+def _shares(gates: list[torch.Tensor]) -> torch.Tensor:
+    """(rows, layers): `share_above` of each layer's gates (rows, 1, its width)."""
+    alike = len({one.shape[2] for one in gates}) == 1
+    return share_above(torch.cat(gates, 1)) if alike else torch.cat([share_above(one) for one in gates], 1)
+
+
+def add_stream(
+    measured: torch.Tensor,
+    states: torch.Tensor,
+    activations: torch.Tensor,
+    positions: torch.Tensor,
+    counts: StreamCounts,
+) -> None:
+    """Count what `stream_looks` gave of a decode."""
+    new = newly(positions, counts.active, counts.counted)[:, None, None]
+    counts.sums.add_(torch.where(new & (counts.decoded[..., None] > 0), measured, 0.0))
+    counts.neurons[..., : activations.shape[2]].add_(torch.where(new, activations, 0.0))
+    total, latest = counts.totals.unbind(1)
+    total.add_(torch.where(new, states, 0.0))
+    latest.copy_(torch.where(new, states, latest))
+
+
 class ResidualRows(LayerHook):
     """The residual stream of one forward pass, reduced layer by layer.
 
     weights: (rows, n), 1 on the queries that are summed, or (rows, 1) where only the `last` one (rows,) of each row is
     looked at. `last` is None in a decode, whose rows have one query and whose FFN activations are kept. counts: what a
-    decode is counted in; None where that is done behind the pass. Once settled, where nothing is counted, `measured`
-    (rows, layers, readouts) are the sums over these queries in the order of `NAMES`, NaN where a model has no such gates;
-    `states` (rows, layers, d), float32, the residual stream after each layer at each row's last query, interventions
-    included; `activations` (rows, layers, width), 0 behind a layer's last one.
+    decode is counted in by the time it is settled, None where that is not done yet. Once settled, where nothing is counted,
+    `measured` (rows, layers, readouts) are the sums over these queries in the order of `NAMES`, NaN where a model has no
+    such gates; `states` (rows, layers, d), float32, the residual stream after each layer at each row's last query,
+    interventions included; `activations` (rows, layers, width), 0 behind a layer's last one.
     """
 
     measured: torch.Tensor
     states: torch.Tensor
     activations: torch.Tensor
+    counts: StreamCounts | None = None
+    looks = staticmethod(stream_looks)
 
-    def __init__(self, weights: torch.Tensor, last: torch.Tensor | None = None, counts: StreamCounts | None = None):
-        self._weights, self._last, self._counts = weights, last, counts
+    def __init__(self, weights: torch.Tensor, last: torch.Tensor | None = None):
+        self._weights, self._last = weights, last
         self._layers: list[list[torch.Tensor]] = []  # of each the stream, what it hands on, gates, activations
         self._measured: list[torch.Tensor] = []  # of each, where all queries are summed
         self._places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -77,15 +165,16 @@ class ResidualRows(LayerHook):
             self._places[values.device] = rows, self._last.to(values.device)
         return values[self._places[values.device]][:, None]
 
-    def settle(self, positions: torch.Tensor | None) -> None:
-        layers, whole, self._layers, self._measured = self._layers, self._measured, [], []
-        self._places = {}  # what is left behind is kept with a compiled step's results
+    def gathered(self) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+        """Return what was gathered of all layers, as `stream_looks` takes it, and let go of it."""
+        layers, self._layers, self._places = self._layers, [], {}
         streams = [stream for layer in layers for stream in layer[:4]]
         states, gates, fired = ([layer[at] for layer in layers] for at in (4, 5, 6))
-        if self._counts is not None and positions is not None:
-            count_stream(streams, states, gates, fired, positions, *self._counts)
-            return
-        measured, self.states, self.activations = stream_looks(streams, states, gates, fired)
+        return streams, states, gates, fired
+
+    def settle(self, positions: torch.Tensor | None) -> None:
+        whole, self._measured = self._measured, []
+        measured, self.states, self.activations = self.looks(*self.gathered())
         measured = torch.stack(whole, 2) if whole else measured[:, None]  # (rows, n, layers, readouts)
         # What is not wanted may be padding, whose cosines are nothing.
         self.measured = torch.where(self._weights[..., None, None] > 0, measured, 0.0).sum(1)
@@ -113,7 +202,6 @@ class ResidualRecorder(Slots):
 
     measured: ClassVar[tuple[str, ...]] = ("sums", "states")
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.UPDATES, Signal.STREAM})
-    compiled: ClassVar[Compiled] = "every"
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
@@ -134,14 +222,15 @@ class ResidualRecorder(Slots):
         self.decoded[slot] = float(diagnose.residual_rows != "prompt")
 
     def prefill(self, chunk: PrefillChunk) -> ResidualRows | None:
-        chosen = [
-            one.spec.diagnose.residual_rows if _wanted(one) and one.spec.diagnose is not None else None
-            for one in chunk.sequences
-        ]
-        prompt = "prompt" in chosen
-        wanted = chunk.uniform or any(rows is not None for rows in chosen)
-        if chunk.replay or not wanted or not (chunk.complete or prompt):
+        chosen = [*map(_chosen, chunk.sequences)]
+        if chunk.replay or not any(chosen) or not (chunk.complete or "prompt" in chosen):
             return None
+        return self.rows(chunk)
+
+    def rows(self, chunk: PrefillChunk) -> ResidualRows:
+        """Return what looks at the queries of a chunk that its sequences want."""
+        chosen = [*map(_chosen, chunk.sequences)]
+        prompt = "prompt" in chosen
         weights = torch.zeros(len(chosen), chunk.width if prompt else 1)
         for row, rows in enumerate(chosen):
             if rows == "prompt":
@@ -168,20 +257,15 @@ class ResidualRecorder(Slots):
     def acts(self, sequences: list[Sequence]) -> bool:
         return any(_wanted(sequence) for sequence in sequences)
 
-    def compiled_of(self, sequences: list[Sequence]) -> Compiled:
-        """Compiled steps look at the last row of each prompt alone."""
-        whole = any(one.spec.diagnose is not None and one.spec.diagnose.residual_rows == "prompt" for one in sequences)
-        return "never" if whole else self.compiled
-
     def decode(self, batch: DecodeBatch) -> ResidualRows:
-        counts = self._counts(batch) if self.pool.counts_within else None
-        return ResidualRows(self.decoded[batch.rows], counts=counts)
+        return ResidualRows(self.decoded[batch.rows])
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
-        if isinstance(hook, ResidualRows) and not self.pool.counts_within:
-            add_stream(hook.measured, hook.states, hook.activations, batch.positions, self._counts(batch))
+        if isinstance(hook, ResidualRows) and hook.counts is None:
+            add_stream(hook.measured, hook.states, hook.activations, batch.positions, self.counts(batch))
 
-    def _counts(self, batch: DecodeBatch) -> StreamCounts:
+    def counts(self, batch: DecodeBatch) -> StreamCounts:
+        """Return what a decode of these rows is counted in."""
         rows = batch.rows
         own = (self.counted, self.sums, self.neurons, self.states)
         return StreamCounts(self.decoded[rows], batch.active, *[tensor[rows] for tensor in own])
@@ -199,6 +283,12 @@ class ResidualRecorder(Slots):
         Bench, equations 20 and 21; `analysis/neuron_activation.py`); NaN without gates."""
         widths = torch.tensor([width or math.nan for width in self.pool.mllm.ffn_widths], device=self.neurons.device)
         return (self.neurons[slot] > 0).sum(-1) / widths
+
+
+def _chosen(sequence: Sequence) -> str | None:
+    """Which of its rows a sequence wants: "prompt", "answer" or none."""
+    diagnose = sequence.spec.diagnose
+    return diagnose.residual_rows if _wanted(sequence) and diagnose is not None else None
 
 
 def _wanted(sequence: Sequence) -> bool:

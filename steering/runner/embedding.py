@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from steering.compiled.steps import CompiledSteps
+from steering.accel.backend import Backend
 from steering.model.images import ImageCache, Picture
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence
@@ -16,15 +16,20 @@ from steering.runner.prefix import PrefixCache
 
 
 class Embedder:
-    """Embeds prompts of a model. `rope_axes` is how many axes rotary positions have, once a prompt had several. steps: those
-    that are compiled."""
+    """Embeds prompts of a model. `rope_axes` is how many axes rotary positions have, once a prompt had several."""
 
-    def __init__(self, mllm: MLLM, images: ImageCache, prefixes: PrefixCache, steps: CompiledSteps | None = None):
+    def __init__(self, mllm: MLLM, images: ImageCache, prefixes: PrefixCache):
         self.mllm = mllm
-        self._steps = steps
+        self._backend: Backend | None = None
         self.rope_axes: int | None = None
         self._images = images
         self._prefixes = prefixes
+
+    def use(self, backend: Backend | None) -> None:
+        """Ask a backend for the features of pictures from now on; None for none."""
+        self._backend = backend
+        if backend is not None and backend.axes is not None:  # a text's positions are the same on each axis
+            self.rope_axes = backend.axes
 
     def new_values(self, sequence: Sequence) -> int:
         """Return the size of the pictures that are to be encoded when a prompt is embedded: `Picture.values` of all."""
@@ -36,8 +41,8 @@ class Embedder:
         return self._images.encode_next(self._features, self._looked_at(sequence), values)
 
     def _features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
-        compiled = None if self._steps is None else self._steps.features(pictures)
-        return self.mllm.image_features(pictures) if compiled is None else compiled
+        features = None if self._backend is None else self._backend.features(pictures)
+        return self.mllm.image_features(pictures) if features is None else features
 
     def _looked_at(self, sequence: Sequence) -> tuple[Picture, ...]:
         if sequence.embedded is not None or not sequence.prompt.pictures or not self.mllm.takes_image_features:

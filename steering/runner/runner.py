@@ -8,10 +8,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-import torch.fx.experimental._config
 
-from steering.compiled.graphs import DecodeGraphs
-from steering.compiled.steps import CompiledSteps
+from steering.accel.backend import Backend
 from steering.decoder.hooks import Hook
 from steering.devices import fill, sent
 from steering.model.embedded import Embedded
@@ -19,7 +17,7 @@ from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import Computed, Concerns, DecodeBatch, Pool, PrefillChunk, Scope, Slots
+from steering.protocol.slots import Computed, Concerns, DecodeBatch, Pool, PrefillChunk, Slots
 from steering.runner.choice import Chooser
 from steering.runner.embedding import Embedder
 from steering.runner.passes import Passed, Passes
@@ -42,7 +40,7 @@ class Decoded(NamedTuple):
 class Runner:
     """Owns every tensor with a slot dimension: keys and values, tokens, and the slots of all interventions and recorders."""
 
-    @torch.inference_mode()  # compiled code is made for one kind of tensors
+    @torch.inference_mode()  # what is recorded is for one kind of tensors
     def __init__(
         self,
         mllm: MLLM,
@@ -52,16 +50,15 @@ class Runner:
         image_cache_bytes: int = 0,
         prefix_cache_bytes: int = 0,
         share: float = SHARE,
-        steps: CompiledSteps | DecodeGraphs | None = None,
+        backend: Backend | None = None,
     ):
-        """`steps` are those that were compiled, or that are captured as CUDA graphs at their first use."""
-        compiled = steps if isinstance(steps, CompiledSteps) else None
+        """`backend` is asked for each pass."""
         self.mllm = mllm
-        self._threads = PassThreads(mllm)
+        self.threads = PassThreads(mllm)
         self.image_cache = ImageCache(image_cache_bytes)
         mllm.seen.capacity = image_cache_bytes
         kept = image_cache_bytes + prefix_cache_bytes
-        self.pool = allotted(mllm, slots, length, isinstance(steps, DecodeGraphs), share, kept)
+        self.pool = allotted(mllm, slots, length, backend is not None and backend.spare_column, share, kept)
         slots, length = self.pool.slots, self.pool.length
         self.choice = Chooser(mllm, slots)
         self.token = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
@@ -75,10 +72,9 @@ class Runner:
         self._held: defaultdict[str, set[int]] = defaultdict(set)  # by part, the slots that are not neutral
         self.concerns = Concerns(self.recorders, self.interventions)
         self.prefixes = PrefixCache(self.pool, self.concerns, prefix_cache_bytes if mllm.rotates_alike else 0)
-        self.embedder = Embedder(mllm, self.image_cache, self.prefixes, compiled)
-        if compiled is not None:  # a text's positions are the same on each axis
-            self.embedder.rope_axes = compiled.axes
-        self.passes = Passes(mllm, self.pool, self.concerns, self.embedder, steps)
+        self.embedder = Embedder(mllm, self.image_cache, self.prefixes)
+        self.passes = Passes(mllm, self.pool, self.concerns, self.embedder)
+        self.passes.use(backend)
 
     @property
     def _every(self) -> tuple[Slots, ...]:
@@ -123,7 +119,7 @@ class Runner:
         inputs = parts[0] if len(parts) == 1 else Embedded.join(parts)
         lengths = [end - start for start, end in zip(starts, ends, strict=True)]
         chunk = PrefillChunk(sequences, starts, lengths, complete=ends[0] == prompts[0].length)
-        computed = self.run_chunk(chunk, inputs)
+        computed = self._run_chunk(chunk, inputs)
         for sequence, length in zip(sequences, lengths, strict=True):
             sequence.computed += length
         if computed.logits is None:
@@ -135,10 +131,10 @@ class Runner:
                 sequence.prompt_logits = computed.logits[row]
         return None if sequences[0].replay else computed.logits
 
-    def run_chunk(self, chunk: PrefillChunk, inputs: Embedded, scope: Scope | None = None) -> Computed:
-        """Run a part of some prompts, of which these are the decoder's inputs. scope: as of a decode."""
-        with self._threads.taken(len(chunk.sequences) * chunk.width):
-            return self._kept(chunk, self.passes.prompts(chunk, inputs, scope))
+    def _run_chunk(self, chunk: PrefillChunk, inputs: Embedded) -> Computed:
+        """Run a part of some prompts, of which these are the decoder's inputs."""
+        with self.threads.taken(len(chunk.sequences) * chunk.width):
+            return self._kept(chunk, self.passes.prompts(chunk, inputs))
 
     def _kept(self, chunk: PrefillChunk, passed: Passed) -> Computed:
         """Keep what was measured of a chunk."""
@@ -207,7 +203,7 @@ class Runner:
         What later steps build on changes at the end alone, so that a step that raised may be run again. Behind that point
         it cannot: what raises there spoils the sequences that it concerns.
         """
-        with self._threads.taken(len(running)):
+        with self.threads.taken(len(running)):
             return self._decoded(running, twins)
 
     def _decoded(self, running: list[Sequence], twins: Twins) -> Decoded:
@@ -230,10 +226,9 @@ class Runner:
         return Decoded(sampled, logits, spoilt)
 
     @torch.inference_mode()
-    def decode_logits(self, running: list[Sequence], scope: Scope | None = None) -> torch.Tensor:
-        """Feed every running sequence's last token: (rows, vocabulary), and the captures of the sequences that want them;
-        within a `scope`, of all that compiled steps for that capture."""
-        batch, passed = self._decode(running, scope)
+    def decode_logits(self, running: list[Sequence]) -> torch.Tensor:
+        """Feed every running sequence's last token: (rows, vocabulary), and the captures of the sequences that want them."""
+        batch, passed = self._decode(running)
         for error in self._record(batch, passed).values():
             raise error
         assert passed.computed.logits is not None
@@ -242,18 +237,18 @@ class Runner:
     def blamed(self, error: Exception, running: list[Sequence]) -> list[Sequence]:
         """The sequences whose intervention, or whose recorder, raised in a decode of `running`; all where nobody's did."""
         own = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-        modules = {type(one).__module__ for one in own if isinstance(one, Slots | Hook)}
+        modules = {kind.__module__ for one in own if isinstance(one, Slots | Hook) for kind in type(one).__mro__}
         parts = [part for part in self._every if type(part).__module__ in modules]
         return [
             one for one in running if any(part.concerns(one.spec.asked, one.spec.signals) for part in parts)
         ] or running
 
-    def _decode(self, running: list[Sequence], scope: Scope | None = None) -> tuple[DecodeBatch, Passed]:
+    def _decode(self, running: list[Sequence]) -> tuple[DecodeBatch, Passed]:
         """Feed every running sequence's last token; writes nothing but that token's columns of the pool."""
         count = len(running)
         positions = self.position[:count].clone()
         rope = positions + self.rope_delta[:count]
-        return self.passes.decode(running, self.token[:count], positions, rope, scope)
+        return self.passes.decode(running, self.token[:count], positions, rope)
 
     def _record(self, batch: DecodeBatch, passed: Passed) -> dict[Sequence, Exception]:
         """Keep what a decode computed. Returns the sequences of which something could not be kept, and why."""

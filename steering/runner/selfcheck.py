@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 from transformers.utils import logging as transformers_logging
 
-from steering.accel.modules import own_forwards
-from steering.compiled.graphs import DecodeGraphs
+from steering.accel.cuda_graphs import DecodeGraphs
+from steering.accel.triton.modules import own_forwards
 from steering.decoder import attention
 from steering.decoder.hooks import AttentionHook
 from steering.errors import RequestError, UnsupportedModel
@@ -43,27 +43,27 @@ over eight prompts of the embedded model it was 0.83 (bfloat16) and 0.88 (float1
 
 
 @torch.inference_mode()
-def check_model(mllm: MLLM, compiled: bool = False) -> None:
+def check_model(mllm: MLLM, fast: bool = False) -> None:
     """Compare prefill and several decoding steps of two ragged prompts with the plain model on eager attention, once as
-    plain requests run and once as observed and enhanced ones do.
+    plain requests run and once as those whose attention is read and changed.
 
     In half precision and in integers, both are compared with the same model computed in float32, and the engine may be at
     most `MARGIN` times as far from it as the plain model is; how well its tokens agree is logged. Integers are what the
     model computes in from here on. Where layers add something else to the residual stream than the updates that hooks are
-    given, `mllm.updates_add_up` is False from here on; where they do not, `mllm.checked` has how far these diverge. With
-    `compiled` weights stay as compiled steps need them; on a GPU the decoding steps of plain requests are captured graphs.
+    given, `mllm.updates_add_up` is False from here on; where they do not, `mllm.checked` has how far these diverge. Where
+    the engine is to be `fast`, weights stay as a CPU's backend needs them, and on a GPU decoding steps are captured graphs.
     Raises UnsupportedModel, naming the first decoder layer that differs where there is one.
     """
     try:
         with mllm.stepping:
             prompts = checked_prompts(mllm)
             references = [_Reference.of(mllm, prompt) for prompt in prompts]
-            mllm.settle(compiled)
+            mllm.settle(fast)
             if mllm.quantization is not None:
                 references = [one.computed_anew(mllm, prompt) for one, prompt in zip(references, prompts, strict=True)]
             tokens = [reference.tokens for reference in references]
-            ours, _ = _engine_logits(mllm, prompts, tokens, compiled and mllm.device.type != "cpu")
-            explicit, looked = _engine_logits(mllm, prompts, tokens, compiled=False, observed=True)
+            ours, _ = _engine_logits(mllm, prompts, tokens, graphs=fast and mllm.device.type != "cpu")
+            explicit, looked = _engine_logits(mllm, prompts, tokens, graphs=False, observed=True)
     except UnsupportedModel:
         raise
     except Exception as error:
@@ -269,13 +269,13 @@ class _ExplicitSlots(Slots):
 
 
 def _engine_logits(
-    mllm: MLLM, prompts: list[Prompt], tokens: list[list[int]], compiled: bool, observed: bool = False
+    mllm: MLLM, prompts: list[Prompt], tokens: list[list[int]], graphs: bool, observed: bool = False
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Logits (steps, vocabulary) of the engine for each prompt, the reference's tokens forced on it, in one batch; where
     they are observed, the attention (layers,) of each prompt's last row to its image."""
     length = max(prompt.length for prompt in prompts) + STEPS
     slots = len(prompts) + 1  # as in use, where most steps leave some slots out
-    runner = Runner(mllm, slots, length, max_images=1, steps=DecodeGraphs(mllm) if compiled else None)
+    runner = Runner(mllm, slots, length, max_images=1, backend=DecodeGraphs(mllm) if graphs else None)
     added = AdditionSlots("additions", Pool(mllm, slots, length, 1))
     if observed:
         runner.interventions |= {"selfcheck": _ExplicitSlots("selfcheck", added.pool), added.name: added}

@@ -24,10 +24,10 @@ from prometheus_client.parser import text_string_to_metric_families
 import steering
 from server.app import create_app
 from server.settings import Settings
-from steering.compiled import compiling
-from steering.compiled.steps import CompiledSteps
-from steering.compiled.store import _digest, default_folder
-from steering.engine.compilation import VARIANTS
+from steering.accel.cpu import compiling
+from steering.accel.cpu.packages.store import _digest, default_folder
+from steering.accel.cpu.start import VARIANTS
+from steering.accel.cpu.steps import CompiledSteps
 from tests.server.process.servers import Server
 from tests.server.served.answers import Answer
 from tests.server.served.kinds import Kind, Pictures

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from steering.accel.cpu.attention import CpuDecode
+from steering.accel.forms import ScoresForm
 from steering.decoder.attention import Decode, attend
 from steering.decoder.hooks import AttentionHook, Hooks, Product
 from steering.decoder.kernels import Heads
@@ -76,8 +78,9 @@ def test_decode_of_ragged_rows(
     positions = torch.tensor([3, 19, 0, 11])
     query, key, value = (random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     spans = (random(SLOTS, LENGTH, 7, seed=3) > 0).float()
-    capture = DecodeCapture(spans[:4], None)
-    step = Decode(pool, positions, columns, Hooks.of([capture if captured else None]), fused=fused)
+    capture = DecodeCapture(spans[:4])
+    kernel = CpuDecode() if fused else None
+    step = Decode(pool, positions, columns, Hooks.of([capture if captured else None]), kernel=kernel)
     output = step.attend(Heads(0, SCALING, window, softcap), query, key, value, None)
     step.hooks.settle(positions)
     assert output.shape == query.shape
@@ -93,29 +96,32 @@ def test_decode_of_ragged_rows(
 
 
 class Louder(AttentionHook):
-    """Scores s of some columns become s + gain * |s|; loops are told so, or not."""
+    """Scores s of some columns become s + gain * |s|."""
 
-    def __init__(self, told: bool):
-        self.told, self.gain = told, random(4, LENGTH, seed=9).abs()
+    def __init__(self) -> None:
+        self.gain = random(4, LENGTH, seed=9).abs()
         self.asked = torch.ones(4, 1, 1, 1, dtype=torch.bool)
 
     def scores(self, layer: int, scores: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
         return scores + self.gain[:, None, None, : scores.shape[-1]] * scores.abs()
 
-    def gains(self, layer: int, columns: int) -> torch.Tensor | None:
-        return self.gain[:, :columns] if self.told else None
+
+class Fused(Louder, ScoresForm):
+    """The same, of which kernels know."""
+
+    def gains(self, layer: int, columns: int) -> torch.Tensor:
+        return self.gain[:, :columns]
 
 
 @pytest.mark.parametrize("hooks", [[True], [False], [True, True], [True, False]], ids=str)
 @pytest.mark.parametrize(("window", "softcap"), VARIANTS)
-def test_loops_do_what_hooks_do_to_scores(window: int | None, softcap: float | None, hooks: list[bool]) -> None:
+def test_kernels_do_what_hooks_do_to_scores(window: int | None, softcap: float | None, hooks: list[bool]) -> None:
     heads, positions = Heads(0, SCALING, window, softcap), torch.tensor([3, 19, 0, 11])
     query, key, value = (random(4, count, 1, WIDTH, seed=count) for count in (HEADS, KV_HEADS, KV_HEADS))
+    asked = [Fused() if known else Louder() for known in hooks]
     found = [
-        Decode(filled_pool(), positions, 20, Hooks.of(map(Louder, hooks)), fused=fused).attend(
-            heads, query, key, value, None
-        )
-        for fused in (False, True)
+        Decode(filled_pool(), positions, 20, Hooks.of(asked), kernel=kernel).attend(heads, query, key, value, None)
+        for kernel in (None, CpuDecode())
     ]
     torch.testing.assert_close(found[1], found[0])
 
@@ -140,7 +146,7 @@ def test_an_output_may_lie_in_memory_in_any_order(captured: bool, monkeypatch: p
     positions, heads = torch.tensor([3, 19, 0, 11]), Heads(0, SCALING, None, None)
 
     def out() -> torch.Tensor:
-        hook = DecodeCapture(torch.ones(4, LENGTH, 1), None) if captured else None
+        hook = DecodeCapture(torch.ones(4, LENGTH, 1)) if captured else None
         return Decode(filled_pool(), positions, 20, Hooks.of([hook])).attend(heads, *given, None)
 
     expected, product = out(), torch.nn.functional.scaled_dot_product_attention
@@ -351,11 +357,8 @@ class Scaled(AttentionHook):
     def weights(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
         return torch.where(self.asked, weights * self._gain(weights.shape[-1]), weights)
 
-    def changes(self, layer: int) -> bool:
-        return self.by_product
-
-    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor:
-        return exact(value * self._gain(value.shape[2])[:, None])
+    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
+        return exact(value * self._gain(value.shape[2])[:, None]) if self.by_product else None
 
 
 def test_hooks_without_weights_act_behind_one_another() -> None:

@@ -1,0 +1,105 @@
+"""Attention of a pass by our own kernels, under the hooks that these know."""
+
+from __future__ import annotations
+
+import torch
+
+from steering.accel.cpu.forms.base import CPU_FORMS
+from steering.accel.cpu.kernels.attention import decode_attention, decode_sums
+from steering.accel.cpu.kernels.looks import enhanced_attention, read_attention
+from steering.accel.cpu.kernels.prompts import PromptLoops
+from steering.accel.forms import WeightsForm, decode_terms
+from steering.accel.triton.attended import Enhancement
+from steering.decoder.attention import Decode
+from steering.decoder.hooks import AttentionHook, Hooks
+from steering.decoder.kernels import Heads
+from steering.decoder.prompts import Grouped
+
+
+class CpuDecode:
+    """Attention of a decode, whatever its hooks do: weights of hooks that no kernel knows are made by torch's operations."""
+
+    def adopted(self, hooks: Hooks) -> Hooks:
+        """The hooks of a pass as it knows them."""
+        return CPU_FORMS.adopted(hooks)
+
+    def __call__(
+        self, step: Decode, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """The output (rows, heads, 1, head_dim), with new keys and values written."""
+        keys, values = step.write(heads.layer, key, value)
+        query, hooks = query.float().contiguous(), step.hooks
+        given, how = (query, keys, values, step.positions), _how(heads)
+        if not hooks.looks:
+            return decode_attention(*given, *how).to(values.dtype)
+        terms = decode_terms(hooks, heads.layer, step.columns)
+        if terms is None:
+            rows, count, _, width = query.shape
+            grouped, near = query.view(rows, keys.shape[1], -1, width), keys[:rows, :, : step.columns]
+            weights = step.weights(heads, grouped, near, step.mask(heads.window, query)).view(rows, count, 1, -1)
+            out = decode_sums(weights.contiguous(), values, step.positions, heads.window or 0)
+            means = weights[:, :, 0].mean(1)
+        elif terms.enhancement is None:
+            out, means = read_attention(*given, terms.gains, *how, step.columns)
+        else:
+            tables = terms.enhancement
+            out, means, effect = enhanced_attention(*given, terms.gains, *tables, heads.layer, *how, step.columns)
+            (hook,) = hooks.weighing
+            assert isinstance(hook, WeightsForm)
+            hook.note(effect)
+        for observer in hooks.observers:
+            observer.decode(heads.layer, means)
+        return out.to(values.dtype)
+
+
+class CpuPrompts:
+    """Attention of prompts straight from the pool, in float32."""
+
+    def __init__(self, loops: PromptLoops):
+        self._loops = loops
+
+    def __call__(
+        self,
+        hooks: Hooks,
+        heads: Heads,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slots: torch.Tensor,
+        starts: torch.Tensor,
+        columns: int,
+    ) -> tuple[torch.Tensor | None, Grouped | None]:
+        """As `PromptKernel` has it."""
+        known, how, loops = _enhancement(hooks, heads.layer, columns), _how(heads), self._loops
+        if known is None:
+            return None, None
+        attended = (loops.enhanced if known else loops.plain)(query, keys, values, slots, starts, *known, *how)
+        if not hooks.looks or any(hook.queries is not None for hook in hooks.attention):
+            return attended, None
+
+        def grouped(queries: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+            loop = loops.enhanced_grouped if known else loops.grouped
+            chosen = queries.contiguous(), groups.contiguous()
+            return loop(query, keys, slots, starts, *chosen, columns, *known, *how)
+
+        return attended, grouped
+
+
+def _enhancement(hooks: Hooks, layer: int, columns: int) -> tuple[torch.Tensor | int, ...] | None:
+    """What kernels are given of the hook that changes a prefill layer's weights, nothing where none does; None where they do
+    not know what one does."""
+    changing: list[Enhancement] = []
+    for hook in hooks.attention:
+        if isinstance(form := CPU_FORMS.of(hook), WeightsForm):
+            if (tables := form.enhancement(layer, columns)) is not None:
+                changing.append(tables)
+        elif type(hook).product is not AttentionHook.product:
+            return None
+    if not changing:
+        return ()
+    return None if len(changing) > 1 else (*changing[0], layer)
+
+
+def _how(heads: Heads) -> tuple[float, int, float]:
+    """The end of what each kernel is given."""
+    return heads.scaling, heads.window or 0, heads.softcap or 0.0

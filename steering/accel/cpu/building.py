@@ -1,0 +1,139 @@
+"""Trace and compile a step for every number of rows, tokens and columns, in a child process (`steering.accel.cpu.child`)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import ZipFile
+
+import torch
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.utils._pytree import tree_map
+from torch.utils.cpp_extension import include_paths
+
+from steering.accel.cpu.examples import EXAMPLES, example_step, manifest
+from steering.accel.cpu.kernels.operators import SHIMS, sources
+from steering.accel.cpu.keys import graph_key
+from steering.accel.cpu.packing import PackedWeights
+from steering.accel.cpu.step import Variant
+from steering.accel.step import StepSizes
+from steering.accel.tensors import as_json
+from steering.model.mllm import MLLM
+
+LOOPS = "helmsight_loops"
+"""The name of the archive of what `steering/accel/cpu/kernels` holds in C++."""
+
+
+class Uncompilable(Exception):
+    """A step is not one that can be compiled before it is used."""
+
+
+class TracedStep(NamedTuple):
+    """A step that was traced. about: what is noted of its library. key: what the library depends on."""
+
+    program: ExportedProgram
+    about: dict[str, Any]
+    key: str
+
+
+def trace(mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights, threads: int) -> TracedStep:
+    """Trace a step of this model. Raises Uncompilable, and whatever torch raises where it cannot."""
+    (step, given), (other, more) = (example_step(mllm, variant, axes, weights, sizes) for sizes in EXAMPLES)
+    if step.shape != other.shape:
+        raise Uncompilable("its hooks depend on how many rows there are")
+    first, second = step.arguments(EXAMPLES[0], given), step.arguments(EXAMPLES[1], more)
+    with torch.no_grad():
+        program = torch.export.export(step, first, dynamic_shapes=_dims(first, second), strict=False)
+    changed = [
+        spec.target for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_INPUT_MUTATION
+    ]
+    if any(not str(name).startswith("pooled") for name in changed):
+        raise Uncompilable(f"{', '.join(map(str, changed))}: a hook writes into what it was given")
+    about = {"left": as_json(step.left), "shape": step.shape.text(), "rows": _rows(program)}
+    depends = {"manifest": manifest(step), "settings": SETTINGS, "threads": threads}
+    return TracedStep(program, about, graph_key(program, depends))
+
+
+SETTINGS = {
+    "aot_inductor.package_constants_in_so": False,  # the weights stay where they are
+    "aot_inductor.custom_op_libs": [LOOPS],
+}
+"""How steps are compiled."""
+
+
+def build(traced: TracedStep, threads: int, room: Path) -> Path:
+    """Compile a step that was traced; its library, a file in a folder. `build_loops` comes first. Raises Uncompilable, and
+    whatever torch raises where it cannot compile."""
+    path = torch._inductor.aoti_compile_and_package(
+        traced.program,
+        package_path=str(room / "built.pt2"),
+        inductor_configs={**SETTINGS, "aot_inductor.custom_ops_to_c_shims": SHIMS, "cpp.threads": threads},
+    )
+    return _library(Path(path), room)
+
+
+def build_loops(threads: int, room: Path) -> None:
+    """Compile our own loops into an archive in a folder, which becomes a part of each library that this process builds; not
+    again where it is there."""
+    os.environ["LIBRARY_PATH"] = os.pathsep.join([str(room), *filter(None, [os.environ.get("LIBRARY_PATH")])])
+    if (room / f"lib{LOOPS}.a").exists():
+        return
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    flags = ["-std=c++20", "-O3", "-march=native", "-fPIC", f"-DTHREADS={threads}"]
+    flags += [] if threads == 1 else ["-fopenmp"]
+    folders = [f"-I{folder}" for folder in include_paths()]
+    whole, made = room / f"{LOOPS}.cpp", str(room / f"{LOOPS}.o")
+    whole.write_text("".join(f'#include "{one}"\n' for one in sources()))  # one after the other takes twice as long
+    _run([*compiler, *flags, *folders, "-c", str(whole), "-o", made])
+    _run(["ar", "rcs", str(room / f"lib{LOOPS}.a"), made])
+
+
+def _rows(program: ExportedProgram) -> dict[str, list[int | None]]:
+    """The axis of each of a step's inputs, and of each of its outputs, that its rows are on; None where they are on none."""
+    signature, nodes = program.graph_signature, {node.name: node for node in program.graph.nodes}
+    rows = nodes[signature.user_inputs[0]].meta["val"].shape[0]
+
+    def axis(name: Any) -> int | None:
+        sizes = enumerate(nodes[name].meta["val"].shape)
+        return next(
+            (at for at, size in sizes if isinstance(size, torch.SymInt) and size.node.expr == rows.node.expr), None
+        )
+
+    return {"inputs": [*map(axis, signature.user_inputs)], "outputs": [*map(axis, signature.user_outputs)]}
+
+
+def _run(command: list[str]) -> None:
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines() or ["it says nothing"]
+        raise Uncompilable(f"{command[0]}: {next((line for line in lines if 'error' in line), lines[-1])[:400]}")
+
+
+def _library(archive: Path, room: Path) -> Path:
+    """The shared library of a package, in a folder; raises Uncompilable where it needs more than itself."""
+    with ZipFile(archive) as files:
+        names = files.namelist()
+        if any(name.endswith(".json") and not name.endswith("_metadata.json") for name in names):
+            raise Uncompilable("it has operations that torch runs by its interpreter")
+        (name,) = (name for name in names if name.endswith(".so"))
+        place = room / "step.so"
+        place.write_bytes(files.read(name))
+    return place
+
+
+def _dims(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Which sizes of arguments vary, by what they are in both examples; raises Uncompilable for one that varies with
+    something else."""
+    known = {pair: Dim(name) for name, pair in zip(StepSizes._fields, zip(*EXAMPLES, strict=True), strict=True)}
+
+    def of(one: torch.Tensor, other: torch.Tensor) -> dict[int, Any]:
+        pairs = list(zip(one.shape, other.shape, strict=True))
+        if any(a != b and (a, b) not in known for a, b in pairs):
+            raise Uncompilable(f"a hook holds a tensor whose size varies otherwise than rows and columns: {pairs}")
+        return {axis: known[pair] for axis, pair in enumerate(pairs) if pair[0] != pair[1]}
+
+    return tuple(tree_map(of, first, second))

@@ -1,0 +1,140 @@
+"""Compile steps in other processes than the one that serves. `steering.accel.cpu.compiling` starts the first and sends it a
+line of JSON that says what to make; all of them end with whoever started it."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import torch
+from torch._inductor import sizevars
+
+from steering.accel.cpu.building import TracedStep, build, build_loops, trace
+from steering.accel.cpu.examples import example_step, manifest
+from steering.accel.cpu.packages.store import Store, StoredStep
+from steering.accel.cpu.packing import PackedWeights
+from steering.accel.cpu.step import Variant, constants
+from steering.model.loading import load
+from steering.model.mllm import MLLM
+
+OBJECTS = 100_000
+"""Made until Python looks for cycles among them: tracing makes many that stay."""
+
+
+class Making(NamedTuple):
+    """What steps are made of, and where. said: where each is reported that is there."""
+
+    store: Store
+    mllm: MLLM
+    weights: PackedWeights
+    threads: int
+    said: TextIO
+
+    def work(self, steps: list[dict[str, Any]], numbers: int) -> None:
+        """Make those whose numbers are in a pipe, a byte each, until that is empty; writes a line for each: its number, and
+        what went wrong."""
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        gc.freeze()
+        gc.set_threshold(OBJECTS)
+        while taken := os.read(numbers, 1):
+            (number,), fault = taken, None
+            try:
+                self.make(steps[number])
+            except Exception as error:
+                traceback.print_exc()
+                fault = _said_of(error)
+            print(json.dumps([number, fault]), file=self.said, flush=True)  # in one piece, as it is short
+
+    def make(self, wanted: dict[str, Any]) -> None:
+        """Make one, if none has been made meanwhile, nor of the same graph by other code."""
+        with self.store.turn(wanted["key"]):
+            if self.store.find(wanted["key"]) is not None:
+                return
+            asked = Variant(*wanted["variant"]), wanted["axes"], self.weights
+            step, _ = example_step(self.mllm, *asked)
+            _fill(constants(step), wanted["small"])
+            if [step.shape.text(), manifest(step)] != [wanted["shape"], wanted["manifest"]]:
+                raise RuntimeError("the model, or its hooks, are others than those that are served")
+            traced = trace(self.mllm, *asked, self.threads)
+            with self.store.turn(traced.key):
+                entry = self.store.find(traced.key) or self.build(traced)
+            self.store.share(wanted["key"], entry, traced.about)
+
+    def build(self, traced: TracedStep) -> StoredStep:
+        """Compile a step that was traced, over our own kernels, which the first one builds."""
+        kernels = Path(tempfile.gettempdir())
+        with self.store.turn(f"kernels in {kernels}"):
+            build_loops(self.threads, kernels)
+        with tempfile.TemporaryDirectory() as room:
+            return self.store.keep(traced.key, build(traced, self.threads, Path(room)), {})
+
+
+def main() -> int:
+    """Make what the line asks for, in as many processes as it says."""
+    said = os.fdopen(os.dup(1), "w")  # what libraries print is not for our parent
+    os.dup2(2, 1)
+    torch.set_num_threads(1)  # whatever the environment says: a fork has none of the others, and would wait for them
+    job: dict[str, Any] = json.loads(sys.stdin.readline())
+    # torch asks the same of every layer, and remembers few answers: without this a step takes up to three times as long.
+    sizevars.sympy.simplify = functools.cache(sizevars.sympy.simplify)  # type: ignore[attr-defined]
+    try:
+        mllm = load(**job["source"], device="cpu", unread=job["fingerprint"])
+        mllm.settle(compiled=True)
+        making = Making(Store(Path(job["folder"])), mllm, PackedWeights(mllm, job["dtypes"]), job["threads"], said)
+        _end_if_alone()
+    except Exception as error:
+        traceback.print_exc()
+        print(_said_of(error), file=sys.stderr)
+        return 1
+    steps = job["steps"]
+    numbers, filled = os.pipe()
+    os.write(filled, bytes(range(len(steps))))
+    os.close(filled)
+    if job["processes"] == 1:
+        making.work(steps, numbers)
+        return 0
+    context = multiprocessing.get_context("fork")  # they share weights and modules
+    workers = [context.Process(target=making.work, args=(steps, numbers)) for _ in range(job["processes"])]
+    for one in workers:
+        one.start()
+    said.close()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    for one in workers:
+        one.join()
+    ended = [one.exitcode for one in workers if one.exitcode]
+    if ended:
+        print(f"a process that compiled ended with {ended[0]}", file=sys.stderr)
+    return len(ended)
+
+
+def _said_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:400]
+
+
+def _fill(tensors: dict[str, torch.Tensor], values: dict[str, list[float]]) -> None:
+    for name, numbers in values.items():
+        tensors[name].data.copy_(torch.tensor(numbers, dtype=tensors[name].dtype).view_as(tensors[name]))
+
+
+def _end_with_parent() -> None:
+    """End, with all that was started here, once the other end of our input is closed."""
+    while os.read(0, 4096):  # not of sys.stdin, whose lock our end would wait for
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def _end_if_alone() -> None:
+    """The same, where no thread may wait for it: a fork would not have it."""
+    if select.select([0], [], [], 0)[0]:
+        _end_with_parent()

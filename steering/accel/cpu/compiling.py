@@ -1,0 +1,221 @@
+"""Having steps compiled beside what is served: by other processes, of low priority, into the folder where they stay."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from steering.accel.cpu.packages.package import Package
+from steering.accel.cpu.packages.store import Store, default_folder
+from steering.accel.cpu.steps import CompiledSteps, WantedStep
+from steering.model.mllm import MLLM
+
+log = logging.getLogger(__name__)
+
+PROCESSES = 4
+"""That compile, at most: of more, the last would wait for the longest step."""
+LEAVING = 10.0
+"""Seconds that an engine which stops waits at most until what was begun is gone."""
+State = Literal["compiling", "ready", "failed"]
+_CHILD = "import os, sys; os.nice(19); from steering.accel.cpu.child import main; sys.exit(main())"
+Check = Callable[[WantedStep, Package], None]
+"""Raises where a package's step is not the plain one; called by any thread."""
+
+
+class Compiling:
+    """Brings the steps that are wanted into use: those that the folder has at once, the others once they are compiled.
+
+    folder: where they are kept (None: the user's cache). Where that cannot be used safely, they are kept until the end of
+    the process.
+    """
+
+    def __init__(
+        self,
+        mllm: MLLM,
+        steps: CompiledSteps,
+        wanted: Sequence[WantedStep],
+        check: Check,
+        threads: int,
+        folder: str | None,
+    ):
+        self._mllm, self._steps, self._check, self._threads = mllm, steps, check, threads
+        forks = sys.platform == "linux"  # elsewhere a process that has computed cannot
+        self._processes = min(PROCESSES, torch.get_num_threads()) if forks else 1
+        self._process: subprocess.Popen[str] | None = None
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._own: str | None = None
+        self._store = self._kept(folder)
+        self._begun = time.monotonic()
+        self.state: State = "compiling"
+        missing = [one for one in wanted if not self._found(one)]
+        if not missing:
+            self._end("ready")
+        elif mllm.source is None:
+            self._end("failed", "it was not loaded from a checkpoint")
+        else:
+            log.info("compiling steps in the background; until that is done they run as they are")
+            self._thread = threading.Thread(
+                target=self._compile, args=(missing,), name="helmsight-compiling", daemon=True
+            )
+            self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until all steps are in use; False where they are not, or not by then."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.state != "compiling", timeout)
+            return self.state == "ready"
+
+    def stop(self) -> None:
+        """End what is being compiled."""
+        with self._changed:
+            self._stopped = True
+            process = self._process
+        if process is not None:
+            _kill(process)
+            self._thread.join(LEAVING)  # it takes away what was begun
+        self._leave()
+
+    def _kept(self, folder: str | None) -> Store:
+        if folder != "off":
+            try:
+                return Store(default_folder() if folder is None else Path(folder))
+            except OSError as error:
+                log.warning("compiled steps are not kept for the next start: %s", error)
+        self._own = tempfile.mkdtemp(prefix="helmsight-compiled-")
+        return Store(Path(self._own))
+
+    def _leave(self) -> None:
+        """Remove the folder that is of this process alone: what was loaded of it is in memory."""
+        if self._own is not None:
+            shutil.rmtree(self._own, ignore_errors=True)
+
+    def _found(self, wanted: WantedStep) -> bool:
+        """Whether a step lies in the folder, and is in use now."""
+        entry = self._store.find(wanted.key)
+        if entry is None:
+            return False
+        try:
+            package = self._steps.load(wanted, entry)
+            self._check(wanted, package)
+        except Exception as error:
+            log.warning("a compiled step is not used, and made anew: %s", error)
+            self._store.drop(wanted.key)
+            if "of" in entry.about:  # what it was found as by other code
+                self._store.drop(entry.about["of"])
+            return False
+        self._steps.add(wanted, package)
+        return True
+
+    def _compile(self, missing: list[WantedStep]) -> None:
+        try:
+            fault = self._made(missing)
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"
+        self._end("ready" if fault is None else "failed", fault)
+
+    def _made(self, missing: list[WantedStep]) -> str | None:
+        """Have steps compiled, and use them as they come. Returns what went wrong."""
+        source = self._mllm.source
+        assert source is not None
+        job = {
+            "folder": str(self._store.folder),
+            "source": source._asdict(),
+            "fingerprint": self._mllm.fingerprint,
+            "threads": self._threads,
+            "processes": min(self._processes, len(missing)),
+            "dtypes": self._steps.weights.dtypes,
+            "steps": [
+                {
+                    "key": one.key,
+                    "variant": [*one.variant],
+                    "axes": one.axes,
+                    "shape": one.shape.text(),
+                    "manifest": one.manifest,
+                    "small": one.small,
+                }
+                for one in missing
+            ],
+        }
+        with self._store.room() as room, tempfile.TemporaryFile("w+") as errors:
+            with self._changed:
+                if self._stopped:
+                    return "the engine was stopped"
+                self._process = process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _CHILD],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    env=_environment(room),
+                    process_group=0,  # with its compilers, which end with it
+                )
+            with process:  # only this thread closes what it reads: another may end the process meanwhile
+                try:
+                    assert process.stdin is not None
+                    assert process.stdout is not None
+                    process.stdin.write(json.dumps(job) + "\n")
+                    process.stdin.flush()
+                    pending, faults = dict(enumerate(missing)), []
+                    for line in process.stdout:
+                        number, fault = json.loads(line)
+                        if self._found(one := pending.pop(number)):
+                            said = " ".join(one.variant), len(self._steps), time.monotonic() - self._begun
+                            log.info("a step is in use (%s): %d, after %.1f s", *said)
+                        else:
+                            faults.append(fault or "what was compiled cannot be used")
+                    process.wait()
+                    if faults:
+                        return str(faults[0])
+                    if pending:
+                        errors.seek(0)
+                        return (errors.read().strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
+                finally:
+                    _kill(process)
+        return None
+
+    def _end(self, state: State, reason: str | None = None) -> None:
+        if self._stopped:
+            log.debug("compiling ended with the engine: %s", reason)
+        elif state == "ready":
+            log.info("steps are compiled, after %.1f s", time.monotonic() - self._begun)
+        else:
+            log.warning("steps are not compiled but %d, and the others run as they are: %s", len(self._steps), reason)
+        self._leave()
+        with self._changed:
+            self.state = state
+            self._changed.notify_all()
+
+
+def _environment(room: Path) -> dict[str, str]:
+    """The child's: torch keeps what it makes on the way in a folder of ours, and never looks into one of others."""
+    root = str(Path(__file__).parents[3])
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "TORCHINDUCTOR_CACHE_DIR": str(room),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TMPDIR": str(room),
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    if process.returncode is None:  # those that it started may be there even if it has ended
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,79 @@
+"""What a step is made for: hooks as a decode of a few rows has them, and how a model's tensors lie."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from steering.accel.cpu.forms.registry import forms_of
+from steering.accel.cpu.packing import PackedWeights
+from steering.accel.cpu.step import STEPS, PackedStep, Variant, constants
+from steering.accel.step import Step, StepSizes
+from steering.accel.tensors import Sizes, fixed_sizes, taken_apart
+from steering.decoder.hooks import Hook
+from steering.model.mllm import MLLM
+from steering.model.pixels import picture
+from steering.prompt.layout import build_prompt
+from steering.protocol import intervention, recorder
+from steering.protocol.sequence import Sequence, Spec, State
+from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk
+from steering.protocol.text import TextStream
+from steering.recorders.attention import span_count
+
+INLINED = 64
+"""torch writes tensors of up to 8 numbers into its code, and more than these nowhere."""
+EXAMPLES = (StepSizes(5, 37, 83, 11, 167, 19), StepSizes(7, 41, 89, 13, 173, 23))
+"""All sizes differ, within one example and from the other, so that each size of a tensor is known for what it is."""
+
+
+def small(step: Step) -> dict[str, list[float]]:
+    """What is in those of a model's tensors that compiled code may hold as numbers, by name."""
+    return {name: one.flatten().tolist() for name, one in sorted(constants(step).items()) if one.numel() <= INLINED}
+
+
+def manifest(step: Step) -> str:
+    """A digest of all that compiled code takes for granted of a model's tensors: names, sizes, strides, dtypes, and what is
+    in small ones."""
+    lines = [f"{name} {tuple(one.shape)} {one.stride()} {one.dtype}" for name, one in sorted(constants(step).items())]
+    lines += [f"{name} {values}" for name, values in small(step).items()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def example_step(
+    mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights, sizes: StepSizes = EXAMPLES[0]
+) -> tuple[PackedStep, list[torch.Tensor]]:
+    """The step that is asked for, and the tensors of its hooks in an example of these sizes."""
+    shape, given = taken_apart([] if variant.kind == "pictures" else _hooks(mllm, variant, sizes))
+    return STEPS[variant.kind](mllm, shape, axes, weights), given
+
+
+def example_sizes(mllm: MLLM, variant: Variant) -> tuple[Sizes, ...]:
+    """The sizes of the tensors of a step's hooks, None for each that varies from one pass, or one engine, to the next."""
+    if variant.kind == "pictures":
+        return ()
+    return fixed_sizes(*(taken_apart(_hooks(mllm, variant, sizes))[1] for sizes in EXAMPLES))
+
+
+def _hooks(mllm: MLLM, variant: Variant, sizes: StepSizes) -> list[Hook]:
+    """The hooks of a pass, in their order."""
+    pool = Pool(mllm, sizes.slots, sizes.length, sizes.spans - span_count(0))
+    interventions = {name: made for name, (_, made) in intervention.REGISTRY.items() if made is not None}
+    parts = [made(name, pool) for name, made in (interventions | recorder.REGISTRY).items()]
+    words = [{"type": "image", "image": picture()}, {"type": "text", "text": "?"}]
+    spec = Spec(build_prompt(mllm, [{"role": "user", "content": words}]))
+    sequences = [
+        Sequence(spec, TextStream(mllm.tokenizer, ()), notify=lambda *_: None, slot=slot, state=State.RUNNING)
+        for slot in range(sizes.rows)
+    ]
+    forms = forms_of(parts, variant.kind, variant.scope)
+    if variant.kind == "prefill":
+        lengths = [sizes.width] * sizes.rows
+        chunk = PrefillChunk(sequences, [0] * sizes.rows, lengths, complete=True)
+        hooks = [form.prefill(chunk) for form in forms]
+    else:
+        positions = torch.zeros(sizes.rows, dtype=torch.int64, device=mllm.device)
+        active = torch.ones(sizes.rows, 1, 1, device=mllm.device)
+        batch = DecodeBatch(sequences, positions, sizes.columns, active)
+        hooks = [form.decode(batch) for form in forms]
+    return [hook for hook in hooks if hook is not None]

@@ -1,0 +1,78 @@
+"""What recorders read in compiled steps."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from steering.accel.cpu.forms.base import CPU_FORMS, CompiledForm, Scope, compiles
+from steering.accel.cpu.kernels.counts import count_attention
+from steering.accel.cpu.kernels.stream import count_stream, stream_looks
+from steering.decoder.hooks import Hook
+from steering.protocol.sequence import Sequence
+from steering.protocol.slots import DecodeBatch, PrefillChunk
+from steering.recorders.attention import AttentionRecorder, DecodeCapture, capture_rows
+from steering.recorders.residual import ResidualRecorder, ResidualRows
+
+
+@CPU_FORMS.register(DecodeCapture)
+class FusedCapture(DecodeCapture):
+    """Counts a decode's attention in one operator."""
+
+    def settle(self, positions: torch.Tensor | None) -> None:
+        if self.counts is None or positions is None:
+            super().settle(positions)
+        else:
+            self.means = count_attention(self.gathered(), self._spans, positions, *self.counts)
+
+
+@compiles(AttentionRecorder)
+class AttentionForm(CompiledForm):
+    """Reads all groups, patches and maps. In float32, rows are chosen by the kernel that reads them."""
+
+    decodes: ClassVar[Scope | None] = "usual"
+    prefills: ClassVar[Scope | None] = "usual"
+
+    def decode(self, batch: DecodeBatch) -> Hook | None:
+        hook = self.plain(batch)
+        assert isinstance(hook, DecodeCapture)
+        hook.counts = self.slots.counts(batch)
+        return hook
+
+    def prefill(self, chunk: PrefillChunk) -> Hook | None:
+        slots: AttentionRecorder = self.slots
+        short = chunk.width <= capture_rows(slots.pool.device) or slots.pool.mllm.dtype == torch.float32
+        return slots.capture(chunk, by_patch=True, mapped=True, at_once=short)
+
+
+@CPU_FORMS.register(ResidualRows)
+class FusedResidual(ResidualRows):
+    """Measures and counts the residual stream of all layers in one operator."""
+
+    looks = staticmethod(stream_looks)
+
+    def settle(self, positions: torch.Tensor | None) -> None:
+        if self.counts is None or positions is None:
+            super().settle(positions)
+        else:
+            count_stream(*self.gathered(), positions, *self.counts)
+
+
+@compiles(ResidualRecorder)
+class ResidualForm(CompiledForm):
+    """Looks at the last row of each prompt alone."""
+
+    def scope(self, sequences: list[Sequence]) -> Scope | None:
+        whole = any(one.spec.diagnose is not None and one.spec.diagnose.residual_rows == "prompt" for one in sequences)
+        return None if whole else self.prefills
+
+    def decode(self, batch: DecodeBatch) -> Hook | None:
+        hook = self.plain(batch)
+        assert isinstance(hook, ResidualRows)
+        hook.counts = self.slots.counts(batch)
+        return hook
+
+    def prefill(self, chunk: PrefillChunk) -> Hook | None:
+        slots: ResidualRecorder = self.slots
+        return slots.rows(chunk)

@@ -1,0 +1,78 @@
+"""What is read of a decode's attention weights, and See's change of them, beside the output itself (`looks.cpp`).
+
+Arguments that `kernels.attention` has, too, are what they are there.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from steering.accel.cpu.kernels.attention import decode_sums, decode_weights
+from steering.accel.cpu.kernels.operators import operator
+from steering.interventions.see import factors
+
+
+def _outputs(query: torch.Tensor, value: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return query.new_empty(*query.shape[:3], value.shape[3]), query.new_empty(query.shape[0], columns)
+
+
+@operator(lambda query, key, value, *rest: _outputs(query, value, rest[-1]))
+def read_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    gains: torch.Tensor | None,
+    scaling: float,
+    window: int,
+    softcap: float,
+    columns: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output (rows, heads, 1, head_dim), and the mean over heads (rows, columns) of the weights."""
+    weights = decode_weights(query, key, positions, gains, scaling, window, softcap, columns)
+    return decode_sums(weights, value, positions, window), weights[:, :, 0].mean(1)
+
+
+@operator(lambda query, key, value, *rest: (*_outputs(query, value, rest[-1]), query.new_empty(query.shape[0], 3)))
+def enhanced_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    gains: torch.Tensor | None,
+    masks: torch.Tensor,
+    settings: torch.Tensor,
+    transfer: torch.Tensor,
+    layer: int,
+    scaling: float,
+    window: int,
+    softcap: float,
+    columns: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same of weights as See enhances them, and what that did, as `enhanced`."""
+    weights = decode_weights(query, key, positions, gains, scaling, window, softcap, columns)
+    weights, told = enhanced(weights, masks, settings, transfer, layer)
+    return decode_sums(weights, value, positions, window), weights[:, :, 0].mean(1), told
+
+
+def enhanced(
+    weights: torch.Tensor, masks: torch.Tensor, settings: torch.Tensor, transfer: torch.Tensor, layer: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights as See enhances them (SAGE paper, section 5.1, equations 3 and 4), and for each row (rows, 3) what alpha was,
+    and the mass on images before and after, means over heads.
+
+    weights: (rows, heads, 1, columns). masks: (rows, length, 2), 1 on the columns of images, and of the rest of the prompt.
+    settings: (rows, layers, 4), float32 and contiguous: alpha is the first, plus second + third * mass on images, kept
+    between 0 and the fourth. transfer: (rows,) bool, whether the mass is taken from the text, where images have at least
+    `see.LEAST` of it, or all are scaled.
+    """
+    masses = weights[:, :, 0] @ masks[:, : weights.shape[3]]  # (rows, heads, 2)
+    seen, read = masses.unbind(-1)
+    fixed, start, fall, most = settings[:, layer].unbind(-1)
+    decay = seen.mean(1)
+    alpha = fixed + (start + decay * fall).clamp(min=0).minimum(most)
+    up, down, total = factors(alpha[:, None], seen, read, transfer[:, None])
+    visual, text = masks[:, None, : weights.shape[3]].unbind(-1)  # (rows, 1, columns)
+    gain = (1 + up[..., None] * visual - down[..., None] * text) / total[..., None]
+    after = (seen * (1 + up) / total).mean(1)
+    return weights * gain[:, :, None], torch.stack([alpha, decay, after], -1)

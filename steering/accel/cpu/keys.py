@@ -1,0 +1,105 @@
+"""What a compiled step is kept under.
+
+A package depends on what was traced: the graph, the sizes and strides in it, versions, the processor, and the C++ that is
+linked. To trace takes seconds, so that a start looks first for another key, which is made of the code that a trace runs,
+without comments, docstrings and layout. Where that code has changed, the process that compiles traces the step, and finds
+the package of the same graph again.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.export import ExportedProgram
+from torch.utils._pytree import tree_map
+
+from steering.accel.cpu.kernels.operators import SHIMS, sources
+
+FORMAT = 6
+CODE = ("accel", "decoder", "interventions", "measures.py", "model", "recorders", "tower")
+"""Of this package, what a step's computations are written in."""
+ROOT = Path(__file__).parents[2]
+
+
+@functools.cache
+def surroundings() -> dict[str, str]:
+    """What compiled code depends on beside the model and what is traced: versions, our own kernels, the processor."""
+    kernels = hashlib.sha256()
+    for path in sorted([*sources(), *sources()[0].parent.glob("*.h")]):
+        kernels.update(f"{path.name}\0".encode() + path.read_bytes())
+    for declarations in SHIMS.values():
+        kernels.update("\n".join(declarations).encode())
+    return {
+        "format": str(FORMAT),
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "transformers": transformers.__version__,
+        "python": sys.version,
+        "kernels": kernels.hexdigest(),
+        "processor": f"{platform.machine()} {_features()}",
+    }
+
+
+@functools.cache
+def code_digest(root: Path = ROOT) -> str:
+    """Return a digest of the code that a trace runs, without comments, docstrings and layout."""
+    code = hashlib.sha256()
+    for path in sorted(path for one in CODE for path in (root / one, *(root / one).rglob("*")) if path.suffix == ".py"):
+        code.update(f"{path.relative_to(root)}\0{_bare(path.read_text())}".encode())
+    return code.hexdigest()
+
+
+def _bare(source: str) -> str:
+    """Return a module as its syntax tree, without texts that stand by themselves."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            node.body = [one for one in body if not _is_text(one)] or [ast.Pass()]  # type: ignore[attr-defined]
+    return ast.dump(tree)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def graph_key(program: ExportedProgram, about: dict[str, Any]) -> str:
+    """Return the key of what was traced. about: what else its code depends on."""
+    digest = hashlib.sha256("\n".join(_graph_lines(program)).encode()).hexdigest()
+    return json.dumps({"graph": digest, **about, **surroundings()}, sort_keys=True)
+
+
+def _graph_lines(program: ExportedProgram) -> Iterator[str]:
+    """Every operation with its arguments and what it gives, what is fed and returned, and what may vary."""
+    for node in program.graph.nodes:
+        given = [repr(node.args), repr(node.kwargs)]
+        yield f"{node.op} {node.name} {node.target} {' '.join(given)} -> {tree_map(_described, node.meta.get('val'))}"
+    yield str(program.graph_signature)
+    yield repr(sorted((str(symbol), str(bounds)) for symbol, bounds in program.range_constraints.items()))
+    for name, value in sorted(program.constants.items()):
+        yield f"{name} {value.tolist() if isinstance(value, torch.Tensor) else value}"
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {[*map(str, value.shape)]} {[*map(str, value.stride())]}"
+    return str(value)
+
+
+def _features() -> str:
+    """What the processor is able to, which code is compiled for."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = ("flags", "Features", "model name", "vendor_id", "cpu family", "model", "stepping")
+    told = {line.split(":")[0].strip(): line for line in reversed(lines) if line.split(":")[0].strip() in names}
+    return " ".join(told[name] for name in sorted(told))

@@ -1,0 +1,81 @@
+"""A shared library that torch compiled ahead of time, called without the interpreter's lock.
+
+torch's own loader holds the lock while a step runs, so that no other thread of the process does anything meanwhile: none
+reads a request, none sends a token. This calls the library's C interface (aoti_runtime/interface.h of torch) instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steering.accel.cpu.kernels.native import lent, taken
+
+_PREFIX = "AOTInductorModelContainer"
+_BIND = f"{_PREFIX}UpdateUserManagedConstantBufferPairs"
+
+
+class _Constant(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("handle", ctypes.c_void_p))
+
+
+class Library:
+    """A compiled function of tensors on the CPU, over constants that stay where they are and that it keeps alive."""
+
+    def __init__(self, path: Path, tensors: Mapping[str, torch.Tensor], threads: int = 1):
+        """Load a library. tensors: by name, among them its constants. threads: how many may call it at once.
+
+        Raises OSError for a file that is none, KeyError where it needs a tensor that is not there, and RuntimeError for one
+        of a torch that is too old, and where torch refuses.
+        """
+        self.native = ctypes.CDLL(str(path))
+        if not hasattr(self.native, _BIND):
+            raise RuntimeError(f"what torch {torch.__version__} compiles cannot be called without its loader")
+        self._container = ctypes.c_void_p()
+        self._call("CreateWithDevice", ctypes.byref(self._container), ctypes.c_size_t(threads), b"cpu", None)
+        count = ctypes.c_size_t()
+        self._call("GetNumOutputs", self._container, ctypes.byref(count))
+        self._made = ctypes.c_void_p * count.value
+        self._call("GetNumConstants", self._container, ctypes.byref(count))
+        names = [(self._named("Name", at), self._named("OriginalFQN", at)) for at in range(count.value)]
+        self._tensors = [tensors[known.decode()].data for _, known in names]
+        held = lent(self._tensors)
+        pairs = [_Constant(own, one) for (own, _), one in zip(names, held, strict=True)]
+        bound = (_Constant * len(pairs))(*pairs)
+        self._call(_BIND.removeprefix(_PREFIX), self._container, bound, ctypes.c_size_t(len(pairs)), False, True)
+        self._run = self.native[f"{_PREFIX}Run"]
+        weakref.finalize(self, _close, self.native[f"{_PREFIX}Delete"], self._container, held)
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs."""
+        outputs = self._made()
+        given = (ctypes.c_void_p * len(inputs))(*lent(inputs))
+        counts = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs))
+        self._checked(self._run(self._container, given, counts[0], outputs, counts[1], None, None))
+        return taken(outputs)
+
+    def _named(self, kind: str, at: int) -> bytes:
+        name = ctypes.c_char_p()
+        self._call(f"GetConstant{kind}", self._container, ctypes.c_size_t(at), ctypes.byref(name))
+        assert name.value is not None
+        return name.value
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        self._checked(self.native[_PREFIX + function](*arguments))
+
+    def _checked(self, failed: int) -> None:
+        if failed:
+            message = ctypes.c_char_p()
+            self.native.AOTInductorGetLastError(ctypes.byref(message))
+            lines = (message.value or b"").decode(errors="replace").splitlines()
+            raise RuntimeError(lines[0] if lines else "torch says no more")
+
+
+def _close(delete: Any, container: ctypes.c_void_p, held: list[int]) -> None:
+    delete(container)
+    taken(held)

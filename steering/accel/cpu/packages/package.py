@@ -1,0 +1,128 @@
+"""A compiled step that was loaded, over the weights of the model that is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+
+from steering.accel.cpu.packages.library import Library
+from steering.accel.cpu.packages.store import StoredStep
+from steering.accel.cpu.packages.team import Team
+from steering.accel.tensors import Bound, Mould, Pattern, Sizes, kinds_of, of_json
+from steering.decoder.hooks import Hook
+from steering.decoder.kv import KVPool
+
+
+class Package:
+    """Passes of one kind, under hooks of one shape."""
+
+    def __init__(
+        self,
+        entry: StoredStep,
+        shape: Pattern,
+        sizes: Sequence[Sizes],
+        tensors: Mapping[str, torch.Tensor],
+        team: Team,
+    ):
+        """Load a package for hooks of this shape. sizes: of the tensors that they hold. tensors: the model's, by name. team:
+        threads that share its passes.
+
+        Raises ValueError for a package of something else, and what `Library` raises.
+        """
+        if entry.about["shape"] != shape.text():
+            raise ValueError("it is of other hooks")
+        self._mould = Mould(shape, sizes)
+        self._changes = self._mould.changes(of_json(entry.about["left"], kinds_of(shape.tree)))
+        self._library = Library(entry.package, tensors, team.threads)
+        self._team = team
+        self._inputs, self._outputs = (entry.about["rows"][kind] for kind in ("inputs", "outputs"))
+        """By tensor, the axis that the rows are on."""
+        self.native = self._library.native
+        self.divisible = None not in self._outputs
+        """Whether some rows of a pass may be run by themselves."""
+        self._column = torch.zeros(0)
+
+    def given(self, hooks: Bound) -> list[torch.Tensor] | None:
+        """The tensors of hooks; None where they are others than it is for."""
+        return hooks.tensors(self._mould)
+
+    def decode(
+        self,
+        hooks: list[Hook],
+        given: list[torch.Tensor],
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        rope: torch.Tensor,
+        columns: int,
+        pool: KVPool,
+        shares: list[slice],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalised states (rows, 1, d) and logits (rows, vocabulary); the hooks are left as a plain step leaves them.
+
+        given: the hooks' tensors. tokens, positions, rope: (rows,). columns: how many are read. shares: the rows that each
+        thread takes, all of them in turn.
+        """
+        return self._run(hooks, given, [tokens, positions, rope], columns, pool, shares, by_slot=True)
+
+    def prefill(
+        self,
+        hooks: list[Hook],
+        given: list[torch.Tensor],
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        starts: torch.Tensor,
+        last: torch.Tensor,
+        columns: int,
+        pool: KVPool,
+        shares: list[slice],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalised states (rows, n, d) and logits (rows, vocabulary) of each row's last token; arguments as those of
+        `PrefillStep`, hooks, columns and shares as those of a decode."""
+        return self._run(hooks, given, [embeds, positions, slots, starts, last], columns, pool, shares, by_slot=False)
+
+    def encode(self, given: list[torch.Tensor], shares: list[slice]) -> torch.Tensor:
+        """(pictures, tokens, d) of what a `PicturesStep` is given. shares: the pictures that each thread takes."""
+        (features,) = self._passed(given, [], shares, by_slot=False)
+        return features
+
+    def _run(
+        self,
+        hooks: list[Hook],
+        given: list[torch.Tensor],
+        fed: list[torch.Tensor],
+        columns: int,
+        pool: KVPool,
+        shares: list[slice],
+        by_slot: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """by_slot: row i is slot i."""
+        if len(self._column) < pool.length:
+            self._column = torch.zeros(pool.length)
+        hidden, logits, *made = self._passed([*fed, self._column[:columns], *given], [*pool.tensors], shares, by_slot)
+        self._mould.change(hooks, self._changes, [*given, *made])
+        return hidden, logits
+
+    def _passed(
+        self, inputs: list[torch.Tensor], pooled: list[torch.Tensor], shares: list[slice], by_slot: bool
+    ) -> list[torch.Tensor]:
+        """What the library says of inputs, each thread of its share."""
+        if len(shares) == 1:
+            calls = [partial(self._library, [*map(torch.Tensor.contiguous, inputs), *pooled])]
+        else:
+            calls = [partial(self._library, self._part(share, inputs, pooled, by_slot)) for share in shares]
+        found = self._team.run(calls)
+        return found[0] if len(found) == 1 else [*map(torch.cat, zip(*found, strict=True), self._outputs)]
+
+    def _part(
+        self, rows: slice, inputs: list[torch.Tensor], pooled: list[torch.Tensor], by_slot: bool
+    ) -> list[torch.Tensor]:
+        """What some rows are given, in the order of memory that steps are made for."""
+        parts = [
+            one if axis is None else one.narrow(axis, rows.start, rows.stop - rows.start)
+            for one, axis in zip(inputs, self._inputs, strict=False)
+        ]
+        own = [one[rows.start :] for one in pooled] if by_slot and rows.start else pooled
+        return [*map(torch.Tensor.contiguous, parts), *own]

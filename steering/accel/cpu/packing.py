@@ -1,0 +1,104 @@
+"""Pack the weights of a step's linear layers in the order in which kernels read them, those of layers of the same input side
+by side: in float32 our own kernels (`kernels.linear`), in half precision those of oneDNN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from steering.accel.cpu.kernels.linear import narrowest, packed_in_blocks, packed_linear
+from steering.decoder import packed
+from steering.model.mllm import MLLM
+
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""What layers of the same input are called in families that have them apart."""
+Groups = list[tuple[nn.Linear, ...]]
+
+
+def groups_of(modules: Iterable[nn.Module], dtype: torch.dtype) -> Groups:
+    """The linear layers among modules and below them, those of the same input together; none where there are no kernels."""
+    found: Groups = []
+    for module in modules if dtype == torch.float32 or packed.supported(dtype) else ():
+        for parent in module.modules():
+            own = {name: one for name, one in parent.named_children() if isinstance(one, nn.Linear) and _plain(one)}
+            for names in TOGETHER:
+                together = tuple(own[name] for name in names if name in own)
+                if len(together) == len(names) and len({one.bias is None for one in together}) == 1:
+                    found.append(together)
+                    own = {name: one for name, one in own.items() if name not in names}
+            found += [(one,) for one in own.values()]
+        if isinstance(module, nn.Linear) and _plain(module):
+            found.append((module,))
+    return found
+
+
+def _plain(layer: nn.Linear) -> bool:
+    """Whether it computes what its name says, and not in integers."""
+    return type(layer) in (nn.Linear, packed.PackedLinear)
+
+
+class PackedWeights:
+    """The weights of a model's linear layers for its steps, joined once for all of them. groups: which lie side by side.
+    dtypes: those that they are kept in where this model's own are not read, as `dtypes` of one whose are."""
+
+    def __init__(self, mllm: MLLM, dtypes: Mapping[str, str] | None = None):
+        tower = mllm.whole_tower
+        modules = [*mllm.layers, mllm.model.get_output_embeddings(), *([] if tower is None else [tower])]
+        self.groups = groups_of(modules, mllm.dtype)
+        self.tensors = joined(self.groups, dtypes)
+        self.dtypes = {name: str(one.dtype).removeprefix("torch.") for name, one in self.tensors.items()}
+
+
+def joined(groups: Groups, dtypes: Mapping[str, str] | None = None) -> dict[str, torch.Tensor]:
+    """The weights of each group, those of float32 in blocks, and its biases (out,), one behind the other, by name."""
+    tensors: dict[str, torch.Tensor] = {}
+    for number, group in enumerate(groups):
+        name, weight = f"weight_{number}", torch.cat([one.weight.detach() for one in group])
+        if weight.dtype == torch.float32:
+            kept = narrowest(weight) if dtypes is None else weight.to(getattr(torch, dtypes[name]))
+            weight = packed_in_blocks(kept)
+        tensors[name] = weight
+        if group[0].bias is not None:
+            tensors[f"bias_{number}"] = torch.cat([one.bias.detach() for one in group])
+    return tensors
+
+
+def reordered(joined: torch.Tensor) -> torch.Tensor:
+    """What `joined` gave of a name as its kernels read it."""
+    return packed.reordered(joined) if joined.ndim == 2 else joined
+
+
+class Packing(TorchFunctionMode):
+    """Has the layers of groups be computed over packed weights while a step is traced."""
+
+    def __init__(self, groups: Groups, tensors: Callable[[str], torch.Tensor | None]):
+        super().__init__()
+        self._tensors = tensors
+        self._places: dict[int, tuple[int, slice]] = {}
+        self._outputs = [sum(one.out_features for one in group) for group in groups]
+        for number, group in enumerate(groups):
+            first = 0
+            for one in group:
+                self._places[id(one.weight)] = number, slice(first, first + one.out_features)
+                first += one.out_features
+        self._last: tuple[int, torch.Tensor, torch.Tensor] | None = None
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        place = self._places.get(id(args[1])) if function is nn.functional.linear and len(args) > 1 else None
+        if place is None:
+            return function(*args, **kwargs)
+        (number, part), states = place, args[0]
+        if self._last is None or self._last[0] != number or self._last[1] is not states:
+            weight, bias = self._tensors(f"weight_{number}"), self._tensors(f"bias_{number}")
+            assert weight is not None
+            if weight.ndim == 3:
+                made = packed_linear(states.contiguous(), weight, bias, self._outputs[number])
+            else:
+                made = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+            self._last = number, states, made
+        return self._last[2][..., part]

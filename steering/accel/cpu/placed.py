@@ -1,0 +1,58 @@
+"""A pass of prompts whose places are tensors, so that one compiled step serves all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from steering.decoder import kernels
+from steering.decoder.hooks import NO_HOOKS, Hooks
+from steering.decoder.kernels import Heads
+from steering.decoder.kv import KVPool
+from steering.decoder.prompts import LayerWeights, PromptKernel, PromptStep
+
+
+@dataclass
+class Placed(PromptStep):
+    """A forward pass of prompts as `Prefill`, whose places are tensors, so that the same code is right for all of them.
+
+    slots: (rows,). starts: (rows,), the column that each row's first token fills. columns: how many are read, at least those
+    that are filled. Padding fills columns too, which must be a slot's own. kernel: as of a `Prefill`.
+    """
+
+    pool: KVPool
+    slots: torch.Tensor
+    starts: torch.Tensor
+    columns: int
+    hooks: Hooks = NO_HOOKS
+    kernel: PromptKernel | None = None
+    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def attend(
+        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        kv_heads, n, width = key.shape[1:]
+        keys, values = self.pool.layer(heads.layer, key, value)
+        filled = self.starts[:, None] + torch.arange(n, device=key.device)  # (rows, n)
+        head = self.slots[:, None] * kv_heads + torch.arange(kv_heads, device=key.device)  # (rows, kv_heads)
+        written = (head[..., None] * self.pool.length + filled[:, None]).flatten()
+        for pooled, own in ((keys, key), (values, value)):
+            pooled.view(-1, width).index_copy_(0, written, own.reshape(-1, width))
+        attended = grouped = None
+        if self.kernel is not None and keys.dtype == torch.float32:
+            query, places = query.contiguous(), (self.slots, self.starts)
+            attended, grouped = self.kernel(self.hooks, heads, query, keys, values, *places, self.columns)
+        if attended is not None and not self.hooks.looks:
+            return attended
+        if heads.window not in self._masks:
+            seen = kernels.visible(filled, self.columns, heads.window)[:, None]
+            self._masks[heads.window] = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, -torch.inf)
+        keys, values = (pooled[:, :, : self.columns].index_select(0, self.slots) for pooled in (keys, values))
+        if self.hooks.looks:  # grouped, a compiler finds no simple strides in their weights
+            group = query.shape[1] // kv_heads
+            keys, values = (one.repeat_interleave(group, 1) for one in (keys, values))
+        mask = self._masks[heads.window]
+        if attended is None:
+            return self._hooked(heads, query, keys, values, mask)
+        return self._looked(LayerWeights(self, heads, query, keys, mask, grouped), values, attended)

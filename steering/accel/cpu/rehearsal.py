@@ -1,0 +1,263 @@
+"""Compare compiled steps with plain ones before they are used, beside what is served: no module of the model runs then, and
+no slot is any request's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from steering.accel.backend import Ran, RunnerState
+from steering.accel.cpu.forms.registry import Scope, forms_of
+from steering.accel.cpu.packages.package import Package
+from steering.accel.cpu.step import Variant
+from steering.accel.cpu.steps import CompiledPasses, CompiledSteps, WantedStep
+from steering.errors import UnsupportedModel
+from steering.form import TensorForm
+from steering.model.embedded import Embedded
+from steering.model.images import PIXELS, Encode, PictureFeatures, joined
+from steering.model.mllm import MLLM
+from steering.prompt.layout import Prompt
+from steering.protocol.sequence import Sequence
+from steering.protocol.slots import DecodeBatch, PrefillChunk
+from steering.runner.columns import Columns
+from steering.runner.runner import Runner
+from steering.runner.selfcheck import HALF_TOLERANCE, STEPS, TOLERANCE, checked_prompts, checked_sequence
+from steering.tower.geometry import GRID
+
+T = TypeVar("T")
+Results = list[tuple[torch.Tensor, ...]]
+"""By pass: logits (rows, vocabulary), then, of a decode, all that slots hold, and of a prefill the keys and values that it
+left behind."""
+
+
+class Runs(Protocol):
+    """Runs passes under the hooks of a scope."""
+
+    def prompts(self, scope: Scope, chunk: PrefillChunk, inputs: Embedded) -> Ran:
+        """A part of some prompts."""
+
+    def decode(
+        self, scope: Scope, batch: DecodeBatch, columns: Columns, tokens: torch.Tensor, rope: torch.Tensor
+    ) -> Ran:
+        """A token of each row."""
+
+
+class _Plain:
+    """Runs them as the model is."""
+
+    def __init__(self, runner: Runner):
+        self._passes, self._parts = runner.passes, runner.concerns.every
+
+    def prompts(self, scope: Scope, chunk: PrefillChunk, inputs: Embedded) -> Ran:
+        hooks = {form.name: form.prefill(chunk) for form in forms_of(self._parts, "prefill", scope)}
+        return Ran(hooks, self._passes.prompts_under(hooks, chunk, inputs))
+
+    def decode(
+        self, scope: Scope, batch: DecodeBatch, columns: Columns, tokens: torch.Tensor, rope: torch.Tensor
+    ) -> Ran:
+        hooks = {form.name: form.plain(batch) for form in forms_of(self._parts, "decode", scope)}
+        return Ran(hooks, self._passes.decode_under(hooks, batch, columns, tokens, rope))
+
+
+class _Compiled:
+    """Runs them by compiled steps alone: a plain one would run the model's modules, which another thread may be at."""
+
+    def __init__(self, passes: CompiledPasses, axes: int | None):
+        self._passes, self._axes = passes, axes
+
+    def prompts(self, scope: Scope, chunk: PrefillChunk, inputs: Embedded) -> Ran:
+        return _there(self._passes.prompts_of(scope, chunk, inputs, self._axes))
+
+    def decode(
+        self, scope: Scope, batch: DecodeBatch, columns: Columns, tokens: torch.Tensor, rope: torch.Tensor
+    ) -> Ran:
+        return _there(self._passes.decode_of(scope, batch, tokens, rope, self._axes))
+
+
+def _there(made: T | None) -> T:
+    if made is None:
+        raise UnsupportedModel("The compiled step is of other hooks than it is for.")
+    return made
+
+
+def _pictures(prompt: Prompt) -> list[Mapping[str, torch.Tensor]]:
+    """The inputs of a prompt's picture, and of it beside two others of its size."""
+    if not prompt.pictures:
+        return []
+    first = prompt.pictures[0]
+    other = replace(
+        first, tensors={name: one.flip(0) if name == PIXELS else one for name, one in first.tensors.items()}
+    )
+    return [first.tensors, joined([first, other, other])]
+
+
+def _features(output: Any, count: int) -> tuple[torch.Tensor, ...]:
+    """What a tower made of `count` pictures: all of them as they came, then the features of each."""
+    parts, pooled = PictureFeatures.separate(output, count), output.pooler_output
+    if parts is None:
+        raise UnsupportedModel(f"The features of {count} pictures cannot be told apart.")
+    whole = pooled if isinstance(pooled, torch.Tensor) else torch.cat(tuple(pooled))
+    return (whole, *(tensor for part in parts for tensor in part.tensors))
+
+
+class Rehearsal:
+    """Two prompts that were run, and what plain steps say of and behind them; to be made before anything else runs the
+    model."""
+
+    def __init__(self, mllm: MLLM):
+        prompts = checked_prompts(mllm)
+        length = (
+            2 * max(prompt.length for prompt in prompts) + STEPS
+        )  # a second part is padded to the length of another
+        # A step that reads all columns is like any other, and the slots are more than the rows, as in use.
+        self._runner = Runner(mllm, len(prompts) + 1, length, max_images=1)
+        self._tolerance = HALF_TOLERANCE if mllm.rounds else TOLERANCE
+        self._sequences = [checked_sequence(mllm, prompt, slot, True) for slot, prompt in enumerate(prompts)]
+        self._first: list[int] = []
+        self._embedded: list[Embedded] = []
+        for sequence in self._sequences:
+            self._runner.embed([sequence])
+            assert sequence.embedded is not None
+            self._embedded.append(Embedded(sequence.embedded.embeds, sequence.embedded.positions))
+            logits = self._runner.prefill([sequence], budget=sequence.prompt.length)
+            assert logits is not None
+            self._first.append(int(self._runner.next_tokens([sequence], logits).tokens[0]))
+        self._left = [one.clone() for one in self._runner.pool.tensors]
+        self._parts = self._runner.concerns.every
+        self._forms = forms_of(self._parts, "decode", "every")
+        self._neutral = [one.clone() for one in self._state()]
+        self._expected: dict[Variant, list[Results]] = {}
+        self.pictures = [one for one in _pictures(prompts[0]) if mllm.alike(one) is not None]
+        """Inputs of one picture, and of several of its size; none where no step is made for such."""
+
+    @property
+    def axes(self) -> int | None:
+        """How many axes rotary positions have."""
+        return self._runner.embedder.rope_axes
+
+    def rehearse(self, wanted: WantedStep) -> None:
+        """Run what a compiled step will be compared with."""
+        self._expected[wanted.variant] = self._results(
+            wanted.variant, _Plain(self._runner), self._runner.mllm.image_features
+        )
+
+    def check(self, steps: CompiledSteps, wanted: WantedStep, package: Package) -> None:
+        """Raise UnsupportedModel where a package's steps are not the plain ones. One thread at a time."""
+        sole = CompiledSteps.of(steps, wanted, package)
+        runs = _Compiled(sole.on(RunnerState(self._runner.pool, self._parts)), self.axes)
+        results = self._results(wanted.variant, runs, lambda pictures: _there(sole.features(pictures)))
+        for expected, found in zip(self._expected[wanted.variant], results, strict=True):
+            self._compare(expected, found)
+
+    def _compare(self, expected: Results, found: Results) -> None:
+        for step, (one, other) in enumerate(zip(expected, found, strict=True)):
+            for a, b in zip(one, other, strict=True):
+                own, other_form = TensorForm.of(a), TensorForm.of(b)
+                if own != other_form:  # what was kept before is used beside what is kept from now on
+                    raise UnsupportedModel(f"Compiled, pass {step} leaves {other_form}; it must leave {own}.")
+                plain, compiled = a.nan_to_num(), b.nan_to_num()
+                off = float((plain - compiled).abs().max() / plain.abs().max().clamp(min=1e-6))
+                if not off <= self._tolerance:
+                    raise UnsupportedModel(f"Compiled, pass {step} is {off:.1e} of its range off.")
+
+    @torch.inference_mode()
+    def _results(self, variant: Variant, runs: Runs, encode: Encode) -> list[Results]:
+        if variant.kind == "pictures":
+            return [[_features(encode(pictures), len(pictures[GRID]))] for pictures in self.pictures]
+        if variant.kind == "prefill":
+            return [self._prefilled(variant.scope, runs)]
+        return [self._decoded(rows, variant.scope, runs) for rows in (1, len(self._sequences))]
+
+    def _state(self) -> list[torch.Tensor]:
+        """All that the parts of a decode hold."""
+        parts = [form.slots for form in self._forms]
+        return [one for part in parts for one in vars(part).values() if isinstance(one, torch.Tensor)]
+
+    def _kept(self) -> list[torch.Tensor]:
+        """A copy of it, as the next pass writes to what there is. Of a model that rounds without what is measured: an update
+        near a threshold is damped or is not."""
+        exact = not self._runner.mllm.rounds
+        return [one.to(torch.float32, copy=True) for one in self._state() if exact or not one.is_floating_point()]
+
+    def _set(self, something: bool) -> None:
+        """Have every part hold what it holds where nothing is asked for, or `something` of everything."""
+        for pooled, left in zip(self._runner.pool.tensors, self._left, strict=True):
+            pooled.copy_(left)
+        random = torch.Generator().manual_seed(0)
+        for one, neutral in zip(self._state(), self._neutral, strict=True):
+            one.copy_(torch.rand(one.shape, generator=random) / 2 if something else neutral)
+        if something:
+            for form in self._forms:
+                form.draw()
+
+    def _prefilled(self, scope: Scope, runs: Runs) -> Results:
+        """One prompt whole, then both in parts, the second of which begin at different columns."""
+        first, both = self._sequences[:1], self._sequences
+        length = both[0].prompt.length
+        parts = (
+            (first, [0], [length]),
+            (both, [0, 0], [length // 2, length // 3]),
+            (both, [length // 2, length // 3], [length - length // 2, both[1].prompt.length - length // 3]),
+        )
+        return [self._chunk(PrefillChunk(*part, complete=True), scope, runs) for part in parts]
+
+    def _chunk(self, chunk: PrefillChunk, scope: Scope, runs: Runs) -> tuple[torch.Tensor, ...]:
+        sequences, starts, lengths = chunk.sequences, chunk.starts, chunk.lengths
+        self._set(something=scope != "plain")
+        for sequence in sequences:
+            sequence.captured = {}
+        inputs = Embedded.join(
+            [one.cut(start, start + n) for one, start, n in zip(self._embedded, starts, lengths, strict=False)]
+        )
+        for pooled in self._runner.pool.tensors:
+            for row, (start, n) in enumerate(zip(starts, lengths, strict=True)):
+                pooled[row, :, start : start + n] = 0
+        with self._runner.threads.taken(len(sequences) * chunk.width):
+            ran = runs.prompts(scope, chunk, inputs)
+        for form in forms_of(self._parts, "prefill", scope):
+            form.slots.keep(chunk, ran.hooks[form.name], ran.computed)
+        computed = ran.computed
+        assert computed.logits is not None
+        filled = [
+            pooled[row, :, : start + n].flatten()
+            for pooled in self._runner.pool.tensors
+            for row, (start, n) in enumerate(zip(starts, lengths, strict=True))
+        ]
+        captured = [
+            one
+            for kept in sequences[0].captured.values()
+            for one in vars(kept).values()
+            if isinstance(one, torch.Tensor)
+        ]
+        states = computed.hidden[0, : lengths[0]]
+        return (computed.logits, states, torch.cat(filled), *captured, *self._kept())
+
+    def _decoded(self, rows: int, scope: Scope, runs: Runs) -> Results:
+        runner, results = self._runner, Results()
+        sequences = self._sequences[:rows]
+        self._set(something=scope != "plain")
+        for sequence, first in zip(sequences, self._first, strict=False):
+            sequence.tokens = [first]
+            runner.token[sequence.slot] = first
+            runner.position[sequence.slot] = sequence.prompt.length
+        for _ in range(STEPS - 1):
+            positions = runner.position[:rows].clone()
+            batch, columns = runner.passes.batch(sequences, positions)
+            ran = runs.decode(scope, batch, columns, runner.token[:rows], positions + runner.rope_delta[:rows])
+            for form in forms_of(self._parts, "decode", scope):
+                form.slots.record(batch, ran.hooks[form.name], ran.computed)
+            runner.position[:rows] += 1
+            assert ran.computed.logits is not None
+            results.append((ran.computed.logits, *self._kept()))
+            self._feed(sequences, ran.computed.logits)
+        return results
+
+    def _feed(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
+        """Let each say the same again each time, whatever its logits are."""
+        for sequence in sequences:
+            token = (sequence.tokens[-1] * 7 + 1) % logits.shape[1]
+            sequence.tokens.append(token)
+            self._runner.token[sequence.slot] = token

@@ -1,0 +1,49 @@
+"""Decode attention by a GPU's kernel, under the hooks that it knows."""
+
+from __future__ import annotations
+
+import torch
+
+from steering.accel.forms import FORMS, WeightsForm, decode_terms
+from steering.accel.triton.attended import DecodeFunction
+from steering.decoder.attention import Decode, DecodeKernel
+from steering.decoder.hooks import Hooks
+from steering.decoder.kernels import Heads
+from steering.model.mllm import MLLM
+
+
+class FusedDecode:
+    """A decode's attention by one function of tensors, which reads of each row what that has."""
+
+    def __init__(self, function: DecodeFunction):
+        self._function = function
+
+    def adopted(self, hooks: Hooks) -> Hooks:
+        """The hooks of a pass as it knows them."""
+        return FORMS.adopted(hooks)
+
+    def __call__(
+        self, step: Decode, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The output (rows, heads, 1, head_dim), with the new keys and values written; None where it does not know what a
+        hook does."""
+        hooks = step.hooks
+        terms = decode_terms(hooks, heads.layer, step.columns)
+        if terms is None or value.shape != key.shape:
+            return None
+        pooled = step.pool.layer(heads.layer, key, value)
+        place = (step.positions, heads.scaling, step.columns, heads.layer, heads.window, heads.softcap)
+        attended = self._function(query, key, value, *pooled, *place, *terms, looks=bool(hooks.observers))
+        if attended.effect is not None:
+            (hook,) = hooks.weighing
+            assert isinstance(hook, WeightsForm)
+            hook.note(attended.effect)
+        for observer in hooks.observers:
+            assert attended.means is not None
+            observer.decode(heads.layer, attended.means)
+        return attended.out[:, :, None]
+
+
+def decode_kernel_of(mllm: MLLM) -> DecodeKernel | None:
+    """Return the kernel of a model's decodes; None where torch's operations compute attention."""
+    return None if mllm.decode_attention is None else FusedDecode(mllm.decode_attention)

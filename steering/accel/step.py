@@ -1,0 +1,163 @@
+"""A forward pass as a function of tensors alone, which is what can be recorded once and run for many batches."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from steering.accel.kernel import decode_kernel_of
+from steering.accel.tensors import Hole, Made, Pattern, put_together, taken_apart
+from steering.decoder.attention import AttentionStep, Decode, DecodeKernel
+from steering.decoder.hooks import Hook, Hooks
+from steering.decoder.kv import KVPool
+from steering.model.mllm import MLLM
+
+
+class StepSizes(NamedTuple):
+    """What varies from one pass to the next, and from one engine to another; rows: pictures where these are encoded; width:
+    tokens of each row; spans: of a prompt with as many images as there may be."""
+
+    rows: int
+    width: int
+    columns: int
+    slots: int
+    length: int
+    spans: int
+
+
+class Step(nn.Module):
+    """A pass of one kind under hooks of one shape.
+
+    axes: how many axes rotary positions have, None for one that is not told apart. Called once, it knows `left`: what the
+    hooks are afterwards, as a tree whose tensors are those that were given, then those made.
+    """
+
+    def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None):
+        super().__init__()
+        self.shape = shape
+        self._mllm, self._axes = [mllm], axes  # in a list, as it is no part of what is recorded
+        self._note = _Note()  # torch.export sets back what tracing sets, and what lists held
+
+    @property
+    def left(self) -> Any:
+        return self._note.left
+
+    @abstractmethod
+    def arguments(self, sizes: StepSizes, given: list[torch.Tensor]) -> tuple[Any, ...]:
+        """All arguments of a call of these sizes. given: the hooks' tensors."""
+
+    def around(self) -> AbstractContextManager[object]:
+        """In what the model's modules are called."""
+        return nullcontext()
+
+
+class DecoderStep(Step):
+    """A pass through the decoder."""
+
+    def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None):
+        super().__init__(mllm, shape, axes)
+        self.decoder = mllm.decoder
+        self.output = mllm.model.get_output_embeddings()
+
+    @abstractmethod
+    def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
+        """What is fed, and where that lies: the first arguments of a call of these sizes."""
+
+    def adopted(self, hooks: list[Hook]) -> Hooks:
+        """The hooks at their points, in the form in which they are called."""
+        return Hooks.of(hooks)
+
+    def arguments(self, sizes: StepSizes, given: list[torch.Tensor]) -> tuple[Any, ...]:
+        (mllm,) = self._mllm
+        column = torch.zeros(sizes.columns, device=mllm.device)
+        pooled = [
+            torch.zeros(sizes.slots, one.shape[1], sizes.length, one.shape[3], dtype=one.dtype)
+            for one in mllm.column().tensors
+        ]
+        return (*self.example(sizes), column, [one.contiguous() for one in given], pooled)
+
+    def run(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        step: AttentionStep,
+        last: torch.Tensor | int,
+        hooks: list[Hook],
+        given: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """The normalised states (rows, n, d) of embeds, logits (rows, vocabulary) of each row's last token, and what the
+        hooks made of the tensors that they were given."""
+        (mllm,) = self._mllm
+        rows = embeds.shape[0]
+        at = torch.arange(rows, device=embeds.device) if isinstance(last, torch.Tensor) else slice(None)
+        with self.around():
+            hidden = self.decoder(
+                inputs_embeds=embeds,
+                position_ids=positions,
+                attention_mask=torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=embeds.device),
+                use_cache=False,
+                step=step,
+            ).last_hidden_state
+            logits = mllm.head(hidden[at, last])
+        step.hooks.settle(step.positions if isinstance(step, Decode) else None)
+        left, tensors = taken_apart(hooks)
+        known = {id(one): number for number, one in enumerate(given)}
+        made = [one for one in tensors if id(one) not in known]
+        fresh = {id(one): len(given) + number for number, one in enumerate(made)}
+        self._note.left = renumbered(left.tree, [(known | fresh)[id(one)] for one in tensors])
+        return [hidden, logits, *made]
+
+
+class DecodeStep(DecoderStep):
+    """One token for each of the first rows of the pool."""
+
+    def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None):
+        super().__init__(mllm, shape, axes)
+        self.embeddings = mllm.model.get_input_embeddings()
+
+    def kernel(self) -> DecodeKernel | None:
+        """By which attention is computed."""
+        return decode_kernel_of(self._mllm[0])
+
+    def adopted(self, hooks: list[Hook]) -> Hooks:
+        kernel, plain = self.kernel(), Hooks.of(hooks)
+        return plain if kernel is None else kernel.adopted(plain)
+
+    def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
+        (mllm,) = self._mllm
+        return tuple(torch.zeros(sizes.rows, dtype=torch.int64, device=mllm.device) for _ in range(3))
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        rope: torch.Tensor,
+        column: torch.Tensor,
+        given: list[torch.Tensor],
+        pooled: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """tokens, positions, rope: (rows,), what is fed, where it is written, and its rotary position. column: (columns,) of
+        anything: how many columns are read. given: the hooks' tensors. pooled: keys and values of each layer."""
+        hooks: list[Hook] = put_together(self.shape.tree, given)
+        angles = rope[:, None]
+        if self._axes is not None:
+            angles = angles.expand(self._axes, -1, -1)
+        step = Decode(KVPool.of(pooled), positions, column.shape[0], self.adopted(hooks), kernel=self.kernel())
+        return self.run(self.embeddings(tokens[:, None]), angles, step, -1, hooks, given)
+
+
+class _Note:
+    left: Any = None
+
+
+def renumbered(tree: Any, numbers: list[int]) -> Any:
+    """The same, tensors counted otherwise."""
+    if type(tree) is Hole:
+        return Hole(numbers[tree.number])
+    if type(tree) is Made:
+        return tree._replace(parts=tuple(renumbered(part, numbers) for part in tree.parts))
+    return tree

@@ -1,0 +1,49 @@
+"""A compiled library that fails says why, and ends no process."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.cpp_extension import include_paths
+
+from steering.accel.cpu.packages.library import Library
+
+FAILS = """
+#include <stddef.h>
+typedef void* handle;
+int AOTInductorModelContainerCreateWithDevice(handle* made, size_t n, const char* device, const char* folder) { return 0; }
+int AOTInductorModelContainerDelete(handle made) { return 0; }
+int AOTInductorModelContainerGetNumOutputs(handle made, size_t* count) { *count = 1; return 0; }
+int AOTInductorModelContainerGetNumConstants(handle made, size_t* count) { *count = 0; return 0; }
+int AOTInductorModelContainerUpdateUserManagedConstantBufferPairs() { return 0; }
+int AOTInductorModelContainerRun() { return 1; }
+int AOTInductorGetLastError(const char** message) { *message = MESSAGE; return 0; }
+"""
+"""What torch compiles a model to, as its aoti_runtime/interface.h declares it, of a model that always fails."""
+
+
+def failing(folder: Path, message: str) -> Library:
+    (folder / "fails.c").write_text(FAILS)
+    library = folder / "fails.so"
+    command = ["gcc", "-shared", "-fPIC", f'-DMESSAGE="{message}"', "-o", str(library), str(folder / "fails.c")]
+    subprocess.run(command, check=True, capture_output=True)
+    return Library(library, {})
+
+
+@pytest.mark.parametrize(
+    ("message", "said"), [("a matrix is too wide\\nmore", "a matrix is too wide"), ("", "no more")]
+)
+def test_what_torch_says_of_a_failure_is_raised(message: str, said: str, tmp_path: Path) -> None:
+    library = failing(tmp_path, message)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=f"{said}$"):
+            library([torch.ones(4, 3)])
+
+
+def test_torch_tells_it_as_is_taken_for_granted() -> None:
+    headers = [Path(folder) / "torch/csrc/inductor/aoti_runtime/interface.h" for folder in include_paths()]
+    (header,) = [one for one in headers if one.exists()]
+    assert "AOTInductorGetLastError(const char** error_msg);" in header.read_text()

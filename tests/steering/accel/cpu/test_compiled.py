@@ -1,0 +1,400 @@
+"""Steps that were compiled beside what is served: the same answers, found at the next start, and nothing that fails."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import steering
+from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, See, Think
+from steering.accel.cpu import compiling
+from steering.accel.cpu.packages.package import Package
+from steering.accel.cpu.packages.team import Team
+from steering.accel.cpu.steps import SHARED_ROWS
+from steering.accel.tensors import Bound
+from steering.model.images import joined
+from steering.prompt.layout import build_prompt
+from steering.protocol.readout import REGISTRY
+from tests.steering.accel.cpu.conftest import VARIANTS, check_same_answers, engine, numbers, requests
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++"),
+    pytest.mark.usefixtures("few"),
+]
+
+
+def test_answers_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
+    plain = steering.Engine(compiled.mllm, slots=4, max_length=512, self_check=False)
+    for count, diagnose in ((1, True), (3, False), (4, True), (4, False), (1, False)):
+        asked = requests(compiled.mllm, count, diagnose)
+        before = compiled.stats()["compiled_steps"]
+        for one, other in zip(plain.generate(asked), compiled.generate(asked), strict=True):
+            assert one.choices[0].token_ids == other.choices[0].token_ids
+            for a, b in zip(one.choices[0].logprobs, other.choices[0].logprobs, strict=True):
+                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+            if one.choices[0].diagnostics is not None:
+                assert numbers(other.choices[0].diagnostics) == pytest.approx(
+                    numbers(one.choices[0].diagnostics), rel=1e-3, abs=1e-4, nan_ok=True
+                )
+        assert compiled.stats()["compiled_steps"] - before >= 39
+
+
+def test_answers_with_all_that_can_be_asked_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
+    """What changes attention and updates, and what reads them, alone and beside each other and a plain request."""
+    mllm = compiled.mllm
+    plain = steering.Engine(mllm, slots=4, max_length=512, self_check=False)
+    everything = Diagnose(frozenset(REGISTRY), causal=True, residual_rows="answer")
+    picture = Image.linear_gradient("L").resize((112, 84)).convert("RGB")
+    words = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what is it"}]}]
+
+    def asked(
+        *interventions: steering.Sage | steering.Pai | None, diagnose: Diagnose | None = None, words: Any = words
+    ) -> Request:
+        return Request(words, Sampling(max_tokens=24, ignore_eos=True, logprobs=2), interventions, diagnose=diagnose)
+
+    see, think = See(alpha=0.4, shallow=1), Think(threshold=0.01)
+    text = [{"role": "user", "content": "what?"}]
+    longer = [{"role": "user", "content": [*words[0]["content"], {"type": "text", "text": "what? " * 75}]}]
+    whole = Diagnose(frozenset({"residual"}), residual_rows="prompt")
+    for passes, several in (
+        (24, [asked(Sage(see=see))]),
+        (24, [asked(Sage(see=See(alpha=0.3, reading="scale", ceiling=0.5)), diagnose=everything), asked(words=text)]),
+        (24, [asked(Sage(think=think)), asked(diagnose=everything, words=text)]),
+        (24, [asked(Sage(see), diagnose=everything, words=longer), asked(diagnose=Diagnose(), words=text)]),
+        # whose prompts run as they are
+        (23, [asked(Sage(see=See(shallow=mllm.num_layers))), asked(diagnose=whole, words=text)]),
+        (
+            23,
+            [
+                asked(steering.Pai(amplify=0.5, first_layer=0)),
+                asked(Sage(see, think, Generate(refresh=5)), diagnose=everything),
+            ],
+        ),
+    ):
+        before, steps = compiled.stats()["compiled_steps"], compiled.stats()["steps"]
+        check_same_answers(compiled, plain, several)
+        assert compiled.stats()["compiled_steps"] - before >= passes
+        assert compiled.stats()["steps"] - steps <= 40
+
+
+def test_prompts_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
+    """Alone and several at once, of different lengths, with pictures and without, in parts, and behind what is known."""
+    mllm = compiled.mllm
+    options = {"slots": 4, "max_length": 512, "self_check": False, "prefill_budget": 40, "prefix_cache_bytes": 2**24}
+    ours, plain = (steering.Engine(mllm, **options) for _ in range(2))  # type: ignore[arg-type]
+    steps: Any = compiled.compilation.steps
+    ours._runner.passes.use(steps)
+    picture = Image.linear_gradient("L").resize((112, 84)).convert("RGB")
+    words = [[{"type": "text", "text": "what is this " * n}] for n in (1, 2, 3, 25)]
+    asked = [
+        Request(
+            [{"role": "user", "content": [*({"type": "image", "image": picture},) * shown, *one]}],
+            Sampling(max_tokens=2, ignore_eos=True, logprobs=2),
+        )
+        for shown in (0, 1)
+        for one in words
+    ]
+    for engine_ in (ours, plain):
+        engine_.generate([asked[0]])  # keys and values are made
+    before, known = steps.taken, ours.stats()["prefix_cache_hits"]
+    for several in (asked[:1], asked[:4], asked[4:8], asked[3:4], [asked[3], asked[7]]):
+        for one, other in zip(plain.generate(several), ours.generate(several), strict=True):
+            assert one.choices[0].token_ids == other.choices[0].token_ids
+            for a, b in zip(one.choices[0].logprobs, other.choices[0].logprobs, strict=True):
+                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+    assert steps.taken - before >= 15  # 5 decodes, and no prompt ran as it is
+    assert ours.stats()["prefix_cache_hits"] > known
+
+
+def test_passes_of_many_rows_that_threads_share_are_those_of_the_plain_step(
+    compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rows and many, prompts too, of all kinds beside each other."""
+    mllm, steps = compiled.mllm, compiled.compilation.steps
+    assert steps is not None
+    options = {"slots": 26, "max_length": 512, "self_check": False}
+    plain, ours = (steering.Engine(mllm, **options) for _ in range(2))  # type: ignore[arg-type]
+    ours._runner.passes.use(steps)
+    shared: list[tuple[str, int]] = []
+    found = Team.shares
+
+    def shares(team: Team, rows: int, least: int) -> list[slice]:
+        said = found(team, rows, least)
+        shared.append(("decode" if least == SHARED_ROWS else "prefill", len(said)))
+        return said
+
+    monkeypatch.setattr(Team, "shares", shares)
+    everything = Diagnose(frozenset(REGISTRY), causal=True, residual_rows="answer")
+    sage = Sage(See(alpha=0.4, shallow=1), Think(threshold=0.01), Generate())
+    several = requests(mllm, 7, False)
+    texts = [
+        Request(
+            [{"role": "user", "content": f"{number} " * (1 + number % 5)}],
+            Sampling(max_tokens=5, ignore_eos=True, logprobs=2),
+        )
+        for number in range(26)
+    ]
+    mixed = [*texts[:4], *(replace(one, interventions=(sage,), diagnose=everything) for one in several[:3])]
+    for asked in (several, texts, mixed):
+        answers = [engine_.generate(asked) for engine_ in (plain, ours)]
+        for one, other in zip(*[[answer.choices[0] for answer in each] for each in answers], strict=True):
+            assert one.token_ids == other.token_ids
+            for a, b in zip(one.logprobs, other.logprobs, strict=True):
+                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+            for said, again in ((one.diagnostics, other.diagnostics), (one.applied, other.applied)):
+                assert numbers(again) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)
+    assert {("decode", 2), ("prefill", 2)} <= set(shared)
+
+
+def test_others_run_beside_a_step(compiled: steering.Engine) -> None:
+    """Where torch's own loader was used, no other thread had the interpreter while a step ran."""
+    engine_ = compiled
+    assert engine_.compilation.steps is not None
+    ready = [one for (kind, _), found in engine_.compilation.steps._ready.items() if kind == "prefill" for one in found]
+    (package,) = (one for one in ready if one.given(Bound([])) == [])  # that for no hooks, whichever came first
+    engine_.generate([Request([{"role": "user", "content": "?"}], Sampling(max_tokens=1))])
+    axes, width = engine_._runner.embedder.rope_axes, 400
+    embeds, places = torch.zeros(4, width, engine_.mllm.hidden_size), torch.zeros(4, dtype=torch.int64)
+    positions = torch.arange(width).expand(axes or 1, 4, -1) if axes else torch.arange(width).expand(4, -1)
+    seen, ended = [0.0], threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            seen[0] = time.perf_counter()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        during = 0
+        for _ in range(20):
+            begun, processor = time.perf_counter(), time.thread_time()
+            one = [slice(0, 4)]
+            package.prefill(
+                [], [], embeds, positions, torch.arange(4), places, places + width - 1, width, engine_._runner.pool, one
+            )
+            last = seen[0]  # what the other thread saw before this one had the interpreter back
+            during += last - begun > (time.thread_time() - processor) / 2
+    finally:
+        ended.set()
+        watcher.join()
+    assert during > 5
+
+
+def test_all_columns_of_a_slot_can_be_read(compiled: steering.Engine) -> None:
+    """A step that reads whole slots is no other one, which torch's own compiler would compile anew."""
+    mllm = compiled.mllm
+    (asked,) = requests(mllm, 1, False)
+    longest = build_prompt(mllm, asked.messages).length + 40
+    plain = steering.Engine(mllm, slots=1, max_length=longest, self_check=False)
+    compiled_too = steering.Engine(mllm, slots=1, max_length=longest, self_check=False)
+    compiled_too._runner.passes.use(compiled.compilation.steps)
+    (one,), (other,) = plain.generate([asked]), compiled_too.generate([asked])
+    assert one.choices[0].token_ids == other.choices[0].token_ids
+
+
+def test_pictures_of_one_size_are_encoded_as_the_plain_tower_encodes_them(
+    compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One, and as many as threads share; others, and more than are worth it, by the plain one."""
+    mllm, steps = compiled.mllm, compiled.compilation.steps
+    assert steps is not None
+
+    def inputs(*sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
+        rng = np.random.default_rng(0)
+        shown = [Image.fromarray(rng.integers(0, 255, (*size, 3), dtype=np.uint8)) for size in sizes]
+        parts = [{"type": "image", "image": one} for one in shown]
+        return joined(build_prompt(mllm, [{"role": "user", "content": parts}]).pictures)
+
+    for sizes in ([(56, 84)], [(84, 56)] * 5, [(28, 28)] * 2, [(112, 112)]):
+        before, given = steps.taken, inputs(*sizes)
+        with torch.inference_mode():
+            found, expected = steps.features(given), mllm.image_features(given).pooler_output
+        assert found is not None
+        assert steps.taken == before + 1
+        for one, other in zip(found.pooler_output, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert steps.features(inputs((56, 84), (84, 56))) is None
+    monkeypatch.setattr("steering.accel.cpu.steps.MOST_PATCHES", 6 * 8)
+    assert steps.features(inputs((56, 84))) is not None
+    assert steps.features(inputs((56, 84), (56, 84))) is None
+
+
+def test_a_new_picture_is_encoded_by_the_compiled_step(
+    compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Image.effect_noise((84, 84), 80).convert("RGB")
+    monkeypatch.setattr(type(compiled.mllm), "image_features", lambda *_: pytest.fail("it ran as it is"))
+    words = [{"role": "user", "content": [{"type": "image", "image": plain}, {"type": "text", "text": "what?"}]}]
+    compiled.generate([Request(words, Sampling(max_tokens=2, ignore_eos=True))])
+
+
+def test_what_is_new_behind_a_long_prompt_is_compiled(
+    compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a further turn of a chat; many new tokens, or several such prompts at once, run as they are."""
+    steps = compiled.compilation.steps
+    assert steps is not None
+    monkeypatch.setattr("steering.accel.cpu.steps.LONGEST", 100)
+    options = {"slots": 3, "max_length": 512, "self_check": False, "prefix_cache_bytes": 2**24}
+    plain, ours = (steering.Engine(compiled.mllm, **options) for _ in range(2))  # type: ignore[arg-type]
+    ours._runner.passes.use(steps)
+    widths: list[int] = []
+    prefill = Package.prefill
+
+    def noted(package: Package, hooks: Any, given: Any, embeds: torch.Tensor, *rest: Any) -> Any:
+        widths.append(embeds.shape[1])
+        return prefill(package, hooks, given, embeds, *rest)
+
+    monkeypatch.setattr(Package, "prefill", noted)
+
+    def asked(*endings: str) -> list[Request]:
+        texts = [f"{'word ' * 70}{ending}" for ending in endings]
+        return [Request([{"role": "user", "content": text}], Sampling(max_tokens=5, ignore_eos=True)) for text in texts]
+
+    for requests_, compiles in (
+        (asked("a"), False),
+        (asked("b"), True),
+        (asked("c " * 60), False),
+        (asked("d", "e"), False),
+    ):
+        widths.clear()
+        said = [[answer.choices[0].token_ids for answer in one.generate(requests_)] for one in (plain, ours)]
+        assert said[0] == said[1]
+        assert bool(widths) is compiles
+    assert ours.stats()["prefix_cache_hits"] == 4
+
+
+@pytest.mark.usefixtures("compiled", "nothing_compiles")
+def test_the_next_start_finds_them(mllm: MLLM, folder: Path) -> None:
+    again = engine(mllm, folder)
+    assert again.compilation.state == "ready"
+    assert again.stats()["compiled_in_use"] == len(VARIANTS)
+    text = Request([{"role": "user", "content": "what?"}], Sampling(max_tokens=4, ignore_eos=True))
+    again.generate([text])  # whose positions have one axis, but a picture's more
+    assert again.stats()["compiled_steps"] == 4
+    again.generate(requests(again.mllm, 1, False))
+    assert again.stats()["compiled_steps"] > 4
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [
+        ("raise ValueError('it is too hard')", "ValueError: it is too hard"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "a process that compiled ended with -9"),
+    ],
+)
+def test_one_that_cannot_be_compiled_keeps_no_other_from_use(
+    fails: str, said: str, mllm: MLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The first, of processes that have the others from where they lie."""
+    child = f"""
+import hashlib, os, shutil, signal, sys
+from steering.accel.cpu import child
+
+def make(making, wanted):
+    if wanted["variant"] == ["decode", "plain"]:
+        {fails}
+    name = hashlib.sha256(wanted["key"].encode()).hexdigest()
+    shutil.copytree({str(folder)!r} + "/" + name, making.store.folder / name)
+
+child.Making.make, child.build_loops = make, lambda *_: None
+sys.exit(child.main())
+"""
+    monkeypatch.setattr(compiling, "_CHILD", child)
+    made = engine(mllm, tmp_path)
+    assert not made.compilation.wait(100)
+    assert made.compilation.state == "failed"
+    assert made.stats()["compiled_in_use"] == len(VARIANTS) - 1
+    assert said in caplog.text
+
+
+@pytest.mark.usefixtures("compiled", "nothing_compiles")
+def test_what_is_broken_costs_a_compile_and_no_answer(mllm: MLLM, folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".*"))  # what another run builds
+    for place in copy.glob("*/step.so"):  # code that says that it is what was written, and is none
+        place.write_bytes(b"nothing")
+        notes = json.loads((place.parent / "about.json").read_text())
+        notes["digest"] = hashlib.sha256(b"nothing").hexdigest()
+        (place.parent / "about.json").write_text(json.dumps(notes))
+    made = engine(mllm, copy)
+    assert not made.compilation.wait(60)
+    assert (made.compilation.state, made.stats()["compiled_in_use"]) == ("failed", 0)
+    (answer,) = made.generate(requests(made.mllm, 1, False))
+    assert len(answer.choices[0].token_ids) == 40
+
+
+@pytest.mark.usefixtures("compiled", "nothing_compiles")
+@pytest.mark.parametrize(
+    ("off", "scaled", "said"),
+    [
+        (lambda logits: logits + 0.01 * logits.abs().max(), lambda made: 1.01 * made, "of its range off"),
+        (torch.Tensor.double, torch.Tensor.double, "it must leave TensorForm(dtype=torch.float32"),
+        (lambda logits: logits.T.contiguous().T, lambda made: made.transpose(0, 1), "it must leave TensorForm("),
+    ],
+)
+def test_a_step_that_leaves_something_else_is_not_used(
+    off: Any, scaled: Any, said: str,
+    mllm: MLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".*"))  # what another run builds
+    for kind in ("decode", "prefill"):
+        real = getattr(Package, kind)
+
+        def other(*args: Any, real: Any = real) -> tuple[torch.Tensor, torch.Tensor]:
+            hidden, logits = real(*args)
+            return hidden, off(logits)
+
+        monkeypatch.setattr(Package, kind, other)
+    monkeypatch.setattr(Package, "encode", lambda *args, encode=Package.encode: scaled(encode(*args)))
+    made = engine(mllm, copy)
+    assert (made.compilation.wait(60), made.stats()["compiled_in_use"]) == (False, 0)
+    assert said in caplog.text
+    assert not list(copy.glob("*/step.so"))
+
+
+def test_a_folder_that_others_may_write_is_not_used(
+    mllm: MLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture, nothing_compiles: None
+) -> None:
+    tmp_path.chmod(0o777)
+    engine(mllm, tmp_path)
+    assert "others than this user may write" in caplog.text
+    assert not list(tmp_path.iterdir())
+    tmp_path.chmod(0o700)
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+def test_where_nothing_compiles_steps_run_as_they_are(mllm: MLLM, caplog: pytest.LogCaptureFixture) -> None:
+    made = engine(mllm, "off")
+    assert not made.compilation.wait(60)
+    assert "there is no compiler" in caplog.text
+    (answer,) = made.generate(requests(made.mllm, 1, False))
+    assert len(answer.choices[0].token_ids) == 40
+
+
+def test_an_engine_that_stops_ends_what_is_being_compiled(mllm: MLLM, tmp_path: Path) -> None:
+    made = engine(mllm, tmp_path)
+    assert made.compilation._ahead is not None
+    while (process := made.compilation._ahead.compiling._process) is None:
+        time.sleep(0.01)
+    time.sleep(3)  # it imports
+    begun = time.monotonic()
+    made.stop()
+    assert process.poll() is not None
+    assert not made.compilation.wait(10)
+    assert time.monotonic() - begun < 10
+    assert not list(tmp_path.iterdir())

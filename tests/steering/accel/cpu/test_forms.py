@@ -1,0 +1,87 @@
+"""The forms of hooks in compiled steps against the hooks run eagerly: steps run here as they are traced, uncompiled."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from steering import MLLM, UnsupportedModel
+from steering.accel.cpu import steps as compiled_steps
+from steering.accel.cpu.examples import EXAMPLES, example_step
+from steering.accel.cpu.forms.interventions import FusedThink, NotedSee
+from steering.accel.cpu.forms.recorders import FusedCapture, FusedResidual
+from steering.accel.cpu.kernels.stream import damping
+from steering.accel.cpu.packages.package import Package
+from steering.accel.cpu.rehearsal import Rehearsal
+from steering.accel.cpu.start import VARIANTS
+from steering.accel.cpu.step import Variant
+from steering.accel.cpu.steps import CompiledSteps
+from steering.accel.tensors import Mould, as_json, kinds_of, of_json
+from steering.recorders.attention import DecodeCapture
+from steering.recorders.residual import ResidualRows
+
+FED = {"decode": 4, "prefill": 6}
+"""Tensors that a step of each kind is given before those of its hooks."""
+
+
+class Uncompiled(Package):
+    """A package whose library is the step itself."""
+
+    def __init__(self, mllm: MLLM, steps: CompiledSteps, variant: Variant):
+        wanted, fed = steps.wanted(variant), FED.get(variant.kind)
+        step, given = example_step(mllm, variant, steps.axes, steps.weights)
+        step(*step.arguments(EXAMPLES[0], given))  # which tells what hooks are afterwards
+
+        def library(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            if fed is None:
+                return step(*tensors)
+            end = fed + len(given)
+            return step(*tensors[:fed], tensors[fed:end], tensors[end:])
+
+        left = json.loads(json.dumps(as_json(step.left)))
+        self._mould = Mould(wanted.shape, wanted.sizes)
+        self._changes = self._mould.changes(of_json(left, kinds_of(wanted.shape.tree)))
+        self._library: Any = library
+        self._team, self._inputs, self._outputs, self.native = steps._team, [], [], None
+        self.divisible, self._column = False, torch.zeros(0)
+
+
+@pytest.fixture
+def check(mllm: MLLM, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Compare a step with eager passes, as before a package is used."""
+    monkeypatch.setattr(compiled_steps, "Loops", lambda *_: None)
+
+    def checked(variant: Variant) -> None:
+        with torch.inference_mode():
+            rehearsal = Rehearsal(mllm)
+            steps = CompiledSteps(mllm, 1, rehearsal.axes)
+            wanted = steps.wanted(variant)
+            rehearsal.rehearse(wanted)
+            rehearsal.check(steps, wanted, Uncompiled(mllm, steps, variant))
+
+    return checked
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=" ".join)
+def test_a_step_leaves_what_an_eager_pass_leaves(variant: Variant, check: Any) -> None:
+    check(variant)
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "wrong"),
+    [
+        (FusedThink, "damping", staticmethod(lambda *given: 2 * damping(*given))),
+        (NotedSee, "conclude", lambda hook, noted, positions: None),
+        (FusedCapture, "settle", DecodeCapture.settle),  # which counts nothing
+        (FusedResidual, "settle", ResidualRows.settle),
+    ],
+)
+def test_a_form_that_does_something_else_is_seen(
+    form: type, name: str, wrong: Any, check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(form, name, wrong)
+    with pytest.raises(UnsupportedModel, match="of its range off"):
+        check(Variant("decode", "every"))

@@ -1,0 +1,91 @@
+"""What compiled steps are kept by."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import steering
+from steering.accel.cpu.examples import EXAMPLES, INLINED, _hooks, example_sizes, example_step, manifest
+from steering.accel.cpu.keys import CODE
+from steering.accel.cpu.packing import PackedWeights
+from steering.accel.cpu.step import Variant, constants
+from steering.accel.cpu.steps import CompiledSteps
+from steering.accel.tensors import Mould, taken_apart
+from steering.interventions.steer_rows import SteerRows
+from tests.steering.conftest import LoadMLLM
+
+ROOT = Path(steering.__file__).parent
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "llava"])
+def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_mllm: LoadMLLM) -> None:
+    run: set[Path] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and file.is_relative_to(ROOT):
+            run.add(file.relative_to(ROOT))
+
+    variants = [Variant("prefill", "usual"), Variant("decode", "every")]
+    for variant in [*variants, *([Variant("pictures")] if family == "qwen2_vl" else [])]:
+        step, given = example_step(load_mllm(family), variant, None, PackedWeights(load_mllm(family)))
+        arguments = step.arguments(EXAMPLES[0], given)
+        sys.setprofile(note)
+        try:
+            with torch.inference_mode():
+                step(*arguments)
+        finally:
+            sys.setprofile(None)
+    assert {Path("decoder/attention.py"), Path("interventions/think.py")} <= run
+    assert (Path("tower/attention.py") in run) is (family == "qwen2_vl")
+    assert {file.parts[0] for file in run} <= {*CODE}
+
+
+def test_a_step_is_for_hooks_of_its_own_sizes(load_mllm: LoadMLLM) -> None:
+    """Of any number of rows and tokens; but not of vectors for one picture of several, which have a class for each."""
+    mllm, variant = load_mllm("qwen2_vl"), Variant("prefill", "usual")
+    shape = example_step(mllm, variant, None, PackedWeights(mllm))[0].shape
+    mould = Mould(shape, example_sizes(mllm, variant))
+    for sizes in EXAMPLES:
+        assert mould.tensors(_hooks(mllm, variant, sizes)) is not None
+    hooks = _hooks(mllm, variant, EXAMPLES[0])
+    (steered,) = (hook for hook in hooks if isinstance(hook, SteerRows))
+    for name, axis in (("_classes", 2), ("_delta", 2)):
+        held = getattr(steered, name)
+        setattr(steered, name, torch.cat([held, held.narrow(axis, 0, 1)], axis))
+        assert taken_apart(hooks)[0] == shape
+        assert mould.tensors(hooks) is None
+        setattr(steered, name, held)
+
+
+def test_who_has_not_read_the_weights_makes_the_same_step() -> None:
+    """As the process that compiles, which is told what it cannot see: in what numbers weights are kept."""
+    served = steering.load()
+    unread = steering.load(unread=served.fingerprint)
+    weights = PackedWeights(served)
+    assert {dtype for name, dtype in weights.dtypes.items() if name.startswith("weight")} == {"float16"}
+    made, own = (
+        example_step(mllm, Variant("decode"), None, packed)[0]
+        for mllm, packed in ((unread, PackedWeights(unread, weights.dtypes)), (served, weights))
+    )
+    for name, one in constants(own).items():
+        if one.numel() <= INLINED:
+            constants(made)[name].data.copy_(one)
+    assert manifest(made) == manifest(own)
+
+
+def test_one_package_alone_has_the_threads_that_it_was_loaded_for(load_mllm: LoadMLLM) -> None:
+    own, package = torch.get_num_threads(), SimpleNamespace()
+    steps = CompiledSteps(load_mllm("qwen2_vl"), threads=1)
+    torch.set_num_threads(3)
+    try:
+        sole = CompiledSteps.of(steps, steps.wanted(Variant("decode")), package)  # type: ignore[arg-type]
+    finally:
+        torch.set_num_threads(own)
+    assert sole._team.threads == steps._team.threads == own

@@ -1,0 +1,177 @@
+"""Decode steps that are captured once and run again over the same memory: the answers of those that run as they are.
+
+There is no GPU here: what stands for a graph runs the captured call again, and writes to what it wrote to first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from PIL import Image
+
+import steering
+from steering import Diagnose, Fault, Generate, Request, Sage, Sampling, See, Think
+from steering.accel import cuda_graphs
+from steering.accel.cuda_graphs import LEAST, Captured, DecodeGraphs
+from steering.accel.tensors import Bound
+from steering.decoder.kv import KVPool
+from steering.protocol.readout import REGISTRY
+from steering.vectors.vector import SteeringVector
+from tests.steering.accel.cpu.test_compiled import numbers
+from tests.steering.conftest import LoadMLLM, MakeEngine
+
+FAMILIES = ("qwen2_vl", "gemma3", "internvl")
+
+
+def again(run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
+    """A capture whose memory is written to by each replay."""
+    made = run()
+
+    def replay() -> None:
+        for kept, new in zip(made, run(), strict=True):
+            kept.copy_(new)
+
+    return replay, made
+
+
+def check_alike(expected: list[steering.Result], answers: list[steering.Result]) -> None:
+    """Compare the tokens, log-probabilities, reports and readouts of answers in the same order."""
+    for one, other in zip(expected, answers, strict=True):
+        a, b = one.choices[0], other.choices[0]
+        assert a.token_ids == b.token_ids
+        assert [x.logprob for x in b.logprobs] == pytest.approx([x.logprob for x in a.logprobs], abs=1e-4)
+        for said, found in ((a.applied, b.applied), (a.diagnostics, b.diagnostics)):
+            assert numbers(found) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_those_of_steps_that_run_as_they_are(
+    family: str, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that can be asked, beside each other, while rows come and go."""
+    plain, ours = (make_engine(family, slots=8, max_length=512) for _ in range(2))
+    mllm = ours.mllm
+    graphs = DecodeGraphs(mllm, captures=lambda: again)
+    ours._runner.passes.use(graphs)
+    ones = torch.ones(mllm.num_layers)
+    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
+    steer = steering.Steer(
+        SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint), 0.5
+    )
+    see, think = See(alpha=0.4, shallow=1), Think(threshold=0.01)
+    everything = Diagnose(frozenset(REGISTRY), causal=True)
+    picture = Image.linear_gradient("L").resize((56, 56)).convert("RGB")
+    words = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what"}]}]
+    text = [{"role": "user", "content": "what?"}]
+
+    def asked(tokens: int, *interventions: Any, messages: Any = words, diagnose: Diagnose | None = None) -> Request:
+        sampling = Sampling(max_tokens=tokens, ignore_eos=True, logprobs=2)
+        return Request(messages, sampling, interventions, diagnose=diagnose)
+
+    several = [
+        asked(5, messages=text),
+        asked(12, steer),
+        asked(9, Sage(see, think, Generate(refresh=4)), diagnose=everything),
+        asked(12, steering.Pai(amplify=0.5, first_layer=0)),
+        asked(3, messages=text, diagnose=everything),
+    ]
+    batches = (several[:1], several, several[1:3])
+    expected = [plain.generate(requests) for requests in batches]
+    for requests, answers in zip(batches, expected, strict=True):
+        check_alike(answers, ours.generate(requests))
+    assert graphs.taken >= 20
+    assert {rows for form in graphs._every() for rows in form.graphs} >= {1, 2, 8}
+    assert len(graphs) < graphs.taken / 2
+
+
+def test_rows_behind_the_running_ones_write_where_nobody_reads(load_mllm: LoadMLLM) -> None:
+    mllm = load_mllm("qwen2_vl")
+    pool = KVPool(4, 64)
+    pool.allot(mllm.column())
+    graphs = DecodeGraphs(mllm, captures=lambda: again)
+    before = [one.clone() for one in pool.tensors]
+    places = torch.tensor([3, 7, 5])
+    with torch.inference_mode():
+        computed = graphs.decode(Bound([]), None, torch.tensor([5, 6, 7]), places, places, 64, pool)
+    assert computed is not None
+    assert computed.logits is not None
+    assert computed.logits.shape == (3, mllm.vocab_size)
+    for one, other in zip(pool.tensors, before, strict=True):
+        changed = (one != other).any(-1).any(1)  # (slots, columns)
+        assert [row.nonzero()[:, 0].tolist() for row in changed] == [[3, 63], [7, 63], [5, 63], [63]]
+
+
+@pytest.mark.parametrize(("needed", "read"), [(1, LEAST), (256, 256), (257, 384), (385, 512), (600, 768), (900, 1000)])
+def test_few_numbers_of_columns_are_read(needed: int, read: int, load_mllm: LoadMLLM) -> None:
+    assert DecodeGraphs(load_mllm("qwen2_vl"), captures=lambda: again).columns(needed, KVPool(1, 1000)) == read
+
+
+class Counted:
+    """Captures as `again` does, so many before there is no room."""
+
+    made: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self.made.append(0)
+
+    def __call__(self, run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
+        if self.made[-1] == 9:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        self.made[-1] += 1
+        return again(run, device)
+
+
+def answered(engine: steering.Engine, tokens: int, **options: Any) -> tuple[int, ...]:
+    """The tokens of an answer that reads more columns with time."""
+    sampling = Sampling(max_tokens=tokens, ignore_eos=True)
+    request = Request([{"role": "user", "content": "what?"}], sampling, **options)
+    return engine.generate([request])[0].choices[0].token_ids
+
+
+def test_one_is_captured_for_each_number_of_columns_although_hooks_leave_something(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "LEAST", 32)
+    engine = make_engine("qwen2_vl", slots=2, max_length=96)
+    monkeypatch.setattr(Counted, "made", [])
+    graphs = DecodeGraphs(engine.mllm, captures=Counted)
+    engine._runner.passes.use(graphs)
+    answered(engine, 60, diagnose=Diagnose())
+    assert Counted.made == [4], "of 32, 48, 64 and 96 columns"
+    assert len(graphs) == 4
+
+
+def test_when_there_are_too_many_all_are_forgotten_with_their_memory(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "LEAST", 32)
+    plain, engine = (make_engine("qwen2_vl", slots=2, max_length=96) for _ in range(2))
+    monkeypatch.setattr(Counted, "made", [])
+    monkeypatch.setattr(cuda_graphs, "MOST", 2)
+    graphs = DecodeGraphs(engine.mllm, captures=Counted)
+    engine._runner.passes.use(graphs)
+    assert answered(engine, 60) == answered(plain, 60)
+    assert (Counted.made, len(graphs)) == ([2, 2], 2)
+
+
+def test_steps_that_cannot_be_captured_while_answers_run_run_as_they_are(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "LEAST", 32)
+    plain, engine = (make_engine("qwen2_vl", slots=2, max_length=96) for _ in range(2))
+    monkeypatch.setattr(Counted, "made", [])
+    graphs = DecodeGraphs(engine.mllm, captures=Counted)
+    engine._runner.passes.use(graphs)
+    Counted.made[-1] = 7
+    with pytest.raises(Fault, match="out of memory"):
+        answered(engine, 60)  # two, and no third one before it was tried whether there are any
+    graphs.tried = True
+    assert answered(engine, 60) == answered(plain, 60)
+    assert answered(engine, 60) == answered(plain, 60)
+    assert [one.message for one in caplog.records if "captured" in one.message] == [
+        "no more decode steps are captured; those that are not run as they are: CUDA out of memory."
+    ]
+    assert len(graphs) == 2

@@ -1,0 +1,132 @@
+"""A hook is taken apart into its tensors and all else, and put together again, here or in another process."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from steering.accel.tensors import (
+    Bound,
+    Foreign,
+    Hole,
+    Mould,
+    as_json,
+    fixed_sizes,
+    kinds_of,
+    of_json,
+    put_together,
+    taken_apart,
+)
+
+
+class Tables(NamedTuple):
+    one: torch.Tensor
+    two: torch.Tensor
+
+
+class Held:
+    def __init__(self, rows: int, depth: int = 2):
+        shared = torch.zeros(rows, 3)
+        self.depth, self.nothing, self.device = depth, None, torch.device("cpu")
+        self.tables = {torch.device("cpu"): Tables(shared, torch.ones(rows))}
+        self.again, self.kept = shared, [torch.arange(rows)]
+
+
+def mould_of(value: Any, other: Any = None) -> Mould:
+    """A mould of a value, whose tensors' sizes vary where those of the other one differ."""
+    shape, tensors = taken_apart(value)
+    return Mould(shape, fixed_sizes(tensors, tensors if other is None else taken_apart(other)[1]))
+
+
+def test_a_value_put_together_again_is_the_same() -> None:
+    held = Held(4)
+    shape, tensors = taken_apart([held])
+    assert len(tensors) == 3  # one of them is held twice
+    (made,) = put_together(shape.tree, tensors)
+    assert type(made) is Held
+    assert made.again is held.again is made.tables[torch.device("cpu")].one
+    assert (made.depth, made.nothing, made.device, made.kept) == (2, None, torch.device("cpu"), held.kept)
+    assert made.kept is not held.kept
+
+
+@pytest.mark.parametrize(
+    ("other", "alike"),
+    [(Held(7), True), (Held(4, depth=3), False), (torch.zeros(4), False)],
+)
+def test_shapes_are_alike_where_nothing_but_the_contents_of_tensors_differs(other: Any, alike: bool) -> None:
+    one, two = taken_apart(Held(4))[0], taken_apart(other)[0]
+    assert (one == two) is alike
+    assert (one.text() == two.text()) is alike
+
+
+def test_dtypes_and_axes_count() -> None:
+    assert taken_apart([torch.zeros(2)])[0] != taken_apart([torch.zeros(2).half()])[0]
+    assert taken_apart([torch.zeros(2)])[0] != taken_apart([torch.zeros(2, 1)])[0]
+
+
+def test_a_tree_is_read_of_its_words_where_its_kinds_are_known() -> None:
+    tree = taken_apart([Held(4), {"a": (1, 0.5, torch.float16)}])[0].tree
+    words = json.loads(json.dumps(as_json(tree)))
+    assert of_json(words, kinds_of(tree)) == tree
+    with pytest.raises(KeyError):
+        of_json(words, [Tables])
+
+
+def test_what_is_neither_tensor_nor_constant_is_refused() -> None:
+    with pytest.raises(Foreign):
+        taken_apart([open])
+    assert put_together(Hole(0), [3]) == 3  # type: ignore[list-item]
+
+
+def test_a_mould_finds_the_tensors_of_what_is_of_its_shape_alone() -> None:
+    _, tensors = taken_apart([Held(4)])
+    mould, other = mould_of([Held(4)], [Held(5)]), [Held(7)]
+    found, expected = mould.tensors(other), taken_apart(other)[1]
+    assert found is not None
+    assert [one.data_ptr() for one in found] == [one.data_ptr() for one in expected]
+    assert len(found) == len(tensors)
+    twice = Held(4)
+    twice.again = torch.zeros(4, 3)  # no longer the tensor that it was
+    more = Held(4)
+    more.more = 1  # type: ignore[attr-defined]
+    half = Held(4)
+    half.kept = [torch.arange(4).half()]
+    for unlike in ([Held(4, depth=3)], [Held(4), Held(4)], [twice], [more], [half], [torch.zeros(4)], Held(4)):
+        assert mould.tensors(unlike) is None
+
+
+def test_a_mould_takes_no_tensors_of_other_sizes_than_it_is_for() -> None:
+    """Compiled code would read what lies behind them."""
+    mould, wide = mould_of([Held(4)], [Held(5)]), Held(4)
+    wide.again = torch.zeros(4, 5)
+    wide.tables = {torch.device("cpu"): Tables(wide.again, torch.ones(4))}
+    assert taken_apart([wide])[0] == taken_apart([Held(4)])[0]
+    assert mould.tensors([wide]) is None
+    assert mould_of([Held(4)]).tensors([Held(7)]) is None
+    assert mould_of([Held(4)], [wide]).tensors([wide]) is not None
+
+
+def test_a_mould_knows_what_has_changed() -> None:
+    held = [Held(4)]
+    shape, tensors = taken_apart(held)
+    held[0].kept, held[0].depth = [], 2
+    held[0].made = torch.ones(1)  # type: ignore[attr-defined]
+    left, _ = taken_apart(held)
+    changes = Mould(shape, fixed_sizes(tensors, tensors)).changes(left.tree)
+    assert [(number, name) for number, name, _ in changes] == [(0, "kept"), (0, "made")]
+    assert put_together(changes[0][2], tensors) == []
+
+
+def test_objects_that_have_changed_are_looked_at_as_they_were() -> None:
+    held = [Held(4)]
+    _, tensors = taken_apart(held)
+    bound, mould = Bound(held), mould_of(held)
+    assert bound.tensors(mould) == tensors
+    mould.change(held, [(0, "made", Hole(0)), (0, "depth", 7)], tensors)
+    assert (bound.tensors(mould), held[0].depth) == (tensors, 7)
+    assert mould.tensors(held) is None
+    assert bound.tensors(mould_of([Held(4)])) == tensors
+    assert bound.tensors(mould_of([1])) is None

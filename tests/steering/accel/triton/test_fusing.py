@@ -1,0 +1,90 @@
+"""Norms and rotary embeddings by single kernels, beside transformers' own. There is no GPU here: what stands for the kernels
+of triton computes the same on the CPU, and those themselves are tried where triton is."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.gemma3 import modeling_gemma3 as gemma
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen
+
+from steering.accel.triton.fusing import fuse, fuse_by
+from tests.steering.accel.triton.reference import Ops
+
+NAMES = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_vision")
+
+
+@pytest.fixture(autouse=True)
+def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What models of a family share."""
+    for family in (qwen, gemma):
+        for name in NAMES:
+            if hasattr(family, name):
+                monkeypatch.setattr(family, name, getattr(family, name))
+
+
+def norms(kind: type[nn.Module], dtype: torch.dtype) -> nn.Module:
+    """Some norms with weights that are not 1."""
+    made = nn.ModuleList(kind(width) for width in (24, 24, 8))
+    for parameter in made.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    return made.requires_grad_(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [qwen.Qwen2_5_VLRMSNorm, gemma.Gemma3RMSNorm])
+def test_norms_are_ours_where_both_give_the_same(kind: type[nn.Module], dtype: torch.dtype) -> None:
+    own, ours = norms(kind, dtype), Ops()
+    taken = copy.deepcopy(own)
+    fuse_by(ours, taken)
+    before = ours.calls["rms_norm"]
+    for one, other in zip(own, taken, strict=True):  # type: ignore[call-overload]
+        states = torch.randn(2, 5, len(one.weight)).to(dtype)
+        torch.testing.assert_close(other(states), one(states), rtol=2e-2 if dtype != torch.float32 else 1e-5, atol=1e-5)
+    assert ours.calls["rms_norm"] == before + 3
+
+
+def test_norms_stay_where_ours_gives_something_else() -> None:
+    taken, wrong = norms(qwen.Qwen2_5_VLRMSNorm, torch.float32), Ops(wrong=0.5)
+    fuse_by(wrong, taken)
+    assert wrong.calls["rms_norm"] == 2  # with a weight as it is, and one to which 1 is added
+    assert all("forward" not in vars(one) for one in taken)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("wrong", "taken"), [(0.0, True), (0.5, False)])
+def test_rotary_embeddings_are_ours_on_a_gpu_where_both_give_the_same(wrong: float, taken: bool) -> None:
+    plain = {name: getattr(qwen, name) for name in NAMES}
+    ours = Ops(wrong)
+    for _ in range(2):  # the second model of a family finds them there
+        fuse_by(ours, norms(qwen.Qwen2_5_VLRMSNorm, torch.float32))
+    assert [hasattr(getattr(qwen, name), "ours") for name in NAMES] == [taken, taken]
+    if not taken:
+        return
+    assert ours.calls["rotated"] == 4, "of text and of pictures, two sizes each"
+    seen, angle = torch.randn(5, 4, 12), torch.randn(5, 12)
+    text = [torch.randn(2, heads, 5, 16).transpose(1, 2).contiguous().transpose(1, 2) for heads in (4, 2)]
+    angles = [torch.randn(2, 5, 16) for _ in range(2)]
+    for name, given in (
+        ("apply_rotary_pos_emb", (*text, *angles)),
+        (
+            "apply_rotary_pos_emb_vision",
+            (seen, seen + 1, angle, 1 - angle),
+        ),
+    ):
+        found = getattr(qwen, name)
+        for one, other in zip(found.ours(*given), plain[name](*given), strict=True):
+            torch.testing.assert_close(one, other)
+        before = ours.calls["rotated"]
+        found(*given)
+        assert ours.calls["rotated"] == before, "on the CPU it is the model's own"
+
+
+def test_on_a_gpu_without_triton_the_model_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = norms(qwen.Qwen2_5_VLRMSNorm, torch.float32)
+    monkeypatch.setattr("steering.accel.triton.fusing.importlib.util", SimpleNamespace(find_spec=lambda name: None))
+    fuse(taken, taken, torch.device("cuda"))
+    assert all("forward" not in vars(one) for one in taken)  # type: ignore[attr-defined]

@@ -1,0 +1,189 @@
+"""The engine on what it runs on a GPU: fused modules, the decode attention kernel, and one graph for each number of rows.
+
+There is no GPU here. What stands for the kernels is plain torch, what stands for a graph runs the captured call again.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import steering
+from steering import Diagnose, Generate, Request, Sage, Sampling, See, Think
+from steering.accel import cuda_graphs
+from steering.accel.cuda_graphs import DecodeGraphs
+from steering.accel.triton import fusing, modules
+from steering.decoder import packed
+from steering.model import loading
+from steering.protocol.readout import REGISTRY
+from steering.runner import selfcheck
+from tests import families
+from tests.steering.accel.test_cuda_graphs import again, check_alike
+from tests.steering.accel.triton.reference import DecodeAttention, Ops
+
+FAMILIES = ("qwen2_vl", "gemma3", "internvl")
+
+
+class Served:
+    """A model as on a GPU beside the plain one."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, ops: Ops | None = None, dtype: str = "float32"):
+        self.plain = steering.load(folder, device="cpu")
+        self.ops, self.kernel = ops or Ops(), DecodeAttention()
+        with monkeypatch.context() as patch:
+            patch.setattr(packed, "prepare", lambda *_: None)  # what CPUs have instead
+            patch.setattr(loading, "_store_weights_by_column", lambda *_: None)
+            patch.setattr(fusing, "fuse", lambda model, decoder, device: fusing.fuse_by(self.ops, model, decoder))
+            self.fused = steering.load(folder, device="cpu", dtype=dtype)
+        self.fused.__dict__["decode_attention"] = self.kernel
+
+    def engines(self, **options: Any) -> tuple[steering.Engine, steering.Engine, DecodeGraphs]:
+        settings: dict[str, Any] = {"slots": 8, "max_length": 512, "self_check": False} | options
+        plain, ours = (steering.Engine(mllm, **settings) for mllm in (self.plain, self.fused))
+        graphs = DecodeGraphs(self.fused, captures=lambda: again)
+        ours._runner.passes.use(graphs)
+        return plain, ours, graphs
+
+
+@pytest.fixture(params=FAMILIES)
+def served(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
+    return Served(families.checkpoint(request.param, root), monkeypatch)
+
+
+def asked(mllm: steering.MLLM) -> list[Request]:
+    ones = torch.ones(mllm.num_layers)
+    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
+    vector = steering.SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint)
+    everything = Diagnose(frozenset(REGISTRY), causal=True)
+    picture = Image.linear_gradient("L").resize((56, 56)).convert("RGB")
+    words = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what"}]}]
+    text = [{"role": "user", "content": "what?"}]
+
+    def ask(tokens: int, *interventions: Any, messages: Any = words, diagnose: Diagnose | None = None) -> Request:
+        sampling = Sampling(max_tokens=tokens, ignore_eos=True, logprobs=2)
+        return Request(messages, sampling, interventions, diagnose=diagnose)
+
+    see, think = See(alpha=0.4, shallow=1), Think(threshold=0.01)
+    return [
+        ask(5, messages=text),
+        ask(12, steering.Steer(vector, 0.5)),
+        ask(9, Sage(see, think, Generate(refresh=4)), diagnose=everything),
+        ask(7, See(alpha=0.3, reading="scale"), diagnose=Diagnose()),
+        ask(12, steering.Pai(amplify=0.5, first_layer=0)),
+        ask(3, messages=text, diagnose=everything),
+    ]
+
+
+def test_answers_are_those_of_the_plain_model(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that can be asked, alone and beside each other, while rows come and go."""
+    plain, ours, graphs = served.engines()
+    requests = asked(served.plain)
+    batches = [requests, *([request] for request in requests)]
+    expected = [plain.generate(batch) for batch in batches]
+    for batch, answers in zip(batches, expected, strict=True):
+        check_alike(answers, ours.generate(batch))
+    assert graphs.taken >= 20
+    assert min(served.kernel.calls, served.kernel.enhanced, served.kernel.looked) > 20
+    assert {columns for _, columns in graphs._forms} == {512}, "one number of columns"
+
+
+def test_modules_are_fused_where_their_own_forward_gives_the_same(served: Served) -> None:
+    gated = served.fused.layers[0].mlp.act_fn
+    assert served.ops.calls["rms_norm"] > 2
+    served.ops.calls.update(dict.fromkeys(served.ops.calls, 0))
+    with torch.inference_mode():
+        ids = torch.arange(5)[None]
+        ours = served.fused.decoder(input_ids=ids, use_cache=False).last_hidden_state
+        own = served.plain.decoder(input_ids=ids, use_cache=False).last_hidden_state
+    torch.testing.assert_close(ours, own, rtol=1e-4, atol=1e-4)
+    silu = type(gated).__name__ in ("SiLU", "SiLUActivation")
+    assert served.ops.calls["silu_product"] == (served.fused.num_layers if silu else 0)
+    attention = served.fused.layers[0].self_attn
+    weights = [getattr(attention, name).weight for name in ("q_proj", "k_proj", "v_proj")]
+    assert len({weight.untyped_storage().data_ptr() for weight in weights}) == 1, "views of one tensor"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_self_check_compares_with_modules_as_they_were(
+    dtype: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(families.checkpoint("qwen2_vl", root), monkeypatch, dtype=dtype)
+    graphs = functools.partial(DecodeGraphs, captures=lambda: again)
+    monkeypatch.setattr(selfcheck, "DecodeGraphs", graphs)
+    monkeypatch.setattr(packed, "pack", lambda *_: None)
+    selfcheck.check_model(served.fused, fast=True)
+    assert min(served.kernel.calls, served.ops.calls["add_rms_norm"]) > 10
+    served.ops.calls.update(dict.fromkeys(served.ops.calls, 0))
+    with selfcheck.plain(served.fused) as model, torch.inference_mode():
+        model.get_decoder()(input_ids=torch.arange(5)[None], use_cache=False)
+    assert not any(served.ops.calls.values())
+    served.ops._wrong = 0.3  # behind what was tried at load
+    with pytest.raises(steering.UnsupportedModel, match="served exactly"):
+        selfcheck.check_model(served.fused, fast=True)
+
+
+def test_what_differs_from_a_modules_own_forward_is_not_taken(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Served(families.checkpoint("qwen2_vl", root), monkeypatch, Ops(wrong=0.5))
+    calls = served.ops.calls
+    calls.update(dict.fromkeys(calls, 0))
+    with torch.inference_mode():
+        served.fused.decoder(input_ids=torch.arange(5)[None], use_cache=False)
+    assert not any(calls.values())
+
+
+def test_a_step_without_a_graph_runs_in_a_larger_one_and_is_captured_while_nothing_runs(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(families.checkpoint("qwen2_vl", root), monkeypatch)
+    plain, ours, graphs = served.engines()
+    words = [Request([{"role": "user", "content": "what?"}], Sampling(max_tokens=6, ignore_eos=True))] * 3
+    ours.generate(words[:1])
+    graphs.prepare([1, 8])
+    (form,) = graphs._every()
+    assert set(form.graphs) == {1, 8}
+    graphs.tried = True
+    expected = [answer.choices[0].token_ids for answer in plain.generate(words)]
+    taken = graphs.taken
+    assert [answer.choices[0].token_ids for answer in ours.generate(words)] == expected
+    assert (set(form.graphs), graphs.taken) == ({1, 8}, taken + 5)
+    while graphs.prepare_next():
+        pass
+    assert set(form.graphs) == {1, 2, 4, 8}
+
+
+def test_a_step_that_is_wanted_often_is_captured_although_answers_run(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "PATIENCE", 3)
+    _, ours, graphs = Served(families.checkpoint("qwen2_vl", root), monkeypatch).engines()
+    graphs.tried = True
+    ours.generate([Request([{"role": "user", "content": "what?"}], Sampling(max_tokens=9, ignore_eos=True))])
+    (form,) = graphs._every()
+    assert (set(form.graphs), graphs.taken) == ({1}, 8 - 3)
+
+
+def test_products_with_a_single_state_are_tried_for_what_is_fused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[tuple[int, ...]] = set()
+
+    class Noting(Ops):
+        def matvec(self, state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            seen.add(tuple(weight.shape))
+            return super().matvec(state, weight, bias)
+
+    monkeypatch.setattr(modules, "LARGE", 0)
+    served = Served(families.checkpoint("qwen2_vl", root), monkeypatch, Noting(), dtype="bfloat16")
+    calls, mlp, width = served.ops.calls, served.fused.layers[0].mlp, served.fused.hidden_size
+    ffn = mlp.up_proj.out_features
+    assert {(2 * ffn, width), (width, ffn), (served.fused.vocab_size, width)} <= seen
+    assert (ffn, width) not in seen, "no part of a fused product is tried by itself"
+    calls["matvec"] = 0
+    with torch.inference_mode():
+        served.fused.decoder(input_ids=torch.arange(1)[None], use_cache=False)
+        assert calls["matvec"] == 4 * served.fused.num_layers, "q, k, v; output; gate, up; down"
+        served.fused.decoder(input_ids=torch.arange(2)[None], use_cache=False)
+    assert calls["matvec"] == 4 * served.fused.num_layers, "of two states by the library"
