@@ -223,7 +223,8 @@ class Served(Server):
         """Compiled steps, both caches and the engine's own process were in use, of as many slots as are the default."""
         for name in ("compiled_steps_total", "image_cache_hits_total", "prefix_cache_hits_total"):
             assert self.metric(name) > 0, name
-        assert self.metric("engine_resident_memory_bytes") > 0
+        if self.replicas == 1:  # a replica has nobody else in its process, so that its engine needs none of its own
+            assert self.metric("engine_resident_memory_bytes") > 0
         assert self.metric("slots") == slots
         assert self.metric("faults_total") == 0
 
