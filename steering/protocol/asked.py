@@ -68,7 +68,7 @@ Words = Annotated[str, Field(max_length=1024), AfterValidator(_says_something)]
 
 
 def check_layers(layers: Sequence[int] | None, count: int, param: str) -> None:
-    """Raise RequestError, naming the field, unless these are distinct layers of a model with `count` layers, at least one."""
+    """Raise RequestError, naming the field, unless these are distinct layers below `count`, at least one."""
     if layers is None:
         return
     if not layers or len(set(layers)) < len(layers) or not all(0 <= layer < count for layer in layers):
@@ -171,7 +171,7 @@ class Asked(ABC):
         return {}
 
     def brief(self, report: Any) -> Any:
-        """Return the report without the parts that grow with the answer or the images, for callers that keep many reports."""
+        """Return the report without what grows with the answer or the images, for callers that keep many reports."""
         return report
 
 

@@ -63,7 +63,7 @@ class Form(ABC):
 
 
 class Single(Form):
-    """One intervention."""
+    """A single intervention that is alone at its path."""
 
     def __init__(self, path: Path, options: type[Options]):
         super().__init__(path)
@@ -84,7 +84,7 @@ class Single(Form):
 
 
 class Kinds(Form):
-    """One of several interventions, chosen by its kind."""
+    """A choice of one intervention among several, by its kind."""
 
     default = False
 

@@ -186,7 +186,7 @@ class Diagnose:
 
     @property
     def readouts(self) -> tuple[Readout, ...]:
-        """The requested readouts in the order of the envelope; some, as heat maps, are requested by an option of their own."""
+        """The requested readouts in the order of the envelope; some, as heat maps, have an option of their own."""
         return tuple(one for one in REGISTRY.values() if one.name in self.include or one.asked_beside(self))
 
     @property
@@ -195,7 +195,7 @@ class Diagnose:
         return frozenset().union(*(one.signals(self) for one in self.readouts))
 
     def check(self, mllm: MLLM, layout: Layout, tokens: int) -> None:
-        """Raise RequestError where the readouts do not fit a model, a prompt of this layout or an answer of up to `tokens`."""
+        """Raise RequestError where the readouts do not fit a model, a prompt of this layout or so long an answer."""
         for option in readout_options().values():
             option.fits(self[option], mllm, layout)
         for one in self.readouts:
