@@ -96,7 +96,7 @@ class ChangeSlots(Slots):
 
 
 class _Pairs(NamedTuple):
-    """Some leaders, each with its slot and its twin's. leaders, twins: (pairs,), these slots."""
+    """A batch of leaders, each with its slot and its twin's. leaders, twins: (pairs,), these slots."""
 
     of: list[tuple[Sequence, int, int]]
     leaders: torch.Tensor
