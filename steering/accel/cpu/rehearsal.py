@@ -112,7 +112,7 @@ class Rehearsal:
         length = (
             2 * max(prompt.length for prompt in prompts) + STEPS
         )  # a second part is padded to the length of another
-        # One step reads all columns, which must not matter; as in production there are more slots than rows.
+        # A step that reads all columns needs no special care; as in production there are more slots than rows.
         self._runner = Runner(mllm, len(prompts) + 1, length, max_images=1)
         self._tolerance = HALF_TOLERANCE if mllm.rounds else TOLERANCE
         self._sequences = [checked_sequence(mllm, prompt, slot, True) for slot, prompt in enumerate(prompts)]
@@ -185,7 +185,7 @@ class Rehearsal:
         return [one.to(torch.float32, copy=True) for one in self._state() if exact or not one.is_floating_point()]
 
     def _set(self, something: bool) -> None:
-        """Set every slot tensor to its neutral contents, or to `something` where everything is asked for."""
+        """Set every slot tensor to its neutral contents, or with `something` to random contents for every setting."""
         for pooled, left in zip(self._runner.pool.tensors, self._left, strict=True):
             pooled.copy_(left)
         random = torch.Generator().manual_seed(0)
