@@ -14,7 +14,7 @@ from typing import NamedTuple
 from steering.engine.price import Price
 
 LEAST = 16
-"""Least number of prompt tokens in a step, however short the step should be: fewer gain nothing."""
+"""Least number of prompt tokens in a step, however short the step should be: fewer achieve nothing."""
 FIRST = 64
 """Prompt tokens in a step beside running answers before any pass was measured.
 
@@ -99,7 +99,7 @@ class Allowance(NamedTuple):
     def part(self, tokens: int, values: float = 0) -> int:
         """Return how many of the tokens of a single prompt run in a pass.
 
-        The prompt is cut into equal parts, as few as fit, because a short rest would cost a pass that gains little. Where no
+        The prompt is cut into equal parts, as few as fit, because a short rest would cost a pass that does little. Where no
         pass that pays for itself fits, it is cut only into parts that do pay.
         """
         parts = -(-tokens // max(1, self.tokens(values)))

@@ -92,7 +92,7 @@ class Price:
 
     @property
     def worth(self) -> float:
-        """The units that cost as much as the fixed part of a pass; smaller passes cost more than they gain."""
+        """The units that cost as much as the fixed part of a pass; smaller passes cost more than they bring."""
         return self.fixed / self.each if self.each else 0.0
 
     @property
