@@ -105,7 +105,7 @@ def cpu_preparation(mllm: MLLM, folder: str | None) -> Preparation | None:
     """Start compiling a model's steps for this CPU, to be kept in a folder; None where `accel/cpu` is missing."""
     module = _cpu("start")
     if module is None:
-        log.warning("steps are not compiled, and run as they are: %s is not there", CPU)
+        log.warning("steps are not compiled and run eagerly: %s is missing", CPU)
         return None
     made: Preparation = module.CompiledAhead(mllm, folder)
     return made

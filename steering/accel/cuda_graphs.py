@@ -264,7 +264,7 @@ class DecodeGraphs:
         except Exception as error:
             if not self.tried:
                 raise
-            log.warning("no more decode steps are captured; those that are not run as they are: %s", error)
+            log.warning("no more decode steps are captured; the rest run eagerly: %s", error)
             self._ended = True
             return None
         form.graphs[rows] = graph

@@ -166,7 +166,7 @@ class Steps:
             if len(batch) == 1:
                 self._fail(batch, error)
             else:
-                log.warning("A prefill of %d prompts failed; they run one by one.", len(batch), exc_info=error)
+                log.warning("A prefill of %d prompts failed; they will run one by one.", len(batch), exc_info=error)
                 with self._changed:
                     self.scheduler.retry_alone(batch)
             return
@@ -190,7 +190,7 @@ class Steps:
             decoded = self.runner.decode(running, self.twins)
         except Exception as first:
             self._end_if_fatal(first)
-            log.warning("A step failed for %d sequences; it is run again.", len(running), exc_info=first)
+            log.warning("A step failed for %d sequences; it will run again.", len(running), exc_info=first)
             traceback.clear_frames(
                 first.__traceback__
             )  # free the failed step's tensors, which may be why memory was short
@@ -280,7 +280,7 @@ class Steps:
                     keep(sequence)
         except Exception as error:
             self._end_if_fatal(error)
-            log.exception("The prefix cache failed: %d prompts go without it.", self.runner.prefixes.rest())
+            log.exception("The prefix cache failed: %d prompts will run without it.", self.runner.prefixes.rest())
 
     def _let_go(self, sequences: list[Sequence]) -> None:
         """Release the sequences that are done."""

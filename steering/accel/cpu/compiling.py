@@ -68,7 +68,7 @@ class Compiling:
         elif mllm.source is None:
             self._end("failed", "it was not loaded from a checkpoint")
         else:
-            log.info("compiling steps in the background; until that is done they run as they are")
+            log.info("compiling steps in the background; they run eagerly until that is done")
             self._thread = threading.Thread(
                 target=self._compile, args=(missing,), name="helmsight-compiling", daemon=True
             )
@@ -113,7 +113,7 @@ class Compiling:
             package = self._steps.load(wanted, entry)
             self._check(wanted, package)
         except Exception as error:
-            log.warning("a compiled step is not used, and made anew: %s", error)
+            log.warning("a compiled step is unusable and will be compiled again: %s", error)
             self._store.drop(wanted.key)
             if "of" in entry.about:  # the entry under whose key it was found
                 self._store.drop(entry.about["of"])
@@ -194,7 +194,7 @@ class Compiling:
         elif state == "ready":
             log.info("steps are compiled, after %.1f s", time.monotonic() - self._begun)
         else:
-            log.warning("steps are not compiled but %d, and the others run as they are: %s", len(self._steps), reason)
+            log.warning("compiled only %d steps; the rest run eagerly: %s", len(self._steps), reason)
         self._leave()
         with self._changed:
             self.state = state

@@ -42,7 +42,7 @@ class CompiledAhead:
                 mllm, steps, wanted, lambda one, package: rehearsal.check(steps, one, package), threads, folder
             )
         except Exception as error:
-            log.warning("steps are not compiled, and run as they are: %s: %s", type(error).__name__, error)
+            log.warning("steps are not compiled and run eagerly: %s: %s", type(error).__name__, error)
 
     @property
     def state(self) -> State:

@@ -29,10 +29,10 @@ def decode_kernel(
     try:
         error = error_of(triton_attention.decode_attention, device, dtype, heads, kv_heads, width)
     except Exception as reason:  # triton also needs a C compiler
-        log.warning("decode attention stays torch's own: %s: %s", type(reason).__name__, reason)
+        log.warning("decode attention falls back to torch: %s: %s", type(reason).__name__, reason)
         return None
     if not error <= WITHIN[dtype]:
-        log.warning("decode attention stays torch's own: the kernel is %.1e of its range off", error)
+        log.warning("decode attention falls back to torch: the kernel's relative error is %.1e", error)
         return None
     return triton_attention.decode_attention
 
@@ -96,7 +96,7 @@ def _flash_is_right(device: torch.device, dtype: torch.dtype, heads: int, kv_hea
     try:
         ours = _flash(query, key, value, width**-0.5)
     except Exception as reason:  # the kernel is missing, or takes other arguments
-        log.warning("chunks of prompts attend through a mask: %s: %s", type(reason).__name__, reason)
+        log.warning("chunks of prompts fall back to attention with a mask: %s: %s", type(reason).__name__, reason)
         return False
     near, far = (tensor.double().repeat_interleave(heads // kv_heads, 1) for tensor in (key, value))
     scores = query.double() @ near.transpose(2, 3) * width**-0.5

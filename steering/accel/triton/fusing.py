@@ -43,7 +43,7 @@ def fuse(model: nn.Module, decoder: nn.Module, device: torch.device) -> None:
     try:
         fuse_by(triton_ops, model, decoder)
     except Exception as error:  # triton also needs a C compiler
-        log.warning("some modules stay transformers' own: %s: %s", type(error).__name__, error)
+        log.warning("some modules keep transformers' own code: %s: %s", type(error).__name__, error)
 
 
 @torch.inference_mode()

@@ -75,7 +75,7 @@ class Store:
                 self._remove(place)
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("a compiled step in %s is made anew: %s", self.folder, error)
+            log.warning("a compiled step in %s is unusable and will be compiled again: %s", self.folder, error)
             self._remove(place)
             return None
         return StoredStep(place / _PACKAGE, about)
