@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from pydantic import BaseModel
 
 from steering import SteeringVector, VectorError, VectorStore
-from steering.protocol.asked import vector_fields
-
-Model = TypeVar("Model", bound=BaseModel)
+from steering.protocol.asked import Model, vector_fields, with_vectors
 
 
 def resolved(model: Model, place: str, store: VectorStore) -> Model:
     """Return options with vectors in the place of names, of their own fields; raises VectorError, which names the field.
     place: where the options stand in a request."""
-    values = {name: getattr(model, name) for name in vector_fields(type(model))}
-    vectors = {
-        name: lookup(value, f"{place}.{type(model).model_fields[name].alias or name}", store)
-        for name, value in values.items()
-        if value is not None
-    }
-    return model.model_copy(update=vectors) if vectors else model
+    return with_vectors(model, lambda value, key: lookup(value, f"{place}.{key}", store))
 
 
 def known(model: type[BaseModel], store: VectorStore, fingerprint: str) -> bool:

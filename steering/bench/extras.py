@@ -14,7 +14,7 @@ from steering.interventions.steer import Steering
 from steering.interventions.think import Think
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, readout
-from steering.protocol.asked import Asked, Options
+from steering.protocol.asked import Asked, Options, vector_fields
 from steering.protocol.forms import example
 from steering.protocol.readout import Diagnose
 
@@ -71,5 +71,6 @@ def made(name: str, kind: type[Asked], mllm: MLLM) -> Asked:
     if name in MADE:
         return MADE[name](mllm)
     if issubclass(kind, Options):
-        return kind(**example(kind))
+        vectors = dict.fromkeys(vector_fields(kind), pushes(mllm, 1)[0][0].vector)
+        return kind(**{**example(kind), **vectors})
     raise Fault(f"No default is known for {name}: add one to steering/bench/extras.py.")

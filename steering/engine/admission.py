@@ -277,7 +277,7 @@ def _surroundings(
     readouts = () if request.readouts is None else request.readouts.readouts
     pictures = [] if request.readouts is None else pictures_of(request.messages)
     tilings = [tiling_of(mllm, *one) for one in zip(pictures, layout.images, strict=bool(pictures))]
-    discounts = request.readouts is not None and request.readouts.discount_sinks
+    discounts = request.readouts is not None and request.readouts.given.get("discount_sinks", False)
     calibration = mllm.calibration
     sinks = calibration.sinks if discounts and calibration is not None else None
     return Surroundings(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -51,6 +51,18 @@ def _a_choice(value: str) -> str:
         return TokenChoice(value).word
     except ValueError as error:
         raise PydanticCustomError("tokens", str(error)) from None  # type: ignore[arg-type]
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def with_vectors(model: Model, get: Callable[[Any, str], Any]) -> Model:
+    """Return a model with steering vectors in its own fields in the place of names. get: returns the vector for what a field
+    holds and for the field's name in a request."""
+    fields = type(model).model_fields
+    held = {name: value for name in vector_fields(type(model)) if (value := getattr(model, name)) is not None}
+    vectors = {name: get(value, fields[name].alias or name) for name, value in held.items()}
+    return model.model_copy(update=vectors) if vectors else model
 
 
 def _says_something(value: str) -> str:
