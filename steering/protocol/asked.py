@@ -57,8 +57,10 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def with_vectors(model: Model, get: Callable[[Any, str], Any]) -> Model:
-    """Return a model with steering vectors in its own fields in the place of names. get: returns the vector for what a field
-    holds and for the field's name in a request."""
+    """Return a model with steering vectors in its own fields in place of names.
+
+    get: returns the vector for a field's value and the field's name in a request.
+    """
     fields = type(model).model_fields
     held = {name: value for name in vector_fields(type(model)) if (value := getattr(model, name)) is not None}
     vectors = {name: get(value, fields[name].alias or name) for name, value in held.items()}
