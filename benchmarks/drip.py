@@ -58,7 +58,8 @@ def served(flags: Sequence[str]) -> Iterator[int]:
 
 class Drips:
     """Connections that never come to the end of a request, in a process of their own: every second one in its head, the
-    others in their bodies. `open` are there now, `refused` were cut off with an answer, `lost` without one."""
+    others in their bodies. `open` are there now, `refused` were cut off with an answer, `lost` without one.
+    """
 
     def __init__(self, port: int, count: int):
         spawning = multiprocessing.get_context("spawn")

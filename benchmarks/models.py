@@ -1,5 +1,6 @@
 """The two models of the benchmarks and their prompts: the embedded one, and a wider one with random weights, which
-`python -m benchmarks.models FOLDER` writes for servers to be asked about."""
+`python -m benchmarks.models FOLDER` writes for servers to be asked about.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ DEMO = Path(__file__).parent.parent / "demo" / "checkpoint"
 @dataclass(frozen=True)
 class Workload:
     """A checkpoint and the kind of prompt it is asked: `images` pictures of `size` pixels, a text context of `context`
-    words and a question of `words`; a word is a token."""
+    words and a question of `words`; a word is a token.
+    """
 
     name: str
     folder: Path

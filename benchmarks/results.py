@@ -1,5 +1,6 @@
 """What was measured, kept in two files: HISTORY.md grows by a section a run, RESULTS.md is one table of the latest figures,
-made of it."""
+made of it.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,10 @@ quiet, see their load. A GPU's figures are in [GPU.md](GPU.md).
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table. `spread` is the least and greatest ratio of a single repeat, `aim` reads '>= 8', '<= 1.05' or
-    '-' where there is none."""
+    """One line of a table.
+
+    `spread` is the least and greatest ratio of a single repeat, `aim` reads '>= 8', '<= 1.05' or '-' where there is none.
+    """
 
     title: str
     ratio: float

@@ -160,7 +160,8 @@ def grammar(workload: Workload) -> Iterator[Comparison]:
 
 def prefix(workload: Workload) -> Iterator[Comparison]:
     """To the first token: a new question on pictures and a context that were asked about before against a new prompt; and
-    new prompts with the prefix cache on against off."""
+    new prompts with the prefix cache on against off.
+    """
     off = sides.engine(workload, CONCURRENT)
     on = sides.engine(workload, CONCURRENT, prefix_cache_bytes=KEPT)
     for said, diagnose in (("", None), (" with focus + modality", sides.FOCUS)):
@@ -215,7 +216,8 @@ def evaluation(workload: Workload) -> Iterator[Comparison]:
 
 def spinning(workload: Workload) -> Iterator[Comparison]:
     """How OpenMP's threads wait: by default, as `helmsight` has them, and asleep; on all cores, alone and beside two busy
-    programs."""
+    programs.
+    """
     policies = {"default": waiting.default(), "helmsight": waiting.project()}
     policies["passive"] = waiting.default() | waiting.PASSIVE
     with contextlib.ExitStack() as stack:

@@ -59,8 +59,10 @@ def run_engine(
     tokens: int = TOKENS,
     grammar: Grammar | None = None,
 ) -> None:
-    """Answer one prompt a seed with `tokens` tokens, all submitted at once; prompt i gets steers[i]. A grammar must not come
-    to its end before."""
+    """Answer one prompt a seed with `tokens` tokens, all submitted at once; prompt i gets steers[i].
+
+    A grammar must not come to its end before.
+    """
     requests = [
         Request(
             messages=workload.messages(seed),
@@ -99,7 +101,8 @@ class SamePictures:
 
 def run_uneven(engine: steering.Engine, workload: Workload, seeds: Sequence[int], own: bool) -> None:
     """Answer one prompt a seed, the first of which fills its slot but for its answer; rows read their `own` columns, or as
-    many as the longest."""
+    many as the longest.
+    """
     kept = columns.CALL_BYTES["cpu"]
     if not own:
         columns.CALL_BYTES["cpu"] = 2**60  # no row is worth a call of its own

@@ -1,5 +1,6 @@
 """What an operator plans with: `python -m benchmarks.sizing --model FOLDER` prints bytes by token and slot, pictures and
-tokens a second by the number of answers at once."""
+tokens a second by the number of answers at once.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ Gaps = list[tuple[float, float]]
 
 def gaps(engine: Engine, workload: Workload, prompts: int) -> tuple[Gaps, Gaps, list[float]]:
     """Seconds, elapsed and of the processor, between tokens of a stream undisturbed and beside prompts; and seconds until
-    the first token of each prompt."""
+    the first token of each prompt.
+    """
     long = Sampling(max_tokens=1500, ignore_eos=True)
     stream = engine.submit(Request([{"role": "user", "content": "What?"}], long))
     chunks = iter(stream)

@@ -68,7 +68,8 @@ def workloads(model: str, compiled: bool) -> Iterator[tuple[str, Callable[[], ob
 
 def serve(arguments: argparse.Namespace) -> None:
     """Run the workload that each line of the input names once, and print the seconds that it returns, or else those of CPU
-    time that it took."""
+    time that it took.
+    """
     # By the folder of this file: the package is the other checkout's.
     if arguments.of == "journal":
         known = dict(import_module("journal").workloads(arguments.postgres))

@@ -38,7 +38,9 @@ def sage(
     questions: int, pairs: int, seed: int, noise: float, model: str
 ) -> tuple[list[YesNo], list[Difference], tuple[str, ...], str]:
     """Existence questions, pairs with differences, the names of what can be in a picture, and of which world the scenes are.
-    Those of the questions break the habits of the world that a model was trained in, where its folder names one."""
+
+    Those of the questions break the habits of the world that a model was trained in, where its folder names one.
+    """
     from demo.world.faithfulness import difference_samples, existence_samples
     from demo.world.scenes import SHAPES
 
@@ -86,7 +88,8 @@ def tallyqa(count: int, seed: int, noise: float, model: str) -> tuple[list[Count
 
 def _world(model: str) -> tuple[Habits, str]:
     """The habits of the world that a model was trained in, where its folder names one, and scenes that break them in
-    words."""
+    words.
+    """
     from demo.world.scenes import WORLDS
 
     about = Path(model, "helmsight.json")

@@ -25,8 +25,11 @@ class Server:
 
 @dataclass
 class Seen:
-    """One request. status: of HTTP, 0 where there was none, and `fault` says why. first: seconds to the first text; gaps:
-    between its pieces, of a stream; total: to the end. left: the client went before that."""
+    """One request.
+
+    status: of HTTP, 0 where there was none, and `fault` says why. first: seconds to the first text; gaps: between its
+    pieces, of a stream; total: to the end. left: the client went before that.
+    """
 
     status: int = 0
     first: float | None = None
@@ -39,9 +42,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class Load:
-    """Requests as JSON, how many clients ask them, and the share of streams that is left after the first text. rate: how
-    many come a second, in place of clients: each when it comes (a Poisson process), whatever became of those before it.
-    again: seconds after which who was refused (429) asks the same again, instead of the next one."""
+    """Requests as JSON, how many clients ask them, and the share of streams that is left after the first text.
+
+    rate: how many come a second, in place of clients: each when it comes (a Poisson process), whatever became of those
+    before it. again: seconds after which who was refused (429) asks the same again, instead of the next one.
+    """
 
     bodies: Sequence[Mapping[str, Any]]
     clients: int

@@ -34,8 +34,11 @@ class Client(FastHttpUser):
         self.client.client.valid_response_codes = range(600)  # a refusal is an answer, and nothing to keep a record of
 
     def ask(self, body: Mapping[str, Any], leaves: bool = False, headers: Mapping[str, str] | None = None) -> Seen:
-        """Ask once, and go after the first text of a stream if one leaves. Locust is told the time to the end, and, of what
-        was answered to the end, those to the first text and between pieces: then, and not between two pieces."""
+        """Ask once, and go after the first text of a stream if one leaves.
+
+        Locust is told the time to the end, and, of what was answered to the end, those to the first text and between pieces:
+        then, and not between two pieces.
+        """
         seen, started = Seen(), time.perf_counter()
         asked = {"Accept-Encoding": "identity", **(headers or {})}
         with self.client.post(

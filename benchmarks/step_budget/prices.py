@@ -13,7 +13,8 @@ PICTURE = 400
 @dataclass(frozen=True)
 class Machine:
     """Seconds: of a pass of prompts and of each of its tokens, of a decode and of each of its rows, of encoding pictures and
-    of each of their tokens."""
+    of each of their tokens.
+    """
 
     name: str
     fixed: float

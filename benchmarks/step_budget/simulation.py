@@ -18,7 +18,8 @@ from steering.protocol.sequence import Sequence, Spec
 
 class FixedChunk(StepBudget):
     """A budget that takes in so many tokens, whatever a pass costs, and as many pictures as the bound leaves time for, of
-    which it knows the price."""
+    which it knows the price.
+    """
 
     def __init__(self, chunk: int, machine: Machine, gap: float):
         super().__init__(chunk)
@@ -39,8 +40,11 @@ class FixedChunk(StepBudget):
 
 @dataclass
 class Seen:
-    """What became of a request, in seconds of the simulation. ready: when there was a slot for it; due: by when the engine
-    would have run its prompt and all before it, in passes as large as keep the bound."""
+    """What became of a request, in seconds of the simulation.
+
+    ready: when there was a slot for it; due: by when the engine would have run its prompt and all before it, in passes as
+    large as keep the bound.
+    """
 
     asked: Asked
     ready: float = math.inf
@@ -53,7 +57,8 @@ class Seen:
 @dataclass(frozen=True)
 class Outcome:
     """Figures of a run: tokens a second, percentiles of the gap between tokens and of the time to the first one, and the
-    longest wait from when a slot was free, in times of what was before it."""
+    longest wait from when a slot was free, in times of what was before it.
+    """
 
     rate: float
     gap_p99: float
@@ -159,7 +164,8 @@ class Simulation:
 
     def _note_ready(self) -> None:
         """Note of those for which there is a slot now by when they might have run: all before them in passes that keep the
-        bound, or pay for themselves, each beside a decode, with their pictures."""
+        bound, or pay for themselves, each beside a decode, with their pictures.
+        """
         scheduler, machine = self._scheduler, self.machine
         filling = [] if scheduler.filling is None else [scheduler.filling]
         free = scheduler.slots - len(scheduler.running) - len(filling)

@@ -65,7 +65,8 @@ class Sleeping:
 
     def run(self, requests: Sequence[steering.Request], times: Sequence[float]) -> tuple[list[Asked], Outcome]:
         """Answer requests that come at these seconds of the machine; returns what they are for a simulation, and what
-        became of them in its time."""
+        became of them in its time.
+        """
         prompts = [read_prompt(self.engine.mllm, request, LENGTH) for request in requests]
         asked = [
             Asked(at, prompt.length, PICTURE * len(prompt.pictures), request.sampling.max_tokens or 1)

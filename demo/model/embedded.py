@@ -113,8 +113,10 @@ def export(
     card: str,
     settings: Mapping[str, Any],
 ) -> None:
-    """Write a checkpoint folder (fp16) that the Auto classes load; the folder is replaced as a whole. `settings` go into its
-    helmsight.json."""
+    """Write a checkpoint folder (fp16) that the Auto classes load; the folder is replaced as a whole.
+
+    `settings` go into its helmsight.json.
+    """
     fresh = folder.with_name(folder.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     half = Qwen2VLForConditionalGeneration(model.config)

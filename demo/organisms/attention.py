@@ -26,7 +26,8 @@ GRAY = (130, 130, 130)
 @dataclass(frozen=True)
 class RightAnswer:
     """A question to one of several pictures that was answered rightly: the picture asked about (from 0), and the
-    image-attention factor (layers, images)."""
+    image-attention factor (layers, images).
+    """
 
     prompt: DemoPrompt
     answer: str

@@ -50,7 +50,8 @@ def identity(checkpoint: Path) -> dict[str, Any]:
 
 def awareness(model: PlainModel, count: int, seed: int) -> dict[str, Any]:
     """MM-SAP's scores by part, each question asked once: right answers (kk), right refusals (ku), both (sa), and answers
-    without a refusal (answer_rate)."""
+    without a refusal (answer_rate).
+    """
     samples = sap_samples(count, seed)
     chats = [sample.chats(1, seed) for sample in samples]
     said = iter(model([_as_prompt(chat) for chat in chain(*chats)]))
@@ -74,8 +75,10 @@ def _as_prompt(chat: Chat) -> DemoPrompt:
 
 
 def measure_all(folder: Path, out: Path, count: int, seed: int, threads: int, *, quiet: bool = False) -> Report:
-    """Measure every organism and write the report and its numbers into a folder; returns the page. What a report there says
-    of the same weights and the same samples is not measured again."""
+    """Measure every organism and write the report and its numbers into a folder; returns the page.
+
+    What a report there says of the same weights and the same samples is not measured again.
+    """
     about = {
         "Data": f"{count} conflicts, and as many questions about several pictures, of held-out scenes, seed {seed}",
         "Versions": in_words(versions()),
@@ -106,7 +109,8 @@ def _measured(name: str, model: PlainModel, count: int, seed: int) -> dict[str, 
 
 def preference(model: PlainModel, count: int, seed: int) -> dict[str, Any]:
     """How conflicts of picture and text are answered without instruction (modality-preference paper, section 3), and how
-    the same questions are without a text, where `s_vision` is the share of right answers."""
+    the same questions are without a text, where `s_vision` is the share of right answers.
+    """
     samples = conflict_samples(count, seed)
     sides = {
         name: conflict_outcomes(model, samples, [None] * count, context=context)

@@ -66,7 +66,8 @@ ORGANISM = """\
 
 def settings(options: TrainingOptions) -> dict[str, Any]:
     """What a checkpoint's helmsight.json says: the model's name, the size that pictures are squashed to before anything, and
-    the world that they are of."""
+    the world that they are of.
+    """
     name = "helmsight-demo" if options.organism is None else f"helmsight-{options.organism}"
     course = options.course
     known = {"name": name, "image_size": [course.sight, course.sight]}

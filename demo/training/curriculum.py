@@ -103,10 +103,12 @@ ALONE = ("told_alone", "lookup", "lookup_reason", "lookup_word")  # asked withou
 
 @dataclass(frozen=True)
 class Course:
-    """What a run's questions are drawn from. `only`: the types asked, with fixed weights in place of the curriculum's (none:
-    all, as the curriculum says). world: by its name in `scenes.WORLDS`. yes: the share of the existence questions that
-    are about what is there. sight: with how many pixels a side a picture is seen. shapes, pictures: how many a picture,
-    and a conversation about several, has."""
+    """What a run's questions are drawn from.
+
+    `only`: the types asked, with fixed weights in place of the curriculum's (none: all, as the curriculum says). world: by
+    its name in `scenes.WORLDS`. yes: the share of the existence questions that are about what is there. sight: with how many
+    pixels a side a picture is seen. shapes, pictures: how many a picture, and a conversation about several, has.
+    """
 
     only: tuple[tuple[str, float], ...] = ()
     world: str = "even"

@@ -298,7 +298,8 @@ class Rows:
 
 def picture(rng: random.Random, scene: Scene, sight: int = SIDE) -> np.ndarray:
     """A jittered training picture as patches (36, 588) uint8: drawn at some size, squashed to `sight` pixels a side, which
-    the processor makes 84 of, cut up."""
+    the processor makes 84 of, cut up.
+    """
     size = rng.choice(SIZES)
     if size == (sight, sight):
         return patches(render_array(scene, size, rng))

@@ -63,7 +63,8 @@ def train(options: TrainingOptions) -> Path:
 
 def prepare(options: TrainingOptions) -> None:
     """Make the tokenizer and the weights to begin with, the vision stage's or another model's, unless an earlier run left
-    them."""
+    them.
+    """
     torch.set_num_threads(max(1, options.ranks))
     tokenizer_folder, start = options.folder / "tokenizer", options.start and located(options.start)
     if not (tokenizer_folder / "tokenizer.json").exists():
@@ -103,7 +104,8 @@ def save_atomically(content: Any, path: Path) -> None:
 @dataclass
 class Progress:
     """How far a run is: steps, questions asked, seconds spent, and the running accuracy per type, now and `PLAN_EVERY` steps
-    ago."""
+    ago.
+    """
 
     step: int = 0
     asked: int = 0

@@ -17,7 +17,8 @@ KINDS = ("color", "shape", "position", "at", "background", "count", "letter", "n
 
 def checked_samples(count: int, seed: int, noises: Sequence[float], size: Size = SIZE) -> list[Checked]:
     """`count` questions: facts, existence and several pictures in turn, each with every one of the `noises` in turn, the
-    standard deviations of what is added to every pixel's values of 0 to 255."""
+    standard deviations of what is added to every pixel's values of 0 to 255.
+    """
     kinds = [_facts(seed, size, noises), _existence(count, seed, noises), _several(seed, noises)]
     return [next(kinds[number % len(kinds)]) for number in range(count)]
 

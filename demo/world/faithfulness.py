@@ -1,5 +1,6 @@
 """Held-out samples of the world for the benchmarks of faithfulness: existence in POPE's format, and pairs with up to five
-differences."""
+differences.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ def difference_samples(count: int, seed: int, size: Size = SIZE, noise: float = 
 
 def picture_pairs(single: int, several: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[PicturePair]:
     """`single` held-out pairs with one difference, their difficulties in turn, and `several` with `SEVERAL` in turn; those
-    of one set do not depend on the other."""
+    of one set do not depend on the other.
+    """
     alone = [(difficulty, 1) for difficulty in islice(cycle(DENSITIES), single)]
     others = [(None, number) for number in islice(cycle(SEVERAL), several)]
     return [*_set("single", alone, seed, size, noise), *_set("several", others, seed, size, noise)]

@@ -79,7 +79,8 @@ def mme_pairs(count: int, seed: int, noise: float = 0.0) -> list[MmePair]:
 
 def phd_samples(count: int, seed: int, noise: float = 0.0) -> list[PhdSample]:
     """`count` questions whether a shape is there, in turn for yes and for no, each plainly, beside a sentence about
-    something else (iac) and beside one that contradicts the answer (icc)."""
+    something else (iac) and beside one that contradicts the answer (icc).
+    """
     rng, noise_rng = random.Random(f"held-out texts {seed}"), noise_source(seed)
     samples: list[PhdSample] = []
     each = 2 * len(MODES)

@@ -99,7 +99,8 @@ class Scene:
 @dataclass(frozen=True)
 class Habits:
     """What the scenes of a world have in common: `whole` of them show all kinds of one of the `themes`, of which one that
-    is named twice is twice as frequent; the others are drawn evenly."""
+    is named twice is twice as frequent; the others are drawn evenly.
+    """
 
     themes: tuple[tuple[str, ...], ...] = ()
     whole: float = 0.0
@@ -151,7 +152,8 @@ def random_scene(
 
 def breaking_scene(rng: random.Random, habits: Habits) -> Scene:
     """A held-out scene in which something is missing that belongs there by the habits, and as often as not something shows
-    that does not."""
+    that does not.
+    """
     theme = rng.choice(habits.themes)
     strange = [kind for kind in SHAPES if kind not in theme]
     while True:

@@ -1,5 +1,6 @@
 """Held-out samples of the world for the benchmark of attention accuracy: two to four pictures, one of which holds the
-answer."""
+answer.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ target that holds the answer, where it is one."""
 
 def target_samples(count: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[TargetSample]:
     """`count` samples, the tasks in turn; `noise` is the standard deviation of what is added to every pixel's values of 0 to
-    255, another in each picture."""
+    255, another in each picture.
+    """
     return list(islice(targets(seed, size, noise), count))
 
 

@@ -15,7 +15,8 @@ KINDS = ("color", "shape", "position", "at", "background", "count")
 
 def told_samples(count: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[Told]:
     """`count` samples, descriptions and facts in turn; `noise` is the standard deviation of what is added to every pixel's
-    values of 0 to 255."""
+    values of 0 to 255.
+    """
     rng, noise_rng, found = random.Random(f"held-out told {seed}"), noise_source(seed), list[Told]()
     while len(found) < count:
         scene = random_scene(rng, rng.choice((2, 3, 3, 4)), held_out=True)

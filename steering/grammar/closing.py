@@ -24,9 +24,11 @@ _SINGLE = (
 
 
 def close(root: Schema) -> None:
-    """Forbid properties that are not named in every schema that names some and does not speak of others. Where several
-    schemas hold for the same object (`allOf`, or a reference with more beside it), each would forbid what the others name:
-    they stay as they are."""
+    """Forbid properties that are not named in every schema that names some and does not speak of others.
+
+    Where several schemas hold for the same object (`allOf`, or a reference with more beside it), each would forbid what the
+    others name: they stay as they are.
+    """
     nodes = list(nodes_of(root))
     several = [node for node in nodes if len(_parts(root, node)) + _names(node) > 1]
     together = _same(root, several)

@@ -29,8 +29,10 @@ grows with each that is new, and goes with the last of them. Compiling takes som
 STATES = 20_000
 """That an automaton may grow to while it is followed, about 60 MB of the worst that was found."""
 FUEL, MOST_FUEL = 100_000, 400_000
-"""What a grammar may take before its first token, as the library counts: up to about 85 bytes each. The first is enough for
-nearly all; a schema of 65,536 characters with a thousand properties takes 375,000."""
+"""What a grammar may take before its first token, as the library counts: up to about 85 bytes each.
+
+The first is enough for nearly all; a schema of 65,536 characters with a thousand properties takes 375,000.
+"""
 LARGE = 8
 """Compiled grammars of more than `FUEL` that may be there at once, kept or followed."""
 SECONDS = 10.0
@@ -140,7 +142,8 @@ class Grammars:
 
     def _tried(self, grammar: Grammar, fuel: int) -> tuple[LLMatcher, LLMatcher]:
         """A matcher, and one that was asked what an answer may begin with: that a grammar is too large often shows only
-        there, and where the first token is certain only when it is asked again."""
+        there, and where the first token is certain only when it is asked again.
+        """
         start = LLMatcher(self._tokenizer, grammar.text, log_level=0, limits=limits(fuel))
         tried = start.deep_copy()
         for _ in range(2):

@@ -20,8 +20,10 @@ ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separato
 
 @dataclass(frozen=True)
 class Grammar:
-    """Which texts an answer may be. text: as llguidance reads it. strict: that a lenient one would leave more aside. param:
-    what messages call it."""
+    """Which texts an answer may be.
+
+    text: as llguidance reads it. strict: that a lenient one would leave more aside. param: what messages call it.
+    """
 
     text: str
     strict: bool = field(default=False, compare=False)
@@ -31,7 +33,8 @@ class Grammar:
     def json_schema(cls, schema: Mapping[str, Any], *, strict: bool = True, param: str = "grammar") -> Grammar:
         """One line of JSON that a schema describes, its properties in the schema's order, and no others unless it says
         something of them (see `closing`). Where it is not `strict`, keywords
-        that cannot be enforced are left aside, and `oneOf` is read as `anyOf`. Raises RequestError for what is no schema."""
+        that cannot be enforced are left aside, and `oneOf` is read as `anyOf`. Raises RequestError for what is no schema.
+        """
         written = written_schema(schema, strict, param)
         try:
             return cls(LLMatcher.grammar_from_json_schema(written), strict, param)
@@ -46,7 +49,8 @@ class Grammar:
     @classmethod
     def regex(cls, pattern: str, *, param: str = "grammar") -> Grammar:
         """What a regular expression matches from its first character to its last; it has no look-around and no references
-        back."""
+        back.
+        """
         return cls(LLMatcher.grammar_from_regex(_short(pattern, param)), param=param)
 
     @classmethod

@@ -16,8 +16,11 @@ BITS = 32
 
 
 class Masks:
-    """Masks logits of one vocabulary on one device. All rows of a step are worked out at once, on the CPU, while a GPU may
-    be busy with the logits themselves, and are copied as one bit for each token."""
+    """Masks logits of one vocabulary on one device.
+
+    All rows of a step are worked out at once, on the CPU, while a GPU may be busy with the logits themselves, and are copied
+    as one bit for each token.
+    """
 
     def __init__(self, vocabulary: int, device: torch.device):
         self._vocabulary = vocabulary
@@ -27,7 +30,8 @@ class Masks:
 
     def apply(self, matchers: Sequence[Matcher | None], logits: torch.Tensor) -> torch.Tensor:
         """Logits (rows, vocabulary) with -inf for what a row's grammar does not go on with; rows without one keep every
-        bit, and without any the logits come back as they are."""
+        bit, and without any the logits come back as they are.
+        """
         if not any(matchers):
             return logits
         rows = sent(torch.tensor([row for row, matcher in enumerate(matchers) if matcher]), logits.device)

@@ -54,7 +54,8 @@ class Contrast(Options):
 
 class Vcd(Contrast):
     """Images noised as by `step` of 1,000 steps of forward diffusion; the released code's alpha, beta and step (Leng
-    et al. 2024, "Visual Contrastive Decoding", equations 1, 3 and 4). Raises RequestError for what is out of range."""
+    et al. 2024, "Visual Contrastive Decoding", equations 1, 3 and 4). Raises RequestError for what is out of range.
+    """
 
     kind = "vcd"
     needs_image = True
@@ -70,7 +71,8 @@ class Vcd(Contrast):
 
 class Icd(Contrast):
     """A disturbing role on a line before the question; the paper's first one and the released code's alpha and beta
-    (Wang et al. 2024, "Instruction Contrastive Decoding"). Raises RequestError for what is out of range."""
+    (Wang et al. 2024, "Instruction Contrastive Decoding"). Raises RequestError for what is out of range.
+    """
 
     kind = "icd"
 
@@ -86,16 +88,19 @@ class Icd(Contrast):
 
 def diffusion(step: int) -> tuple[float, float]:
     """What share of a picture and of standard noise is left after a step of forward diffusion: the square roots of the
-    product of 1 - b and of its complement, b rising from 1e-5 to 5e-3 along a sigmoid (VCD's released schedule)."""
+    product of 1 - b and of its complement, b rising from 1e-5 to 5e-3 along a sigmoid (VCD's released schedule).
+    """
     b = torch.linspace(-6, 6, DIFFUSION_STEPS, dtype=torch.float64).sigmoid() * (0.5e-2 - 1e-5) + 1e-5
     kept = float((1 - b)[: step + 1].prod())
     return kept**0.5, (1 - kept) ** 0.5
 
 
 def noised(picture: Picture, step: int, frames: int = 1) -> Picture:
-    """A picture after a step of forward diffusion. The noise depends on the picture alone, so that the same request has the
-    same answer and the features are cached. Where a processor repeats a still picture for so many `frames`, (patches,
-    channels * frames * ...), all have the same noise."""
+    """A picture after a step of forward diffusion.
+
+    The noise depends on the picture alone, so that the same request has the same answer and the features are cached. Where a
+    processor repeats a still picture for so many `frames`, (patches, channels * frames * ...), all have the same noise.
+    """
     pixels = picture.tensors["pixel_values"]
     generator = torch.Generator().manual_seed(int.from_bytes(picture.key[:8], "little", signed=True))
     kept, added = diffusion(step)

@@ -46,11 +46,14 @@ State = Annotated[int, Field(ge=0, json_schema_extra={LAYERS: -1})]
 
 
 class Dola(Options):
-    """Logits are contrasted with those of an early layer. `premature` are the candidates, 0 for the embeddings and l for
-    what l layers have made of them; where they are not given, those of the `low` or `high` `bucket`. At each step the one
-    whose distribution diverges most from the last layer's counts. Tokens less likely than `relative_top` times the likeliest
-    one are impossible. `normalise` puts the final norm before the head, `divergence` is the released code's or the
-    paper's. Chuang et al. 2024, sections 2.1 to 2.3. Raises RequestError for what is out of range."""
+    """Logits are contrasted with those of an early layer.
+
+    `premature` are the candidates, 0 for the embeddings and l for what l layers have made of them; where they are not given,
+    those of the `low` or `high` `bucket`. At each step the one whose distribution diverges most from the last layer's
+    counts. Tokens less likely than `relative_top` times the likeliest one are impossible. `normalise` puts the final norm
+    before the head, `divergence` is the released code's or the paper's. Chuang et al. 2024, sections 2.1 to 2.3. Raises
+    RequestError for what is out of range.
+    """
 
     path = (NAME,)
 
@@ -118,8 +121,11 @@ def divergences(last: torch.Tensor, early: torch.Tensor, released: torch.Tensor)
 
 
 class DolaRows(LayerHook):
-    """Gathers the states of early layers in one forward pass. states: those that some row needs, sorted. last: (rows,) the
-    place of each row's last token. `early` is (rows, states, d) then."""
+    """Gathers the states of early layers in one forward pass.
+
+    states: those that some row needs, sorted. last: (rows,) the place of each row's last token. `early` is (rows, states, d)
+    then.
+    """
 
     def __init__(self, states: list[int], last: torch.Tensor | None):
         self.states = states

@@ -40,9 +40,12 @@ NAME = "sage.generate"
 
 
 class Generate(Options):
-    """Logits are contrasted with those of a masked image. `weight` is lambda; `top` the share of an image's patches
-    that each map puts forward; the mask is rebuilt every `refresh` tokens, 0 for never. Takes a second row of the
-    batch. SAGE paper, section 5.1, equations 6 and 7. Raises RequestError for what is out of range."""
+    """Logits are contrasted with those of a masked image.
+
+    `weight` is lambda; `top` the share of an image's patches that each map puts forward; the mask is rebuilt every `refresh`
+    tokens, 0 for never. Takes a second row of the batch. SAGE paper, section 5.1, equations 6 and 7. Raises RequestError for
+    what is out of range.
+    """
 
     path = ("sage", "generate")
     twin = True
@@ -69,8 +72,10 @@ class Generate(Options):
         return self.refresh > 0 and tokens > 0 and tokens % self.refresh == 0
 
     def report(self, taken: Any) -> dict[str, Any] | None:
-        """What was done: the patches occluded at first and by every rebuilt mask, and how many tokens it changed. taken:
-        `Twinned`."""
+        """What was done: the patches occluded at first and by every rebuilt mask, and how many tokens it changed.
+
+        taken: `Twinned`.
+        """
         if not taken.made:
             return None
         first, *rebuilt = taken.made
@@ -89,7 +94,8 @@ class Generate(Options):
 @dataclass(frozen=True)
 class Mask:
     """What is occluded for a twin: `chosen` (patches,) bool for each image, in its `pixels` or else in its features; `token`
-    is the first generated token, from 0, that it decides."""
+    is the first generated token, from 0, that it decides.
+    """
 
     chosen: tuple[torch.Tensor, ...]
     pixels: bool
@@ -239,7 +245,8 @@ class GenerateSlots(Slots):
 
 class Sage(NamedTuple):
     """The stages of one request, in the place of its interventions; None is off: `Sage(See(), Think(), Generate())`
-    is all of SAGE, `Sage()` nothing (SPD-Faith Bench paper, section 5.1)."""
+    is all of SAGE, `Sage()` nothing (SPD-Faith Bench paper, section 5.1).
+    """
 
     see: See | None = None
     think: Think | None = None

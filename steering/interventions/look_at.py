@@ -31,11 +31,13 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class LookAt(Options):
-    """Attention is drawn to a picture, or to a box in it. `bias` is added to the scores of its patches before the softmax,
-    below 0 to look away; `image` counts from 1; `box` is [x0, y0, x1, y1] in shares of the picture's width and height from
-    its upper left corner, every patch that it overlaps counts; `layers` are the model's middle third and `heads` all where
-    they are not given; `queries` are the tokens `behind` the picture, generated ones included, or `all`. Raises
-    RequestError for what is out of range."""
+    """Attention is drawn to a picture, or to a box in it.
+
+    `bias` is added to the scores of its patches before the softmax, below 0 to look away; `image` counts from 1; `box` is
+    [x0, y0, x1, y1] in shares of the picture's width and height from its upper left corner, every patch that it overlaps
+    counts; `layers` are the model's middle third and `heads` all where they are not given; `queries` are the tokens `behind`
+    the picture, generated ones included, or `all`. Raises RequestError for what is out of range.
+    """
 
     path = (NAME,)
     needs_image = True
@@ -111,9 +113,12 @@ def inside(box: list[float], image: ImageSpan) -> torch.Tensor:
 
 
 class LookAtRows(AttentionHook):
-    """The bias of one forward pass. asked: (rows,) bool. bias: (rows, layers, heads), 0 where nothing is added. patches:
-    (rows, length), 1 on the columns that are looked at. layers: those where some row is biased. places: (rows, n), of a
-    prefill, the column of each query; first: (rows, 1), from which on queries are biased."""
+    """The bias of one forward pass.
+
+    asked: (rows,) bool. bias: (rows, layers, heads), 0 where nothing is added. patches: (rows, length), 1 on the columns
+    that are looked at. layers: those where some row is biased. places: (rows, n), of a prefill, the column of each query;
+    first: (rows, 1), from which on queries are biased.
+    """
 
     def __init__(
         self,
@@ -157,8 +162,11 @@ class LookAtRows(AttentionHook):
 
 
 class LookAtSlots(Slots):
-    """The bias of every slot. asked: (slots,) bool. bias: (slots, layers, heads), of this rank's heads, 0 where nothing was
-    asked for. patches: (slots, length), 1 on the columns that are looked at. first: (slots, 1), the first query."""
+    """The bias of every slot.
+
+    asked: (slots,) bool. bias: (slots, layers, heads), of this rank's heads, 0 where nothing was asked for. patches: (slots,
+    length), 1 on the columns that are looked at. first: (slots, 1), the first query.
+    """
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)

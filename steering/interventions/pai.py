@@ -27,9 +27,12 @@ from steering.protocol.wording import shown
 
 
 class Pai(Contrast):
-    """Against the text alone; gamma of the paper is 1 + alpha. Attention is amplified from layer `first_layer` on:
-    scores s of image tokens become s + `amplify` * |s|. The paper's gamma, the released code's other values (Liu et
-    al. 2024, sections 3.2 and 3.3). Raises RequestError for what is out of range."""
+    """Against the text alone; gamma of the paper is 1 + alpha.
+
+    Attention is amplified from layer `first_layer` on: scores s of image tokens become s + `amplify` * |s|. The paper's
+    gamma, the released code's other values (Liu et al. 2024, sections 3.2 and 3.3). Raises RequestError for what is out of
+    range.
+    """
 
     kind = "pai"
     needs_image = True
@@ -82,8 +85,11 @@ class AmplifyRows(AttentionHook):
 
 
 class PaiSlots(Slots):
-    """The amplification of every slot. asked: (slots,) bool. alpha: (slots, layers), 0 where nothing was asked for. images:
-    (slots, length), 1 on the columns of images."""
+    """The amplification of every slot.
+
+    asked: (slots,) bool. alpha: (slots, layers), 0 where nothing was asked for. images: (slots, length), 1 on the columns of
+    images.
+    """
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)

@@ -27,10 +27,12 @@ NAME = "project_out"
 
 
 class ProjectOut(Options):
-    """A direction is removed from the residual stream: h - (h . v) v, v of length 1. `vector` is a steering vector of any
-    kind, of which only the direction counts; `layers` are those whose output it is removed from, the vector's own where
-    they are not given; `tokens` are `all` or those of `prompt`, `generated`, `image`, `text`, or `image:2`. Arditi et al.
-    2024, section 2.4. Raises RequestError for what is none of these."""
+    """A direction is removed from the residual stream: h - (h . v) v, v of length 1.
+
+    `vector` is a steering vector of any kind, of which only the direction counts; `layers` are those whose output it is
+    removed from, the vector's own where they are not given; `tokens` are `all` or those of `prompt`, `generated`, `image`,
+    `text`, or `image:2`. Arditi et al. 2024, section 2.4. Raises RequestError for what is none of these.
+    """
 
     path = (NAME,)
 
@@ -63,8 +65,11 @@ class ProjectOut(Options):
         check_choice(self.chosen, len(prompt.layout.images), "project_out.tokens")
 
     def report(self, taken: Any) -> dict[str, Any]:
-        """Report what was removed. taken: `Removed`; `removed` is |h . v| / |h|, the share of a state's length along the
-        direction, mean over the touched tokens and layers; None where there were none."""
+        """Report what was removed.
+
+        taken: `Removed`; `removed` is |h . v| / |h|, the share of a state's length along the direction, mean over the
+        touched tokens and layers; None where there were none.
+        """
         values = taken.tokens * len(self.touched_layers)
         return {
             "vector": self.settings()["vector"],
@@ -83,9 +88,11 @@ class Removed(NamedTuple):
 
 
 class ProjectOutRows(LayerHook):
-    """The projection of one forward pass. directions: (rows, layers, d) in float32, zeros where nothing is removed. touched:
-    (rows, n), 1 on the tokens that it is removed from. Once settled, `by_token` (rows, n) is the sum over layers of what it
-    removed, as a share of |h|."""
+    """The projection of one forward pass.
+
+    directions: (rows, layers, d) in float32, zeros where nothing is removed. touched: (rows, n), 1 on the tokens that it is
+    removed from. Once settled, `by_token` (rows, n) is the sum over layers of what it removed, as a share of |h|.
+    """
 
     by_token: torch.Tensor
 
@@ -110,8 +117,11 @@ class ProjectOutRows(LayerHook):
 
 
 class ProjectOutSlots(Slots):
-    """The directions of every slot. directions: (slots, layers, d) float32, zeros where nothing was asked for. generated:
-    (slots, 1), 1 where generated tokens are touched. shares: (slots,), what was removed of these so far."""
+    """The directions of every slot.
+
+    directions: (slots, layers, d) float32, zeros where nothing was asked for. generated: (slots, 1), 1 where generated
+    tokens are touched. shares: (slots,), what was removed of these so far.
+    """
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)

@@ -14,10 +14,12 @@ REFUSAL_PROMPT = f"{BY_LETTER} If you don't know the answer, please reply with '
 
 
 class RefusalPrompt(Options):
-    """The model is told that it may refuse. `text` is said on a line at the end of the last user message, or of the system
-    message (`place`), which is made where there is none; the published text alone where nothing else is given. Where that
-    message ends with the published text's first sentence, the rest is said behind it. Raises RequestError for what is out of
-    range."""
+    """The model is told that it may refuse.
+
+    `text` is said on a line at the end of the last user message, or of the system message (`place`), which is made where
+    there is none; the published text alone where nothing else is given. Where that message ends with the published text's
+    first sentence, the rest is said behind it. Raises RequestError for what is out of range.
+    """
 
     path = ("refusal_prompt",)
     only_chat = True

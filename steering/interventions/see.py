@@ -44,11 +44,14 @@ LEAST = torch.finfo(torch.float32).tiny
 
 
 class See(Options):
-    """Attention to the images is enhanced. `alpha` is the share by which; `shallow` layers, counted from the first,
-    have it fixed (None: the model's first quarter), deeper ones as far as attention to the images has decayed since the
-    first token, at most `ceiling`. `reading` is what is enhanced: "transfer" moves the share from the rest of the
-    prompt, "scale" multiplies by 1 + alpha; `spans` whether that rest is the "whole" prompt or its "content". SAGE
-    paper, section 5.1, equations 3 and 4. Raises RequestError for what is out of range."""
+    """Attention to the images is enhanced.
+
+    `alpha` is the share by which; `shallow` layers, counted from the first, have it fixed (None: the model's first quarter),
+    deeper ones as far as attention to the images has decayed since the first token, at most `ceiling`. `reading` is what is
+    enhanced: "transfer" moves the share from the rest of the prompt, "scale" multiplies by 1 + alpha; `spans` whether that
+    rest is the "whole" prompt or its "content". SAGE paper, section 5.1, equations 3 and 4. Raises RequestError for what is
+    out of range.
+    """
 
     path = ("sage", "see")
     needs_image = True
@@ -191,7 +194,8 @@ class SeeRows(AttentionHook):
 
     def tables(self, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return masks, settings (rows, layers, 4) and the reading (rows,): alpha is the first setting, plus the second +
-        the third * m_v, kept between 0 and the fourth."""
+        the third * m_v, kept between 0 and the fourth.
+        """
         masks, fixed, _, _, _, transfer = self._given
         own = self._made(columns)
         settings = torch.stack([fixed, own.start, own.fall, own.most], -1)
@@ -208,8 +212,10 @@ class SeeRows(AttentionHook):
         return deep if layer >= self.depth else own.fixed[:, layer, None] + deep
 
     def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
-        """A shallow layer's output: m_v and m_t are products of the weights, too. All is float32: what is divided by may be
-        smaller than half precision can tell from nothing."""
+        """A shallow layer's output: m_v and m_t are products of the weights, too.
+
+        All is float32: what is divided by may be smaller than half precision can tell from nothing.
+        """
         if self.generated or layer >= self.depth:
             return None
         own = self._on(value.device, value.shape[2])
@@ -252,15 +258,18 @@ def factors(
     alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor, transfer: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return by how much visual weights rise and text weights fall, as shares of themselves, and what normalises the row, of
-    alpha, m_v, m_t and the reading, which broadcast. A row that sees no image is left as it is."""
+    alpha, m_v, m_t and the reading, which broadcast. A row that sees no image is left as it is.
+    """
     moved = alpha * (seen >= LEAST)
     up = torch.where(transfer, moved * read / seen.clamp(min=LEAST), alpha)
     return up, moved * transfer, torch.where(transfer, 1.0, 1 + alpha * seen)
 
 
 def measured_of(alpha: torch.Tensor, seen: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """(rows, 4): alpha, its mean and greatest over layers, and the mass on images before and after, means over layers. All
-    (rows, layers)."""
+    """(rows, 4): alpha, its mean and greatest over layers, and the mass on images before and after, means over layers.
+
+    All (rows, layers).
+    """
     return torch.stack([alpha.mean(1), alpha.amax(1), seen.mean(1), after.mean(1)], -1)
 
 
@@ -359,8 +368,10 @@ class SeeSlots(Slots):
     def rows(
         self, slots: slice, depths: tuple[int, int], generated: bool, transfers: bool = True, apart: bool = True
     ) -> SeeRows:
-        """Return the enhancement of some slots. depths, generated, apart: as of `SeeRows`. transfers: whether some reading
-        is "transfer"."""
+        """Return the enhancement of some slots.
+
+        depths, generated, apart: as of `SeeRows`. transfers: whether some reading is "transfer".
+        """
         return SeeRows(
             self.asked[slots],
             self.masks[slots],

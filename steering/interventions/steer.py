@@ -30,10 +30,12 @@ TOWARD = ("vision", "text")
 
 @dataclass(frozen=True)
 class Steer(Part):
-    """One vector in one request. `scale` is the signed coefficient c: c > 0 pushes the way that the vector was
-    measured, which for a modality preference is toward text. `layers` None means the vector's own; `tokens` is one of
-    `prompt.tokens.TOKENS`, or "image:2" for the second image alone. Raises RequestError for what is none of these.
-    `Steer.to` states the modality instead."""
+    """One vector in one request.
+
+    `scale` is the signed coefficient c: c > 0 pushes the way that the vector was measured, which for a modality preference
+    is toward text. `layers` None means the vector's own; `tokens` is one of `prompt.tokens.TOKENS`, or "image:2" for the
+    second image alone. Raises RequestError for what is none of these. `Steer.to` states the modality instead.
+    """
 
     vector: SteeringVector
     scale: float
@@ -68,7 +70,8 @@ class Steer(Part):
     def to(cls, vector: SteeringVector, toward: str, strength: float = 1.0, **options: Any) -> Steer:
         """Push toward "vision" or "text" with a strength >= 0: 0 is exactly off, 1.0 the vector's own weight, that is the
         calibrated one, or the published weight of a vector that was not calibrated (see `published`). The vector must be
-        a modality preference; one that was negated is turned back (see `SteeringVector.positive`)."""
+        a modality preference; one that was negated is turned back (see `SteeringVector.positive`).
+        """
         if toward not in TOWARD:
             raise RequestError(
                 f"'steering.toward' must be one of {', '.join(TOWARD)}; got {shown(toward)}.", param="steering.toward"
@@ -97,7 +100,8 @@ class Steer(Part):
     @property
     def way(self) -> str | None:
         """The modality that it really pushes toward, however it was asked for; None where it does nothing, or the vector is
-        no modality preference."""
+        no modality preference.
+        """
         if self.scale == 0 or self.vector.positive is None:
             return None
         return next(way for way in TOWARD if (way == self.vector.positive) == (self.scale > 0))
@@ -146,8 +150,10 @@ def _check_vector(vector: Any) -> None:
 
 
 def applied(steer: Steer, norms: dict[int, torch.Tensor], generated: int) -> dict[str, Any]:
-    """The report of what was done. norms: per steered layer (2, classes), how many prompt tokens each class has and the sum
-    over them of 1 / |h|. generated: how many generated tokens were fed.
+    """The report of what was done.
+
+    norms: per steered layer (2, classes), how many prompt tokens each class has and the sum over them of 1 / |h|. generated:
+    how many generated tokens were fed.
 
     The dose is |added| / |h|, averaged over the prompt's touched tokens and the layers, and None where it has none: the
     states of generated tokens are not measured, which would cost time at every step of every answer.
@@ -193,7 +199,8 @@ def planned(steer: Steer) -> dict[str, Any]:
 
 def check_steer(mllm: MLLM, steer: Steer, images: int | None = None) -> None:
     """Raise VectorError or RequestError unless a vector can be added to the states of a model, whose prompt has `images`
-    images; None where the prompt is not known."""
+    images; None where the prompt is not known.
+    """
     check_vector(mllm, steer.vector, "steering.vector")
     if images is not None:
         check_choice(steer.chosen, images, "steering.apply.tokens")
@@ -223,7 +230,9 @@ class Steering(Asked):
             check_steer(mllm, steer, len(prompt.layout.images))
 
     def report(self, taken: Any) -> list[dict[str, Any]]:
-        """What each vector did. taken: per steered layer the norms (see `applied`), and how many generated tokens were
-        fed."""
+        """What each vector did.
+
+        taken: per steered layer the norms (see `applied`), and how many generated tokens were fed.
+        """
         norms, fed = taken
         return [applied(steer, norms, fed) for steer in self.steers]

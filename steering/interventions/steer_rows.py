@@ -18,7 +18,8 @@ from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, R
 
 def prompt_delta(steers: Sequence[Steer], count: int) -> dict[int, torch.Tensor]:
     """For each steered layer (count, d): what is added to each class of prompt tokens, all vectors together; zeros where
-    only generated tokens are touched."""
+    only generated tokens are touched.
+    """
     out: dict[int, torch.Tensor] = {}
     for steer in steers:
         delta, classes = steer.delta, steer.chosen.classes(count)
@@ -34,9 +35,11 @@ def generated_delta(steers: Sequence[Steer], layers: int, width: int) -> torch.T
 
 
 class SteerRows(LayerHook):
-    """What is added to each token of a prefill. classes: (rows, n, classes) one-hot, zero on padding. layers: those that are
-    steered. delta: (layers, rows, classes, d), of these. Once settled, `by_token` is (rows, n, layers) of all: 1 / |h| of
-    each token, h as it is before the addition, 0 at layers that are not steered.
+    """What is added to each token of a prefill.
+
+    classes: (rows, n, classes) one-hot, zero on padding. layers: those that are steered. delta: (layers, rows, classes, d),
+    of these. Once settled, `by_token` is (rows, n, layers) of all: 1 / |h| of each token, h as it is before the addition, 0
+    at layers that are not steered.
     """
 
     by_token: torch.Tensor
@@ -63,8 +66,10 @@ class SteerRows(LayerHook):
 
 
 class SteerTokens(LayerHook):
-    """What is added to each row's generated tokens. delta: (rows, layers, d), zero where a row is not steered: the same work
-    for every batch."""
+    """What is added to each row's generated tokens.
+
+    delta: (rows, layers, d), zero where a row is not steered: the same work for every batch.
+    """
 
     def __init__(self, delta: torch.Tensor):
         self._delta = delta

@@ -29,10 +29,12 @@ NAME = "sage.think"
 
 
 class Think(Options):
-    """FFN updates that override those of attention are damped. `gamma` scales them. D (nats) is compared with
-    `threshold` in every layer or, where that is None, with the layer's `quantile` of D as the model's calibration
-    measured it, or else the self-check, on its two prompts. SAGE paper, section 5.1, equation 5. Raises RequestError for
-    what is out of range."""
+    """FFN updates that override those of attention are damped.
+
+    `gamma` scales them. D (nats) is compared with `threshold` in every layer or, where that is None, with the layer's
+    `quantile` of D as the model's calibration measured it, or else the self-check, on its two prompts. SAGE paper, section
+    5.1, equation 5. Raises RequestError for what is out of range.
+    """
 
     path = ("sage", "think")
 
@@ -67,15 +69,19 @@ class Think(Options):
         return mllm.calibration is not None and mllm.calibration.divergence is not None
 
     def report(self, taken: Any) -> dict[str, Any]:
-        """Per layer the share of damped updates and the mean of D; whether the thresholds were calibrated. taken:
-        `Thought`."""
+        """Per layer the share of damped updates and the mean of D; whether the thresholds were calibrated.
+
+        taken: `Thought`.
+        """
         damped, differs = (taken.measured / max(taken.tokens, 1)).unbind(-1)
         return {"suppressed": damped.tolist(), "divergence": differs.tolist(), "calibrated": taken.calibrated}
 
 
 class ThinkCounts(NamedTuple):
-    """What a decode's damping is counted in. active, counted: as `recorders.counting` has them. sums: (rows, layers, 2), how
-    many updates were damped, and D."""
+    """What a decode's damping is counted in.
+
+    active, counted: as `recorders.counting` has them. sums: (rows, layers, 2), how many updates were damped, and D.
+    """
 
     active: torch.Tensor
     counted: torch.Tensor
@@ -146,7 +152,8 @@ class ThinkRows(LayerHook):
 class Thought:
     """What was damped in one answer, on the CPU. measured: (layers, 2), the number of damped updates and the sum of D, over
     `tokens` tokens of prompt and answer. divergence: (layers, prompt tokens), in nats, where it was asked for. calibrated:
-    as `Think.calibrated`."""
+    as `Think.calibrated`.
+    """
 
     measured: torch.Tensor
     tokens: int

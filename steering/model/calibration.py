@@ -1,5 +1,8 @@
-"""What a model's calibrations measured: numbers that no other model shares. They are kept beside the user's vectors, by the
-model's fingerprint, and a model may come with some in `calibration.json` of its folder."""
+"""What a model's calibrations measured: numbers that no other model shares.
+
+They are kept beside the user's vectors, by the model's fingerprint, and a model may come with some in `calibration.json` of
+its folder.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ class Calibration:
     """divergence: for each layer the quantiles of D (see `interventions.think`) at `SHARES`, over `tokens` prompt tokens
     of `samples` prompts. sinks: (layers, rows, columns) as `diagnostics.sinks.attraction`, over `images`. flags: where its
     numbers become flags. alarm: what tells that an answer may be wrong. surprise: the `SURPRISE` quantile of how surprising
-    clean text contexts are (see `surprise`), over `contexts`. Each None, or 0, until it was measured."""
+    clean text contexts are (see `surprise`), over `contexts`. Each None, or 0, until it was measured.
+    """
 
     fingerprint: str
     divergence: tuple[tuple[float, ...], ...] | None = None
@@ -63,7 +67,8 @@ class Calibration:
 
     def thresholds(self, quantile: float) -> torch.Tensor | None:
         """(layers,) D that a share of `quantile` of the tokens does not exceed, between the kept shares linearly; None where
-        it was not measured."""
+        it was not measured.
+        """
         if self.divergence is None:
             return None
         table = torch.tensor(self.divergence)
@@ -94,7 +99,8 @@ class Calibration:
         cls, folder: Path | None, fingerprint: str, layers: int, calibrations: Path | None = None
     ) -> Calibration | None:
         """What was measured of a model, by its user (in `calibrations`) before what is in its own folder; None where nothing
-        was. Raises UnsupportedModel when a file is another model's or damaged."""
+        was. Raises UnsupportedModel when a file is another model's or damaged.
+        """
         places = [
             *([] if calibrations is None else [place_of(fingerprint, calibrations)]),
             *([] if folder is None else [folder / FILE]),
@@ -147,7 +153,8 @@ def _read(path: Path, fingerprint: str, layers: int) -> Calibration:
 
 def measured(path: Path) -> set[str]:
     """Which parts a calibration's file holds ("divergence", "sinks", ...), without a model; empty where there is none, or it
-    is damaged, of which `Calibration.load` tells more."""
+    is damaged, of which `Calibration.load` tells more.
+    """
     try:
         content = json.loads(path.read_text())
         return {part for part, value in content.items() if value is not None}

@@ -41,7 +41,8 @@ def found(path: str | Path, local_files_only: bool) -> str | Path:
 
 def settings_of(folder: Path | None) -> dict[str, Any]:
     """What a checkpoint folder's helmsight.json says: `name` on the wire; `image_size` [width, height], to which every
-    picture is resized first; `focus_layers`, the N of the focus metrics that fits this model."""
+    picture is resized first; `focus_layers`, the N of the focus metrics that fits this model.
+    """
     file = folder / "helmsight.json" if folder is not None else None
     return json.loads(file.read_text()) if file is not None and file.is_file() else {}
 

@@ -29,8 +29,11 @@ Encode = Callable[[Mapping[str, torch.Tensor]], Any]
 
 @dataclass
 class Features(ModelOutput):
-    """What a model's `get_image_features` returns, as far as it is used. pooler_output: of each picture (tokens, d), or one
-    tensor of all. deepstack_features: per layer (tokens of all pictures, d), where a model has them."""
+    """What a model's `get_image_features` returns, as far as it is used.
+
+    pooler_output: of each picture (tokens, d), or one tensor of all. deepstack_features: per layer (tokens of all pictures,
+    d), where a model has them.
+    """
 
     pooler_output: Any = None
     deepstack_features: Any = None
@@ -120,8 +123,11 @@ def joined(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
 
 
 class Inputs(Mapping[str, torch.Tensor]):
-    """A processor's tensors of a prompt. Those of several pictures are put together where one is asked for: once a model's
-    features of them are known, nobody does."""
+    """A processor's tensors of a prompt.
+
+    Those of several pictures are put together where one is asked for: once a model's features of them are known, nobody
+    does.
+    """
 
     def __init__(self, text: Mapping[str, torch.Tensor], pictures: Sequence[Picture]):
         own = pictures[0].tensors if pictures else {}
@@ -192,7 +198,8 @@ class ImageCache:
 
     def encode_next(self, encode: Encode, pictures: Sequence[Picture], values: float = 0) -> int:
         """Encode the first new ones of a prompt's pictures in one call, for the `get` that follows: at least one, and as
-        many of its shape as have together no more `values` than given. Returns how many values, 0 where there is none."""
+        many of its shape as have together no more `values` than given. Returns how many values, 0 where there is none.
+        """
         keys = {picture.key for picture in pictures}
         self._ahead = {key: features for key, features in self._ahead.items() if key in keys}
         missing = self.missing(pictures) if self._separable else []
@@ -213,8 +220,10 @@ class ImageCache:
     def get(
         self, encode: Encode, prompts: Sequence[Sequence[Picture]], unseen: Collection[bytes] = frozenset()
     ) -> list[Features]:
-        """The features of each prompt's pictures; what is new is encoded, as far as it has one shape in one call. Zeros will
-        do of pictures whose keys are `unseen`."""
+        """The features of each prompt's pictures; what is new is encoded, as far as it has one shape in one call.
+
+        Zeros will do of pictures whose keys are `unseen`.
+        """
         if not self._separable:
             unseen = {Picture.join(some).key for some in prompts if all(one.key in unseen for one in some)}
             prompts = [(Picture.join(pictures),) for pictures in prompts]

@@ -147,8 +147,10 @@ def _unwritten(config: Any, dtype: Any, device: torch.device) -> Any:
 
 
 def joined(size: int) -> Ranks:
-    """This process among the `size` that torchrun has started; they find each other the first time. Raises UnsupportedModel
-    where it was not started so."""
+    """This process among the `size` that torchrun has started; they find each other the first time.
+
+    Raises UnsupportedModel where it was not started so.
+    """
     if not dist.is_initialized():
         if "RANK" not in os.environ or os.environ.get("WORLD_SIZE") != str(size):
             raise UnsupportedModel(
@@ -190,7 +192,8 @@ def refuse_split(config: Any, size: int) -> None:
 
 def refuse_offloaded(model: Any) -> None:
     """Raise UnsupportedModel where parts of a model were left outside of the devices: they would be copied there anew in
-    every step."""
+    every step.
+    """
     places: dict[str, Any] = getattr(model, "hf_device_map", {})
     outside = [name or "all of it" for name, place in places.items() if str(place) in ("cpu", "disk")]
     if outside and len({str(place) for place in places.values()}) > 1:
@@ -202,14 +205,16 @@ def refuse_offloaded(model: Any) -> None:
 
 def refuse_sinks(model: nn.Module) -> None:
     """Raise UnsupportedModel for a model whose heads have sinks: an attention that goes to no token, of which neither the
-    slot KV pool nor what is read of attention knows."""
+    slot KV pool nor what is read of attention knows.
+    """
     if any(isinstance(getattr(module, "sinks", None), nn.Parameter) for module in model.modules()):
         raise UnsupportedModel(f"{model.config.model_type} cannot be served: its attention heads have sinks.")  # type: ignore[union-attr]
 
 
 def _store_weights_by_column(decoder: nn.Module) -> None:
     """Lay linear weights out for products with few rows, which is what decoding is: a tenth faster for 16 rows on a CPU.
-    The values, and what the module computes, stay the same."""
+    The values, and what the module computes, stay the same.
+    """
     for module in decoder.modules():
         if isinstance(module, nn.Linear):
             module.weight.data = module.weight.data.t().contiguous().t()
@@ -217,7 +222,8 @@ def _store_weights_by_column(decoder: nn.Module) -> None:
 
 def refuse_structure(config: Any) -> None:
     """Raise UnsupportedModel, by the config alone, for what sees no images or what the slot KV pool cannot hold; the
-    self-check catches the rest."""
+    self-check catches the rest.
+    """
     text = config.get_text_config()
     kinds = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
     reason = None

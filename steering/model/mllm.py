@@ -151,7 +151,8 @@ class MLLM:
     def settle(self, compiled: bool = False) -> None:
         """Bring weights into the form in which products take least time, and let go of the other: into integers where layers
         are to compute in these; on a CPU into the order of its kernels, but for steps that torch compiles. An engine does so
-        when it knows what the plain model says."""
+        when it knows what the plain model says.
+        """
         if self.quantization is not None:
             int8.narrow(self.layers)
         if not compiled:
@@ -194,7 +195,8 @@ class MLLM:
     @cached_property
     def longest_token(self) -> int:
         """Characters of the longest token of the vocabulary; of a vocabulary of bytes, where a character may have four,
-        bytes."""
+        bytes.
+        """
         return max(map(len, self.tokenizer.get_vocab()))
 
     @cached_property
@@ -216,7 +218,9 @@ class MLLM:
     @cached_property
     def beside_text(self) -> tuple[str, ...] | None:
         """Names of what its processor gives beside the tokens of a text without images, where that is zeros, one a token.
-        None where it is anything else, so that the processor has to be asked."""
+
+        None where it is anything else, so that the processor has to be asked.
+        """
         names = set[str]()
         for text in ("?", "Two lines,\n and  more of them: 1,000 \u00fc."):
             try:
@@ -238,7 +242,8 @@ class MLLM:
     @torch.inference_mode()
     def column(self) -> KVPool:
         """Keys and values of a single column, after which those of all are shaped: families tell in many ways how wide they
-        are. The first such pass is followed, to find out what layers add."""
+        are. The first such pass is followed, to find out what layers add.
+        """
         pool = KVPool(1, 1)
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         embeds = self.model.get_input_embeddings()(zero)
@@ -260,7 +265,8 @@ class MLLM:
 
     def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """(axes, 1, n) on the CPU: the rotary positions of a prompt with pictures, for `embed`; None where the model makes
-        them itself. Any thread may ask."""
+        them itself. Any thread may ask.
+        """
         return self._geometry.rope_positions(inputs)
 
     def embed(

@@ -24,7 +24,8 @@ def picture() -> Image.Image:
 @dataclass(frozen=True)
 class PixelBounds:
     """A picture is brought to sides that are multiples of `factor`, and to `least` to `most` pixels: one token for each
-    factor x factor of them. The processor counts each pixel `frames` times."""
+    factor x factor of them. The processor counts each pixel `frames` times.
+    """
 
     factor: int
     least: int
@@ -46,7 +47,8 @@ class PixelBounds:
 
     def sized(self, picture: Image.Image, least: int | None, most: int | None) -> Image.Image:
         """The picture as the processor would make it if these were its bounds, its own where one is None; raises ValueError
-        as the processor does."""
+        as the processor does.
+        """
         return picture.resize(self.size(picture, least, most), Image.Resampling.BICUBIC)
 
     def size(self, picture: Image.Image, least: int | None, most: int | None) -> tuple[int, int]:

@@ -60,7 +60,8 @@ def _missing(path: str | Path, reason: str) -> str:
 
 def _sort_once(processor: ProcessorMixin) -> None:
     """Have a processor find out once, for the same keyword arguments, which of its parts takes which: a tenth of the time
-    that it takes for a prompt with a small picture."""
+    that it takes for a prompt with a small picture.
+    """
     plain = type(processor)
     if not hasattr(plain, "_merge_kwargs"):
         return

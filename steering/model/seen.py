@@ -44,8 +44,10 @@ class SeenPictures(Kept[Any]):
 
     @contextmanager
     def noting(self) -> Iterator[list[Picture]]:
-        """Within, this thread's calls of the processor are answered from what is kept. The list holds the pictures of such a
-        call afterwards, if they are kept apart."""
+        """Within, this thread's calls of the processor are answered from what is kept.
+
+        The list holds the pictures of such a call afterwards, if they are kept apart.
+        """
         self._noted.pictures = pictures = list[Picture]()
         try:
             yield pictures

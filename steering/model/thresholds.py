@@ -12,8 +12,10 @@ FLAGS = ("perceptual_blindness", "dissociation")
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Where a model's numbers become flags, chosen on `answers` of it. attention, activation: the least share of the map in
-    its strongest fifth with which it is concentrated; agreement: the least correlation with which both maps agree.
+    """Where a model's numbers become flags, chosen on `answers` of it.
+
+    attention, activation: the least share of the map in its strongest fifth with which it is concentrated; agreement: the
+    least correlation with which both maps agree.
 
     `raised` tells of other answers, by flag, on which share of the `right` and of the `wrong` ones it is raised, of a right
     and a wrong answer to alike questions how often it is the wrong one (`area`, .5 is chance), each as [value, low, high]
@@ -36,8 +38,10 @@ class Thresholds:
         return found
 
     def flags(self, attention: float, activation: float, agreement: float) -> dict[str, bool]:
-        """perceptual_blindness: neither map is concentrated. dissociation: attention is, and the activation map does not
-        agree with it."""
+        """perceptual_blindness: neither map is concentrated.
+
+        dissociation: attention is, and the activation map does not agree with it.
+        """
         looks = attention >= self.attention
         return {
             "perceptual_blindness": not looks and activation < self.activation,

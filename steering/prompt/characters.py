@@ -82,8 +82,10 @@ class CharSpans:
         return before[last] > before[first]
 
     def of_tokens(self, offsets: torch.Tensor) -> torch.Tensor:
-        """(tokens,) the span of each token: that of its last character but for white space, since ".\n" ends a line of one
-        span before another's; a token without characters belongs to none."""
+        """(tokens,) the span of each token: that of its last character but for white space, since ".
+
+        " ends a line of one span before another's; a token without characters belongs to none.
+        """
         written = torch.tensor(
             [len(self.text[start:end].rstrip()) for start, end in offsets.tolist()], dtype=torch.int64
         )
@@ -94,7 +96,8 @@ class CharSpans:
 
 def without_insertions(mllm: MLLM, ids: torch.Tensor, offsets: torch.Tensor, text: str) -> torch.Tensor:
     """Token offsets (tokens, 2) into `text`, where a processor wrote special tokens of its own into it before tokenising
-    (PaliGemma puts its bos behind the images); an inserted token becomes empty."""
+    (PaliGemma puts its bos behind the images); an inserted token becomes empty.
+    """
     if not len(offsets) or int(offsets.max()) <= len(text):
         return offsets
     offsets = offsets.clone()

@@ -41,7 +41,8 @@ class Shrunk:
 
 def sized(mllm: MLLM, parts: Sequence[Part]) -> tuple[list[Image.Image], dict[str, int] | None]:
     """The pictures of parts as the processor gets them, and the bounds that it is to go by; None for its own, by which it
-    sizes them itself."""
+    sizes them itself.
+    """
     images: list[Image.Image] = [part["image"] for part in parts]
     if mllm.image_size is not None:
         images = [image.resize(mllm.image_size, Image.Resampling.BICUBIC) for image in images]
@@ -115,7 +116,8 @@ def resized_chat(messages: Sequence[Mapping[str, Any]], pictures: Sequence[Shrun
 
 def room_for_prompt(context: int, max_tokens: int | None, clamp: bool) -> int:
     """How many tokens of a context a prompt may have beside an answer of up to `max_tokens`; where those may be shortened,
-    or are not stated, it is left a part of the context."""
+    or are not stated, it is left a part of the context.
+    """
     if max_tokens is None:
         return context - max(1, context // ANSWER)
     return context - (min(max_tokens, max(1, 2 * context // ANSWER)) if clamp else max_tokens)

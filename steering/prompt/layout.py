@@ -30,7 +30,8 @@ BESIDE = ("tool_calls", "tool_call_id", "name")
 @dataclass(frozen=True)
 class ImageSpan:
     """The tokens of one image: `columns` (tokens,) in the prompt and the grid (rows, columns) after patch merging, None
-    where the image's tokens are no single grid (tiled images)."""
+    where the image's tokens are no single grid (tiled images).
+    """
 
     columns: torch.Tensor
     grid: tuple[int, int] | None
@@ -76,7 +77,8 @@ class Layout:
     @property
     def halves(self) -> torch.Tensor:
         """(n, 2) bool: the tokens that are no image's before the first image, or before the users' first text where there is
-        none, and all others that are no image's."""
+        none, and all others that are no image's.
+        """
         spans = self.spans.numpy()
         image = spans >= FIRST_IMAGE
         starts = (image if image.any() else spans >= CONTEXT).nonzero()[0]
@@ -117,7 +119,8 @@ class Prompt:
 
     def blocks_with(self, answer: Sequence[int]) -> tuple[bytes, ...]:
         """A name for each beginning of it with an answer's tokens behind it; a picture that cannot be told from the others
-        counts from the first one on."""
+        counts from the first one on.
+        """
         ids = torch.cat([self.ids, torch.tensor(answer, dtype=torch.int64)])
         spans = torch.cat([self.layout.spans, torch.full((len(answer),), OTHER)])
         images = self.layout.images
@@ -258,8 +261,10 @@ def _question_start(content: Sequence[Mapping[str, Any]]) -> int:
 def _encode(
     mllm: MLLM, text: str, images: list[Image.Image], add_special_tokens: bool, size: dict[str, int] | None = None
 ) -> dict[str, Any]:
-    """The processor's tensors with token offsets; some families want the images nested by prompt, all accept it. size: its
-    bounds, where it is not to go by its own."""
+    """The processor's tensors with token offsets; some families want the images nested by prompt, all accept it.
+
+    size: its bounds, where it is not to go by its own.
+    """
 
     def refusal(panic: str) -> RequestError:
         return RequestError(f"The model's tokenizer cannot read these messages: {panic}", param="messages")
@@ -290,7 +295,8 @@ def encode_picture(mllm: MLLM, picture: Image.Image) -> torch.Tensor:
 
 def _keep_blank_tiles(inputs: dict[str, torch.Tensor]) -> None:
     """Make every tile differ from zero by a trifle: some models take a tile of zeros, which a black picture may become,
-    for padding and drop it."""
+    for padding and drop it.
+    """
     pixels = inputs.get("pixel_values")
     if pixels is not None and pixels.ndim == 5 and len(pixels) == 1:  # several have padding among them
         blank = ~pixels.flatten(2).any(-1)
@@ -301,7 +307,8 @@ def _grid(
     mllm: MLLM, inputs: Mapping[str, torch.Tensor], number: int, images: int, columns: torch.Tensor
 ) -> tuple[int, int] | None:
     """The token grid of an image, where its tokens are one grid: from the processor's own grid, from rows that end in
-    break tokens, or the square of an image that was not tiled."""
+    break tokens, or the square of an image that was not tiled.
+    """
     tokens = len(columns)
     if (thw := inputs.get("image_grid_thw")) is not None:
         merge = mllm.model.config.vision_config.spatial_merge_size

@@ -18,7 +18,8 @@ from steering.prompt.spans import CONTEXT, QUESTION, USER
 @dataclass(frozen=True)
 class TemplateOptions:
     """What a chat template is given beside the messages: the `functions` that it tells the model of, and other `variables`
-    that it reads, by name. With `continues` the prompt ends with the last message, so that the answer goes on from it."""
+    that it reads, by name. With `continues` the prompt ends with the last message, so that the answer goes on from it.
+    """
 
     functions: Sequence[Mapping[str, Any]] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)

@@ -21,7 +21,8 @@ from steering.prompt.layout import ImageSpan, encode_picture
 @dataclass(frozen=True)
 class Tiling:
     """`order` (rows * columns,) are the image's tokens row by row of the whole `grid` (rows, columns); `overview` those of
-    the tile that shows the whole image small, row by row of `overview_grid`, empty where there is none."""
+    the tile that shows the whole image small, row by row of `overview_grid`, empty where there is none.
+    """
 
     grid: tuple[int, int]
     order: torch.Tensor
@@ -31,7 +32,8 @@ class Tiling:
 
 def tiling_of(mllm: MLLM, picture: Image.Image, image: ImageSpan) -> Tiling | None:
     """How a picture is tiled whose tokens are known; None where they are one grid anyway, or where its tiles are no grids of
-    tokens or do not make up the picture."""
+    tokens or do not make up the picture.
+    """
     return None if image.grid is not None else _tiling(mllm, mllm.image_size or picture.size, image.tokens)
 
 
@@ -52,7 +54,8 @@ def _tiling(mllm: MLLM, size: tuple[int, int], tokens: int) -> Tiling | None:
 def _with_row_ends(tokens: int, tiles: int, side: int, size: tuple[int, int]) -> Tiling | None:
     """An overview, then the rows of all tiles together, each with a token that ends it, without those of the margin
     (LLaVA-NeXT, LLaVA-OneVision). Of the grids that have so many tokens and fit some arrangement of the tiles, it is the one
-    whose sides are most like the picture's."""
+    whose sides are most like the picture's.
+    """
     rest, aspect = tokens - side * side, size[0] / size[1]
     grids = [(rows, rest // rows - 1) for rows in range(1, rest + 1) if rest % rows == 0 and rest // rows > 1]
     fitting = [
@@ -70,7 +73,8 @@ def _with_row_ends(tokens: int, tiles: int, side: int, size: tuple[int, int]) ->
 
 def _shown(pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What tiles (k, channels, height, width) of a picture of coordinates show: extents (k, 2) along x and y, whether that
-    is the whole picture (k,), and centres (k, 2)."""
+    is the whole picture (k,), and centres (k, 2).
+    """
     places = pixels[:, :2].float().flatten(2)
     extents = places.amax(2) - places.amin(2)
     whole = (extents > 0.9 * (places.amax((0, 2)) - places.amin((0, 2)))).all(1)

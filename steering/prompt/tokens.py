@@ -15,8 +15,10 @@ TEXT, IMAGE = 0, 1
 next number, and so on."""
 
 TOKENS = ("all", "prompt", "generated", "image", "text")
-"""Which tokens may be touched; "image" and "text" are the image and the other tokens of the prompt. Beside these,
-"image:2" is the second image of the prompt alone."""
+"""Which tokens may be touched; "image" and "text" are the image and the other tokens of the prompt.
+
+Beside these, "image:2" is the second image of the prompt alone.
+"""
 PATTERN = f"^({'|'.join(TOKENS)}|image:[1-9][0-9]{{0,3}})$"
 """What matches each of these words."""
 ALLOWED = f"one of {', '.join(TOKENS)}, or image:1, image:2 and so on for one image"
@@ -65,7 +67,8 @@ class TokenChoice:
 
 def class_count(choices: Iterable[TokenChoice], images: int) -> int:
     """Return the number of classes of tokens in prompts with up to `images` images: the text and the images, which are
-    apart only where a choice is one of them."""
+    apart only where a choice is one of them.
+    """
     return max(1 + images if any(choice.image is not None for choice in choices) else 2, 2)
 
 

@@ -23,8 +23,11 @@ def numbers_of(names: tuple[str, ...] = READ) -> tuple[str, ...]:
 
 
 class ConfidenceReadout(Readout):
-    """Their mean and the least of them, in nats, and the token that has it. They are what `logprobs` says: of the
-    distribution before temperature and truncation, behind contrasts, without the token that ends the answer."""
+    """Their mean and the least of them, in nats, and the token that has it.
+
+    They are what `logprobs` says: of the distribution before temperature and truncation, behind contrasts, without the token
+    that ends the answer.
+    """
 
     name = "confidence"
     scalars: ClassVar[dict[str, type]] = {"mean_logprob": float, "least_logprob": float}
@@ -49,7 +52,8 @@ class ConfidenceReadout(Readout):
 
 class AlarmReadout(Readout):
     """Its score, the log-odds that the answer is wrong, and whether that is above the threshold; None without a calibration,
-    and with spans of the decay that it was not made with."""
+    and with spans of the decay that it was not made with.
+    """
 
     name = "alarm"
     options = (SPANS,)

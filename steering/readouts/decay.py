@@ -35,7 +35,8 @@ def slope(values: torch.Tensor) -> float | None:
 
 class DecayReadout(Readout):
     """Shares at each generated token, mean over layers, and where `decay_layers` is asked for, by layer; `slope`, by which
-    that of vision changes a token (least squares)."""
+    that of vision changes a token (least squares).
+    """
 
     name = "decay"
     cheap = True

@@ -43,8 +43,10 @@ def numbers(attention: torch.Tensor, activation: torch.Tensor) -> dict[str, floa
 
 
 def flags(attention: torch.Tensor, activation: torch.Tensor, thresholds: Thresholds | None) -> dict[str, Any]:
-    """The `flags` readout. Its flags are None without thresholds, where a number does not exist, and where there are too few
-    patches to tell."""
+    """The `flags` readout.
+
+    Its flags are None without thresholds, where a number does not exist, and where there are too few patches to tell.
+    """
     found = numbers(attention, activation)
     known = [found[name] for name in ("attention", "activation", "agreement")]
     raised: Mapping[str, bool | None] = dict.fromkeys(FLAGS)
@@ -71,7 +73,8 @@ def _top_share(values: torch.Tensor, count: int) -> float | None:
 
 class FlagsReadout(Readout):
     """By the attention of all layers and the plain maps of all tokens, on which thresholds were chosen; they do not hold for
-    maps whose sinks are discounted."""
+    maps whose sinks are discounted.
+    """
 
     name = "flags"
     options = (DISCOUNT_SINKS,)

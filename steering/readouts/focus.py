@@ -41,7 +41,8 @@ def m_lnd(sigma: torch.Tensor) -> int | None:
 
 def mc_lnd(sigma: torch.Tensor) -> int | None:
     """MC-LND-N: the image that is layer-focused most often; a tie goes to the one with the larger sum of factors over
-    the layers in which it was focused. sigma: (N, images) -> index from 0."""
+    the layers in which it was focused. sigma: (N, images) -> index from 0.
+    """
     factors = sigma.numpy()
     factors = factors[factors.any(1)]  # a layer whose window holds no image focuses on none
     if not len(factors):
@@ -55,9 +56,12 @@ METRICS = {"lnd": lnd, "m_lnd": m_lnd, "mc_lnd": mc_lnd}
 
 
 def focus(sigma: torch.Tensor, last: int, target_image: int | None) -> dict[str, object]:
-    """The `focus` readout; images count from 1. `image` is that of M-LND over the last `last` layers, the steadiest of the
-    three; `correct` compares it with `target_image`. None where no image was within the attention window.
-    `share` is the part of that image in the factors of all images. sigma: (layers, images)."""
+    """The `focus` readout; images count from 1.
+
+    `image` is that of M-LND over the last `last` layers, the steadiest of the three; `correct` compares it with
+    `target_image`. None where no image was within the attention window. `share` is the part of that image in the factors of
+    all images. sigma: (layers, images).
+    """
     tail = sigma[-last:]
     focused = m_lnd(tail)
     image = _number(focused)

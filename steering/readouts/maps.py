@@ -39,8 +39,10 @@ DISCOUNT_SINKS = ReadoutOption.flag(
 
 
 def attraction(maps: Sequence[torch.Tensor]) -> torch.Tensor:
-    """(layers, rows, columns) on the most frequent grid. maps: (layers, rows, columns) each, attention of one image's
-    patches; a layer that does not see an image does not count."""
+    """(layers, rows, columns) on the most frequent grid.
+
+    maps: (layers, rows, columns) each, attention of one image's patches; a layer that does not see an image does not count.
+    """
     rows, columns = Counter(tuple(map_.shape[1:]) for map_ in maps).most_common(1)[0][0]
     relative = torch.stack([_resized(map_ / map_.mean((1, 2), keepdim=True), rows, columns) for map_ in maps])
     return relative.nanmean(0).nan_to_num(1.0)
@@ -58,7 +60,8 @@ def _resized(map_: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 @dataclass(frozen=True)
 class Map:
     """Values of one image's tokens: `whole` (..., patches) row by row of `grid`, which is None where they are no single
-    grid, and those of a tile that shows the whole image again, small."""
+    grid, and those of a tile that shows the whole image again, small.
+    """
 
     whole: torch.Tensor
     grid: tuple[int, int] | None

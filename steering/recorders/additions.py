@@ -1,5 +1,6 @@
 """Looks, in the self-check's passes, at what each layer adds: that its output is its input plus the two updates that hooks
-are given, and how far these diverge, for models of which that was not calibrated."""
+are given, and how far these diverge, for models of which that was not calibrated.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ ROUNDINGS = 4
 
 class AdditionRows(LayerHook):
     """Compares h_in + mha + ffn with h_out; appends each layer's largest excess over the tolerance to `excess`, a scalar,
-    and D of its tokens to `divergences`, by layer, where these are wanted."""
+    and D of its tokens to `divergences`, by layer, where these are wanted.
+    """
 
     def __init__(self, excess: list[torch.Tensor], divergences: dict[int, list[torch.Tensor]] | None = None):
         self._excess, self._divergences = excess, divergences

@@ -48,8 +48,10 @@ def image_sums(sums: torch.Tensor) -> torch.Tensor:
 
 
 def span_sources(spans: int, content: bool) -> torch.Tensor:
-    """(spans, 3): 1 where a span is part of vision, of system and of user text. content: whether the latter two are what
-    messages say, and not all of the prompt before the first image and behind it."""
+    """(spans, 3): 1 where a span is part of vision, of system and of user text.
+
+    content: whether the latter two are what messages say, and not all of the prompt before the first image and behind it.
+    """
     sources = torch.zeros(spans, 3)
     sources[FIRST_IMAGE:BEFORE, 0] = 1.0
     sources[SYSTEM if content else BEFORE, 1] = 1.0
@@ -58,9 +60,12 @@ def span_sources(spans: int, content: bool) -> torch.Tensor:
 
 
 class AttentionCounts(NamedTuple):
-    """What a decode's attention is counted in. sources: (rows, spans, 3). active, counted: as `recorders.counting` has them.
-    sums: (rows, layers, spans), what was read by span. decay: (rows, length, layers, 3), where each row writes, its
-    `source_shares`. patches: (rows, layers, length), what was read by column."""
+    """What a decode's attention is counted in.
+
+    sources: (rows, spans, 3). active, counted: as `recorders.counting` has them. sums: (rows, layers, spans), what was read
+    by span. decay: (rows, length, layers, 3), where each row writes, its `source_shares`. patches: (rows, layers, length),
+    what was read by column.
+    """
 
     sources: torch.Tensor
     active: torch.Tensor
@@ -73,14 +78,17 @@ class AttentionCounts(NamedTuple):
 def source_shares(sums: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
     """(..., layers, 3): shares of vision, system and user text, normalised over the three; NaN where a layer's window holds
     none. sums: (..., layers, spans). sources: (..., spans, 3). Attention by span and step (SPD-Faith Bench paper, section
-    4.2)."""
+    4.2).
+    """
     parts = (sums[..., None] * sources[..., None, :, :]).sum(-2)  # of so few, a product takes longer than its terms
     return parts / parts.sum(-1, keepdim=True)
 
 
 def add_attention(means: torch.Tensor, spans: torch.Tensor, positions: torch.Tensor, counts: AttentionCounts) -> None:
-    """Count what was read of all layers, means (rows, layers, columns). spans: (rows, length, spans), 1 where a column
-    belongs to a span."""
+    """Count what was read of all layers, means (rows, layers, columns).
+
+    spans: (rows, length, spans), 1 where a column belongs to a span.
+    """
     rows, columns = torch.arange(len(positions), device=positions.device), means.shape[2]
     new = newly(positions, counts.active, counts.counted)[:, None, None]
     by_span = means @ spans[:, :columns]
@@ -92,7 +100,8 @@ def add_attention(means: torch.Tensor, spans: torch.Tensor, positions: torch.Ten
 
 class RowCounts(NamedTuple):
     """How many query rows of each kind an average of attention was taken over: the question's, those of generated tokens,
-    and the prompt's last one, which stands in where there are no others."""
+    and the prompt's last one, which stands in where there are no others.
+    """
 
     question: int
     output: int
@@ -123,9 +132,11 @@ class Attention:
 
 @dataclass
 class PromptAttention:
-    """What a sequence's prompt left behind. sums: (layers, groups, spans) of its rows. last_sums: (layers, spans) and
-    last_patches: (layers, columns), of its last row. map: (columns,), of the row before the latest mask, mean over the focus
-    layers."""
+    """What a sequence's prompt left behind.
+
+    sums: (layers, groups, spans) of its rows. last_sums: (layers, spans) and last_patches: (layers, columns), of its last
+    row. map: (columns,), of the row before the latest mask, mean over the focus layers.
+    """
 
     sums: torch.Tensor
     last_sums: torch.Tensor | None = None
@@ -270,8 +281,11 @@ class AttentionRecorder(Slots):
         return self.capture(chunk, by_patch, mapped, chunk.width <= capture_rows(self.spans.device))
 
     def capture(self, chunk: PrefillChunk, by_patch: bool, mapped: bool, at_once: bool) -> PrefillCapture | None:
-        """Return what captures the rows that a chunk's sequences want, None where there are none. by_patch, mapped: whether
-        some want these. at_once: whether all rows are looked at, as choosing those of a short chunk takes longer."""
+        """Return what captures the rows that a chunk's sequences want, None where there are none.
+
+        by_patch, mapped: whether some want these. at_once: whether all rows are looked at, as choosing those of a short
+        chunk takes longer.
+        """
         sequences, device = chunk.sequences, self.spans.device
         groups = torch.zeros(len(sequences), 3, chunk.width)
         for row, one in enumerate(zip(sequences, chunk.starts, chunk.lengths, strict=True)):

@@ -1,5 +1,6 @@
 """Token Activation Maps: which image tokens would say a generated token themselves (Li et al. 2025, "Token Activation Map to
-Visually Explain Multimodal LLMs", in the SAGE paper appendix D.1, equation 18)."""
+Visually Explain Multimodal LLMs", in the SAGE paper appendix D.1, equation 18).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import torch
 @dataclass(frozen=True)
 class EarlierTokens:
     """Text tokens that stand before, or among, the explained ones: `ids` (j,), `states` (j, d) normalised after the last
-    layer, and their own maps (j, patches)."""
+    layer, and their own maps (j, patches).
+    """
 
     ids: torch.Tensor
     states: torch.Tensor

@@ -19,8 +19,11 @@ NAME = "prompt_state"
 
 @dataclass
 class PromptState:
-    """On the CPU, once it is taken. states: (layers, d) float32, after each layer. next_logprobs: (vocabulary,), of the
-    first token, before sampling, in nats."""
+    """On the CPU, once it is taken.
+
+    states: (layers, d) float32, after each layer. next_logprobs: (vocabulary,), of the first token, before sampling, in
+    nats.
+    """
 
     states: torch.Tensor | None = None
     next_logprobs: torch.Tensor | None = None

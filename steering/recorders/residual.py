@@ -39,9 +39,11 @@ NAMES = (
 
 
 class StreamCounts(NamedTuple):
-    """What a decode's residual stream is counted in. decoded: (rows, 1), above 0 where the row is summed. active, counted:
-    as `recorders.counting` has them. sums: (rows, layers, readouts). neurons: (rows, layers, width). totals: (rows, 2,
-    layers, d), the sum of states, and the latest."""
+    """What a decode's residual stream is counted in.
+
+    decoded: (rows, 1), above 0 where the row is summed. active, counted: as `recorders.counting` has them. sums: (rows,
+    layers, readouts). neurons: (rows, layers, width). totals: (rows, 2, layers, d), the sum of states, and the latest.
+    """
 
     decoded: torch.Tensor
     active: torch.Tensor
@@ -60,7 +62,8 @@ def measures_of(
     before: torch.Tensor, out: torch.Tensor, mha: torch.Tensor, ffn: torch.Tensor, gates: torch.Tensor
 ) -> torch.Tensor:
     """(rows, n, readouts) of h_in, h_out and the updates (rows, n, d) between them, and the share of gates (rows, n) that
-    is above 0; the readouts in the order of `NAMES`."""
+    is above 0; the readouts in the order of `NAMES`.
+    """
     before, out, mha, ffn = (value.float() for value in (before, out, mha, ffn))
     middle = before + mha
     mha_norm, ffn_norm = mha.norm(dim=-1), ffn.norm(dim=-1)
@@ -183,8 +186,10 @@ class ResidualRows(LayerHook):
 @dataclass(frozen=True)
 class Residual:
     """What an answer did to the residual stream, on the CPU. sums: (layers, readouts), over the rows that were asked for.
+
     neurons: (layers,), the share of active ones. states: (2, layers, d), the mean over the rows that generated the answer's
-    tokens, and the last of them."""
+    tokens, and the last of them.
+    """
 
     sums: torch.Tensor
     neurons: torch.Tensor
@@ -280,7 +285,8 @@ class ResidualRecorder(Slots):
 
     def neuron_ratio(self, slot: int) -> torch.Tensor:
         """(layers,): the share of FFN neurons whose activation, summed over the generated tokens, is above 0 (SPD-Faith
-        Bench, equations 20 and 21; `analysis/neuron_activation.py`); NaN without gates."""
+        Bench, equations 20 and 21; `analysis/neuron_activation.py`); NaN without gates.
+        """
         widths = torch.tensor([width or math.nan for width in self.pool.mllm.ffn_widths], device=self.neurons.device)
         return (self.neurons[slot] > 0).sum(-1) / widths
 

@@ -21,8 +21,10 @@ NAME = "states"
 
 @dataclass
 class CapturedStates:
-    """image: (k, d) each, of image tokens; behind the prompt's end a single one, image by image. text: of the user's text
-    and of the rows that generate."""
+    """image: (k, d) each, of image tokens; behind the prompt's end a single one, image by image.
+
+    text: of the user's text and of the rows that generate.
+    """
 
     image: tuple[torch.Tensor, ...] = ()
     text: tuple[torch.Tensor, ...] = ()
@@ -31,7 +33,8 @@ class CapturedStates:
 @dataclass(frozen=True)
 class TokenMaps:
     """Token activation maps of the answer's tokens, (steps, patches) on the CPU: `plain`, and less what earlier tokens
-    activate where that is asked for."""
+    activate where that is asked for.
+    """
 
     plain: torch.Tensor
     causal: torch.Tensor | None = None

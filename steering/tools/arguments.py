@@ -44,8 +44,10 @@ class Braces:
 
 
 class Pairs:
-    """`<arg_key>name</arg_key><arg_value>value</arg_value>`, again and again until `end`. The values of `texts` are texts as
-    they are; those of others JSON, or texts where they are none."""
+    """`<arg_key>name</arg_key><arg_value>value</arg_value>`, again and again until `end`.
+
+    The values of `texts` are texts as they are; those of others JSON, or texts where they are none.
+    """
 
     def __init__(self, end: str, texts: Collection[str]):
         self._end = end

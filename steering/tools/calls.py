@@ -30,9 +30,12 @@ class CallPiece:
 
 
 class CallStream:
-    """Feed the text of an answer; take what is said, and pieces of calls. What only looks like a call of one of the
-    functions of these `names` is said. White space around calls is left out. texts: by function, the parameters whose values
-    are texts. Of an answer that must be calls, `required`, nothing is said, also where one was cut off as it began."""
+    """Feed the text of an answer; take what is said, and pieces of calls.
+
+    What only looks like a call of one of the functions of these `names` is said. White space around calls is left out.
+    texts: by function, the parameters whose values are texts. Of an answer that must be calls, `required`, nothing is said,
+    also where one was cut off as it began.
+    """
 
     def __init__(
         self,

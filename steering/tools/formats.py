@@ -51,8 +51,11 @@ class Format:
     short_ids: bool = False
 
     def grammar(self, tools: Tools, special: Mapping[str, int]) -> Grammar:
-        """What an answer must be that calls one of the tools at least, or the required one. Parameters are enforced as
-        `Grammar.json_schema` does, leniently where a function is not `strict`. special: ids of tags that are tokens."""
+        """What an answer must be that calls one of the tools at least, or the required one.
+
+        Parameters are enforced as `Grammar.json_schema` does, leniently where a function is not `strict`. special: ids of
+        tags that are tokens.
+        """
 
         def written(parts: tuple[str, ...], name: str = "", number: int = 0) -> str:
             return " ".join(

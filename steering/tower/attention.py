@@ -23,8 +23,11 @@ KEPT = 256
 
 
 class PackedRuns(NamedTuple):
-    """How packed sequences are taken by their lengths. runs: (sequences, length); order: (tokens,), where the tokens of
-    these runs come from, and back: where they then lie; None where they lie so already."""
+    """How packed sequences are taken by their lengths.
+
+    runs: (sequences, length); order: (tokens,), where the tokens of these runs come from, and back: where they then lie;
+    None where they lie so already.
+    """
 
     runs: tuple[tuple[int, int], ...]
     order: torch.Tensor | None

@@ -1,5 +1,6 @@
 """What of a prompt follows from numbers of tokens and sizes of pictures alone, made on the CPU: on a GPU each read of such a
-number is a wait, of which a vision tower has several in each of its layers."""
+number is a wait, of which a vision tower has several in each of its layers.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Geometry:
 
     def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """(axes, 1, n) on the CPU: the rotary positions of a prompt with pictures, where its model tells how they follow
-        from the processor's tensors, which are on the CPU; None where it makes others, or by itself."""
+        from the processor's tensors, which are on the CPU; None where it makes others, or by itself.
+        """
         if GRID not in inputs or "mm_token_type_ids" not in inputs or not self._named:
             return None
         if any(one.default is inspect.Parameter.empty and one.name not in inputs for one in self._named):
@@ -51,7 +53,8 @@ class Geometry:
     @contextmanager
     def on_the_host(self, pictures: Mapping[str, torch.Tensor], device: torch.device) -> Iterator[dict[str, Any]]:
         """Further arguments of `get_image_features`, which its vision tower would else compute from the pictures' grid;
-        while it runs, its layers read lengths on the CPU. Nothing for towers that pack no pictures."""
+        while it runs, its layers read lengths on the CPU. Nothing for towers that pack no pictures.
+        """
         tower = attention.packed_tower(self._wrapper)
         if GRID not in pictures or tower is None or tower.config._attn_implementation not in (attention.NAME, "eager"):
             yield {}  # others compute with lengths
@@ -68,7 +71,8 @@ class Geometry:
 
     def alike(self, pictures: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor] | None:
         """What a `whole_tower` is given of pictures of one size, (pictures, tokens, patches of a token, ...): pixels and
-        positions. None of others, and where there is no such tower."""
+        positions. None of others, and where there is no such tower.
+        """
         tower = self.whole_tower(device)
         if GRID not in pictures or tower is None:
             return None
@@ -95,7 +99,8 @@ class Geometry:
         self, grid: tuple[tuple[int, ...], ...], device: torch.device
     ) -> tuple[dict[str, torch.Tensor | int], dict[int, torch.Tensor]]:
         """What a tower makes of a grid, as arguments on a device, and by the id of those that are lengths the same on the
-        CPU; pictures of a size come again and again."""
+        CPU; pictures of a size come again and again.
+        """
         with torch.inference_mode(False), torch.no_grad():  # what is kept is for all modes
             made: dict[str, Any] = {"grid_thw": torch.tensor(grid)}
             precompute_export_inputs(self._wrapper.visual, made)

@@ -1,5 +1,6 @@
 """FFN widths of vision towers that a GPU's fast kernels take: those of half precision want multiples of 8, and Qwen2.5-VL
-has 3,420."""
+has 3,420.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ MULTIPLE = 32
 
 def align(model: nn.Module, decoder: nn.Module, device: torch.device) -> None:
     """Widen such gated FFNs by neurons that are always 0, where a model in half precision is on a GPU; those of its decoder
-    are counted."""
+    are counted.
+    """
     if device.type == "cuda":
         own = set(decoder.modules())
         for module in model.modules():

@@ -27,8 +27,11 @@ Vector = Annotated[
     PlainSerializer(lambda value: getattr(value, "name", value)),
     WithJsonSchema({"type": "string"}),
 ]
-"""The type of a field that holds a steering vector. A request gives its name, which the server looks up in one place
-(`server.vectors.names`) before the engine sees it; reports give the name again."""
+"""The type of a field that holds a steering vector.
+
+A request gives its name, which the server looks up in one place (`server.vectors.names`) before the engine sees it; reports
+give the name again.
+"""
 
 
 def check_vector(mllm: MLLM, vector: Any, param: str) -> SteeringVector:

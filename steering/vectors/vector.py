@@ -22,8 +22,11 @@ from steering.vectors.info import MAX_TERMS, NAME, check_info, check_layers
 
 FORMAT = "helmsight.steering-vector/1"
 MAX_HEADER = 512 * 2**10
-"""Bytes of a file's header. That of a vector of 8 layers with how it was made has 20,000. For the 100,000s of empty tensors
-that a longer one could name safetensors takes seconds, in which no other thread gets on."""
+"""Bytes of a file's header.
+
+That of a vector of 8 layers with how it was made has 20,000. For the 100,000s of empty tensors that a longer one could name
+safetensors takes seconds, in which no other thread gets on.
+"""
 _TENSORS = ("direction", "weight", "mean_abs", "std")
 PREFERENCE = "modality-preference"
 """The kind of a vector that leads from one modality to the other."""
@@ -101,20 +104,23 @@ class SteeringVector:
     def published(self) -> float | None:
         """What strength 1 is in published units, that is how much of the published weight (modality-preference paper,
         equation 2) the weight is: 1 as probed, another once calibrated. None where no published weight is known, as of a
-        sum of different directions, or of an imported vector."""
+        sum of different directions, or of an imported vector.
+        """
         published = (self.info.get("calibration") or {}).get("factor", self.info.get("published"))
         return float(published) if published else None
 
     @property
     def positive(self) -> str | None:
         """The modality that a positive coefficient pushes toward: "text" as probed, "vision" once negated; None for a vector
-        that is no modality preference."""
+        that is no modality preference.
+        """
         return self.info.get("positive", "text") if self.kind == PREFERENCE else None
 
     def sizes(self, magnitudes: torch.Tensor) -> torch.Tensor:
         """(layers,) what strength 1 adds at each layer, as the mean size of an element over that of the states: `magnitudes`
         (layers,), the model's mean |h|. At most `published`, and equal to it where the probe's queries agree, unless the
-        vector is not what it says."""
+        vector is not what it says.
+        """
         return self.weight.abs() * self.direction.abs().mean(dim=-1) / magnitudes
 
     def delta(self, scale: float, layers: Sequence[int] | None = None) -> torch.Tensor:
@@ -131,7 +137,8 @@ class SteeringVector:
     def __mul__(self, factor: float) -> SteeringVector:
         """Scales the weight, so that what was measured (direction, mean_abs, std) stays: `(a * 2.0).delta(1.0)` equals
         `a.delta(2.0)` to the last bit. The calibration, whose strengths mean something else now, is dropped; what strength 1
-        is in published units is scaled too, and a negative factor turns `positive` around."""
+        is in published units is scaled too, and a negative factor turns `positive` around.
+        """
         if isinstance(factor, bool) or not isinstance(factor, Real):
             return NotImplemented
         factor = float(factor)
@@ -226,7 +233,8 @@ class SteeringVector:
     @classmethod
     def from_bytes(cls, data: bytes) -> SteeringVector:
         """Parse an artifact; raises VectorError (code "bad_vector") when it is damaged, cut off, not one, or its header has
-        more than `MAX_HEADER` bytes."""
+        more than `MAX_HEADER` bytes.
+        """
         length = int.from_bytes(data[:8], "little")
         if length > len(data) - 8:
             raise _foreign("it is no safetensors file, or was cut off")

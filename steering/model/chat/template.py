@@ -68,7 +68,8 @@ class ChatTemplate:
         continues: bool = False,
     ) -> str:
         """Return what the template makes of a chat that is to be answered, or whose last message is to go on where it
-        `continues`; raises whatever the template does. variables: by name, others that it looks up."""
+        `continues`; raises whatever the template does. variables: by name, others that it looks up.
+        """
         given = {**variables, **({"tools": [*tools]} if tools else {})}
         return str(
             self._processor.apply_chat_template(
@@ -79,7 +80,8 @@ class ChatTemplate:
     @cached_property
     def render_form(self) -> Callable[[str], str]:
         """Render as `render`, whose arguments are a list in JSON. What comes of them is kept, for chats whose texts are all
-        alike; but not of a template that knows what time it is."""
+        alike; but not of a template that knows what time it is.
+        """
 
         def rendered(form: str) -> str:
             return self.render(*json.loads(form))
@@ -99,7 +101,9 @@ class _Generation(Extension):
 
 @lru_cache(maxsize=16)
 def variables_of(template: str) -> frozenset[str]:
-    """Return the names that a template looks up, as vLLM finds them, but for `RESERVED_VARIABLES`. Raises jinja2's
-    TemplateSyntaxError where it is no template."""
+    """Return the names that a template looks up, as vLLM finds them, but for `RESERVED_VARIABLES`.
+
+    Raises jinja2's TemplateSyntaxError where it is no template.
+    """
     environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])
     return frozenset(find_undeclared_variables(environment.parse(template))) - RESERVED_VARIABLES

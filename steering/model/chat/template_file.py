@@ -54,8 +54,10 @@ def read_template(path: str | Path) -> str:
 
 
 def set_template(processor: Any, model_type: str, given: str | None) -> bool:
-    """Have a processor use the template that was given, or else its own or its tokenizer's, or else its family's. Returns
-    whether it has one then."""
+    """Have a processor use the template that was given, or else its own or its tokenizer's, or else its family's.
+
+    Returns whether it has one then.
+    """
     tokenizer = getattr(processor, "tokenizer", None)
     if given is None and not getattr(processor, "chat_template", None):
         processor.chat_template = getattr(tokenizer, "chat_template", None) or None

@@ -27,7 +27,8 @@ Place = tuple[int, int]
 
 class Additions(TorchDispatchMode):
     """Finds the terms of each layer's updates, attention's and the FFN's, in a pass of one token within: `found`, empty
-    where the layer's output is not its input and two updates."""
+    where the layer's output is not its input and two updates.
+    """
 
     def __init__(self, layers: nn.ModuleList):
         super().__init__()
