@@ -20,7 +20,7 @@ from steering.recorders.counting import NEVER, newly
 
 NAME = "attention"
 QUESTIONS, MODALITY, ANCHORS = range(3)
-"""Groups of captured prefill rows: the question's that see every image, those of them that see text context, the last image's."""
+"""Groups of captured prefill rows: of the question, those that see all images, and also text context; of the last image."""
 CAPTURE_ROWS, GPU_CAPTURE_ROWS = 128, 512
 """Prefill rows whose attention weights exist at once while they are reduced, where no kernel does that.
 
@@ -101,10 +101,7 @@ def add_attention(means: torch.Tensor, spans: torch.Tensor, positions: torch.Ten
 
 
 class RowCounts(NamedTuple):
-    """The numbers of query rows over which attention was averaged, by kind.
-
-    They are the question's, those of generated tokens, and the prompt's last, which stands in where there are no others.
-    """
+    """The numbers of query rows averaged over: of the question, generated, and the prompt's last if there are no others."""
 
     question: int
     output: int
