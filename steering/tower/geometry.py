@@ -96,7 +96,7 @@ class Geometry:
         return [one.unflatten(0, (len(grids), height * width // merged, merged)) for one in (pixels, positions)]
 
     def whole_tower(self, device: torch.device) -> Any:
-        """Return the vision encoder if it attends to whole pictures and takes nothing but pixels and positions; else None."""
+        """Return the vision encoder if it attends to whole pictures and takes only pixels and positions; else None."""
         tower = attention.packed_tower(self._wrapper)
         merged = getattr(tower, "spatial_merge_size", None)
         if merged is None or tower.config._attn_implementation != attention.NAME:
