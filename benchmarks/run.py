@@ -176,7 +176,7 @@ def prefix(workload: Workload) -> Iterator[Comparison]:
                 "new": functools.partial(sides.run_engine, on, workload, tokens=1, diagnose=diagnose),
                 "known": sides.SamePictures(on, workload, diagnose).run,
             },
-            over="known", under="new", aim=0.25 if workload.name == "wide" else float("inf"),  # prompts of other models are short
+            over="known", under="new", aim=0.25 if workload.name == "wide" else float("inf"),  # other prompts are short
         )  # fmt: skip
     for requests in (1, CONCURRENT):
         yield Comparison(

@@ -42,11 +42,11 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("servers", nargs="+", type=server_of, metavar="NAME=URL=MODEL")
     parser.add_argument("--workload", choices=list(WORKLOADS), default="short")
-    parser.add_argument("--tokens", type=int, default=64, help="of every answer")
-    parser.add_argument("--clients", type=int, default=16, help="that make it busy: its slots")
-    parser.add_argument("--alone", type=int, default=100, help="requests of the one client")
-    parser.add_argument("--times", type=float, default=10.0, help="requests a second, by what it can answer")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of the load that is too much")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of every answer")
+    parser.add_argument("--clients", type=int, default=16, help="clients that keep a server busy: its slots")
+    parser.add_argument("--alone", type=int, default=100, help="requests of the single client")
+    parser.add_argument("--times", type=float, default=10.0, help="requests a second, as a multiple of its capacity")
+    parser.add_argument("--seconds", type=float, default=20.0, help="duration of the overload")
     return parser
 
 

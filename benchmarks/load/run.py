@@ -95,24 +95,26 @@ def _options() -> argparse.ArgumentParser:
         help="numbers of concurrent clients (default: 1 4 16 64)",
     )
     parser.add_argument(
-        "--rates", nargs="+", type=float, default=[], metavar="R", help="requests a second in place of clients, each when "
-        "it comes (a Poisson process), whatever became of those before it",
+        "--rates", nargs="+", type=float, default=[], metavar="R", help="requests a second in place of clients, each at "
+        "its time (a Poisson process), whatever the state of the earlier ones",
     )  # fmt: skip
     parser.add_argument(
-        "--tokens", type=lengths_of, default="64", metavar="N", help="of every answer (default: 64), or LEAST-MOST of "
-        "each as its number draws: of equal ones those that begin together end together, and ask together for the next",
+        "--tokens", type=lengths_of, default="64", metavar="N", help="tokens of every answer (default: 64), or drawn "
+        "from LEAST-MOST: equally long answers that begin together also end together, so clients would ask in step",
     )  # fmt: skip
     parser.add_argument(
-        "--requests", type=int, help="in each repeat (default: 4 a client, at least 8; 20 seconds of a rate)"
+        "--requests", type=int, help="requests in each repeat (default: 4 a client, at least 8; 20 seconds of a rate)"
     )
-    parser.add_argument("--repeats", type=int, default=3, help="of each load at each server, in turns (default: 3)")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="repeats of each load at each server, in turns (default: 3)"
+    )
     parser.add_argument("--whole", action="store_true", help="answers in one piece, not as streams")
     parser.add_argument(
         "--leaving", type=float, default=0.0, metavar="SHARE", help="streams left after their first text"
     )
     parser.add_argument(
-        "--rest", type=float, default=2.0, metavar="SECONDS", help="between two loads: vLLM's worker spins for one second "
-        "behind its last answer, on a processor that the other server is to have",
+        "--rest", type=float, default=2.0, metavar="SECONDS", help="pause between two loads: vLLM's worker spins for "
+        "one second after its last answer, on a processor that the other server needs",
     )  # fmt: skip
     parser.add_argument(
         "--fields",
