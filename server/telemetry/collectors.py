@@ -1,4 +1,4 @@
-"""Numbers that others keep, read when somebody asks for the metrics: of the engine, its memory, its build, the journal."""
+"""Numbers that others count, collected at each scrape: of the engine, its memory, its build, the journal."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _GPU_MEMORY = {
 
 
 class EngineCollector(Collector):
-    """The engine's own numbers, and what it is."""
+    """The engine's own numbers, and the versions of engine and model."""
 
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
@@ -115,7 +115,7 @@ class EngineCollector(Collector):
 
 
 class JournalCollector(Collector):
-    """The journal's own numbers; none where it is switched off."""
+    """The journal's own numbers; none if it is switched off."""
 
     def __init__(self, journal: Journal):
         self.journal = journal
@@ -141,7 +141,7 @@ def _histograms(found: Mapping[str, Bins]) -> Iterable[Metric]:
 
 
 def _gpu_memory(stats: Mapping[str, float]) -> Iterable[Metric]:
-    """What the engine says of each GPU's memory; none without a GPU."""
+    """Yield the engine's numbers of each GPU's memory; none without a GPU."""
     for kind, text in _GPU_MEMORY.items():
         start = f"gpu_memory_{kind}_bytes "
         found = {name.removeprefix(start): value for name, value in stats.items() if name.startswith(start)}

@@ -1,4 +1,4 @@
-"""What is counted of every request, also where no application gets to see it."""
+"""Counters of every request, including those that no application sees."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 
 class RequestCounters:
-    """Requests by how they ended, and those that got an error."""
+    """Requests by outcome, and those that got an error."""
 
     def __init__(self, registry: CollectorRegistry):
         self.registry = registry
@@ -19,6 +19,6 @@ class RequestCounters:
         self.refusals.labels(str(status), reason).inc()
 
     def unread(self, status: int, reason: str) -> None:
-        """Count one that no application has read."""
+        """Count a request that no application has read."""
         self.requests.labels("unread", "other", str(status)).inc()
         self.refused(status, reason)

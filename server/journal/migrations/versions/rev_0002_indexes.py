@@ -1,4 +1,4 @@
-"""Indexes for looking up an answer by its id, and for reading and pruning by time."""
+"""Indexes for finding an answer by its id, and for reading and pruning by time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The name of the key that an answer was asked with."""
+"""The name of the key of an answer's request."""
 
 from __future__ import annotations
 
