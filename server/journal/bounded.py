@@ -22,7 +22,7 @@ def encoded(value: Any) -> str:
 
 
 def bounded(value: Any, depth: int = 0) -> Any:
-    """Return `value` with at most MAX_ITEMS entries per list or object, MAX_DEPTH levels and MAX_TEXT characters per text."""
+    """Return `value` with at most MAX_ITEMS entries per list or object, MAX_DEPTH levels and MAX_TEXT characters a text."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (int, float)):
