@@ -1,8 +1,8 @@
-"""Serving with gunicorn: one worker process that owns the model (`server.process.worker`), one thread per request.
+"""Serving with gunicorn: one worker process that owns the model, and a thread for each running or waiting request.
 
 The master process imports slow modules before it opens the port: until then clients are refused rather than kept waiting,
-and a worker that replaces a dead one only has to load the model. The worker loads the model after the fork, in the
-background. Waiting requests hold a thread as running ones do.
+and a worker that replaces a dead one only has to load the model. The worker (`server.process.worker`) loads the model after
+the fork, in the background.
 """
 
 # ruff: noqa: PLC0415 -- the wait policy of threads is set before torch is imported
@@ -63,7 +63,10 @@ class Gunicorn(BaseApplication):
             self.cfg.set("child_exit", _end_with_worker)
 
     def _fork(self, arbiter: Arbiter, worker: Worker) -> None:
-        """Count a worker's start, unless too many have ended while they loaded; a replacement's time starts now."""
+        """Count a worker's start; raises HaltServer if too many in a row have ended while they loaded.
+
+        The start time of a replacement is now.
+        """
         if self.starts.hopeless:
             raise HaltServer(
                 f"{TRIES} processes in a row have ended before the model was ready.", Arbiter.APP_LOAD_ERROR

@@ -42,7 +42,7 @@ def list_models() -> Response:
     "Models",
     {200: {JSON: (ModelCard, PresetCard)}},
     errors=(404, 503),
-    parameters=[Parameter("name", "As it is listed; it may hold slashes.", example="helmsight-demo", place="path")],
+    parameters=[Parameter("name", "The listed name; it may contain slashes.", example="helmsight-demo", place="path")],
 )
 def get_model(name: str) -> Response:
     """Return the model, or one of its presets, by name."""

@@ -53,7 +53,7 @@ def _filters() -> list[Parameter]:
         Parameter("since", "Accepted at this Unix time or later.", time.copy, 0),
         Parameter("until", "Accepted before this Unix time.", time.copy, 4e9),
         Parameter("model", "The model's name.", printable.copy, "helmsight-demo"),
-        Parameter("key_name", "The name of the key that was asked with.", printable.copy, "shop"),
+        Parameter("key_name", "The name of the request's key.", printable.copy, "shop"),
         Parameter("vector", "A steering vector that was added.", printable.copy, "modality-preference"),
         *(
             Parameter(name, f"{words.about[0].upper()}{words.about[1:]}.", words.schema, words.known()[-1])
@@ -71,14 +71,14 @@ def _filters() -> list[Parameter]:
         *_filters(),
         Parameter(
             "limit",
-            f"Rows at most: of a page up to {MAX_LIMIT}, and 50 where it is not given; of a stream as many as there are.",
+            f"Largest number of rows: of a page up to {MAX_LIMIT}, 50 by default; of a stream all by default.",
             lambda: {"type": "integer", "minimum": 1},
             10,
         ),
         Parameter("before", "The `next` of an earlier page."),
         Parameter(
             "format",
-            "jsonl and csv stream a row a line.",
+            "jsonl and csv stream one row per line.",
             lambda: {"enum": list(FORMATS), "default": FORMATS[0]},
             "jsonl",
         ),
@@ -108,7 +108,7 @@ def list_rows() -> Response:
         *_filters(),
         Parameter(
             "bucket",
-            "Seconds of a period of `by_time`, a multiple of 60; unless given, they fit the time.",
+            "Seconds of a period of `by_time`, a multiple of 60; by default they suit the time span.",
             lambda: {"type": "integer", "minimum": MINUTE, "maximum": LONGEST, "multipleOf": MINUTE},
             300,
         ),

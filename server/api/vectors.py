@@ -53,7 +53,7 @@ def _name_schema() -> dict[str, Any]:
     return {"type": "string", "pattern": f"^{steering.NAME.pattern}$"}
 
 
-_NAME = Parameter("name", "As it is listed.", example="modality-preference", place="path")
+_NAME = Parameter("name", "The listed name.", example="modality-preference", place="path")
 
 
 @blueprint.get("/v1/steering/vectors")
@@ -79,7 +79,7 @@ def get_vector(name: str) -> Response:
     {200: {MEDIA_TYPES[0]: BYTES}},
     errors=(400, 404, 503),
     parameters=[_NAME],
-    headers={"Content-Disposition": "The name of its file."},
+    headers={"Content-Disposition": "The file's name."},
 )
 def get_file(name: str) -> Response:
     """Return a vector's safetensors file."""
@@ -95,11 +95,11 @@ def get_file(name: str) -> Response:
     {201: {JSON: VectorCard}},
     errors=(400, 409, 413, 415, 503, 507),
     parameters=[
-        Parameter("name", "What it is to be called; its own name where it is not given.", _name_schema, "a-copy"),
-        Parameter("replace", "Whether it may replace one.", lambda: {"enum": ["true", "false"]}, "true"),
+        Parameter("name", "The vector's new name; its own name by default.", _name_schema, "a-copy"),
+        Parameter("replace", "Whether it may replace one of that name.", lambda: {"enum": ["true", "false"]}, "true"),
     ],
     body=dict.fromkeys(MEDIA_TYPES, lambda app: BYTES),
-    headers={"Location": "Where it is now."},
+    headers={"Location": "The path of the new vector."},
 )
 def upload_vector() -> Response:
     """Add a vector, if the server allows uploads; the body is its safetensors file."""

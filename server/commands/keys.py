@@ -46,7 +46,7 @@ def add(
         str | None, Option(metavar="N/TIME", help="limit of chats per time, such as 60/minute, or any (default: any)")
     ] = None,
     concurrent: Annotated[
-        int | None, Option(min=0, help="limit of chats answered at the same time, 0 for none (default: none)")
+        int | None, Option(min=0, help="limit of chats answered at the same time, 0 for no limit (default: no limit)")
     ] = None,
     replace: Annotated[
         bool,

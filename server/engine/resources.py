@@ -20,7 +20,7 @@ MOST_FILES = 65_536
 
 
 class Pump:
-    """One thread that runs callables in order; none of them may block."""
+    """A thread that runs callables in order; none of them may block."""
 
     def __init__(self, name: str):
         self._due: SimpleQueue[Callable[[], object]] = SimpleQueue()

@@ -124,7 +124,7 @@ class ServedEngine(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """Whether requests are being worked on."""
+        """True if requests are being worked on."""
 
     def start(self) -> None:
         """Start to work on requests."""

@@ -23,7 +23,7 @@ _BUFFER = 4 * 2**20
 
 
 class Link:
-    """One end of a socket; any thread may send, one thread receives."""
+    """An end of a socket; any thread may send, one thread receives."""
 
     def __init__(self, sock: socket.socket):
         self._sock = sock

@@ -98,7 +98,7 @@ class RemoteEngine:
 
     @property
     def healthy(self) -> bool:
-        """Whether the process exists, accepts requests and is not stuck in a step."""
+        """True if the process exists, accepts requests and is not stuck in a step."""
         return not self._gone and not self._stopping and self._clock.stepping <= self._max_step
 
     def stop(self, drain: float = 0.0) -> None:

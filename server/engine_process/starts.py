@@ -35,7 +35,7 @@ class Starts:
 
     @property
     def hopeless(self) -> bool:
-        """Whether starting further workers is pointless."""
+        """True if starting further workers is pointless."""
         return not self._shared.served and self._shared.tries >= TRIES
 
     @property

@@ -1,4 +1,4 @@
-"""One client's connection: the bytes that it still has to send and those that it still has to receive.
+"""The connection of a client: the bytes that it still has to send and those that it still has to receive.
 
 A thread that answers never waits for its client's network: it leaves its bytes here, and the worker's loop sends them as the
 client receives them. The thread only waits if a client lags behind by many bytes.
@@ -63,7 +63,7 @@ class Connection:
         self.deadline = 0.0
         """End of the current state's time limit; `late` knows that of sending states."""
         self.keep = False
-        """Whether another request may follow the current answer."""
+        """True if another request may follow the current answer."""
         self.watched = 0
         """The events that the loop watches for."""
         self.drained = 0
@@ -104,7 +104,7 @@ class Connection:
 
     @property
     def lags(self) -> bool:
-        """Whether the client lags so far that sending more would wait for it."""
+        """True if the client lags so far that sending more would wait for it."""
         return len(self._unsent) > (LAG_WHEN_FULL if self._output.full else LAG)
 
     def send(self, data: bytes) -> int:
@@ -129,7 +129,7 @@ class Connection:
 
     @property
     def sending(self) -> bool:
-        """Whether bytes wait to be sent."""
+        """True if bytes wait to be sent."""
         return bool(self._unsent)
 
     def flush(self) -> None:
@@ -170,7 +170,7 @@ class Connection:
 
     @property
     def broken(self) -> bool:
-        """Whether nothing can be sent any more."""
+        """True if nothing can be sent any more."""
         return self._broken
 
     def close(self) -> None:

@@ -95,7 +95,7 @@ class Intake:
         self.state: State = "head"
         self.complete = True
         self.expects = False
-        """Whether the client waits for "100 Continue" before it sends the body."""
+        """True if the client waits for "100 Continue" before it sends the body."""
         self.number = 0
         """Number of heads that were read on this connection."""
         self._cfg = cfg
@@ -115,7 +115,7 @@ class Intake:
 
     @property
     def begun(self) -> bool:
-        """Whether any byte of the request has arrived."""
+        """True if any byte of the request has arrived."""
         return self.state != "head" or bool(self._buffer)
 
     def feed(self, data: bytes) -> State:

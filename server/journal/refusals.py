@@ -53,7 +53,7 @@ class Refusals:
 
     @property
     def due(self) -> bool:
-        """Whether counts are pending and the last write is long enough ago."""
+        """True if counts are pending and the last write is long enough ago."""
         return bool(self) and time.monotonic() >= self._next
 
     def write(self, connection: Connection) -> None:

@@ -55,13 +55,13 @@ def with_numbers() -> tuple[str, ...]:
 
 
 WORDED = {
-    "toward": Words("Toward", "whither it was steered: vision, text, other or none", lambda: TOWARD),
+    "toward": Words("Toward", "the direction of steering: vision, text, other or none", lambda: TOWARD),
     "sage": Words("SAGE", "a stage of SAGE, or none", partial(interventions, "sage.")),
     "contrast": Words("Contrast", "a contrastive decoder, or none", partial(interventions, "contrast.")),
     "intervention": Words("Intervention", "an intervention by its name, such as sage.see, or none", interventions),
-    "flag": Words("Flag", "what a readout says that is true or false", flags),
+    "flag": Words("Flag", "a truth value of a readout that is raised", flags),
     "finish_reason": Words(
-        "Finish", "how it ended: stop, length, tool_calls, cancelled, error or shutdown", lambda: FINISH_REASONS
+        "Finish", "the outcome: stop, length, tool_calls, cancelled, error or shutdown", lambda: FINISH_REASONS
     ),
 }
 """The filters that accept one of a few words."""

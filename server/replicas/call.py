@@ -30,7 +30,7 @@ class Call:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the request may be repeated: it changes nothing, or is a chat whose answer nobody has seen yet."""
+        """True if the request may be repeated: it changes nothing, or is a chat whose answer nobody has seen yet."""
         return self.method in ("GET", "HEAD", "OPTIONS") or self.path == "/v1/chat/completions"
 
     @property

@@ -56,22 +56,22 @@ class Metrics(RequestCounters):
             registry=registry,
         )
         self.disconnects = Counter(
-            "helmsight_disconnects", "Answers given up: client gone, or too late", ["reason"], registry=registry
+            "helmsight_disconnects", "Answers given up: client gone, or timed out", ["reason"], registry=registry
         )
         self.choices = Counter("helmsight_choices", "Finished answers", ["finish_reason"], registry=registry)
         self.interventions = Counter(
-            "helmsight_interventions", "Interventions asked for", ["kind", "toward"], registry=registry
+            "helmsight_interventions", "Requested interventions", ["kind", "toward"], registry=registry
         )
         self.answer_tokens = Counter(
             "helmsight_intervention_tokens", "Tokens of finished answers, by intervention", ["kind"], registry=registry
         )
         self.answer_seconds = Counter(
             "helmsight_intervention_decode_seconds",
-            "Time between the first token and the last of finished answers, by intervention",
+            "Time between the first and the last token of finished answers, by intervention",
             ["kind"],
             registry=registry,
         )
-        self.readouts = Counter("helmsight_diagnostics", "Readouts asked for", ["readout"], registry=registry)
+        self.readouts = Counter("helmsight_diagnostics", "Requested readouts", ["readout"], registry=registry)
         kept = {name: kind for one in READOUTS.values() for name, kind in one.scalars.items()}
         self.truths = frozenset(name for name, kind in kept.items() if kind is bool) - {CORRECT}
         self.histograms = {name: _histogram(name, registry) for name, kind in kept.items() if kind is float}

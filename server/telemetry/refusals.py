@@ -11,7 +11,7 @@ class RequestCounters:
     def __init__(self, registry: CollectorRegistry):
         self.registry = registry
         self.requests = Counter("helmsight_requests", "HTTP requests", ["route", "method", "status"], registry=registry)
-        said = "Requests that were refused, by the code of the error"
+        said = "Refused requests, by error code"
         self.refusals = Counter("helmsight_refusals", said, ["status", "reason"], registry=registry)
 
     def refused(self, status: int, reason: str) -> None:

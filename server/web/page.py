@@ -85,7 +85,7 @@ def model() -> Response:
 
 @blueprint.get("/static/<name>")
 @documented(
-    "Pages", FILE, errors=(404,), parameters=[Parameter("name", "Of the file.", example="style.css", place="path")]
+    "Pages", FILE, errors=(404,), parameters=[Parameter("name", "The file's name.", example="style.css", place="path")]
 )
 def static_file(name: str) -> Response:
     """Return a script, a style sheet or the icon of the pages."""
@@ -94,7 +94,7 @@ def static_file(name: str) -> Response:
 
 @blueprint.get("/static/vendor/<name>")
 @documented(
-    "Pages", FILE, errors=(404,), parameters=[Parameter("name", "Of the file.", example="jsdiff.js", place="path")]
+    "Pages", FILE, errors=(404,), parameters=[Parameter("name", "The file's name.", example="jsdiff.js", place="path")]
 )
 def vendor_file(name: str) -> Response:
     """Return a third-party script of the pages, with its licence."""
@@ -130,7 +130,7 @@ def samples() -> Response:
     "Pages",
     {200: dict.fromkeys(sorted(set(PICTURE_KINDS.values())), BYTES)},
     errors=(404, 503),
-    parameters=[Parameter("name", "As a sample's `images` have it.", example="cyan.png", place="path")],
+    parameters=[Parameter("name", "A name from a sample's `images`.", example="cyan.png", place="path")],
 )
 def sample(name: str) -> Response:
     """Return an image of a sample scene."""

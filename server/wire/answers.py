@@ -21,7 +21,7 @@ class ErrorFields(AnswerBody):
     """The details of an error."""
 
     message: str
-    """One sentence that names the field, the problem and the allowed values."""
+    """A sentence that names the field, the problem and the allowed values."""
     type: str
     """The kind of error of each status, such as `invalid_request_error`, `authentication_error`, `rate_limit_error`."""
     param: str | None
@@ -160,7 +160,7 @@ class SkippedField(AnswerBody):
     """A skipped part of the request."""
 
     field: str
-    """Its place in a request, such as `sage.see`."""
+    """The place in a request, such as `sage.see`."""
     why: str
 
 
@@ -170,7 +170,7 @@ class ShrunkPicture(AnswerBody):
     image: int
     """The number of the image, counted from 1."""
     before: list[int] = Field(alias="from")
-    """Its original width and height in pixels."""
+    """The original width and height in pixels."""
     after: list[int] = Field(alias="to")
     """The width and height that the model saw."""
 
@@ -181,7 +181,7 @@ class Applied(AnswerBody):
     model_config = ConfigDict(json_schema_extra=_reports)
 
     steering: list[AppliedSteer] = []
-    """One entry for each vector."""
+    """The effects, vector by vector."""
     preset: str | None = None
     """The preset that the request named."""
     skipped: list[SkippedField] = []
@@ -248,7 +248,7 @@ class Extras(AnswerBody):
 
 
 class CompletionChoice(Extras):
-    """One choice of an answer."""
+    """A choice of an answer."""
 
     index: int
     message: Said
@@ -321,4 +321,4 @@ class ChatCompletionChunk(Head):
     usage: TokenCounts | None = None
     """With `stream_options.include_usage`: null except in the event after the last choice."""
     ignored: list[str] = []
-    """As in a whole answer; sent with the last event."""
+    """The same as in a whole answer; sent with the last event."""

@@ -46,11 +46,11 @@ class InterventionCard(AnswerBody):
 
     name: str
     path: list[str]
-    """Its place in a request and in `applied`."""
+    """The place in a request and in `applied`."""
     kind: str | None
     """The kind that distinguishes interventions of the same path."""
     twin: bool
-    """Whether it contrasts an answer with a twin; a request may have only one such intervention."""
+    """True if it contrasts an answer with a twin; a request may have only one such intervention."""
     options: Object = Field(serialization_alias="schema")
     """The JSON schema of its options."""
 
@@ -60,9 +60,9 @@ class ReadoutCard(AnswerBody):
 
     name: str
     cheap: bool
-    """Whether `"diagnostics": true` includes it."""
+    """True if `"diagnostics": true` includes it."""
     own_key: bool
-    """Whether it has a key of its own in the diagnostics."""
+    """True if it has a key of its own in the diagnostics."""
     scalars: dict[str, Literal["number", "integer", "boolean"]]
     """The numbers that journal and metrics keep of it."""
 
@@ -85,7 +85,7 @@ class ModelCard(AnswerBody):
     quantization: str | None
     """"int8" if the language model's layers compute in integers; null if they compute in `dtype`."""
     compiled: bool
-    """Whether decode steps currently run compiled."""
+    """True if decode steps currently run compiled."""
     image_size: tuple[int, int] | None
     """Width and height that every image is resized to; null if images keep their own."""
     image_pixels: tuple[int, int] | None
@@ -140,7 +140,7 @@ class VectorCard(AnswerBody):
     info: Object
     """The details of how it was made."""
     matches: bool
-    """Whether it was made for this server's model."""
+    """True if it was made for this server's model."""
 
 
 class DamagedVector(AnswerBody):
@@ -173,9 +173,9 @@ class AddedAtLayer(AnswerBody):
     norm: float
     """|c w v|."""
     largest: float
-    """Its largest element."""
+    """The largest element."""
     relative: float | None
-    """Its mean element in units of the difference that the probe measured."""
+    """The mean element in units of the difference that the probe measured."""
 
 
 class PlannedSteer(SteerSettings):

@@ -47,7 +47,7 @@ class RowTexts(AnswerBody):
 
 
 class RowOfAnswer(AnswerBody):
-    """One choice of an answer."""
+    """A choice of an answer."""
 
     object: Literal["diagnostics.row"]
     id: str

@@ -48,7 +48,7 @@ class ImagePart(Written):
     type: Literal["image_url", "input_image"]
     image_url: ImageUrl | str
     detail: Detail | None = None
-    """As in `image_url`."""
+    """The same as in `image_url`."""
 
 
 class ChatMessage(Written):

@@ -9,5 +9,6 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
+    """Create the indexes."""
     op.create_index("helmsight_journal_id", "helmsight_journal", ["id"])
     op.create_index("helmsight_journal_created", "helmsight_journal", ["created"])

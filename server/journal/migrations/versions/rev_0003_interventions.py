@@ -16,6 +16,7 @@ JOURNAL = sa.table(
 
 
 def upgrade() -> None:
+    """Add the columns and fill in the names of existing rows."""
     # The default is for existing rows, and for those of an older server that runs beside this one.
     column = sa.Column("interventions", sa.Text, nullable=False, server_default="|")
     op.add_column("helmsight_journal", column)

@@ -10,4 +10,5 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
+    """Add the column."""
     op.add_column("helmsight_journal", sa.Column("key_name", sa.String(64)))
