@@ -34,7 +34,6 @@ log = logging.getLogger("helmsight")
 TAKEN, MOST_TAKEN = 0.003, 0.012
 """Seconds for which messages are taken in between two steps: with all slots busy, and with few.
 
-
 Requests that arrive together are better batched into one step than spread over several.
 """
 _THREADS = 4

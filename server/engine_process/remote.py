@@ -30,7 +30,6 @@ GLANCE = 0.5
 LAST = 0.75
 """Seconds beyond the drain time for an engine to stop.
 
-
 Then running answers are ended here, within the worker's own `STOP`.
 """
 _GONE = "The engine's process has ended."
