@@ -71,8 +71,11 @@ def build(
         "--force", help="save the vector also where something speaks against it",
     )] = False,
 ) -> None:  # fmt: skip
-    """Build a steering vector of any contrast from pairs of prompts, and save it with a report. Without --score strength 1.0
-    is the published weight, which may be too much. Run again after an interruption, it goes on where it was."""
+    """Build a steering vector of any contrast from pairs of prompts, and save it with a report.
+
+    Without --score strength 1.0 is the published weight, which may be too much. Run again after an interruption, it
+    continues where it stopped.
+    """
     log_warnings()
     defaults: Defaults = context.obj
     asked = ModelOptions.of(defaults, model, device, threads, slots, chat_template)

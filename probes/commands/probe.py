@@ -1,4 +1,4 @@
-"""`helmsight probe`: build a vector, calibrate it, and say what was found; `helmsight probe reliability`."""
+"""`helmsight probe`: build a vector, calibrate and report it; `helmsight probe reliability`."""
 
 from __future__ import annotations
 
@@ -113,10 +113,12 @@ def probe(
     )] = None,
     json: Annotated[Path | None, _instead(metavar="FILE", help="with reliability: write the votes here")] = None,
 ) -> None:  # fmt: skip
-    """Build a steering vector from conflicting samples, calibrate its strength on others, and save it with a report. Run
-    again after an interruption, it goes on where it was."""
+    """Build a steering vector from conflicting samples, calibrate its strength on others, and save it with a report.
+
+    Run again after an interruption, it continues where it stopped.
+    """
     log_warnings()
-    # Of several the first one counts.
+    # If several are given, the first one counts.
     parts: dict[CalibrationPart, bool] = {
         "flags": calibrate_flags, "sinks": calibrate_sinks, "surprise": calibrate_surprise, "sage": calibrate_sage,
     }  # fmt: skip
@@ -165,7 +167,7 @@ def probe(
 
 
 def place(out: Path | None, name: str, defaults: Defaults) -> Path:
-    """The file of a vector that is written, which without --out is in the first folder of vectors."""
+    """Return the file for a vector; without --out it is in the first folder of vectors."""
     if out is not None:
         return out.expanduser()
     if not (folders := defaults.vectors()):

@@ -1,4 +1,4 @@
-"""The command of such a benchmark, whose flags are the same for all."""
+"""The command of a list benchmark, with the same flags for all."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 def listed(
     name: str, task: Callable[[], Task[Any]], *, help: str, description: str, limit: int, unit: str
 ) -> Benchmark[ListOptions]:
-    """The benchmark `name`, whose `task` is imported when it runs. Where no file is given the demo world draws what has its
-    name, if it can."""
+    """Return the benchmark `name`, whose `task` is imported when it runs.
+
+    If no file is given, the demo world draws the samples of that name, if it can.
+    """
 
     def options(
         setup: Setup,

@@ -1,4 +1,4 @@
-"""What a benchmark of this kind is: how its files are read, how its samples are scored, and what its report shows."""
+"""A benchmark of this kind: how its files are read, how its samples are scored, and the contents of its report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ S = TypeVar("S")
 
 
 def nothing(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """No figures beside those by condition."""
+    """Return no figures beside those by condition."""
     return {}
 
 
@@ -40,7 +40,7 @@ class Task(Generic[S]):
     published: Sequence[str] = ()
 
     def files(self, given: Path) -> list[Path]:
-        """The published files of a folder, by name; of anything else, itself. Raises ValueError where a folder has none."""
+        """Return the published files of a folder, by name, or a file itself; raise ValueError if a folder has none."""
         if not self.published or not given.is_dir():
             return [given]
         found = sorted(file for pattern in self.published for file in given.glob(pattern))
