@@ -1,4 +1,4 @@
-"""`helmsight eval alarm`: which of the numbers beside an answer tell that it is wrong."""
+"""`helmsight eval alarm`: the numbers beside an answer that show that it is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`helmsight eval chair`: which objects a description names that are not there."""
+"""`helmsight eval chair`: the objects that a description names although they are not there."""
 
 from __future__ import annotations
 

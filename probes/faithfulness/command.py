@@ -1,4 +1,4 @@
-"""`helmsight eval faithfulness`: what happens inside while a model says what is so, and what is not."""
+"""`helmsight eval faithfulness`: the inside of a model while it says true and false answers."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class AblationName(StrEnum):
     LATENCY = "latency"
 
 
-# Those of `mc2.evaluate` and of the engine, which bring torch; and the paper's Tables 8 to 11.
+# The names of `mc2.evaluate` and of the engine, which import torch, and the paper's Tables 8 to 11.
 KINDS, CRITERIA, ABLATIONS = list(ConditionName), list(CriterionName), list(AblationName)
 USUAL: list[ConditionName] = [one for one in KINDS if one != ConditionName.BOTH]
 SEVERITIES = [0.3, 0.5, 0.7]

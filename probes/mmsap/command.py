@@ -1,4 +1,4 @@
-"""`helmsight eval mm-sap`: whether a model knows what it cannot see."""
+"""`helmsight eval mm-sap`: whether a model knows the limits of what it can see."""
 
 from __future__ import annotations
 

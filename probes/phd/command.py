@@ -1,4 +1,4 @@
-"""`helmsight eval phd`: yes or no beside a text that misleads."""
+"""`helmsight eval phd`: yes/no questions beside a misleading text."""
 
 from __future__ import annotations
 

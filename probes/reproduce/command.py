@@ -20,7 +20,7 @@ from probes.harness.options import (
 )
 
 INTERRUPTED = 130
-"""What a command returns after Ctrl-C, as Typer has it."""
+"""The exit status of a command after Ctrl-C, as in Typer."""
 
 
 def reproduce(
@@ -46,8 +46,10 @@ def reproduce(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run what the papers' tables and figures need, and say of each whether its finding appears. Run again after an
-    interruption, it goes on where it was."""
+    """Run what the papers' tables and figures need, and report for each whether its finding appears.
+
+    Run again after an interruption, it continues where it stopped.
+    """
     from probes.answering.versions import versions
     from probes.reproduce.parallel import MOST, processors
     from probes.reproduce.report import report

@@ -1,4 +1,4 @@
-"""`helmsight eval spd-faith`: whether what a model says of two pictures is faithful to how they differ."""
+"""`helmsight eval spd-faith`: the faithfulness of a model's description of the differences between two pictures."""
 
 from __future__ import annotations
 

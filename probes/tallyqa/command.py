@@ -1,4 +1,4 @@
-"""`helmsight eval tallyqa`: how many."""
+"""`helmsight eval tallyqa`: counting questions."""
 
 from __future__ import annotations
 

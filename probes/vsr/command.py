@@ -1,4 +1,4 @@
-"""`helmsight eval vsr`: whether a statement about where things are is true."""
+"""`helmsight eval vsr`: the truth of statements about spatial relations in a picture."""
 
 from __future__ import annotations
 
