@@ -78,7 +78,7 @@ class Endpoint:
         return " ".join(filter(None, (self.base_url, self.model, self.fingerprint, self._preset)))
 
     def vector(self, name: str) -> SteeringVector:
-        """Return the server's vector of that name, so that its answers differ in the ledger from those of another such vector."""
+        """Return the server's vector of that name, so that the ledger distinguishes it from another of that name."""
         self._check_vector(name)
         with self._session() as session:
             response = self._send(session, "GET", f"/steering/vectors/{name}/file")
@@ -203,7 +203,7 @@ class Endpoint:
         return parts
 
     def _picture(self, image: Image.Image) -> str:
-        """Return the data: URL of a picture, cached with the picture so that its id stays valid; many questions share one."""
+        """Return the data: URL of a picture, cached with it so that its id stays valid; many questions share one."""
         with self._encoding:  # all of it: a file that is still to be read must not be read by two threads
             if id(image) not in self._pictures:
                 buffer = io.BytesIO()
@@ -233,7 +233,7 @@ class Endpoint:
         return request
 
     def _send(self, session: requests.Session, method: str, path: str, body: Any = None) -> requests.Response:
-        """Return the last response, whatever its status; redirects are not followed, since they would turn a POST into a GET."""
+        """Return the last response, whatever its status; a redirect, which would turn a POST into a GET, is not followed."""
         url, limits = self.base_url + path, (min(10.0, self.timeout), self.timeout)
         left = ATTEMPTS // 2
         try:

@@ -31,7 +31,7 @@ class Count:
     kept: int = 0
 
     def left(self, seconds: float) -> float | None:
-        """Return the estimated seconds for the rest, from those spent on items that were not kept; None without such items."""
+        """Return the estimated seconds for the rest, from those spent on items not kept; None without such items."""
         fresh = self.done - self.kept
         return (self.total - self.done) * seconds / fresh if fresh else None
 

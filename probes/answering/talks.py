@@ -10,7 +10,7 @@ from probes.answering.base import Answerer, Question, Reply
 T = TypeVar("T")
 
 Talk = Generator[Sequence[Question], Sequence[Reply], T]
-"""A generator that yields the questions of a round, independent of each other, receives the replies, and returns its result."""
+"""A generator that yields the independent questions of a round, receives their replies, and returns its result."""
 
 
 def held(answerer: Answerer, talks: Iterable[Talk[T]], heard: Callable[[Reply], None] = lambda reply: None) -> list[T]:

@@ -146,6 +146,7 @@ def _rates(answers: Answered, raised: np.ndarray) -> dict[str, Any]:
 
 
 def right_and_wrong(right: np.ndarray, raised: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Split flags into those of right and of wrong answers, with names."""
     return [("right", raised[right]), ("wrong", raised[~right])]
 
 

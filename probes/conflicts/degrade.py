@@ -71,7 +71,7 @@ def noisy(image: Image.Image, severity: float, seed: int) -> Image.Image:
 
 
 def ungrammatical(text: str, severity: float, seed: int) -> str:
-    """Return English text with errors of grammar and spelling; from severity 0.5 on it also loses its letters and word order.
+    """Return English text with errors of grammar and spelling; from severity 0.5 on letters and word order are lost.
 
     With the probability `severity` each: an article is dropped; is, was, has and does take the other number, and back; two
     neighbouring letters inside a word of four or more are swapped; and with half of it two neighbouring words are swapped.

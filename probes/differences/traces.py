@@ -56,5 +56,5 @@ def divergence(one: Trace, other: Trace) -> float:
 
 
 def faithfulness(one: Trace, other: Trace) -> float:
-    """Return the released code's faithfulness score of two answers: their mean cosine times 1 - their divergence (at most 1)."""
+    """Return the released code's faithfulness score of two answers: mean cosine times 1 - divergence (at most 1)."""
     return float(np.mean(alike(one, other))) * (1 - min(divergence(one, other), 1))

@@ -60,7 +60,7 @@ def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def check_statistics() -> None:
-    """Raise ValueError if statsmodels is not installed, as in an environment that lacks some of the package's dependencies."""
+    """Raise ValueError if statsmodels is not installed, as in an environment without all dependencies."""
     if find_spec("statsmodels") is None:
         raise ValueError("Intervals of shares need statsmodels: pip install statsmodels")
 

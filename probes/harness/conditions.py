@@ -35,7 +35,7 @@ def known() -> Conditions:
 
 
 def others() -> Conditions:
-    """Return the registered interventions that have no required option and do more than change the chat, except SAGE's stages."""
+    """Return the interventions without required options that do more than change the chat, except SAGE's stages."""
     found: Conditions = {}
     for name, (kind, _) in REGISTRY.items():
         if not issubclass(kind, Options) or kind in (See, Think, Generate) or kind.only_chat:
@@ -51,7 +51,7 @@ def pushes(vector: SteeringVector | str, strength: float = 1.0) -> Conditions:
 
 
 def written(text: str) -> Conditions:
-    """Return a user's own condition, written NAME=JSON with the JSON of an API request; raise ValueError if it is invalid."""
+    """Return a user's own condition, written NAME=JSON as in an API request; raise ValueError if it is invalid."""
     name, _, fields = text.partition("=")
     try:
         try:
@@ -84,7 +84,7 @@ def chosen(conditions: Mapping[str, Way], patterns: Sequence[str] | None, more: 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Conditions as the command line chooses them, with steering among them if the model has a vector of modality preference.
+    """Conditions as the command line chooses them, with steering if the model has a vector of modality preference.
 
     patterns: None means all. own: the benchmark's own conditions. Raises ValueError for an unknown condition.
     """

@@ -172,7 +172,7 @@ def _push(push: Push) -> list[Any]:
 
 @lru_cache(maxsize=256)
 def _digest(vector: SteeringVector) -> str:
-    """Of what is added at strength 1, at every layer, and of the layers that are steered by default."""
+    """Hash what is added at strength 1 at every layer, and the layers that are steered by default."""
     added = vector.delta(1.0, range(len(vector.direction)))
     return hashlib.sha256(added.numpy().tobytes() + json.dumps(vector.layers).encode()).hexdigest()
 

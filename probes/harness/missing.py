@@ -61,8 +61,10 @@ def check_there(data: Iterable[str]) -> None:
 def whole(
     samples: Iterable[S], count: int, sources: Callable[[S], Sequence[Source]], left: list[str] | None = None
 ) -> list[S]:
-    """The first `count` samples, fewer where there are fewer, whose pictures decode; others are left out. Raises ValueError
-    where these are too many of those looked at."""
+    """Return the first `count` samples, or fewer, whose pictures decode.
+
+    The others are left out. Raises ValueError if they are too many of those examined.
+    """
 
     def decode(sample: S) -> None:
         for source in sources(sample):
@@ -74,7 +76,7 @@ def whole(
 
 
 def decoding(samples: Iterable[S], count: int, decode: Callable[[S], object]) -> tuple[list[S], list[str]]:
-    """Return the first `count` samples for which `decode` raises no ValueError, and the messages of the failures before them."""
+    """Return the first `count` samples for which `decode` raises no ValueError, and the messages of failures."""
     found: list[S] = []
     broken: list[str] = []
     for sample in samples:

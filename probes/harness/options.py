@@ -201,9 +201,9 @@ SAID = "helmsight.said"
 
 
 class Command(TyperCommand):
-    """A command with options that take all words up to the next option, as `--layers 3 4`: those with a metavar ending in dots.
+    """A command whose options with a metavar ending in dots take all words up to the next option, as `--layers 3 4`.
 
-    If such a metavar stands in brackets, the option means all its choices if no word follows.
+    If the metavar is in brackets, an option without a word means all its choices.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -75,7 +75,7 @@ def texts(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def image(folder: Path, *names: str) -> Path:
-    """Return the first of these files in the folder, also without the folders before its name; raise Incomplete without one."""
+    """Return the first of these files that is in the folder, with or without its path; raise Incomplete if none is."""
     for name in names:
         for place in (folder / name, folder / Path(name).name):
             if isfile(place):

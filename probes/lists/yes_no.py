@@ -52,7 +52,7 @@ def shown(sample: YesNo) -> Path | int:
 
 
 def tally(sample: YesNo, replies: Sequence[Reply]) -> dict[str, float]:
-    """Return the answer's contribution to the sums of `scores`; an answer that is neither yes nor no is wrong, and not a yes."""
+    """Return the answer's contribution to the sums of `scores`; neither yes nor no is wrong, and counts as no."""
     (reply,) = replies
     said = yes(reply.text)
     return {

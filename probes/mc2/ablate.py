@@ -85,7 +85,7 @@ def by_tasks(
     seed: int = 0,
     quiet: bool = False,
 ) -> dict[str, Steered]:
-    """Return Table 9: vectors from the probe samples of one task each, steering all tasks; the last row is from all of them."""
+    """Return Table 9: vectors from the probe samples of one task each, steering all tasks; the last row is of all."""
     tasks = sorted({sample.task for sample in probe})
     parts = {task: [sample for sample in probe if sample.task == task] for task in tasks}
     recipe = Recipe.of(steering.vector)
@@ -150,9 +150,12 @@ def _beside(one: Sequence[Outcome], other: Sequence[Outcome], side: Side) -> tup
 
 @dataclass(frozen=True)
 class Knee:
-    """Where a strength curve bends: the least strength whose effect is within CLOSE of the greatest; how much effect a unit
-    of strength adds before it, and after it up to the greatest strength (None at that one); and the first strength beyond
-    it, if any, whose effect has fallen by CLOSE again."""
+    """The bend of a strength curve.
+
+    `strength` is the least with an effect within CLOSE of the greatest. The slopes are the effect added per unit of strength
+    before it, and after it up to the greatest strength (None at that one). `breaks_at` is the first strength beyond it, if
+    any, with an effect that has fallen by CLOSE again.
+    """
 
     strength: float
     slope_before: float

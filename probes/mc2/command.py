@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 class ConditionName(StrEnum):
+    """The kinds of condition."""
+
     PLAIN = "plain"
     INSTRUCT = "instruct"
     CHAIN = "chain"
@@ -26,11 +28,15 @@ class ConditionName(StrEnum):
 
 
 class CriterionName(StrEnum):
+    """The criteria of automatic steering."""
+
     DROP = "drop"
     SURPRISE = "surprise"
 
 
 class AblationName(StrEnum):
+    """The paper's ablations."""
+
     SAMPLES = "samples"
     TASKS = "tasks"
     STRENGTH = "strength"

@@ -148,7 +148,7 @@ def _margin(preferred: np.ndarray, other: np.ndarray, chosen: np.ndarray) -> Mar
 
 
 def _of_questions(drawn: np.ndarray, axis: int) -> np.ndarray:
-    """Return the mean over questions of resamples (..., samples, 2): each sample's sum of margins, and number of questions."""
+    """Return the mean over questions of resamples (..., samples, 2): a sample's sum of margins, and their number."""
     sums = drawn.sum(axis)
     mean: np.ndarray = sums[..., 0] / sums[..., 1]
     return mean

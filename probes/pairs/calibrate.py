@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SideShares:
-    """Of `n` answers, the shares of either side; the rest belong to neither."""
+    """The shares of either side among `n` answers; the rest belong to neither."""
 
     n: int
     toward: float

@@ -72,7 +72,7 @@ class Check:
 
 @dataclass(frozen=True)
 class PromptPair:
-    """Two prompts that differ in which side they ask for; `line` is where they stand in the file."""
+    """Two prompts that ask for opposite sides; `line` is their line in the file."""
 
     line: int
     toward: PairedPrompt

@@ -40,7 +40,7 @@ def _metrics(found: Json) -> Found:
 
 
 def _misunderstandings(found: Json) -> Found:
-    """Return the share of misunderstandings, and the effects of hiding the target and the focused picture on these answers."""
+    """Return the share of misunderstandings, and the effects of hiding the target and the focused picture."""
     ivm, hidden = _plain(found)["ivm"], found["hidden"].get("right, elsewhere")
     ours = {"looks elsewhere": figure(ivm)}
     if hidden is not None:

@@ -31,7 +31,7 @@ FAILED = (ValueError, OSError, SteeringError)
 
 @dataclass(frozen=True)
 class Done:
-    """A run that ended: its command as a user would write it, its duration, and its report or the reason why there is none."""
+    """A run that ended: its command as a user would write it, its seconds, and its report or the error."""
 
     command: str
     seconds: float

@@ -44,7 +44,7 @@ class SageOptions:
             raise ValueError("--pope is needed: there is no demo world here to draw questions from")
 
     def draw(self, setup: Setup, left: list[str]) -> Drawn:
-        """Return POPE's questions if files are given, otherwise the demo world's, with its pairs and the names of its objects.
+        """Return POPE's questions if files are given, otherwise the demo world's with pairs and names of objects.
 
         Questions that are left out are added to `left`.
         """

@@ -32,9 +32,12 @@ Hint = Literal["right", "wrong", "implicit"]
 
 @dataclass(frozen=True)
 class Manner:
-    """One condition. way: what is done inside the model. hint: what the question gives away (appendix C.2: explicit, the
-    answer itself, or a wrong one; implicit, tags that only want to be completed). hidden: the share of the pictures' blocks
-    that is hidden. method: how an answer is arrived at. parts: the sets that are asked about so."""
+    """A condition of the benchmark.
+
+    way: the interventions inside the model. hint: the kind of hint in the question (appendix C.2: explicit, the answer
+    itself, or a wrong one; implicit, tags that only want to be completed). hidden: the share of the pictures' blocks that is
+    hidden. method: the prompting method. parts: the sets that are asked about under it.
+    """
 
     way: Way = ()
     hint: Hint | None = None

@@ -1,4 +1,4 @@
-"""Traces of contradicting answers inside the model, compared with those of consistent ones (the released `eval_cosine.py`)."""
+"""Traces of contradicting answers inside the model, compared with consistent ones (the released `eval_cosine.py`)."""
 
 from __future__ import annotations
 

@@ -21,11 +21,11 @@ from steering.readouts.focus import METRICS
 
 @dataclass(frozen=True)
 class Look:
-    """How an answer looked at the pictures that the target is one of.
+    """The attention of an answer to the pictures among which the target is.
 
-    sigma: (layers, pictures), the attention factor. target: from 1. right: whether the answer is right. n: how many last
-    layers the model's own metrics go by. text: of an anchor's question, the factor of the question's and the answer's rows,
-    where `sigma` is that of the anchor's (equation 7); else None.
+    sigma: (layers, pictures), the attention factor. target: from 1. right: True if the answer is right. n: the number of
+    last layers that the model's own metrics use. text: for an anchor's question, the factor of the question's and the
+    answer's rows, where `sigma` is that of the anchor's (equation 7); otherwise None.
     """
 
     sigma: torch.Tensor
@@ -90,7 +90,7 @@ class Curves:
 
     @property
     def best(self) -> tuple[str, int]:
-        """The metric and the N with the most hits; of several the least N, then the first metric."""
+        """The metric and the N with the most hits; on a tie the least N, then the first metric."""
         return max(
             ((name, n) for name in self.hits for n in range(1, len(self.hits[name]) + 1)),
             key=lambda one: (self.hits[one[0]][one[1] - 1], -one[1], -list(self.hits).index(one[0])),

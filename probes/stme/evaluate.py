@@ -68,7 +68,7 @@ class Hidden:
 
 @dataclass(frozen=True)
 class Asking:
-    """The options of all questions: `shuffles` orders besides the samples' own, drawn with `seed`; `scoring` judges answers."""
+    """The options of all questions: `shuffles` other orders, drawn with `seed`, and the `scoring` of answers."""
 
     samples: Sequence[TargetSample]
     shuffles: int

@@ -33,7 +33,7 @@ class Seen:
 def findings(
     asked: Asking, answered: Mapping[str, Answered], controls: Mapping[str, PartAnswered[Any]]
 ) -> Json:  # fmt: skip
-    """Return the data of each table or figure by name, as JSON; parts that need attention are left out if none was measured."""
+    """Return the data of each table or figure by name, as JSON; without measured attention its parts are left out."""
     seen = {name: _seen(asked, one) for name, one in answered.items()}
     plain = seen[BASELINE]
     blind = [bool(one["counted"]) for one in controls[BLIND].tallies]
@@ -143,7 +143,7 @@ def _deviation(values: Sequence[float]) -> float | None:
 
 
 def places(seen: Sequence[Seen]) -> Json:
-    """Return the accuracy of the answers, and of the attention of right ones, by the target's place and the number of pictures.
+    """Return the accuracy of answers, and of right answers' attention, by the target's place and number of pictures.
 
     Questions about an anchor, which have an additional picture, are left out.
     """

@@ -26,7 +26,7 @@ STRENGTHS = (0.15, 0.25, 0.3, 0.4, 0.5, 0.6, 1.0, 1.25, 1.5)
 """The strengths that are tried, in published units; the paper's best for Qwen2.5-VL-7B is 1.5."""
 
 TARGET = 0.95
-"""The target Vision Ratio toward vision, and 1 - it toward text; above a vector's requirement, to allow for sampling noise."""
+"""The target Vision Ratio toward vision, and 1 - it toward text; above the requirement, to allow for noise."""
 
 NEUTRAL_SAMPLES = 32
 """The most images on which the neutral prompts are asked."""
@@ -71,7 +71,7 @@ class Point:
 
     @property
     def effect(self) -> float:
-        """The share that follows the chosen side less the share that follows the other, the worse of both ways; at most 1."""
+        """The share that follows the chosen side minus that of the other side, the worse of both ways; at most 1."""
         return min(1.0, self.vision.s_vision - self.vision.s_text, self.text.s_text - self.text.s_vision)
 
     @property
@@ -84,7 +84,7 @@ class Point:
         return max(self.vision.s_others, self.text.s_others) - plain.s_others
 
     def to_json(self) -> dict[str, Any]:
-        """Return the point as the artifact stores it, with this strength as `dose` (`strength` is the calibrated vector's)."""
+        """Return the point as the artifact stores it, with this strength as `dose` (`strength` is in calibrated units)."""
         fields = asdict(self) | {"vision": self.vision.to_json(), "text": self.text.to_json()}
         named = {"dose" if key == "strength" else key: value for key, value in fields.items()}
         return {key: round(value, 4) if isinstance(value, float) else value for key, value in named.items()}
@@ -122,7 +122,7 @@ class Baseline:
         return not self.exceeded(point)
 
     def cost(self, point: Point) -> float:
-        """Return the damage of a measured point as the number of budgets it spends; `cross_fall` is in budgets of accuracy."""
+        """Return the damage of a measured point in budgets that it spends; `cross_fall` is in budgets of accuracy."""
         spent, allowed = asdict(self.damage(point)), asdict(self.budget)
         shares = [max(0.0, value) / allowed[name] for name, value in spent.items() if allowed[name] > 0]
         cross = max(0.0, point.cross_fall or 0.0) / self.budget.accuracy if self.budget.accuracy > 0 else 0.0
@@ -297,7 +297,7 @@ class _Sweep:
 
 
 def _preference(point: Point, baseline: Baseline, ranking: Sequence[int]) -> tuple[bool, bool, float, int, float]:
-    """Return the sort key of the first pass: points that steer without confusion first, then low strengths and good ranks."""
+    """Return the sort key of the first pass: steering without confusion first, then low strengths and good ranks."""
     usable = point.others_rise(baseline.plain) <= baseline.budget.others + 1e-9
     if point.reaches and usable:
         return False, False, point.strength, ranking.index(point.layer), 0.0
@@ -305,7 +305,7 @@ def _preference(point: Point, baseline: Baseline, ranking: Sequence[int]) -> tup
 
 
 def span(chosen: float, affordable: Mapping[float, bool]) -> list[float]:
-    """Return the range of strengths around 1.0 (in multiples of the chosen one) whose measured points are all within budget."""
+    """Return the range of strengths around 1.0 (multiples of the chosen one) whose measured points are in budget."""
     within = {chosen}
     for side in (
         sorted(one for one in affordable if one > chosen),

@@ -35,7 +35,7 @@ def chats(samples: Sequence[ConflictSample]) -> list[Chat]:
 def shift(
     engine: Engine, asked: Sequence[Chat], steers: Sequence[Steer], *, title: str = "", quiet: bool = False
 ) -> list[float]:
-    """Return, for every steering, the mean over chats of KL(unsteered || steered) of the next token's distribution, in nats."""
+    """Return for every steering the mean over chats of the next token's KL(unsteered || steered), in nats."""
 
     def requests() -> Iterator[Request]:
         for chat in asked:

@@ -103,7 +103,7 @@ def project(
 
 
 def components(states: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
-    """Project states (n, d) onto their first two principal components (n, 2); also return each component's share of variance."""
+    """Project states (n, d) onto two principal components (n, 2); also return each component's share of variance."""
     centred = states.astype(np.float64) - states.mean(0, dtype=np.float64)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     points = np.zeros((len(states), 2))

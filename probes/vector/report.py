@@ -81,6 +81,7 @@ def _token(position: int) -> str:
 
 
 def layers(page: Report, vector: SteeringVector) -> None:
+    """Add the plots and the table of all layers."""
     info, chosen = vector.info, vector.layers
     page.heading("Layers")
     page.text(

@@ -1,4 +1,6 @@
-"""The verdict on whether a probe found a direction (modality-preference paper, appendix E.4.3: without it, the method fails).
+"""The verdict on whether a probe found a direction, without which the method fails.
+
+Source: modality-preference paper, appendix E.4.3.
 
 A model that ignores the instructions still reads different words, so its states differ. The evidence is that the queries
 agree on the difference, that its answers follow the instructions, and that steering moves them.
@@ -26,7 +28,7 @@ MOVED = 0.1
 
 @dataclass(frozen=True)
 class Followed:
-    """Shares of questions (two a sample) with the vision answer under the instruction toward vision and under that toward text.
+    """Shares of questions (two a sample) with the vision answer under the instructions toward vision and toward text.
 
     `interval` is the 95 % bootstrap interval of their difference over samples; a single sample has none.
     """

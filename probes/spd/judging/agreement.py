@@ -73,7 +73,7 @@ def _rows(labels: Mapping[str, Found]) -> list[dict[str, Any]]:
 
 
 def kappa(first: Sequence[str], second: Sequence[str]) -> dict[str, Any]:
-    """Return Cohen's kappa of two raters' labels, with its 95 % bootstrap interval over the cases, and the share that agrees.
+    """Return the share of equal labels of two raters, and Cohen's kappa with its 95 % bootstrap interval over cases.
 
     Kappa is None if chance alone would agree on everything, and all of it is None without cases.
     """
