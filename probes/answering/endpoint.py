@@ -94,7 +94,7 @@ class Endpoint:
         """
         mine = threading.local()
         pending: deque[Future[Reply]] = deque()
-        with contextlib.ExitStack() as sessions:  # one a thread: requests does not promise that threads may share one
+        with contextlib.ExitStack() as sessions:  # one per thread: requests does not promise thread safety
 
             def begin() -> None:
                 mine.session = sessions.enter_context(self._session())
@@ -125,7 +125,7 @@ class Endpoint:
             raise ValueError(f"{self.base_url} does not have one model but {len(alone)}; name one: {', '.join(alone)}")
         model = alone[0] if model is None else model
         entry = listed.get(model, {})
-        return model, {**listed.get(entry.get("root", ""), {}), **entry}  # a preset is of the model that it is of
+        return model, {**listed.get(entry.get("root", ""), {}), **entry}  # a preset inherits its model's entry
 
     def _reply(self, session: requests.Session, question: Question) -> Reply:
         response = self._send(session, "POST", "/chat/completions", self._body(question))
@@ -158,7 +158,7 @@ class Endpoint:
         messages = [{**message, "content": self._content(message["content"])} for message in chat]
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": question.max_tokens}
         if self.is_helmsight:
-            # A server applies the checkpoint's own penalty unless it is told not to; `InProcess` does not.
+            # A server applies the checkpoint's own penalty by default; `InProcess` does not.
             body["repetition_penalty"] = 1.0
             if question.diagnose is not None:
                 body["diagnostics"] = wire.diagnostics(question.diagnose)
@@ -198,16 +198,16 @@ class Endpoint:
         for part in content:
             if part["type"] == "image":
                 parts.append({"type": "image_url", "image_url": {"url": self._picture(part["image"])}})
-            else:  # only Helmsight knows the "span" that it may have
+            else:  # only Helmsight accepts a "span"
                 parts.append(part if self.is_helmsight else {"type": "text", "text": part["text"]})
         return parts
 
     def _picture(self, image: Image.Image) -> str:
         """Return the data: URL of a picture, cached with it so that its id stays valid; many questions share one."""
-        with self._encoding:  # all of it: a file that is still to be read must not be read by two threads
+        with self._encoding:  # also the lookup: two threads must not read one lazily loaded file
             if id(image) not in self._pictures:
                 buffer = io.BytesIO()
-                image.convert("RGB").save(buffer, "PNG", compress_level=1)  # servers differ in what they make of others
+                image.convert("RGB").save(buffer, "PNG", compress_level=1)  # servers differ on other modes
                 url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
                 self._pictures[id(image)] = image, url
                 if len(self._pictures) > PICTURES:
@@ -225,7 +225,7 @@ class Endpoint:
         session.mount("http://", HTTPAdapter(max_retries=retry))
         session.mount("https://", HTTPAdapter(max_retries=retry))
         if self._key:
-            session.auth = self._authorize  # a header of the session would give way to what ~/.netrc has for the host
+            session.auth = self._authorize  # ~/.netrc would override a session header
         return session
 
     def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -246,7 +246,7 @@ class Endpoint:
                     with contextlib.closing(response.raw):
                         response.raw = io.BytesIO(_content(response, until))
                     return response
-                except (ProtocolError, DecodeError):  # broke off in the body, which the adapter does not see
+                except (ProtocolError, DecodeError):  # a break within the body, which the adapter does not retry
                     left -= 1
                     if not left:
                         raise

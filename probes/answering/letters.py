@@ -47,13 +47,13 @@ def letter(answer: str, options: Sequence[str]) -> str | None:
         return closing
     if found := forms.leading.match(text):
         return found[1].upper()
-    for name, option in zip(letters, options, strict=True):  # "A red" is a choice, "A dog" an article
+    for name, option in zip(letters, options, strict=True):  # "A red" is a choice, in "A dog" A is an article
         if re.match(rf"{name}\s+{re.escape(option)}(?!\w)", text, re.IGNORECASE):
             return name
     for pattern in (forms.called, forms.set_off):
         places = {found.start(1): found[1] for found in pattern.finditer(text)}
         said = {*places.values()}
-        for pair in forms.joined.finditer(text):  # "both A and C." sets C off, and chooses two
+        for pair in forms.joined.finditer(text):  # "both A and C." sets off only C but chooses two
             if {pair.start(1), pair.start(2)} & places.keys():
                 said.update(pair.groups())
         if said:

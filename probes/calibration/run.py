@@ -51,7 +51,7 @@ def check_place(fingerprint: str, calibrations: Path, name: str, *, replaced: bo
 def run(options: CalibrationOptions) -> None:
     """Measure the part, keep it, and print the measurement."""
     folder = options.model.calibrations
-    check_writable(folder)  # before there was any work
+    check_writable(folder)  # before any work
     if options.part == "flags":
         check_statistics()
     samples = options.data.draw(options.samples, PROBE_SEEDS + options.data.seed)

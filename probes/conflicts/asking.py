@@ -136,7 +136,7 @@ def ask(
             )
             answer.letters.append((first, second))
             answer.replies.append(pair)
-    next(said, None)  # so that the stream, and what it keeps open, ends
+    next(said, None)  # ends the stream, and closes its resources
     for condition, answer in zip(conditions, answers, strict=True):
         tell(answerer, _rows(title, condition, samples, answer))
     return answers

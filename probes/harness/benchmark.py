@@ -43,13 +43,13 @@ BaseUrl = Annotated[
     str | None,
     model_option(
         metavar="URL",
-        help="ask this OpenAI-compatible server in place of a model in this process; --model then names its model, the "
+        help="ask this OpenAI-compatible server instead of a model in this process; --model then names its model, the "
         "environment's OPENAI_API_KEY its key",
     ),
 ]
-Json = Annotated[Path | None, file_option(metavar="FILE", help="write the conditions' scores here as well")]
-OUT = "folder of the report, and of the answers that a run that was stopped goes on from"
-Markdown = Annotated[Path | None, file_option(metavar="FILE", help="write the report here as well")]
+Json = Annotated[Path | None, file_option(metavar="FILE", help="also write the conditions' scores to this file")]
+OUT = "folder for the report, and for the answers from which an interrupted run continues"
+Markdown = Annotated[Path | None, file_option(metavar="FILE", help="also write the report to this file")]
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def wilson(counted: float, of: float) -> tuple[float, float]:
     from statsmodels.stats.proportion import proportion_confint
 
     low, high = proportion_confint(counted, of, method="wilson")
-    return float(low) if counted > 0 else 0.0, float(high) if counted < of else 1.0  # where rounding leaves 1e-16
+    return float(low) if counted > 0 else 0.0, float(high) if counted < of else 1.0  # instead of 1e-16 by rounding
 
 
 def proportion(counted: int, of: int) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def _areas(times: np.ndarray, values: np.ndarray, wanted: np.ndarray, strata: np
     for stratum in (None,) if strata is None else np.unique(strata):
         chosen = np.arange(len(values)) if stratum is None else np.flatnonzero(strata == stratum)
         order = chosen[np.argsort(values[chosen], kind="stable")]
-        first = np.unique(values[order], return_index=True)[1]  # of each value
+        first = np.unique(values[order], return_index=True)[1]  # the first place of each value
         if not len(first):
             continue
         those, others = (np.add.reduceat(times[:, order] * one[order], first, axis=1) for one in (wanted, ~wanted))

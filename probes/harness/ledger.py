@@ -48,7 +48,7 @@ class Remembering:
         """Yield the replies in order, known ones from the file; known ones at the start come before anything is asked."""
         waiting: deque[tuple[str, Reply | None]] = deque()
 
-        identity = self.identity  # which is of the whole run
+        identity = self.identity  # the same for the whole run
         rest = iter(questions)
 
         def unknown() -> Iterator[Question]:
@@ -195,14 +195,14 @@ def _read(path: Path) -> dict[str, Reply]:
         return known
     whole = 0
     with path.open("r+b") as file:
-        _lock(file, path)  # a line that another process has half written is not a damaged one
+        _lock(file, path)  # a line that another process is writing is not damaged
         for number, line in enumerate(file):
             try:
                 if not line.endswith(b"\n"):
                     raise ValueError("cut off")
                 row = json.loads(line)
                 name = row.pop("key")
-                if "attention_ratio" not in row:  # as earlier versions wrote it, with other keys
+                if "attention_ratio" not in row:  # earlier versions wrote other keys
                     known[name] = Reply(**row, kept=True)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 _log.warning("%s: line %d is damaged and asked again: %s", path, number + 1, error)

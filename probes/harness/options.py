@@ -39,11 +39,11 @@ Model = Annotated[
 Device = Annotated[str, model_option(help="cpu, cuda, ...")]
 Template = Annotated[
     str | None,
-    model_option("--chat-template", metavar="FILE", help="a Jinja chat template in the place of the checkpoint's own"),
+    model_option("--chat-template", metavar="FILE", help="a Jinja chat template that replaces the checkpoint's own"),
 ]
 Threads = Annotated[int | None, model_option(min=1, metavar="N", help="CPU threads")]
 Slots = Annotated[int, model_option(min=1, metavar="N", help="prompts in a batch")]
-Seed = Annotated[int, Option(help="seed of everything random")]
+Seed = Annotated[int, Option(help="seed of all random choices")]
 Noise = Annotated[
     float,
     sample_option(
@@ -63,7 +63,7 @@ Texts = Annotated[
     list[str] | None,
     Option(
         metavar="NAME=JSON",
-        help='one more, as the API takes it: \'strong={"sage": {"see": {"alpha": 0.3}}}\' (repeatable)',
+        help='another condition, as in an API request: \'strong={"sage": {"see": {"alpha": 0.3}}}\' (repeatable)',
     ),
 ]
 
@@ -152,7 +152,7 @@ class ModelOptions:
             )
         engine = steering.Engine(loaded, slots=self.slots, threads=self.threads)
         if self.engines is not None:
-            self.engines.clear()  # one model at a time is in memory
+            self.engines.clear()  # only one model is in memory at a time
             self.engines[self] = engine
         return engine
 
@@ -231,7 +231,7 @@ class Command(TyperCommand):
             left = left[len(values) :]
             if not values and metavar.startswith("["):
                 values = list(option.type_descriptor.choices)
-            if not values and not ctx.resilient_parsing:  # as a shell does that is asked to complete the value
+            if not values and not ctx.resilient_parsing:  # a shell that completes the value may leave it out
                 ctx.fail(f"Option {word} needs a value.")
             yield from values[:1]
             for value in values[1:]:

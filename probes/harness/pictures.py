@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 if TYPE_CHECKING:
-    from probes.answering.base import Chat  # which brings torch, and scenes are drawn without
+    from probes.answering.base import Chat  # imports torch, which drawing scenes does not need
 
 Source = Image.Image | Path | Callable[[], Image.Image]
 """A picture, its file, or a function that makes it."""

@@ -14,7 +14,7 @@ def parsed(text: str) -> Any:
     """
     try:
         found = json.loads(text)
-        if "\\u" in text:  # as "\\ud800", half a character: no file and no plot can hold it
+        if "\\u" in text:  # "\\ud800", say, is half a character: no file or plot can hold it
             json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

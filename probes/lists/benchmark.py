@@ -31,14 +31,14 @@ def listed(
         *,
         data: Annotated[
             list[str] | None,
-            sample_option(metavar="PATH...", help="the published files, or their folder, in place of the demo world"),
+            sample_option(metavar="PATH...", help="the published files, or their folder, instead of the demo world"),
         ] = None,
         images: Annotated[
             str | None, sample_option(metavar="DIR", help="the images of --data (default: where its files lie)")
         ] = None,
         noise: Noise = 0.0,
         max_tokens: Annotated[
-            int | None, Option(min=1, metavar="N", help="of an answer at most", show_default="the benchmark's")
+            int | None, Option(min=1, metavar="N", help="most tokens of an answer", show_default="the benchmark's")
         ] = None,
         vector: Annotated[str, Option(metavar="NAME|FILE", help="vector to steer with")] = VECTOR,
         conditions: Names = None,

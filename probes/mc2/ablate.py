@@ -165,7 +165,7 @@ class Knee:
     @property
     def visible(self) -> bool:
         """True if the curve rises to the knee at least five times as fast as beyond it, or breaks later."""
-        if self.slope_after is None:  # it may go on rising
+        if self.slope_after is None:  # it may still rise
             return False
         return self.slope_before > 0 and (self.slope_before > 5 * abs(self.slope_after) or self.breaks_at is not None)
 
@@ -238,7 +238,7 @@ def latency(
             seconds[name].append(time.perf_counter() - begin)
             peaks[name].append(memory.peak(device))
     taken = {name: np.array(values) for name, values in seconds.items()}
-    needed = {name: np.array(values, float) for name, values in peaks.items()}  # NaN where it is not known
+    needed = {name: np.array(values, float) for name, values in peaks.items()}  # NaN if unknown
     return {name: _latency(taken[name], taken["plain"], needed[name], needed["plain"]) for name in taken}
 
 

@@ -105,7 +105,7 @@ def run(options: PairsOptions) -> None:
     print(f"report: {options.folder / 'report.html'}")
     if not options.force:
         refuse(options.out, doubts)
-    options.refuse_to_replace()  # what another program wrote meanwhile is not lost either
+    options.refuse_to_replace()  # keeps a file that another program wrote meanwhile
     options.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     vector.save(options.out)
     _print(vector, options.out)

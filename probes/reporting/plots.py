@@ -119,7 +119,7 @@ def shares(rows: Mapping[str, tuple[float, float, float]]) -> Figure:
     for index, (name, colour, ink) in enumerate((("vision", BLUE, "w"), ("text", RED, "w"), ("others", GREY, "k"))):
         widths = parts[:, index]
         drawn = axes.barh(range(len(rows)), widths, left=left[:, index], color=colour, label=name)
-        # A number that is wider than its bar would run into its neighbour.
+        # A number wider than its bar would overlap its neighbour.
         numbers = [f"{width:.2f}" if width >= 0.07 else "" for width in widths]
         axes.bar_label(drawn, numbers, label_type="center", color=ink, fontsize=9)
     axes.set(xlabel="share of the answers", xlim=(0, 1))
@@ -222,7 +222,7 @@ def isolines(points: Mapping[str, tuple[float, float]], *, xlabel: str, ylabel: 
     figure, axes = _figure(height=6)
     (left, right), (low, high) = (_around(values) for values in zip(*points.values(), strict=True))
     for total in np.arange(0.1, 2, 0.1):
-        x = max(left, total - high)  # where the line comes into sight
+        x = max(left, total - high)  # where the line enters the plot
         if x < right and total - x > low:
             axes.plot([x, right], [total - x, total - right], "--", color=GREY, linewidth=0.8, zorder=0)
             axes.annotate(f"{total:.1f}", (x, total - x), (2, -8), textcoords="offset points", fontsize=7)
@@ -266,7 +266,7 @@ def _figure(height: float = 4) -> tuple[Figure, Axes]:
 
 def _kinds(chosen: np.ndarray) -> list[tuple[str, np.ndarray, str]]:
     kinds = (("not chosen", np.flatnonzero(~chosen), BLUE), ("chosen", np.flatnonzero(chosen), RED))
-    return [kind for kind in kinds if len(kind[1])]  # a legend cannot show what has no bar
+    return [kind for kind in kinds if len(kind[1])]  # a legend cannot show a kind without bars
 
 
 def _look(index: int) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def _mark(axes: Axes, marks: Mapping[float, str]) -> None:
     """
     for x in marks:
         axes.axvline(x, color="black", linestyle="--", linewidth=1)
-    axes.get_xlim()  # brings the transformation below up to date with the lines
+    axes.get_xlim()  # updates the transformation below with the lines
     offsets = {x: (axes.transData - axes.transAxes).transform((x, 0))[0] - 0.5 for x in marks}
     # Heights in points: rows in shares of the axes would move whenever the layout makes room for them.
     place: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "va": "bottom"}

@@ -84,7 +84,7 @@ class Report:
         ) -> str:
             caption = html.escape(renderer.renderInlineAsText(tokens[index].children, options, env))
             svg = self._plots.get(str(tokens[index].attrs["src"]))
-            if svg is None:  # somebody else's picture would be fetched from outside
+            if svg is None:  # a foreign picture would be fetched from outside
                 return caption
             source = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
             plot = f'<span class="wide"><img src="{source}" alt="{caption}"></span>'
@@ -113,7 +113,7 @@ def _svg(figure: Figure) -> bytes:
     the fallback of a viewer without it, so that nothing is cut.
     """
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # which moves things a little at every drawing
+    figure.set_layout_engine("none")  # the layout engine moves things a little at every drawing
     file = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "helmsight"}):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})

@@ -34,13 +34,14 @@ def reproduce(
     ] = None,
     quick: Annotated[bool, Option("--quick", help="few samples: minutes instead of an hour")] = False,
     out: Annotated[
-        Path, file_option(metavar="DIR", help="folder of the report, and of the runs, which go on from what they kept")
+        Path,
+        file_option(metavar="DIR", help="folder for the report and the runs, which continue from their kept answers"),
     ] = Path("build/reproduce"),
     jobs: Annotated[
         int | None,
         Option(
             min=1,
-            help="runs beside each other (default: one a processor, at most 4; one with --model)",
+            help="parallel runs (default: one per processor, at most 4; one with --model)",
             show_default=False,
         ),
     ] = None,

@@ -53,7 +53,7 @@ def beside(groups: Sequence[Sequence[str]], run: Callable[[str], T], jobs: int) 
 def _begin(jobs: int, parent: int) -> None:
     """Prepare a process for its runs."""
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    signal.signal(signal.SIGINT, _stop)  # Python's own would have a process that waits for work print a traceback
+    signal.signal(signal.SIGINT, _stop)  # with Python's own handler an idle process would print a traceback
     import torch  # noqa: PLC0415 -- only now: a process that has computed with it should not be forked
 
     torch.set_num_threads(max(1, min(torch.get_num_threads(), processors() // jobs)))
@@ -74,7 +74,7 @@ def _stop(*_: object) -> None:
 def _called(name: str) -> Any:
     global _stopped  # noqa: PLW0603
     assert _run is not None
-    if _stopped:  # it had been handed over already when Ctrl-C came
+    if _stopped:  # it was queued before Ctrl-C
         raise KeyboardInterrupt
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

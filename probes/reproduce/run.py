@@ -67,7 +67,7 @@ def reproduce(
             print(said, file=sys.stderr, flush=True)
         return _done(command, [*words, *(["--quiet"] if quiet or jobs > 1 else [])], folder / name, said)
 
-    first = [name for name in names if name == "probe"]  # whose vector others may steer by
+    first = [name for name in names if name == "probe"]  # others may steer by its vector
     alone = [name for name in names if RUNS[name].timed]
     others = [name for name in names if name not in (*first, *alone)]
     done: dict[str, Done] = {}

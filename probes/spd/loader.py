@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import isfile  # a name that no file can have is that of none
+from os.path import isfile  # False, not an error, for a name that no file can have
 from pathlib import Path
 from typing import Any
 

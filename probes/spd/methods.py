@@ -63,7 +63,7 @@ def _plain(question: Question, categories: Sequence[str]) -> Talk[Reply]:
 def _consistent(question: Question, categories: Sequence[str]) -> Talk[Reply]:
     replies = yield [replace(question, temperature=TEMPERATURE, seed=seed) for seed in range(DRAWN)]
     meant = [_meaning(reply.text, categories) for reply in replies]
-    return replies[meant.index(Counter(meant).most_common(1)[0][0])]  # of as many, the one that was said first
+    return replies[meant.index(Counter(meant).most_common(1)[0][0])]  # on a tie, the first one
 
 
 def _meaning(answer: str, categories: Sequence[str]) -> object:

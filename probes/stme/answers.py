@@ -82,7 +82,7 @@ def _robust(sample: TargetSample, answer: str) -> bool:
     if sample.choices:
         chosen = letter(answer, sample.choices)
         return chosen is not None and sample.choices[string.ascii_uppercase.index(chosen)] == sample.response
-    said = _PICTURE.sub(" ", answer) if sample.task == NEEDLE else answer  # the number of a picture is no needle
+    said = _PICTURE.sub(" ", answer) if sample.task == NEEDLE else answer  # a picture's number is no needle
     return bool(re.search(rf"(?<!\w){re.escape(sample.response.strip(' .'))}(?!\w)", said, re.IGNORECASE))
 
 

@@ -104,7 +104,7 @@ class Asking:
     def ask_controls(self, answerer: Answerer, plain: Answered) -> dict[str, PartAnswered[Any]]:
         """Return by part the answers to the controls; `plain` are the baseline's answers to the samples as they are."""
         mapped = self.mapped(plain)
-        placed = any(sample.spot is not None for sample in mapped)  # else a map has nothing to be compared with
+        placed = any(sample.spot is not None for sample in mapped)  # otherwise a map has no reference
         parts: list[SampleSet[Any]] = [
             self._single(WHICH, TargetSample.which, lambda sample, reply: names_target(sample, reply.text, self.scoring)),
             self._single(BLIND, TargetSample.blind, self.right),

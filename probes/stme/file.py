@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from os.path import isfile  # a name that no file can have is that of none
+from os.path import isfile  # False, not an error, for a name that no file can have
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -118,7 +118,7 @@ def _sample(
     if choices and response not in choices:
         raise ValueError(f"{where}: the response {response!r} is none of the options")
     if task != CAPTION and texts[-1].rstrip().endswith(PROMPT.rstrip()):
-        texts[-1] = texts[-1].rstrip(PROMPT)  # of another end it would cut letters
+        texts[-1] = texts[-1].rstrip(PROMPT)  # strips characters: at another end it would cut letters
     pixels = next(pixels for most, pixels in PIXELS if len(names) >= most)
     try:
         return TargetSample(

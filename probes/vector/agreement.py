@@ -70,6 +70,6 @@ def agreement(
         for wording, position in keys:
             vision, text = (read[prompt(sample, side, swapped, wording), position] for side in SIDES)
             sums[wording, position] = sums.get((wording, position), torch.zeros(())) + text - vision
-    next(results, None)  # so that the stream, and what it keeps open, ends
+    next(results, None)  # ends the stream, and closes its resources
     cosines = {key: torch.cosine_similarity(one, sums[own], dim=-1).tolist() for key, one in sums.items()}
     return Agreement(own, cosines, len(samples))

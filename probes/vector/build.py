@@ -117,7 +117,7 @@ def grow(
     queries = drawn(samples, seed)
     key = _key(engine, queries, recipe)
     tally = Tally() if state is None else Tally.resumed(state, key)
-    if tally.count > sizes[0]:  # the smaller sizes are not in what was kept
+    if tally.count > sizes[0]:  # the saved tally is past the smaller sizes
         tally = Tally()
     vectors = []
     with Tracker("Probing", {"": sizes[-1]}, unit="queries", quiet=quiet) as bar:

@@ -87,7 +87,7 @@ def run(options: ProbeOptions) -> None:
 
     Raises ValueError if no reliable direction was found, unless `force`; for too few samples before the model is loaded.
     """
-    options.refuse_to_replace()  # which is told before the work begins, like the next ones
+    options.refuse_to_replace()  # errors are reported before the work begins, here and below
     options.model.check()
     for folder in (options.out.parent, options.folder):
         check_writable(folder)
@@ -103,7 +103,7 @@ def run(options: ProbeOptions) -> None:
     vector, doubtful = _measured(options, engine, answerer, used, samples[len(used) :])
     if not options.force:
         refuse(options.out, doubtful)
-    options.refuse_to_replace()  # what another program wrote meanwhile is not lost either
+    options.refuse_to_replace()  # keeps a file that another program wrote meanwhile
     options.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     vector.save(options.out)
     _print_vector(vector, options.out)
@@ -127,7 +127,7 @@ def _measured(
     instructed = followed(answerer, used[:ASKED], options.recipe.wording, seed=seed, quiet=quiet)
     agreeing = agreement(engine, used[:ASKED], options.recipe, seed=seed, quiet=quiet)
     doubtful = doubts(vector, instructed)
-    if others and (options.force or not unfounded(vector)):  # of what is no direction no strength needs to be known
+    if others and (options.force or not unfounded(vector)):  # without a direction no strength is needed
         vector = calibrate(
             engine, vector, others, layers=options.layers, strengths=options.strengths, budget=options.budget,
             answerer=answerer, quiet=quiet,
