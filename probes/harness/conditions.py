@@ -138,8 +138,10 @@ class Wanted:
         return {name: way for name, way in ways.items() if way is not None}
 
     def _with_vectors(self, name: str, way: Way, session: Session) -> Way | None:
-        """A condition with vectors in the place of names, which a server looks up by itself; None where it is left out for
-        want of one, as a condition that nobody asked for may be."""
+        """Return a condition with its names replaced by vectors; a server looks names up by itself.
+
+        None where it is left out because a vector is missing, as a condition that nobody asked for may be.
+        """
         if session.endpoint is not None:
             return way
         folders = self.folders

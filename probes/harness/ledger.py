@@ -174,7 +174,7 @@ def _push(push: Push) -> list[Any]:
 
 
 def _vectors(options: Options) -> list[str]:
-    """The digests of the vectors among options, which these tell the names of."""
+    """Return the digests of the vectors among options, of which the options themselves dump names alone."""
     held = (getattr(options, name) for name in vector_fields(type(options)))
     return [_digest(vector) for vector in held if isinstance(vector, SteeringVector)]
 
