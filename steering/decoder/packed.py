@@ -56,9 +56,7 @@ def prepare(model: nn.Module, dtype: torch.dtype) -> None:
     if not supported(dtype):
         return
     for module in model.modules():
-        if type(module) is not nn.Linear or "forward" in vars(
-            module
-        ):  # an instance whose `forward` others have wrapped
+        if type(module) is not nn.Linear or "forward" in vars(module):  # wrapped by others
             continue
         if module.weight.dtype == dtype and module.weight.numel() >= LEAST[dtype]:
             module.__class__ = PackedLinear

@@ -191,9 +191,7 @@ class Steps:
         except Exception as first:
             self._end_if_fatal(first)
             log.warning("A step failed for %d sequences; it will run again.", len(running), exc_info=first)
-            traceback.clear_frames(
-                first.__traceback__
-            )  # free the failed step's tensors, which may be why memory was short
+            traceback.clear_frames(first.__traceback__)  # frees tensors of the failed step
             try:
                 decoded = self.runner.decode(running, self.twins)
             except Exception as error:

@@ -38,10 +38,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
     "top_k": (0, 1_000_000),
-    "max_tokens": (
-        1,
-        2**63 - 1,
-    ),  # the context length bounds it lower; clients mean "any" by the largest number they have
+    "max_tokens": (1, 2**63 - 1),  # the context bounds it lower; clients mean "any" by their largest number
     "min_tokens": (0, 10_000_000),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
     "seed": (-(2**63), 2**63 - 1),

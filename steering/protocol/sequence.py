@@ -116,9 +116,7 @@ class Sequence:
     rope_delta: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    scores: list[float] = field(
-        default_factory=list
-    )  # log-probabilities of the generated tokens, where they are wanted
+    scores: list[float] = field(default_factory=list)  # log-probabilities of the tokens, where they are wanted
     finish_reason: str | None = None
     error: BaseException | None = None
     cancelled: bool = False

@@ -114,9 +114,7 @@ class SamplerRows:
         self.scalars = torch.zeros(slots, len(self._SCALARS), device=device)
         self.top_k = torch.zeros(slots, dtype=torch.int64, device=device)
         self.seed = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.may_end = torch.zeros(
-            slots, dtype=torch.int64, device=device
-        )  # the first position at which an answer may end
+        self.may_end = torch.zeros(slots, dtype=torch.int64, device=device)  # first position of an end
         self.generated: torch.Tensor | None = None  # count of each generated token
         self.prompted: torch.Tensor | None = None  # True for tokens of the prompt
         self.bias: torch.Tensor | None = None

@@ -91,9 +91,7 @@ def build_loops(threads: int, room: Path) -> None:
     flags += [] if threads == 1 else ["-fopenmp"]
     folders = [f"-I{folder}" for folder in include_paths()]
     whole, made = room / f"{LOOPS}.cpp", str(room / f"{LOOPS}.o")
-    whole.write_text(
-        "".join(f'#include "{one}"\n' for one in sources())
-    )  # compiling them one by one takes twice as long
+    whole.write_text("".join(f'#include "{one}"\n' for one in sources()))  # one by one takes twice as long
     _run([*compiler, *flags, *folders, "-c", str(whole), "-o", made])
     _run(["ar", "rcs", str(room / f"lib{LOOPS}.a"), made])
 

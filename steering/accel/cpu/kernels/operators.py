@@ -41,9 +41,7 @@ def _made(function: Callable[P, T], shaped: Callable[..., object], changes: tupl
     made.register_fake(shaped)
     overload = getattr(torch.ops.helmsight, function.__name__).default
     given = [_C[str(one.type)] for one in overload._schema.arguments]
-    results = ["AtenTensorHandle*"] * (
-        len(overload._schema.returns) or 1
-    )  # a null pointer is passed where there are none
+    results = ["AtenTensorHandle*"] * (len(overload._schema.returns) or 1)  # a null pointer where there are none
     SHIMS[overload] = [f"AOTITorchError aoti_torch_cpu_{function.__name__}({', '.join([*given, *results])})"]
 
     @functools.wraps(function)
