@@ -1,1 +1,1 @@
-"""Offline work: building and calibrating steering vectors, and the benchmarks of the papers."""
+"""Offline work: building and calibrating steering vectors, and the papers' benchmarks."""

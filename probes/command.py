@@ -1,5 +1,4 @@
-"""The commands of this room: `helmsight probe` builds vectors, `helmsight eval` runs benchmarks, `helmsight reproduce` them
-all."""
+"""The commands of this room: `helmsight probe` builds vectors, `helmsight eval` runs one benchmark, `reproduce` runs all."""
 
 from __future__ import annotations
 
@@ -26,14 +25,17 @@ from probes.tallyqa.command import BENCHMARK as TALLYQA
 from probes.vsr.command import BENCHMARK as VSR
 
 LISTS: list[Benchmark] = [POPE, MME, CHAIR, PHD, VSR, TALLYQA, AMBIGCAPS]
-"""Of these, lists of questions on single pictures."""
+"""The benchmarks that are lists of questions on single pictures."""
 BENCHMARKS: list[Benchmark] = [MC2, SAGE, SPD, STME, MM_SAP, FAITHFULNESS, ALARM, *LISTS]
-"""What `helmsight eval` runs, each a folder of its own."""
+"""The benchmarks of `helmsight eval`, each a folder of its own."""
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands. What they fall back to, and what is drawn where no file is given, are `options.Defaults`, the object
-    of their context: this room does not know the demo world."""
+    """Add the commands.
+
+    Their defaults, and the functions that draw samples where no file is given, are `options.Defaults`, the object of their
+    context: this room does not know the demo world.
+    """
     app.command("probe", cls=Command)(probe)
     benchmarks = typer.Typer(no_args_is_help=True)
     for one in BENCHMARKS:

@@ -1,1 +1,1 @@
-"""Whether what is read beside an answer tells that the answer is wrong."""
+"""The test of whether the readouts beside an answer show that the answer is wrong."""

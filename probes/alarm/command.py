@@ -1,4 +1,4 @@
-"""`helmsight eval alarm`: which of the numbers beside an answer tell that it is wrong."""
+"""`helmsight eval alarm`: the numbers beside an answer that show that it is wrong."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def _options(
         list[float],
         sample_option(
             metavar="SD...",
-            help="noise on the demo world's pictures in turn, standard deviations on the scale of 0 to 255: the model is to "
-            "be right and wrong",
+            help="noise on the demo world's pictures in turn, standard deviations on the scale of 0 to 255, so that "
+            "the model is both right and wrong",
         ),
     ] = NOISES,
     keep: Annotated[
         bool,
-        file_option("--keep", help="keep it with the model's thresholds: the readout 'alarm' then says it of answers"),
+        file_option("--keep", help="keep the alarm with the model's thresholds, for the readout 'alarm'"),
     ] = False,
-    replace: Annotated[bool, file_option("--replace", help="in place of one that is there")] = False,
+    replace: Annotated[bool, file_option("--replace", help="replace an alarm that was kept before")] = False,
 ) -> AlarmOptions:
     from probes.alarm.run import AlarmOptions, check_keep
 
@@ -53,7 +53,7 @@ def _run(options: AlarmOptions, session: Session) -> Findings:
 
 BENCHMARK = Benchmark(
     name="alarm",
-    help="which of the numbers beside an answer tell that it is wrong",
+    help="the numbers beside an answer that show that it is wrong",
     description="Ask questions whose answers can be checked, and tell how well each number that is read beside an answer, "
     "and a logistic combination of them, parts wrong answers from right ones.",
     limit=1200,

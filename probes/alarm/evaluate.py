@@ -1,7 +1,7 @@
-"""How well each number beside an answer tells wrong answers from right ones, and how well they do together.
+"""The power of each number beside an answer, and of their combination, to separate wrong answers from right ones.
 
-One half of the answers, drawn at random, decides what is free: which way each number points, the weights of the logistic
-combination, the threshold. All that is reported is of the other half.
+One half of the answers, drawn at random, fits the free parameters: the sign of each number, the weights of the logistic
+combination, the threshold. All results are reported on the other half.
 """
 
 from __future__ import annotations
@@ -26,24 +26,27 @@ from steering.readouts.envelope import summary
 NAMES = tuple(
     name for name, one in REGISTRY.items() if one.scalars and one.part_of is None and name != AlarmReadout.name
 )
-"""Every readout that has numbers for the journal."""
+"""The readouts that have numbers for the journal."""
 
 MAX_TOKENS = 40
 FALSE_ALARMS = 0.05
-"""The share of right answers on which the alarm may be raised where the threshold is chosen."""
+"""The share of right answers that may raise the alarm, on which the threshold is chosen."""
 RIDGE = 1e-2
-"""The penalty on weights of standardised numbers, which keeps them finite where the two kinds can be parted wholly."""
+"""The penalty on weights of standardised numbers, which keeps them finite if the two kinds are fully separable."""
 FOLDS = 5
 GAIN = 0.005
-"""What a number must add to the area under the curve, in folds of the deciding half, for the alarm to go by it."""
+"""The least gain in the area under the curve, in folds of the fitting half, for the alarm to use a number."""
 LEAST = 10
-"""Right answers and wrong ones that either half must have."""
+"""The least number of right answers, and of wrong ones, in either half."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Answers: (n,) whether each is wrong, its part and what it is alike to; (n,) of every number, NaN where it is not
-    defined."""
+    """Answers with their numbers, all (n,).
+
+    `wrong` is True for a wrong answer, `part` its part, `alike` the stratum of comparable answers; `values` holds every
+    number by name, NaN where it is undefined.
+    """
 
     wrong: np.ndarray
     part: np.ndarray
@@ -56,7 +59,7 @@ class Judged:
 
 
 def ask(answerer: Answerer, samples: Sequence[Checked], *, seed: int = 0, quiet: bool = False) -> Judged:
-    """Every question once, with all that is read beside it; `seed` says which half each is told to be in."""
+    """Ask every question once, with all readouts beside it; `seed` determines the halves that are recorded."""
 
     def questions() -> Iterator[Question]:
         for sample in samples:
@@ -80,8 +83,11 @@ def _told(
     wrong: Sequence[bool],
     seed: int,
 ) -> Iterator[dict[str, Any]]:
-    """Of every question its part, number, name where it has one, what it is alike to, whether its half decides or is
-    reported, the question, what is accepted, the answer, whether that is wrong, and the numbers read beside it."""
+    """Yield a row for every question.
+
+    It holds its part, number, name if it has one, stratum, half (deciding or reported), question, accepted answers, answer,
+    whether that is wrong, and the numbers read beside it.
+    """
     deciding = set(split(len(samples), seed)[0].tolist())
     for number, (sample, reply, read, false) in enumerate(zip(samples, said, rows, wrong, strict=True)):
         yield {
@@ -93,7 +99,7 @@ def _told(
 
 
 def numbers(reply: Reply) -> dict[str, Any]:
-    """What the journal would keep of an answer's readouts."""
+    """Return the numbers that the journal would keep of an answer's readouts."""
     said = summary(reply.diagnostics) if reply.diagnostics else {}
     return {name: said.get(name) for name in numbers_of(NAMES)}
 
@@ -103,13 +109,13 @@ def _number(value: Any) -> float:
 
 
 def split(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which of so many answers decide, and which are reported."""
+    """Return the indices of the deciding answers, and of the reported ones."""
     fitted, tested = np.array_split(np.random.default_rng(seed).permutation(count), 2)
     return fitted, tested
 
 
 def check_enough(count: int) -> None:
-    """Raise ValueError where so many questions cannot have the right and wrong answers that are needed."""
+    """Raise ValueError if there are too few questions for the right and wrong answers that are needed."""
     if count < 4 * LEAST:
         raise ValueError(
             f"{count} questions are too few: what tells wrong answers from right ones takes at least {LEAST} of either in "
@@ -118,7 +124,7 @@ def check_enough(count: int) -> None:
 
 
 def halves(judged: Judged, seed: int) -> tuple[Judged, Judged]:
-    """The half that decides, and the one that is reported. Raises ValueError where either has too few of a kind."""
+    """Return the deciding half and the reported one; raise ValueError if either has too few right or wrong answers."""
     fitted, tested = (judged.of(part) for part in split(len(judged.wrong), seed))
     for half in (fitted, tested):
         wrong = int(half.wrong.sum())
@@ -131,14 +137,16 @@ def halves(judged: Judged, seed: int) -> tuple[Judged, Judged]:
 
 
 def scores(alarm: Alarm, judged: Judged) -> np.ndarray:
-    """(n,)"""
+    """Return the alarm's score of each answer (n,)."""
     columns = zip(*(judged.values[name].tolist() for name in alarm.numbers), strict=True)
     return np.array([alarm.score(dict(zip(alarm.numbers, row, strict=True))) for row in columns])
 
 
 def fit(judged: Judged, among: Sequence[str] | None = None) -> Alarm | None:
-    """The logistic regression of being wrong on every number, or those named, standardised, and the threshold that a share
-    of FALSE_ALARMS of the right answers is above. None where there is no such number."""
+    """Fit the logistic regression of being wrong on every number, or on those named, standardised.
+
+    The threshold is the score exceeded by a share of FALSE_ALARMS of the right answers. None if there is no such number.
+    """
     from statsmodels.genmod.families import Binomial  # noqa: PLC0415 -- takes a second
     from statsmodels.genmod.generalized_linear_model import GLM  # noqa: PLC0415
 
@@ -161,9 +169,11 @@ def fit(judged: Judged, among: Sequence[str] | None = None) -> Alarm | None:
 
 
 def select(judged: Judged, among: Sequence[str], seed: int = 0) -> list[str]:
-    """Of these numbers those by which, one after the other, the area under the curve rises most where the sum is fitted on
-    four fifths of the answers and tried on the fifth, as long as it rises by GAIN: a number that tells right answers only by
-    what kind of question they are to would cost more than it tells."""
+    """Select numbers greedily, by their gain in area under the curve, until it is below GAIN.
+
+    The sum is fitted on four fifths of the answers and tested on the fifth. A number that only tells what kind of question
+    is asked would cost more than it gains.
+    """
     left = [name for name in among if name in judged.values]
     folds = np.array_split(np.random.default_rng(seed).permutation(len(judged.wrong)), FOLDS)
     parts = [(judged.of(np.setdiff1d(np.arange(len(judged.wrong)), fold)), judged.of(fold)) for fold in folds]
@@ -188,9 +198,11 @@ def _tried(fitted: Judged, other: Judged, names: Sequence[str]) -> float:
 
 
 def evaluate(judged: Judged, *, among: Sequence[str] | None = None, seed: int = 0) -> dict[str, Any]:
-    """By part and of all: AUROC of every number, of all of them combined and of the alarm, among all answers and among alike
-    ones, and how often the alarm is raised. among: the numbers that the alarm may go by, which are those that its readout
-    reads. Raises ValueError where there are too few right or wrong answers."""
+    """Return, by part and for all, the AUROC of every number, of their combination and of the alarm, and the alarm's rates.
+
+    AUROC is among all answers and among alike ones. among: the numbers that the alarm may use, by default those that its
+    readout reads. Raises ValueError if there are too few right or wrong answers.
+    """
     fitted, tested = halves(judged, seed)
     combined = fit(fitted)
     alarm = fit(fitted, select(fitted, numbers_of() if among is None else among, seed))
@@ -214,20 +226,20 @@ def evaluate(judged: Judged, *, among: Sequence[str] | None = None, seed: int = 
 
 
 def _rates(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model's calibration says of its alarm."""
+    """Return the rates of the alarm as a model's calibration stores them."""
     told = {"right": (found["alarm"], "false_alarms"), "wrong": (found["alarm"], "caught")}
     told |= {"area": (found["auroc"]["alarm"], "auroc"), "alike": (found["auroc"]["alarm"], "alike")}
     return {name: None if one[key] is None else [one[key], *one[f"{key}_95"]] for name, (one, key) in told.items()}
 
 
 def _sign(fitted: Judged, values: np.ndarray) -> int:
-    """Whether wrong answers have the greater values, 1, or the smaller ones, -1."""
+    """Return 1 if wrong answers have the greater values, -1 if they have the smaller ones."""
     known = np.isfinite(values)
     return -1 if area(values[known], fitted.wrong[known]) < 0.5 else 1
 
 
 def _areas(half: Judged, values: np.ndarray) -> dict[str, Any]:
-    """Of the answers that have the number: `auroc` with its interval, `alike` with its own, among answers that are alike."""
+    """Return `auroc` of the answers that have the number, and `alike`, that among alike answers, each with its interval."""
     known = np.flatnonzero(np.isfinite(values))
     values, wrong, alike = values[known], half.wrong[known], half.alike[known]
     found: dict[str, Any] = {"n": len(known)}
@@ -238,8 +250,10 @@ def _areas(half: Judged, values: np.ndarray) -> dict[str, Any]:
 
 
 def _raised(half: Judged, alarm: Alarm) -> dict[str, Any]:
-    """On which share of the right and of the wrong answers the alarm is raised, and how many of those that raise it are
-    wrong, each with Wilson's interval."""
+    """Return the alarm's rates, each with Wilson's interval.
+
+    They are the shares of right and of wrong answers that raise it, and the share of wrong ones among those.
+    """
     raised = scores(alarm, half) > alarm.threshold
     shares = {
         "false_alarms": (raised & ~half.wrong, ~half.wrong),

@@ -22,7 +22,7 @@ folds of the deciding half. It is raised above what {100 * (1 - FALSE_ALARMS):g}
 
 
 def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
-    """`found` is what `evaluate` returns."""
+    """Return the report of a run; `found` is the result of `evaluate`."""
     page = Report(f"Which numbers tell wrong answers on {about['model']}")
     page.facts(
         {"Data": about["data"], **left_out(about), "Model": about["model"], "Versions": in_words(about["versions"])}

@@ -1,4 +1,4 @@
-"""One run of the benchmark: questions are drawn or read, asked, and what was read is held against what is right."""
+"""A run of the benchmark, which draws or reads questions, asks, and compares the readouts with the truth."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from steering.model.alarm import Alarm
 
 @dataclass(frozen=True)
 class AlarmOptions:
-    """What the benchmark is asked for besides what every one is: a file, or what `demo(count, seed, noises)` draws, and
-    whether the alarm is kept with the model's thresholds, in the place of one that is there where `replace`."""
+    """The benchmark's own options.
+
+    They are a file, or `demo(count, seed, noises)`, which draws questions, and whether the alarm is kept with the model's
+    thresholds, replacing an existing one if `replace`.
+    """
 
     data: str | None
     noises: tuple[float, ...]
@@ -36,7 +39,7 @@ class AlarmOptions:
             raise ValueError("--data is needed: there is no demo world here to draw questions from")
 
     def draw(self, setup: Setup, left: list[str]) -> list[Checked]:
-        """So many questions, a file's in the order of the seed; `left` says which are left out."""
+        """Return the questions, those of a file shuffled by the seed; questions left out are added to `left`."""
         if self.data is None:
             assert self.demo is not None
             return list(self.demo(setup.limit, setup.seed, self.noises))
@@ -45,7 +48,7 @@ class AlarmOptions:
         return whole(found, setup.limit, lambda sample: sample.images, left)
 
     def origin(self, questions: int, seed: int) -> str:
-        """How many questions, from where, drawn by which seed."""
+        """Return the number of questions, their source and seed in words."""
         if self.data is not None:
             return f"{questions} questions from {Path(self.data).name}, in the order of seed {seed}"
         levels = ", ".join(f"{noise:g}" for noise in self.noises)
@@ -56,14 +59,14 @@ class AlarmOptions:
 
 
 def check_keep(setup: Setup) -> None:
-    """Raise ValueError or PermissionError where no alarm of the model can be kept."""
+    """Raise ValueError or PermissionError if no alarm of the model can be kept."""
     if setup.base_url is not None:
         raise ValueError("--keep is for a model in this process: a server's thresholds are its own")
     check_writable(setup.model.calibrations)
 
 
 def run(options: AlarmOptions, session: Session) -> Findings:
-    """Ask every question, and see what tells the wrong answers."""
+    """Ask every question, and evaluate how well the readouts show wrong answers."""
     if session.endpoint is not None and not session.endpoint.is_helmsight:
         raise ValueError(f"{session.model} is no Helmsight server: no other reads anything beside its answers.")
     setup, folder = session.setup, session.setup.model.calibrations

@@ -1,4 +1,4 @@
-"""Questions whose answers can be told to be right or wrong."""
+"""Questions whose answers can be checked."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from probes.lists import rows
 
 @dataclass(frozen=True)
 class Checked:
-    """accepted: an answer is right that holds one of these as whole words. part: a benchmark's name, or what else tells
-    questions apart in a report; alike: what makes answers as hard as each other (the kind of question, how much noise), so
-    that they can be compared without what makes them hard telling them apart."""
+    """A question with its accepted answers.
+
+    accepted: an answer is right if it holds one of these as whole words. part: a benchmark's name, or another grouping of
+    questions in a report. alike: the stratum of equally hard answers (the kind of question, the amount of noise), so that
+    they can be compared without the difficulty separating them.
+    """
 
     images: tuple[Source, ...]
     question: str
@@ -28,11 +31,11 @@ class Checked:
     id: str | None = field(default=None, compare=False)
 
     def chat(self) -> Chat:
-        """The question; raises ValueError where an image's file does not decode."""
+        """Return the chat of the question; raise ValueError if an image's file does not decode."""
         return chat(self.images, self.question)
 
     def right(self, answer: str) -> bool:
-        """Whether an answer holds what is accepted."""
+        """Return whether an answer holds an accepted one."""
         said = f" {_words(answer)} "
         return any(f" {_words(one)} " in said for one in self.accepted)
 
@@ -42,9 +45,12 @@ def _words(text: str) -> str:
 
 
 def load(file: str | Path, left: list[str] | None = None) -> list[Checked]:
-    """Samples from JSON Lines: `images` (paths relative to the file, or one), `question`, `answer` (or several that count),
-    and where they are of several benchmarks `part`. `left` says which are left out
-    because something of them is missing. Raises ValueError that names the file and row of one that is wrong."""
+    """Return samples from JSON Lines.
+
+    A row has `images` (paths relative to the file, or one), `question`, `answer` (or several that count), and `part` if they
+    are of several benchmarks. Rows that lack something are left out and added to `left`. Raises ValueError that names the
+    invalid file and row.
+    """
     path = Path(file)
     found = rows.made(path, rows.read(path), partial(_checked, path.parent), left)
     if not found:

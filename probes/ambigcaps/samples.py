@@ -1,4 +1,4 @@
-"""Captions to be translated, and how translations are scored."""
+"""Captions to translate, and the scoring of translations."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ QUESTION = (
     "Translate this caption of the picture from {source} into {target}. Answer with the translation alone.\n{text}"
 )
 ORDERS = 4
-"""BLEU counts n-grams of 1 to so many words."""
+"""The longest n-grams that BLEU counts, in words."""
 
 
 @dataclass(frozen=True)
 class Translated:
-    """A caption of an image (or its file), and what it is in the other language."""
+    """A caption of an image (or its file), with its text in the other language."""
 
     image: Source
     source: Language
@@ -43,12 +43,12 @@ class Translated:
         return "Turkish" if self.source == "English" else "English"
 
     def chats(self) -> list[Chat]:
-        """The question; raises ValueError where the image's file does not decode."""
+        """Return the chat of the question; raise ValueError if the image's file does not decode."""
         return [chat([self.image], QUESTION.format(source=self.source, target=self.target, text=self.text))]
 
 
 def check_bleu() -> None:
-    """Raise ValueError where sacreBLEU is not installed, which comes with an extra."""
+    """Raise ValueError if sacreBLEU is not installed, which comes with an extra."""
     if find_spec("sacrebleu") is None:
         raise ValueError("BLEU needs sacrebleu: pip install 'helmsight[eval]'")
 
@@ -62,7 +62,7 @@ def _bleu() -> Any:
 
 
 def tally(sample: Translated, replies: Sequence[Reply]) -> dict[str, float]:
-    """What a translation adds to the sums of which BLEU is made: n-grams that match, n-grams that there are, and words."""
+    """Return a translation's contribution to the sums of BLEU: matching n-grams, all n-grams, and words."""
     (reply,) = replies
     found = _bleu().sentence_score(" ".join(reply.text.split()), [sample.reference])
     sums = {"words": found.sys_len, "reference": found.ref_len}
@@ -72,7 +72,7 @@ def tally(sample: Translated, replies: Sequence[Reply]) -> dict[str, float]:
 
 
 def scores(sums: Tallies) -> dict[str, np.ndarray]:
-    """Corpus BLEU as sacreBLEU computes it by default, from 0 to 100."""
+    """Return corpus BLEU as sacreBLEU computes it by default, from 0 to 100."""
     names = [f"{what} {n}" for what in ("match", "all") for n in range(1, ORDERS + 1)]
     columns = np.stack([np.asarray(sums[name]) for name in (*names, "words", "reference")], axis=-1)
     rows = columns.reshape(-1, columns.shape[-1])

@@ -1,7 +1,7 @@
 """AmbigCaps' files (Li et al. 2021) and its two directions.
 
-Read are rows with `image`, `en` and `tr`, or two texts of a caption a line, `NAME.en` and `NAME.tr`, with a third file of
-the images' names. The form could not be compared with the published files.
+The files are rows with `image`, `en` and `tr`, or two texts with one caption per line, `NAME.en` and `NAME.tr`, with a third
+file of the images' names. This form could not be compared with the published files.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from probes.lists.task import Task
 
 
 def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[Translated]:
-    """Every caption in both directions; `left` says which rows are left out because something of them is missing. Raises
-    ValueError that names the file and row that is wrong, and where BLEU cannot be computed."""
+    """Return every caption in both directions.
+
+    Rows that lack something are left out and added to `left`. Raises ValueError that names the invalid file and row, and if
+    BLEU cannot be computed.
+    """
     check_bleu()
 
     def both(row: Mapping[str, Any], number: int) -> list[Translated]:

@@ -1,1 +1,1 @@
-"""What answers a benchmark's questions: an engine in this process, or a server that speaks OpenAI's protocol."""
+"""The answerers of a benchmark's questions: an engine in this process, or a server that speaks OpenAI's protocol."""

@@ -1,4 +1,4 @@
-"""What a benchmark asks, and the protocol of what answers: an engine in this process or a server."""
+"""A benchmark's questions, and the protocol of an answerer: an engine in this process or a server."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ MODALITY = Diagnose(frozenset({"modality"}))
 """The readout with the attention ratio."""
 
 SIGNS = {"plus": 1.0, "minus": -1.0}
-"""Of a push by the vector's own sign."""
+"""The sign of a push in terms of the vector's own direction."""
 
 
 @dataclass(frozen=True)
 class Push:
-    """Steering: toward a side, with "auto" the way that the criterion finds, with "plus" and "minus" the way that the vector
-    was measured and the other one, which needs no modality preference. A server knows the vector by its name.
-    `layers` are the vector's own unless given."""
+    """Steering with a vector.
+
+    `toward` is a side, "auto" for the one that the criterion finds, or "plus" and "minus" for the direction in which the
+    vector was measured and its opposite, which need no modality preference. A server knows the vector by its name. `layers`
+    default to the vector's own.
+    """
 
     toward: Literal["vision", "text", "auto", "plus", "minus"]
     vector: SteeringVector | str
@@ -32,11 +35,11 @@ class Push:
 
 @dataclass(frozen=True)
 class Question:
-    """A chat in the Hugging Face format (images are PIL images) and how it is to be answered: greedily, unless a
-    `temperature` is given, with a `seed`.
+    """A chat in the Hugging Face format (images are PIL images), with how it is answered.
 
-    `diagnose` are the readouts beside the answer, where what answers has any. `logprobs` asks for the log-probabilities of
-    its tokens. `force` is an answer that is given, and read instead of generated; only Helmsight can.
+    Decoding is greedy unless a `temperature` is given, with a `seed`. `diagnose` are the readouts beside the answer, if the
+    answerer has any. `logprobs` requests the log-probabilities of its tokens. `force` is a given answer that is read instead
+    of generated; only Helmsight can do that.
     """
 
     chat: Chat
@@ -52,9 +55,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer; where they were asked for and could be had, the `diagnostics` as the wire protocol has them, what "auto"
-    found, and the log-probabilities (nats) of the answer's tokens. `kept` is one that was not asked for now but
-    remembered. `error`: why there is no answer, of what goes on without (`patient.Patient`)."""
+    """An answer with its optional measurements.
+
+    `diagnostics` are as in the wire protocol, `auto` is the decision of "auto", and `logprobs` are the log-probabilities
+    (nats) of the answer's tokens, each where requested and available. `kept` marks an answer taken from the ledger. `error`
+    says why there is no answer, for an answerer that continues after failures (`patient.Patient`).
+    """
 
     text: str
     diagnostics: Mapping[str, Any] | None = None
@@ -65,21 +71,21 @@ class Reply:
 
     @property
     def attention_ratio(self) -> float | None:
-        """From 0, the text context, to 1, the images; None where it was not measured, or is not defined."""
+        """The attention ratio from 0, the text context, to 1, the images; None if it was not measured or is undefined."""
         modality = (self.diagnostics or {}).get("modality")
         return None if modality is None else modality["attention_ratio"]
 
 
 class Unanswered(ValueError):
-    """A server did not answer, or not with an answer, also when it was asked again."""
+    """A server gave no valid answer, even after retries."""
 
 
 class Answerer(Protocol):
-    """Answers questions."""
+    """An object that answers questions."""
 
     @property
     def identity(self) -> str:
-        """What the answers depend on besides the questions: the weights, and how they are run."""
+        """All that the answers depend on besides the questions: the weights, and how they are run."""
 
     def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
-        """The replies in the order of the questions, which are taken as they are needed."""
+        """Yield the replies in the order of the questions, which are taken as they are needed."""

@@ -1,4 +1,4 @@
-"""The benchmarks' questions asked of any server that speaks OpenAI's protocol; Helmsight's also steer and measure."""
+"""An answerer behind any server that speaks OpenAI's protocol; a Helmsight server also steers and measures."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from steering import SteeringVector
 from steering.protocol.readout import REGISTRY
 
 ATTEMPTS = 6
-"""How often a request is sent at most; half as often where its connection broke or it timed out, which takes long."""
+"""The most attempts at a request; half as many if its connection broke or it timed out, which takes long."""
 
 AGAIN = (429, 500, 502, 503, 504)
-"""Statuses of what may pass."""
+"""HTTP statuses of failures that may pass."""
 
 BACKOFF = 0.5
-"""Seconds that the waits between attempts grow from, where the server does not say how long to wait."""
+"""The base of the growing waits between attempts, in seconds, if the server does not say how long to wait."""
 
 LARGEST = 64 * 2**20
-"""Bytes of an answer at most: what is longer is no chat completion, and what has no end would fill the memory."""
+"""The largest answer in bytes: a longer one is no chat completion, and an endless one would fill the memory."""
 
 PICTURES = 16
-"""Encoded pictures that are kept."""
+"""The most encoded pictures that are kept."""
 
 
 class Endpoint:
     """The answers of `model` behind `base_url`, a server's root or its /v1; an `Answerer`.
 
-    `model` may be left out where there is only one; `api_key` is OPENAI_API_KEY's unless given. `concurrency` questions are
-    on their way at once, each attempt for at most `timeout` seconds. `vectors` (names) and `fingerprint` are those of a
-    Helmsight server. Raises ValueError where the address is none, the server fails, or the model has to be named.
+    `model` may be left out if there is only one; `api_key` defaults to OPENAI_API_KEY. Up to `concurrency` questions are in
+    flight at once, each attempt for at most `timeout` seconds. `vectors` (names) and `fingerprint` are those of a Helmsight
+    server. Raises ValueError if the address is invalid, the server fails, or the model has to be named.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Endpoint:
         return " ".join(filter(None, (self.base_url, self.model, self.fingerprint, self._preset)))
 
     def vector(self, name: str) -> SteeringVector:
-        """The server's vector of that name, so that answers can be told from those of another of that name."""
+        """Return the server's vector of that name, so that the ledger distinguishes it from another of that name."""
         self._check_vector(name)
         with self._session() as session:
             response = self._send(session, "GET", f"/steering/vectors/{name}/file")
@@ -87,14 +87,14 @@ class Endpoint:
         return SteeringVector.from_bytes(response.content)
 
     def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
-        """The replies in order; at most twice `concurrency` questions are taken ahead of them.
+        """Yield the replies in order, taking at most twice `concurrency` questions ahead of them.
 
-        A vector stands for the server's of that name. Raises ValueError where a question cannot be asked or is refused,
-        after the replies before it; what has not begun by then is not asked.
+        A vector stands for the server's of that name. Raises ValueError if a question cannot be asked or is refused, after
+        the replies before it; questions not begun by then are not asked.
         """
         mine = threading.local()
         pending: deque[Future[Reply]] = deque()
-        with contextlib.ExitStack() as sessions:  # one a thread: requests does not promise that threads may share one
+        with contextlib.ExitStack() as sessions:  # one per thread: requests does not promise thread safety
 
             def begin() -> None:
                 mine.session = sessions.enter_context(self._session())
@@ -111,7 +111,7 @@ class Endpoint:
                 workers.shutdown(cancel_futures=True)
 
     def _find(self, model: str | None) -> tuple[str, Mapping[str, Any]]:
-        """The model's name, and what the server's list says of it."""
+        """Return the model's name, and its entry in the server's list."""
         with self._session(connect=0) as session:
             response = self._send(session, "GET", "/models")
         if response.status_code == 404 and model is not None:
@@ -125,7 +125,7 @@ class Endpoint:
             raise ValueError(f"{self.base_url} does not have one model but {len(alone)}; name one: {', '.join(alone)}")
         model = alone[0] if model is None else model
         entry = listed.get(model, {})
-        return model, {**listed.get(entry.get("root", ""), {}), **entry}  # a preset is of the model that it is of
+        return model, {**listed.get(entry.get("root", ""), {}), **entry}  # a preset inherits its model's entry
 
     def _reply(self, session: requests.Session, question: Question) -> Reply:
         response = self._send(session, "POST", "/chat/completions", self._body(question))
@@ -158,7 +158,7 @@ class Endpoint:
         messages = [{**message, "content": self._content(message["content"])} for message in chat]
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": question.max_tokens}
         if self.is_helmsight:
-            # A server applies the checkpoint's own penalty unless it is told not to; `InProcess` does not.
+            # A server applies the checkpoint's own penalty by default; `InProcess` does not.
             body["repetition_penalty"] = 1.0
             if question.diagnose is not None:
                 body["diagnostics"] = wire.diagnostics(question.diagnose)
@@ -182,7 +182,7 @@ class Endpoint:
         return wire.steering(push, name)
 
     def check_interventions(self) -> None:
-        """Raise ValueError where the server knows none."""
+        """Raise ValueError if the server supports no interventions."""
         if not self.is_helmsight:
             raise ValueError(f"{self.model} at {self.base_url} cannot be steered: that is not a Helmsight server.")
 
@@ -198,16 +198,16 @@ class Endpoint:
         for part in content:
             if part["type"] == "image":
                 parts.append({"type": "image_url", "image_url": {"url": self._picture(part["image"])}})
-            else:  # only Helmsight knows the "span" that it may have
+            else:  # only Helmsight accepts a "span"
                 parts.append(part if self.is_helmsight else {"type": "text", "text": part["text"]})
         return parts
 
     def _picture(self, image: Image.Image) -> str:
-        """The data: URL of a picture, kept with it, so that its id stays its own; the same one is asked about many times."""
-        with self._encoding:  # all of it: a file that is still to be read must not be read by two threads
+        """Return the data: URL of a picture, cached with it so that its id stays valid; many questions share one."""
+        with self._encoding:  # also the lookup: two threads must not read one lazily loaded file
             if id(image) not in self._pictures:
                 buffer = io.BytesIO()
-                image.convert("RGB").save(buffer, "PNG", compress_level=1)  # servers differ in what they make of others
+                image.convert("RGB").save(buffer, "PNG", compress_level=1)  # servers differ on other modes
                 url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
                 self._pictures[id(image)] = image, url
                 if len(self._pictures) > PICTURES:
@@ -215,7 +215,7 @@ class Endpoint:
             return self._pictures[id(image)][1]
 
     def _session(self, connect: int | None = None) -> requests.Session:
-        """`connect`: how often a connection that was refused is tried again, where that is not as often as all else."""
+        """Open a session; `connect` is how often a refused connection is retried, if not as often as all else."""
         retry = Retry(
             total=ATTEMPTS - 1, connect=connect, read=ATTEMPTS // 2 - 1, allowed_methods=("GET", "POST"),
             backoff_factor=BACKOFF, status_forcelist=AGAIN, respect_retry_after_header=True,
@@ -225,7 +225,7 @@ class Endpoint:
         session.mount("http://", HTTPAdapter(max_retries=retry))
         session.mount("https://", HTTPAdapter(max_retries=retry))
         if self._key:
-            session.auth = self._authorize  # a header of the session would give way to what ~/.netrc has for the host
+            session.auth = self._authorize  # ~/.netrc would override a session header
         return session
 
     def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -233,7 +233,7 @@ class Endpoint:
         return request
 
     def _send(self, session: requests.Session, method: str, path: str, body: Any = None) -> requests.Response:
-        """The last answer, whatever its status; redirects are not followed, because they would turn a POST into a GET."""
+        """Return the last response, whatever its status; a redirect, which would turn a POST into a GET, is not followed."""
         url, limits = self.base_url + path, (min(10.0, self.timeout), self.timeout)
         left = ATTEMPTS // 2
         try:
@@ -246,7 +246,7 @@ class Endpoint:
                     with contextlib.closing(response.raw):
                         response.raw = io.BytesIO(_content(response, until))
                     return response
-                except (ProtocolError, DecodeError):  # broke off in the body, which the adapter does not see
+                except (ProtocolError, DecodeError):  # a break within the body, which the adapter does not retry
                     left -= 1
                     if not left:
                         raise
@@ -258,7 +258,7 @@ class Endpoint:
 
 
 def _content(response: requests.Response, until: float) -> bytes:
-    """What it holds, decoded; raises Unanswered where there is no end to it: a timeout is of each read, not of them all."""
+    """Return the decoded body; raise Unanswered if it does not end, since a timeout bounds each read, not all of them."""
     read = bytearray()
     for piece in response.raw.stream(1024, decode_content=True):
         read += piece
@@ -277,7 +277,7 @@ def _base(url: str) -> str:
 
 
 def _json(response: requests.Response) -> Any:
-    """The body of a good answer; raises ValueError with the server's own words for any other."""
+    """Return the body of a successful response; raise ValueError with the server's own message for any other."""
     try:
         body = response.json()
     except (requests.JSONDecodeError, RecursionError):

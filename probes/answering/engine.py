@@ -1,4 +1,4 @@
-"""The benchmarks' questions asked of an engine in this process."""
+"""An answerer that asks an engine in this process."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ _NOTHING = {"type": "image", "image": Image.new("RGB", (224, 224), GRAY)}
 
 
 class InProcess:
-    """An engine's answers, batched. A model that cannot do without images is shown a gray one where a question has none."""
+    """The answers of an engine, batched.
+
+    A model that needs an image is shown a gray one where a question has none.
+    """
 
     AUTO_AT_ONCE = 64
-    """Questions whose way is found in one batch."""
+    """The most questions whose steering direction is found in one batch."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -59,7 +62,7 @@ class InProcess:
             yield Reply(choice.text, choice.diagnostics, auto, logprobs)
 
     def _measured(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Reliability | Surprise | None]]:
-        """Every question with what "auto" finds for it, None where the way is stated."""
+        """Yield every question with the decision of "auto" for it, None if the direction is stated."""
         rest = iter(questions)
         while part := list(itertools.islice(rest, self.AUTO_AT_ONCE)):
             criteria = [one.push.criterion if one.push and one.push.toward == "auto" else None for one in part]
@@ -97,7 +100,7 @@ class InProcess:
 
 
 def with_picture(mllm: MLLM, chat: Chat) -> Chat:
-    """The chat; with a gray picture for a model that cannot do without images where it has none."""
+    """Return the chat, with a gray picture added if it has none and the model needs one."""
     if pictures_of(chat) or not mllm.needs_images:
         return chat
     *before, last = chat
@@ -107,7 +110,7 @@ def with_picture(mllm: MLLM, chat: Chat) -> Chat:
 
 
 def _thresholds(mllm: MLLM) -> tuple[str, ...]:
-    """A digest of what Think's thresholds are taken from, where the model's folder has that."""
+    """Return a digest of the data that sets Think's thresholds, if the model's folder has them."""
     if mllm.calibration is None or mllm.calibration.divergence is None:
         return ()
     return (hashlib.sha256(repr(mllm.calibration.divergence).encode()).hexdigest()[:16],)

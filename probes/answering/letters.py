@@ -1,4 +1,4 @@
-"""Which of a question's options an answer chooses."""
+"""Parsing of the option that an answer chooses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from string import ascii_uppercase
 
 @dataclass(frozen=True)
 class _Forms:
-    """How a letter is said that is one of so many."""
+    """The patterns in which an answer names an option's letter."""
 
     leading: re.Pattern[str]
     called: re.Pattern[str]
@@ -34,11 +34,11 @@ def _forms(letters: str) -> _Forms:
 
 
 def letter(answer: str, options: Sequence[str]) -> str | None:
-    """Which option an answer chooses: "A", "B" and so on, or None where it names none or several.
+    """Return the letter of the option that an answer chooses ("A", "B", ...), or None if it names none or several.
 
-    Of a chain of thought only the conclusion is read (see `_conclusion`), in this order: a closing "The answer is B" of a
-    text that weighs several options; a leading letter ("B", "(B)", "B. four", "**B**"), a letter that is called the answer
-    ("The correct answer is B", "Answer: B"), a letter set off as an option ("... so B)"), the text of exactly one option.
+    Only the conclusion of a chain of thought is read (see `_conclusion`), in this order: a closing "The answer is B" of a
+    text that weighs several options; a leading letter ("B", "(B)", "B. four", "**B**"); a letter that is called the answer
+    ("The correct answer is B", "Answer: B"); a letter set off as an option ("... so B)"); the text of exactly one option.
     """
     letters = ascii_uppercase[: len(options)]
     forms = _forms(letters)
@@ -47,13 +47,13 @@ def letter(answer: str, options: Sequence[str]) -> str | None:
         return closing
     if found := forms.leading.match(text):
         return found[1].upper()
-    for name, option in zip(letters, options, strict=True):  # "A red" is a choice, "A dog" an article
+    for name, option in zip(letters, options, strict=True):  # "A red" is a choice, in "A dog" A is an article
         if re.match(rf"{name}\s+{re.escape(option)}(?!\w)", text, re.IGNORECASE):
             return name
     for pattern in (forms.called, forms.set_off):
         places = {found.start(1): found[1] for found in pattern.finditer(text)}
         said = {*places.values()}
-        for pair in forms.joined.finditer(text):  # "both A and C." sets C off, and chooses two
+        for pair in forms.joined.finditer(text):  # "both A and C." sets off only C but chooses two
             if {pair.start(1), pair.start(2)} & places.keys():
                 said.update(pair.groups())
         if said:
@@ -62,8 +62,11 @@ def letter(answer: str, options: Sequence[str]) -> str | None:
 
 
 def _conclusion(answer: str) -> str:
-    """What the last <answer> holds, closed or cut off. The authors' released script does not say what an answer without one
-    is: here it is what follows the thoughts, nothing where they do not end, all of an answer that has no tags."""
+    """Return the content of the last <answer>, closed or cut off.
+
+    The authors' released script does not define the answer where there is no such tag. Here it is the text after the
+    thoughts, empty if they do not end, or the whole answer if it has no tags.
+    """
     *before, last = re.split("(?i)<answer>", answer)
     if before:
         return re.split("(?i)</answer>", last)[0]
@@ -72,8 +75,10 @@ def _conclusion(answer: str) -> str:
 
 
 def _closing(text: str, options: Sequence[str], forms: _Forms) -> str | None:
-    """The letter of the statement that the answer ends with, its option's text perhaps behind it; a sentence that states
-    two letters states none."""
+    """Return the letter of the answer's closing statement, which the text of its option may follow.
+
+    A sentence that states two letters states none.
+    """
     stated = list(forms.stated.finditer(text))
     if not stated:
         return None
@@ -87,7 +92,7 @@ def _closing(text: str, options: Sequence[str], forms: _Forms) -> str | None:
 
 
 def _option_in(text: str, options: Sequence[str]) -> str | None:
-    """The one option whose text occurs in the answer; longer options are blanked first ("light blue" before "blue")."""
+    """Return the only option with its text in the answer; longer options are blanked first ("light blue" before "blue")."""
     rest, found = text, []
     for index in sorted(range(len(options)), key=lambda i: -len(options[i])):
         pattern = re.compile(rf"(?<!\w){re.escape(options[index].strip())}(?!\w)", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""A server whose failures cost an answer each, not the run: a judge is asked thousands of things, of which some time out."""
+"""A server whose failures cost one answer each, not the run: some of a judge's thousands of questions time out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from probes.answering.endpoint import Endpoint
 
 
 class Patient:
-    """The answers of an endpoint, as many at once as it takes; in the place of one that failed stands a reply whose `error`
-    says why. An `Answerer`."""
+    """The answers of an endpoint, as many at once as it takes; an `Answerer`.
+
+    A failed answer is replaced by a reply with the reason in its `error`.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint

@@ -1,4 +1,4 @@
-"""How far something is that takes a while: bars in a terminal, a line every few seconds where there is none."""
+"""Progress of long tasks: bars in a terminal, elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ T = TypeVar("T")
 FIRST, EVERY = 2.0, 5.0
 """Seconds until the first line, and between lines."""
 MOST = 24
-"""Parts that get a bar of their own, at most."""
+"""The most parts that get bars of their own."""
 
 
 @dataclass
 class Count:
-    """How many of `total` are done; the `kept` ones were there before, and took no time."""
+    """The number of items done, out of `total`; the `kept` ones came from an earlier run and took no time."""
 
     total: int
     done: int = 0
     kept: int = 0
 
     def left(self, seconds: float) -> float | None:
-        """Seconds that the rest takes, after so many spent on what was not kept; None where that cannot be told yet."""
+        """Return the estimated seconds for the rest, from those spent on items not kept; None without such items."""
         fresh = self.done - self.kept
         return (self.total - self.done) * seconds / fresh if fresh else None
 
@@ -40,10 +40,10 @@ class Count:
 
 
 class Tracker:
-    """Shows a count of so many `unit`, and one of each of its parts where it has several. To be used in a `with`.
+    """A context manager that shows a count of `unit`, and one for each part if there are several.
 
-    `parts`: how many each has. Nothing is shown where `quiet`. On a terminal these are bars with the remaining time;
-    elsewhere it is a line now and then for what takes longer than `FIRST` seconds, and one at its end.
+    `parts`: the number of items in each. Nothing is shown if `quiet`. On a terminal these are bars with the remaining time;
+    elsewhere it is a line at intervals for a task that takes longer than `FIRST` seconds, and one at its end.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Tracker:
         self._open.close()
 
     def advance(self, part: str | None = None, *, by: int = 1, kept: bool = False) -> None:
-        """So many more are done, of a part where it has several; `kept` are those that did not have to be."""
+        """Count items as done, in a part if there are several; `kept` ones came from an earlier run."""
         name = next(iter(self.parts)) if part is None else part
         for count in (self.whole, self.parts[name]):
             count.done += by
@@ -90,7 +90,7 @@ class Tracker:
         self._show()
 
     def leave_out(self, part: str) -> None:
-        """What is left of a part is not done."""
+        """Drop the rest of a part from the totals."""
         count = self.parts[part]
         self.whole.total -= count.total - count.done
         count.total = count.done
@@ -113,7 +113,7 @@ class Tracker:
 
 
 def tracked(items: Iterable[T], total: int, title: str, *, unit: str, quiet: bool) -> Iterator[T]:
-    """The items, whose progress is shown."""
+    """Yield the items while their progress is shown."""
     with Tracker(title, {"": total}, unit=unit, quiet=quiet) as progress:
         for item in items:
             progress.advance()
@@ -121,7 +121,7 @@ def tracked(items: Iterable[T], total: int, title: str, *, unit: str, quiet: boo
 
 
 def _words(count: Count, seconds: float, before: str = "") -> str:
-    """What was kept, and the remaining time."""
+    """Return the number kept and the remaining time in words."""
     left = count.left(seconds) if count.done < count.total else None
     words = [f"{count.kept} kept"] if count.kept else []
     words += [f"{_time(left)} left"] if left is not None else []

@@ -1,4 +1,4 @@
-"""Questions asked with bars that show how far they are."""
+"""Questions asked with a progress display."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ def replies(
     title: str = "",
     quiet: bool = False,
 ) -> Iterator[Reply]:
-    """The replies in the order of the questions; `parts` are what each of them counts for. Whoever takes them should take
-    all, so that the stream, and what it keeps open, ends."""
+    """Yield the replies in the order of the questions, with progress; `parts` names the part of each question.
+
+    Take all replies, so that the stream, and the resources that it holds open, end.
+    """
     with Tracker(title, Counter(parts), quiet=quiet) as progress:
         yield from counted(answerer, questions, parts, progress)
 
@@ -26,7 +28,7 @@ def replies(
 def counted(
     answerer: Answerer, questions: Iterable[Question], parts: Sequence[str], progress: Tracker
 ) -> Iterator[Reply]:
-    """As `replies`, where there is a progress already."""
+    """Yield the replies as `replies` does, counting them in an existing progress display."""
     for part, reply in zip(parts, answerer.answers(questions), strict=True):
         progress.advance(part, kept=reply.kept)
         yield reply

@@ -1,4 +1,4 @@
-"""The one place of this room that makes the engine's requests."""
+"""The only place of this room that makes the engine's requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from probes.answering.base import Chat
 from steering import Diagnose, Options, Request, Sampling, Steer
 
 ONE_TOKEN = Sampling(max_tokens=1)
-"""As little as can be generated, where only the prompt is of interest."""
+"""The shortest generation, for requests of which only the prompt is of interest."""
 
 
 def request(
@@ -20,6 +20,9 @@ def request(
     diagnose: Diagnose | None = None,
     **reading: Any,
 ) -> Request:
-    """A request with these interventions, of which only `Steer` may be given more than once; `reading` are `Request`'s own
-    fields that say what is read of the prompt (`states`, `state_position`, `divergence`) or said (`forced`)."""
+    """Return a request with these interventions, of which only `Steer` may occur more than once.
+
+    `reading` are the fields of `Request` that choose what is read of the prompt (`states`, `state_position`, `divergence`)
+    or force the answer (`forced`).
+    """
     return Request(chat, sampling, tuple(interventions), diagnose, **reading)

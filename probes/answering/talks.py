@@ -1,4 +1,4 @@
-"""Conversations whose next questions depend on the answers before them, held side by side so that they share batches."""
+"""Conversations whose next questions depend on earlier answers, held side by side so that they share batches."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from probes.answering.base import Answerer, Question, Reply
 T = TypeVar("T")
 
 Talk = Generator[Sequence[Question], Sequence[Reply], T]
-"""Yields the questions of a round, which do not depend on each other, gets the replies to them, and returns what it
-found."""
+"""A generator that yields the independent questions of a round, receives their replies, and returns its result."""
 
 
 def held(answerer: Answerer, talks: Iterable[Talk[T]], heard: Callable[[Reply], None] = lambda reply: None) -> list[T]:
-    """What the talks return, in their order. Every round of all of them is one stream of questions, which are made when
-    they are taken, so that the pictures of thousands need no memory; `heard` is told of every reply."""
+    """Hold all talks and return their results in order; `heard` is called with every reply.
+
+    Each round of all talks is one stream of questions. They are made when they are taken, so that the pictures of thousands
+    need no memory.
+    """
     open_talks = dict(enumerate(talks))
     answered: dict[int, Sequence[Reply]] = {}
     found: dict[int, T] = {}
@@ -32,7 +34,7 @@ def held(answerer: Answerer, talks: Iterable[Talk[T]], heard: Callable[[Reply], 
 
 
 def together(talks: Iterable[Talk[T]]) -> Talk[list[T]]:
-    """Several talks as one: their rounds are asked together."""
+    """Combine several talks into one that asks their rounds together."""
     open_talks = dict(enumerate(talks))
     answered: dict[int, Sequence[Reply]] = {}
     found: dict[int, T] = {}
@@ -46,7 +48,7 @@ def together(talks: Iterable[Talk[T]]) -> Talk[list[T]]:
 
 
 def _dealt(replies: Iterator[Reply], asked: Iterable[tuple[int, int]]) -> dict[int, Sequence[Reply]]:
-    """To every talk as many as it asked for."""
+    """Return for every talk as many replies as it asked for."""
     return {number: [next(replies) for _ in range(count)] for number, count in asked}
 
 
@@ -56,7 +58,10 @@ def _round(
     asked: list[tuple[int, int]],
     found: dict[int, T],
 ) -> Iterator[Question]:
-    """The next questions of every talk; `asked` becomes how many each has, `found` what those return that have none."""
+    """Yield the next questions of every talk.
+
+    `asked` receives the number of questions of each talk, `found` the results of talks that have ended.
+    """
     for number, talk in talks.items():
         try:
             questions = talk.send(answered[number]) if number in answered else next(talk)

@@ -1,4 +1,4 @@
-"""The versions that measured numbers depend on."""
+"""The versions of packages that measured numbers depend on."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def _versions() -> Mapping[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Of this package and of those that compute; "unknown" where one is not installed as a package."""
+    """Return the versions of this package and of those that compute; "unknown" if one is not installed as a package."""
     return dict(_versions())
 
 
 def in_words(known: Mapping[str, str]) -> str:
-    """Name and version of each."""
+    """Return the name and version of each package in one line."""
     return ", ".join(f"{name} {one}" for name, one in known.items())

@@ -1,4 +1,4 @@
-"""How a question's interventions are said to a Helmsight server."""
+"""A question's interventions as fields of a request to a Helmsight server."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from steering.protocol.readout import readout_options
 
 
 def fields(interventions: Iterable[Options]) -> dict[str, Any]:
-    """The fields of a request. A member of a group, as SAGE's stages, that is not asked for is off there, not at its
-    defaults."""
+    """Return the fields of a request.
+
+    A member of a group, such as a stage of SAGE, that was not requested is sent as off, since its default there may be on.
+    """
     said: dict[str, Any] = {}
     for one in interventions:
         unset = {field.alias or name for name, field in type(one).model_fields.items() if field.default is None}
@@ -32,7 +34,7 @@ def _all_off(group: str) -> dict[str, Any]:
 
 
 def steering(push: Push, name: str) -> dict[str, Any]:
-    """The field of a push by the server's vector of that name."""
+    """Return the request's field for a push by the server's vector of that name."""
     layers = {} if push.layers is None else {"layers": list(push.layers)}
     if push.toward in SIGNS:
         return {"vectors": [{"name": name, "scale": SIGNS[push.toward] * push.strength, **layers}]}
@@ -41,7 +43,7 @@ def steering(push: Push, name: str) -> dict[str, Any]:
 
 
 def diagnostics(asked: Diagnose) -> dict[str, Any]:
-    """The field that asks for readouts; raises ValueError for a drift from an answer that no server knows."""
+    """Return the request's field for readouts; raise ValueError for a drift from an answer that no server knows."""
     if asked.earlier is not None:
         raise ValueError("A drift from an answer of this process cannot be asked of a server.")
     options = {name: option for name, option in readout_options().items() if option.written}

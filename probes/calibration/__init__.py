@@ -1,1 +1,1 @@
-"""What a model's folder keeps besides weights: thresholds that are measured on its own answers."""
+"""Calibrations in a model's folder: thresholds that are measured on its own answers."""

@@ -1,7 +1,8 @@
-"""Thresholds of the flags: how often each is raised on right and on wrong answers, and whether it tells them apart.
+"""Thresholds of the flags: how often each is raised on right and on wrong answers, and whether it separates them.
 
 The samples' questions are asked with their image alone and without options, on pictures from clean to barely readable, so
-that the model is right and wrong. One half of the answers chooses the thresholds, the other half is what is reported.
+that the model gives both right and wrong answers. One half of the answers chooses the thresholds; the other half is
+reported.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from steering import Diagnose, Engine, Sampling
 from steering.model.thresholds import FLAGS, Thresholds
 
 SEVERITIES = (0.0, 0.25, 0.5, 0.75)
-"""How much of a picture is noise (`probes.conflicts.degrade.noisy`)."""
+"""The shares of noise in pictures (`probes.conflicts.degrade.noisy`)."""
 RATE = 0.05
-"""How often a flag may be raised on the right answers that the thresholds are chosen on."""
+"""The highest rate at which a flag may be raised on the right answers that choose the thresholds."""
 NUMBERS = ("attention", "activation", "agreement", "overlap")
 
 
 @dataclass(frozen=True)
 class Answered:
-    """Answers, one value each: whether it is right, its task and its picture's severity, and the numbers of its maps."""
+    """Answers, one value each: whether it is right, its task, its picture's severity, and the numbers of its maps."""
 
     right: np.ndarray
     task: np.ndarray
@@ -40,7 +41,7 @@ class Answered:
 
     @property
     def alike(self) -> np.ndarray:
-        """Names of what task and severity make alike."""
+        """Names of the strata of equal task and severity."""
         return np.array([f"{task} {severity}" for task, severity in zip(self.task, self.severity, strict=True)])
 
     def part(self, chosen: np.ndarray) -> Answered:
@@ -48,17 +49,17 @@ class Answered:
         return Answered(self.right[chosen], self.task[chosen], self.severity[chosen], values)
 
     def raised(self, thresholds: Thresholds) -> dict[str, np.ndarray]:
-        """(answers,) of each flag, 0 or 1."""
+        """Return for each flag whether it is raised, 0 or 1: (answers,)."""
         rows = zip(*(self.values[name].tolist() for name in ("attention", "activation", "agreement")), strict=True)
         found = [thresholds.flags(*row) for row in rows]
         return {flag: np.array([one[flag] for one in found], float) for flag in FLAGS}
 
 
 def ask(engine: Engine, samples: Sequence[ConflictSample], seed: int = 0, quiet: bool = False) -> Answered:
-    """Every sample once, its picture of a severity drawn from `SEVERITIES`. An answer is right that names the option of the
-    image and not the other one; one whose maps are zero or flat is left out.
+    """Ask every sample once, with a picture of a severity drawn from `SEVERITIES`.
 
-    Raises ValueError where the answers are all right or all wrong.
+    An answer is right if it names the option of the image and not the other one; an answer with maps that are zero or flat
+    is left out. Raises ValueError if the answers are all right or all wrong.
     """
     severities = random.Random(f"severities {seed}").choices(SEVERITIES, k=len(samples))
     diagnose = Diagnose(frozenset({"flags"}))
@@ -89,7 +90,7 @@ def _chat(sample: ConflictSample) -> list[dict[str, Any]]:
 
 
 def calibrate(answers: Answered) -> Thresholds:
-    """Thresholds from one half of the answers, and how often they raise each flag on the other."""
+    """Return thresholds from one half of the answers, with the rate at which they raise each flag on the other."""
     first, held_out = halves(answers)
     chosen = choose(first)
     return Thresholds(*chosen, answers=len(first.right), raised={
@@ -99,14 +100,17 @@ def calibrate(answers: Answered) -> Thresholds:
 
 
 def halves(answers: Answered) -> tuple[Answered, Answered]:
-    """The half that chooses and the one that is reported, drawn at random, always alike for as many answers."""
+    """Return the half that chooses the thresholds and the reported one, a random split that depends only on their number."""
     chosen = np.random.default_rng(0).permutation(len(answers.right)) < len(answers.right) // 2
     return answers.part(chosen), answers.part(~chosen)
 
 
 def choose(answers: Answered) -> tuple[float, float, float]:
-    """The thresholds of attention, activation and agreement: the greatest of which either flag is raised on a share of
-    `RATE` of the right answers at most; attention and activation are the same quantile of the right answers' numbers."""
+    """Return the thresholds of attention, activation and agreement.
+
+    They are the greatest that raise either flag on at most a share of `RATE` of the right answers; attention and activation
+    are the same quantile of the right answers' numbers.
+    """
     right = {name: values[answers.right] for name, values in answers.values.items()}
     looked, said, agreed = right["attention"], right["activation"], right["agreement"]
 
@@ -121,13 +125,16 @@ def choose(answers: Answered) -> tuple[float, float, float]:
 
 
 def _greatest(candidates: np.ndarray, rate: Callable[[float], float]) -> float:
-    """The greatest of ascending candidates whose rate, which never falls, is at most `RATE`."""
+    """Return the greatest of ascending candidates whose rate, which never falls, is at most `RATE`."""
     return float([value for value in candidates if rate(value) <= RATE][-1])
 
 
 def _rates(answers: Answered, raised: np.ndarray) -> dict[str, Any]:
-    """On right and on wrong answers, each [share, low, high]; `area` likewise, how often it is the wrong one of a right
-    and a wrong answer to alike questions that raises it (neither or both: half); whether that is beyond chance."""
+    """Return the flag's rates on right and on wrong answers, each [share, low, high].
+
+    `area`, of the same form, is the share of pairs of a right and a wrong answer to alike questions in which the wrong one
+    raises the flag (neither or both: half); `separates` tells whether that is above chance.
+    """
     rates = {
         name: [float(some.mean()), *wilson(float(some.sum()), len(some))]
         for name, some in right_and_wrong(answers.right, raised)
@@ -139,10 +146,11 @@ def _rates(answers: Answered, raised: np.ndarray) -> dict[str, Any]:
 
 
 def right_and_wrong(right: np.ndarray, raised: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Split flags into those of right and of wrong answers, with names."""
     return [("right", raised[right]), ("wrong", raised[~right])]
 
 
 def area_of(values: np.ndarray, answers: Answered, strata: np.ndarray | None = None) -> list[float] | None:
-    """Of wrong answers against right ones, with its interval; None where there is nothing to compare."""
+    """Return the area of wrong answers against right ones with its interval; None if there is nothing to compare."""
     found = area_with_interval(values, ~answers.right, strata)
     return None if found is None else [found[0], *found[1]]

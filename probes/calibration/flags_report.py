@@ -14,7 +14,10 @@ from steering.readouts.flags import TOP
 
 
 def report(name: str, data_from: str, answers: Answered, thresholds: Thresholds) -> Report:
-    """What the thresholds do on the held-out half, and how well each number alone tells wrong answers from right ones."""
+    """Return the report on the thresholds, and on how well each number alone separates wrong from right answers.
+
+    All is measured on the held-out half.
+    """
     _, held_out = halves(answers)
     raised = held_out.raised(thresholds)
     page = Report(f"Flags on {name}")

@@ -1,5 +1,8 @@
-"""What a model's calibration holds: thresholds for SAGE's Think, attention sinks and how surprising a clean text context may
-be, all on ordinary prompts, and thresholds of the flags, on questions that it answers rightly and wrongly."""
+"""The measurements of a model's calibration.
+
+On ordinary prompts these are thresholds for SAGE's Think, attention sinks and the normal surprise of a clean text context;
+thresholds of the flags are measured on questions that it answers rightly and wrongly.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from steering.readouts.maps import attraction
 
 
 def calibrate_think(engine: Engine, samples: Sequence[ConflictSample], quiet: bool = False) -> Calibration:
-    """Quantiles of D per layer over all tokens of the samples' plain prompts; raises ValueError without samples."""
+    """Measure quantiles of D per layer over all tokens of the samples' plain prompts; raise ValueError without samples."""
     if not samples:
         raise ValueError("A calibration needs at least one sample.")
     requests = (
@@ -32,8 +35,10 @@ def calibrate_think(engine: Engine, samples: Sequence[ConflictSample], quiet: bo
 
 
 def calibrate_sinks(engine: Engine, samples: Sequence[ConflictSample], quiet: bool = False) -> Calibration:
-    """How much attention each place of an image gets on the samples' plain prompts; raises ValueError where no image's
-    tokens are a grid."""
+    """Measure the attention to each place of an image on the samples' plain prompts.
+
+    Raises ValueError if no image's tokens form a grid.
+    """
     diagnose = Diagnose(frozenset({"patches"}))
     requests = (
         request(messages_of(sample, "plain", swapped=False), diagnose=diagnose)
@@ -53,8 +58,10 @@ def calibrate_sinks(engine: Engine, samples: Sequence[ConflictSample], quiet: bo
 def calibrate_flags(
     engine: Engine, samples: Sequence[ConflictSample], seed: int = 0, quiet: bool = False
 ) -> tuple[Calibration, Answered]:
-    """Thresholds of the flags, and the answers that they were chosen and measured on; raises ValueError where these are all
-    right or all wrong."""
+    """Measure the thresholds of the flags, and return them with the answers that chose and tested them.
+
+    Raises ValueError if these are all right or all wrong.
+    """
     answers = flags.ask(engine, samples, seed, quiet)
     return replace(known(engine), flags=flags.calibrate(answers)), answers
 
@@ -62,8 +69,10 @@ def calibrate_flags(
 def calibrate_surprise(
     engine: Engine, samples: Sequence[ConflictSample], quiet: bool = False, batch: int = 64
 ) -> Calibration:
-    """The bound of surprise, on the samples' contexts as they are, asked in both orders; raises ValueError where none has
-    two tokens, RequestError where the model cannot read a text without an image."""
+    """Measure the bound of surprise on the samples' undegraded contexts, asked in both orders.
+
+    Raises ValueError if no context has two tokens, RequestError if the model cannot read a text without an image.
+    """
     values: list[float] = []
     with Tracker("Surprise", {"": len(samples)}, unit="samples", quiet=quiet) as bar:
         for begin in range(0, len(samples), batch):
@@ -77,5 +86,5 @@ def calibrate_surprise(
 
 
 def known(engine: Engine) -> Calibration:
-    """What was measured before, to which a calibration adds."""
+    """Return the model's earlier calibration, to which a new measurement is added."""
     return engine.mllm.calibration or Calibration(engine.mllm.fingerprint)

@@ -1,4 +1,4 @@
-"""One run of `helmsight probe --calibrate-...`: a part of a model's calibration is measured and kept beside the vectors."""
+"""A run of `helmsight probe --calibrate-...`, which measures a part of a model's calibration and keeps it by the vectors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from steering.model.calibration import SURPRISE, Calibration, measured, place_of
 
 CalibrationPart = Literal["flags", "sinks", "surprise", "sage"]
 _KEPT: dict[CalibrationPart, str] = {"flags": "flags", "sinks": "sinks", "surprise": "surprise", "sage": "divergence"}
-"""The part's name in the file."""
+"""The name of each part in the file."""
 _MEASURES: dict[CalibrationPart, Callable[[Engine, Sequence[ConflictSample], bool], Calibration]] = {
     "sinks": calibrate_sinks,
     "surprise": calibrate_surprise,
@@ -30,7 +30,7 @@ _MEASURES: dict[CalibrationPart, Callable[[Engine, Sequence[ConflictSample], boo
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """Which part is measured on how many samples; `markdown` is a file for the report of the flags."""
+    """The part to measure, and the number of samples; `markdown` is a file for the report of the flags."""
 
     part: CalibrationPart
     model: ModelOptions
@@ -42,16 +42,16 @@ class CalibrationOptions:
 
 
 def check_place(fingerprint: str, calibrations: Path, name: str, *, replaced: bool) -> None:
-    """Raise FileExistsError where the part of this name was measured already of the model with this fingerprint."""
+    """Raise FileExistsError if this part was already measured for the model with this fingerprint."""
     path = place_of(fingerprint, calibrations)
     if name in measured(path) and not replaced:
         raise FileExistsError(f"{path} has the {name} already; --replace measures it anew")
 
 
 def run(options: CalibrationOptions) -> None:
-    """Measure the part, keep it, and print what was measured."""
+    """Measure the part, keep it, and print the measurement."""
     folder = options.model.calibrations
-    check_writable(folder)  # before there was any work
+    check_writable(folder)  # before any work
     if options.part == "flags":
         check_statistics()
     samples = options.data.draw(options.samples, PROBE_SEEDS + options.data.seed)

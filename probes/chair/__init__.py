@@ -1,1 +1,1 @@
-"""CHAIR: which objects a description names that are not there."""
+"""CHAIR: the objects that a description names although they are not there."""

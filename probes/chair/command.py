@@ -1,4 +1,4 @@
-"""`helmsight eval chair`: which objects a description names that are not there."""
+"""`helmsight eval chair`: the objects that a description names although they are not there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _task() -> Task[Described]:
 BENCHMARK = listed(
     "chair",
     _task,
-    help="CHAIR: which objects a description names that are not there",
+    help="CHAIR: objects that a description names although they are not there",
     description="Have pictures described, and find the objects that a description names and the picture does not "
     "show. Asked plainly, steered, with SAGE and with the contrastive decoders; each is compared with the "
     "plain answers to the same samples.",

@@ -14,11 +14,11 @@ from probes.lists import rows
 
 
 def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[Described]:
-    """The images of these files that lie in the folder. data: COCO's instances*.json and, where there are any, its
-    captions*.json; a .txt has a list of synonyms in place of ours. Images
-    that are not there are not asked about, so that `left` stays as it is.
+    """Return the images of these files that are in the folder.
 
-    Raises ValueError that names the file that is wrong, or where no image is there.
+    data: COCO's instances*.json and, if there are any, its captions*.json; a .txt replaces our list of synonyms. Images that
+    are not in the folder are not asked about, so that `left` stays unchanged. Raises ValueError that names the invalid file,
+    or if no image is there.
     """
     lists = [file for file in data if file.suffix == ".txt"]
     vocabulary = Vocabulary.read(lists[0]) if lists else coco()

@@ -1,4 +1,4 @@
-"""Descriptions of pictures, and how much of what they name is there (Rohrbach et al. 2018, section 3.1)."""
+"""Descriptions of pictures, scored by the objects that they name (Rohrbach et al. 2018, section 3.1)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARES = {
 
 @dataclass(frozen=True)
 class Described:
-    """An image (or its file) and the objects that are there. `vocabulary` finds objects in a description."""
+    """An image (or its file) with its objects; `vocabulary` finds objects in a description."""
 
     image: Source
     objects: frozenset[str]
@@ -31,16 +31,16 @@ class Described:
 
     @property
     def expected(self) -> list[str]:
-        """What is there."""
+        """The objects in the image."""
         return sorted(self.objects)
 
     def chats(self) -> list[Chat]:
-        """The question; raises ValueError where the image's file does not decode."""
+        """Return the chat of the question; raise ValueError if the image's file does not decode."""
         return [chat([self.image], self.question)]
 
 
 def tally(sample: Described, replies: Sequence[Reply]) -> dict[str, float]:
-    """What a description adds to the sums that `scores` takes; an object counts as often as it is mentioned."""
+    """Return a description's contribution to the sums of `scores`; an object counts as often as it is mentioned."""
     (reply,) = replies
     named = sample.vocabulary.mentioned(reply.text)
     wrong = [name for name in named if name not in sample.objects]
@@ -56,8 +56,11 @@ def tally(sample: Described, replies: Sequence[Reply]) -> dict[str, float]:
 
 
 def scores(sums: Tallies) -> dict[str, np.ndarray]:
-    """CHAIR_S, the share of descriptions that name an object that is not there; CHAIR_I, that of mentions that do; recall,
-    the share of objects that are named; and how many mentions and words a description has."""
+    """Return CHAIR_S, CHAIR_I, recall, and the mean number of mentions and words of a description.
+
+    CHAIR_S is the share of descriptions that name an absent object; CHAIR_I is the share of mentions that do; recall is the
+    share of objects that are named.
+    """
     return {
         "chair_s": ratio(sums["hallucinating"], sums["captions"]),
         "chair_i": ratio(sums["wrong"], sums["mentions"]),

@@ -1,4 +1,4 @@
-"""Which objects a description names: words that mean the same, plurals, and phrases that mean something else."""
+"""The objects that a description names: synonyms, plurals, and phrases with another meaning."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ table | toilet | tv television | laptop laptop_computer | mouse | remote remote_
 mobile_phone smartphone cellphone | microwave | oven stove stove_top_oven | toaster | sink | refrigerator fridge
 freezer | book | clock | vase | scissors | teddy_bear | hair_drier hair_dryer | toothbrush
 """
-"""COCO's categories with words that mean them, ours: a group each, its name first."""
+"""COCO's categories with our synonyms: one group each, its name first."""
 
 NOTHING = (
     "home plate",
@@ -36,10 +36,10 @@ NOTHING = (
     "football field",
     "hot dog stand",
 )
-"""Phrases of which no word is an object."""
+"""Phrases that name no object, although their words do."""
 ANIMALS = ("bird", "cat", "dog", "horse", "sheep", "cow", "elephant", "bear", "zebra", "giraffe")
 QUALIFIED = {"baby": ANIMALS, "adult": ANIMALS, "passenger": ("airplane", "train")}
-"""Words for people that before such an object say what it is like."""
+"""Words for people that only qualify such an object when they precede it."""
 IRREGULAR = {
     "man": "men", "woman": "women", "child": "children", "person": "persons", "gentleman": "gentlemen", "knife": "knives",
     "mouse": "mice", "goose": "geese", "calf": "calves", "ox": "oxen",
@@ -48,13 +48,13 @@ IRREGULAR = {
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """names: the object that each word or phrase means, None where it means none of them."""
+    """names: the object that each word or phrase means, None if it means none."""
 
     names: Mapping[str, str | None]
 
     @classmethod
     def of(cls, groups: Iterable[Sequence[str]]) -> Vocabulary:
-        """Of groups of words that mean the same, each with its object's name first."""
+        """Return the vocabulary of groups of synonyms, each with its object's name first."""
         names: dict[str, str | None] = dict.fromkeys(NOTHING)
         for name, *others in groups:
             for word in (name, *others):
@@ -69,7 +69,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, file: Path) -> Vocabulary:
-        """Of a file with a group a line, parted by commas, as CHAIR's authors publish theirs."""
+        """Return the vocabulary of a file with one comma-separated group per line, as CHAIR's authors publish theirs."""
         lines = file.read_text(encoding="utf-8").splitlines()
         return cls.of([word.strip().lower() for word in line.split(",")] for line in lines if line.strip())
 
@@ -83,8 +83,10 @@ class Vocabulary:
         return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)")
 
     def mentioned(self, text: str) -> list[str]:
-        """The objects of a text, each as often as it is mentioned; of words at one place the longest phrase counts. Where a
-        toilet is spoken of, a seat is no chair."""
+        """Return the objects of a text, each as often as it is mentioned; the longest phrase at a place counts.
+
+        In a text that mentions a toilet, a seat is not a chair.
+        """
         words = self._pattern.findall(text.lower().replace("-", " "))
         found = [(word, self._forms[word]) for word in words]
         toilet = any(name == "toilet" for _, name in found)
@@ -92,13 +94,13 @@ class Vocabulary:
 
 
 def coco() -> Vocabulary:
-    """Ours of COCO's categories."""
+    """Return our vocabulary of COCO's categories."""
     groups = [group.split() for group in COCO.split("|")]
     return Vocabulary.of([word.replace("_", " ") for word in group] for group in groups)
 
 
 def _forms(word: str) -> Iterator[str]:
-    """A word or phrase, and its plural."""
+    """Yield a word or phrase, and its plural."""
     first, _, last = word.rpartition(" ")
     yield word
     regular = re.sub("(?<=[^aeiou])y$", "ie", last) + ("es" if last.endswith(("s", "x", "ch", "sh", "z")) else "s")

@@ -1,1 +1,1 @@
-"""The commands of this room, one file each; what needs torch is imported when a command runs."""
+"""The commands of this room, one file each; packages that need torch are imported when a command runs."""

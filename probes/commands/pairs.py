@@ -42,37 +42,40 @@ def build(
     slots: Slots = 32,
     quiet: Quiet = False,
     sides: Annotated[tuple[str, str], Option(
-        metavar="PLUS MINUS", help="what the two sides are called: a positive scale steers toward the first",
+        metavar="PLUS MINUS", help="names of the two sides: a positive scale steers toward the first",
     )] = ("toward", "away"),
     layers: Annotated[list[int] | None, Option(
         metavar="L...", help="only consider these layers, counted from 0",
     )] = None,
     score: Annotated[Literal["holds", "begins"] | None, _calibration(
-        help='calibrate on lines that have a "question" besides and "expect": {"toward": text, "away": text}: an answer is '
-        "the side's whose text it holds, or begins with",
+        help='calibrate on lines that also have a "question" and "expect": {"toward": text, "away": text}: an answer '
+        "belongs to the side whose text it holds, or begins with",
     )] = None,
     calibration_samples: Annotated[int, _calibration(
-        min=1, metavar="N", help="lines that are held back for that, a third of all at most",
+        min=1, metavar="N", help="lines that are held back for the calibration, at most a third of all",
     )] = 64,
     strengths: Annotated[list[float] | None, _calibration(
-        metavar="S...", help="strengths that are tried, in published units",
+        metavar="S...", help="strengths to try, in published units",
     )] = None,
     name: Annotated[str | None, file_option(help="name of the vector (default: that of FILE)")] = None,
     out: Annotated[Path | None, file_option(
         metavar="FILE", help="where to save it (default: NAME.safetensors in the first folder of vectors, "
         "~/.helmsight/vectors)",
     )] = None,
-    replace: Annotated[bool, file_option("--replace", help="write over a vector that is there already")] = False,
+    replace: Annotated[bool, file_option("--replace", help="overwrite an existing vector")] = False,
     report: Annotated[Path | None, file_option(
-        metavar="DIR", help="folder of the report, and of what a run that was stopped goes on from "
+        metavar="DIR", help="folder for the report, and for what an interrupted run continues from "
         "(default: build/pairs/NAME)",
     )] = None,
     force: Annotated[bool, file_option(
-        "--force", help="save the vector also where something speaks against it",
+        "--force", help="save the vector even if there are doubts about it",
     )] = False,
 ) -> None:  # fmt: skip
-    """Build a steering vector of any contrast from pairs of prompts, and save it with a report. Without --score strength 1.0
-    is the published weight, which may be too much. Run again after an interruption, it goes on where it was."""
+    """Build a steering vector of any contrast from pairs of prompts, and save it with a report.
+
+    Without --score strength 1.0 is the published weight, which may be too much. Run again after an interruption, it
+    continues where it stopped.
+    """
     log_warnings()
     defaults: Defaults = context.obj
     asked = ModelOptions.of(defaults, model, device, threads, slots, chat_template)

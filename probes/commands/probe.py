@@ -1,4 +1,4 @@
-"""`helmsight probe`: build a vector, calibrate it, and say what was found; `helmsight probe reliability`."""
+"""`helmsight probe`: build a vector, calibrate and report it; `helmsight probe reliability`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _instead = partial(Option, rich_help_panel="What is measured instead of a vector
 def probe(
     context: typer.Context,
     part: Annotated[Literal["reliability"] | None, Argument(
-        help="instead of building anything, tell which modality the answers of each task rest on, right or wrong: a "
+        help="instead of building a vector, report the modality that the answers of each task rest on, right or wrong: a "
         "question votes for the one without which its answer's probability drops more",
     )] = None,
     model: Model = None,
@@ -58,37 +58,37 @@ def probe(
         "before as in the authors' plots",
     )] = -1,
     weight_size: Annotated[Literal["queries", "mean", "l2"], _direction(
-        help="what the weight takes for the direction's size: the mean over queries of |v(q)|, |mean v|, or L2 norms of "
+        help="the direction's size in the weight: the mean over queries of |v(q)|, |mean v|, or L2 norms of "
         "direction and states",
     )] = "queries",
     weight_states: Annotated[Literal["plain", "instructed"], _direction(
-        help="the prompts whose states the direction is given the size of",
+        help="the prompts whose states set the direction's size",
     )] = "plain",
     layers: Annotated[list[int] | None, _direction(
         metavar="L...", help="only consider these layers, counted from 0",
     )] = None,
-    states: Annotated[int, _direction(metavar="N", help="samples of the plot of states, 0 for none")] = 100,
+    states: Annotated[int, _direction(metavar="N", help="samples in the plot of states, 0 for none")] = 100,
     name: Annotated[str, file_option(help="name of the vector")] = VECTOR,
     out: Annotated[Path | None, file_option(
         metavar="FILE", help="where to save it (default: NAME.safetensors in the first folder of vectors, "
         "~/.helmsight/vectors, where 'serve', 'vectors' and 'eval' find it before the model's own)",
     )] = None,
     replace: Annotated[bool, file_option(
-        "--replace", help="write over a vector, or over a calibration, that is there already",
+        "--replace", help="overwrite an existing vector or calibration",
     )] = False,
     report: Annotated[Path | None, file_option(
-        metavar="DIR", help="folder of the report, and of what a run that was stopped goes on from "
+        metavar="DIR", help="folder for the report, and for what an interrupted run continues from "
         "(default: build/probe/NAME)",
     )] = None,
     force: Annotated[bool, file_option(
-        "--force", help="save the vector also where no reliable direction was found",
+        "--force", help="save the vector even if no reliable direction was found",
     )] = False,
     calibrate: Annotated[bool, Option(
         help="find the layer and strength that steer both ways with the least damage",
     )] = True,
-    calibration_samples: Annotated[int, _calibration(min=1, metavar="N", help="samples for that")] = 64,
+    calibration_samples: Annotated[int, _calibration(min=1, metavar="N", help="samples for the calibration")] = 64,
     strengths: Annotated[list[float] | None, _calibration(
-        "--strengths", "--doses", metavar="S...", help="strengths that are tried, in published units",
+        "--strengths", "--doses", metavar="S...", help="strengths to try, in published units",
     )] = None,
     budget: Annotated[list[str] | None, _calibration(
         metavar="NAME=MOST...",
@@ -98,25 +98,27 @@ def probe(
         "--calibrate-sage", help="the thresholds of SAGE's Think, on --samples prompts, kept beside the vectors",
     )] = False,
     calibrate_sinks: Annotated[bool, _instead(
-        "--calibrate-sinks", help="which places of images attract attention anyway, kept beside the vectors",
+        "--calibrate-sinks", help="the places of images that always attract attention, kept beside the vectors",
     )] = False,
     calibrate_flags: Annotated[bool, _instead(
         "--calibrate-flags", help="the thresholds of the flags, chosen on --samples questions with clean and noisy "
-        "pictures, and how often they raise each on right and on wrong answers, both kept so, too",
+        "pictures, and the rates at which they raise each on right and on wrong answers, kept there, too",
     )] = False,
     calibrate_surprise: Annotated[bool, _instead(
-        "--calibrate-surprise", help="how surprising clean text contexts are, the bound of steering 'auto' by surprise, "
+        "--calibrate-surprise", help="the surprise of clean text contexts, the bound of steering 'auto' by surprise, "
         "kept beside the vectors",
     )] = False,
     markdown: Annotated[Path | None, _instead(
-        metavar="FILE", help="with --calibrate-flags: write its report here",
+        metavar="FILE", help="with --calibrate-flags: write its report to this file",
     )] = None,
-    json: Annotated[Path | None, _instead(metavar="FILE", help="with reliability: write the votes here")] = None,
+    json: Annotated[Path | None, _instead(metavar="FILE", help="with reliability: write the votes to this file")] = None,
 ) -> None:  # fmt: skip
-    """Build a steering vector from conflicting samples, calibrate its strength on others, and save it with a report. Run
-    again after an interruption, it goes on where it was."""
+    """Build a steering vector from conflicting samples, calibrate its strength on others, and save it with a report.
+
+    Run again after an interruption, it continues where it stopped.
+    """
     log_warnings()
-    # Of several the first one counts.
+    # If several are given, the first one counts.
     parts: dict[CalibrationPart, bool] = {
         "flags": calibrate_flags, "sinks": calibrate_sinks, "surprise": calibrate_surprise, "sage": calibrate_sage,
     }  # fmt: skip
@@ -165,7 +167,7 @@ def probe(
 
 
 def place(out: Path | None, name: str, defaults: Defaults) -> Path:
-    """The file of a vector that is written, which without --out is in the first folder of vectors."""
+    """Return the file for a vector; without --out it is in the first folder of vectors."""
     if out is not None:
         return out.expanduser()
     if not (folders := defaults.vectors()):

@@ -1,1 +1,1 @@
-"""Samples whose image and text conflict: how they are drawn, asked, scored and degraded."""
+"""Samples whose image and text conflict: drawing, asking, scoring and degrading them."""

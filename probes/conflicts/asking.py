@@ -1,4 +1,4 @@
-"""Ask the two questions of every sample under several conditions, all in one stream of questions."""
+"""The two questions of every sample, asked under several conditions in one stream of questions."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from probes.conflicts.shares import Outcome, outcome
 from probes.harness.ledger import tell
 
 MAX_TOKENS = 24
-"""Enough for "The correct answer is B. playing in a field"; a model that answers with a letter stops by itself."""
+"""Enough tokens for "The correct answer is B. playing in a field"; a model that answers with a letter stops by itself."""
 
 CHAIN_TOKENS = 512
-"""Room for a chain of thought, as in the authors' qwen_vl_7b.sh."""
+"""Enough tokens for a chain of thought, as in the authors' qwen_vl_7b.sh."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What is shown and what is done inside the model while the samples are asked; `shots` are the solved examples of the
-    settings that show some, `wording` is that of the instructions."""
+    """A setting and a push under which samples are asked.
+
+    `shots` are the solved examples of the settings that show some, `wording` is that of the instructions.
+    """
 
     setting: Setting = "plain"
     push: Push | None = None
@@ -34,7 +36,7 @@ class Condition:
 
     @property
     def name(self) -> str:
-        """What it is called while it is asked; strengths, layers and vectors are not told apart."""
+        """The name in progress displays, which does not distinguish strengths, layers and vectors."""
         shown = self.setting.replace("_", " ")
         if self.push is None:
             return shown
@@ -47,8 +49,10 @@ class Condition:
 
 @dataclass(frozen=True)
 class Answers:
-    """What one condition's samples were answered: for each the letters chosen unswapped and swapped, None = none, and the
-    replies themselves."""
+    """The answers to the samples of one condition.
+
+    For each sample it holds the letters chosen unswapped and swapped (None = no option), and the replies themselves.
+    """
 
     letters: list[tuple[str | None, str | None]] = field(default_factory=list)
     replies: list[tuple[Reply, Reply]] = field(default_factory=list)
@@ -60,30 +64,32 @@ class Answers:
 
     @property
     def sides(self) -> list[tuple[Side | None, Side | None]]:
-        """Whose answer every question got, unswapped and swapped; None = neither."""
+        """The side that every question's answer supports, unswapped and swapped; None = neither."""
         first: dict[str | None, Side] = {"A": "vision", "B": "text"}
         second: dict[str | None, Side] = {"A": "text", "B": "vision"}
         return [(first.get(one), second.get(other)) for one, other in self.letters]
 
     def right(self, side: Side) -> list[float]:
-        """For every sample the share of its two questions that were answered with that side's answer."""
+        """Return for every sample the share of its two questions that were answered with that side's answer."""
         wanted = ("A", "B") if side == "vision" else ("B", "A")
         return [((first == wanted[0]) + (second == wanted[1])) / 2 for first, second in self.letters]
 
     def accuracy(self, side: Side = "vision") -> float:
-        """Share of the questions (two a sample) that were answered with the vision (or the text) answer."""
+        """Return the share of the questions (two a sample) that were answered with the vision (or the text) answer."""
         return sum(self.right(side)) / len(self.letters) if self.letters else 0.0
 
     @property
     def attention_ratio(self) -> float | None:
-        """Mean over the questions in which it was measured."""
+        """The mean attention ratio over the questions in which it was measured."""
         known = [reply.attention_ratio for pair in self.replies for reply in pair if reply.attention_ratio is not None]
         return sum(known) / len(known) if known else None
 
     @property
     def attention_by_layer(self) -> np.ndarray | None:
-        """(samples, layers): the attention ratio in each layer, mean over a sample's questions; NaN where a sample has none,
-        None where no sample has."""
+        """The attention ratio in each layer, mean over a sample's questions: (samples, layers).
+
+        NaN for a sample without any, None if no sample has one.
+        """
         rows = [
             [(reply.diagnostics or {}).get("modality", {}).get("by_layer") for reply in pair] for pair in self.replies
         ]
@@ -97,7 +103,7 @@ class Answers:
             return np.where(known, every, 0).sum(1) / known.sum(1)
 
     def of(self, chosen: Sequence[int]) -> Answers:
-        """Those to the samples of these numbers."""
+        """Return the answers to the samples of these numbers."""
         return Answers([self.letters[i] for i in chosen], [self.replies[i] for i in chosen])
 
 
@@ -109,9 +115,9 @@ def ask(
     title: str = "",
     quiet: bool = False,
 ) -> list[Answers]:
-    """Ask every sample in both orders under every condition; one `Answers` a condition.
+    """Ask every sample in both orders under every condition, and return one `Answers` per condition.
 
-    Conditions that differ in steering only run beside each other in one batch.
+    Conditions that differ only in steering run beside each other in one batch.
     """
     plan = [(condition, sample, swapped) for sample in samples for condition in conditions for swapped in (False, True)]
 
@@ -130,7 +136,7 @@ def ask(
             )
             answer.letters.append((first, second))
             answer.replies.append(pair)
-    next(said, None)  # so that the stream, and what it keeps open, ends
+    next(said, None)  # ends the stream, and closes its resources
     for condition, answer in zip(conditions, answers, strict=True):
         tell(answerer, _rows(title, condition, samples, answer))
     return answers
@@ -139,8 +145,10 @@ def ask(
 def _rows(
     title: str, condition: Condition, samples: Sequence[ConflictSample], answers: Answers
 ) -> Iterator[dict[str, Any]]:
-    """Of every question what it is of, its options in their order, the answer, and what it counts for; `counts_for` is the
-    category of the sample, which takes its other order too."""
+    """Yield a row for every question, with its sample, its options in their order, the answer and its score.
+
+    `counts_for` is the category of the sample, which also takes the other order into account.
+    """
     push = None if condition.push is None else _push(condition.push)
     of = {"part": title, "condition": condition.name, "push": push}
     for number, (sample, letters, sides, pair, counted) in enumerate(
@@ -157,7 +165,7 @@ def _rows(
 
 
 def _push(push: Push) -> dict[str, Any]:
-    """A push by the names of things."""
+    """Return a push as JSON, with the vector by its name."""
     name = push.vector if isinstance(push.vector, str) else push.vector.name
     layers = push.layers or (None if isinstance(push.vector, str) else push.vector.layers)
     return {

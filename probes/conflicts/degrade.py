@@ -1,7 +1,7 @@
-"""Samples of which one modality is spoiled, mildly (errors, noise) or until nothing of it is left, or only worded unusually.
+"""Samples with one modality degraded, mildly (errors, noise) or completely, or only worded unusually.
 
-The degraded setting of the modality-preference paper's section 4.4 (image noise, texts with syntax errors), and the data
-of its appendix E.5, where only one modality of a sample is reliable and the true answer is that modality's.
+The degraded setting of the modality-preference paper's section 4.4 (image noise, texts with syntax errors), and the data of
+its appendix E.5, where only one modality of a sample is reliable and the true answer is that modality's.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ _DISAGREEING = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1
 
 
 def degraded(sample: ConflictSample, modality: Modality, severity: float, seed: int) -> ConflictSample:
-    """The sample with its image `noisy` ("vision") or its context `ungrammatical` ("text"), everything else as it was.
+    """Return the sample with its image `noisy` ("vision") or its context `ungrammatical` ("text"), the rest unchanged.
 
-    Errors and noise depend on the seed and the sample's id, so that one seed serves a whole set. A degraded image is
-    made anew whenever it is shown, so that a set of them needs no memory. Raises ValueError for another modality or
-    severity.
+    Errors and noise depend on the seed and the sample's id, so that one seed serves a whole set. A degraded image is made
+    anew whenever it is shown, so that a set of them needs no memory. Raises ValueError for another modality or severity.
     """
     _check(severity)
     own = _own_seed(sample, seed)
@@ -48,20 +47,22 @@ FRAMES = (
     "{} So it was, as far as anybody could see.",
     "It has been established beyond reasonable doubt: {}",
 )
-"""Ways to say a text that leave it whole, and as true as it was."""
+"""Phrases around a text that leave it whole, and as true as it was."""
 
 
 def reworded(sample: ConflictSample, seed: int) -> ConflictSample:
-    """The sample with its context in one of the `FRAMES`: nothing is damaged, but few texts are worded so. Which one depends
-    on the seed and the sample's id."""
+    """Return the sample with its context in one of the `FRAMES`: nothing is damaged, but few texts are worded like that.
+
+    The choice depends on the seed and the sample's id.
+    """
     return replace(sample, context=FRAMES[_own_seed(sample, seed) % len(FRAMES)].format(sample.context))
 
 
 def noisy(image: Image.Image, severity: float, seed: int) -> Image.Image:
-    """An RGB picture of the same size: (1 - severity) x image + severity x noise, rounded.
+    """Return an RGB picture of the same size: (1 - severity) x image + severity x noise, rounded.
 
-    The noise is uniform over 0..255, independent in every pixel and channel. So 0 gives the same picture (as RGB), and 1
-    pure noise that depends on nothing but the seed and the size. `severity` is in 0..1, ValueError otherwise.
+    The noise is uniform over 0..255, independent in every pixel and channel. A severity of 0 gives the same picture (as
+    RGB), and 1 pure noise that depends only on the seed and the size. Raises ValueError if `severity` is not in 0..1.
     """
     _check(severity)
     pixels = np.asarray(image.convert("RGB"), np.float32)
@@ -70,17 +71,17 @@ def noisy(image: Image.Image, severity: float, seed: int) -> Image.Image:
 
 
 def ungrammatical(text: str, severity: float, seed: int) -> str:
-    """English text with errors of grammar and spelling; from severity 0.5 on it also loses its letters and word order.
+    """Return English text with errors of grammar and spelling; from severity 0.5 on letters and word order are lost.
 
-    With the probability `severity` each: an article is dropped; is, was, has and does take the other number, and back;
-    two neighbouring letters inside a word of four or more are swapped; and with half of it two neighbouring words are
-    swapped. Let loss = max(0, 2 severity - 1): each letter and digit is replaced by a random lower-case letter with the
-    probability `loss`, and of n words the i-th is sorted by (1 - loss) i + loss n u, u uniform in 0..1.
+    With the probability `severity` each: an article is dropped; is, was, has and does take the other number, and back; two
+    neighbouring letters inside a word of four or more are swapped; and with half of it two neighbouring words are swapped.
+    Let loss = max(0, 2 severity - 1): each letter and digit is replaced by a random lower-case letter with the probability
+    `loss`, and of n words the i-th is sorted by (1 - loss) i + loss n u, u uniform in 0..1.
 
-    So 0 returns the text itself; 0.5 has all these errors but every word can still be read; at 1 the words stand in
-    random order and all their letters are random: how many words there were, articles apart, and how long they were is
-    all that is left. Punctuation around words stays in its place, white space becomes single spaces. `severity` is in
-    0..1, ValueError otherwise.
+    A severity of 0 returns the text itself; 0.5 has all these errors but every word can still be read; at 1 the words stand
+    in random order and all their letters are random: only the number of words, articles apart, and their lengths remain.
+    Punctuation around words stays in its place, white space becomes single spaces. Raises ValueError if `severity` is not in
+    0..1.
     """
     _check(severity)
     if severity == 0:
@@ -106,7 +107,7 @@ def _check(severity: float) -> None:
 
 
 def _cut(word: str) -> tuple[str, str, str]:
-    """A word without the punctuation around it: (before, word, after)."""
+    """Split a word from the punctuation around it: (before, word, after)."""
     found = re.fullmatch(r"([\W_]*)(.*?)([\W_]*)", word, re.DOTALL)
     assert found is not None
     return found[1], found[2], found[3]
@@ -120,7 +121,7 @@ def _disagreeing(word: str, chance: float, rng: random.Random) -> str:
 
 
 def _misspelt(word: str, chance: float, rng: random.Random) -> str:
-    """Two neighbouring letters swapped, never the first or the last one; letters that are equal are no choice."""
+    """Swap two unequal neighbouring letters, never the first or the last one."""
     places = [i for i in range(1, len(word) - 2) if word[i] != word[i + 1]]
     if not places or rng.random() >= chance:
         return word
@@ -129,7 +130,7 @@ def _misspelt(word: str, chance: float, rng: random.Random) -> str:
 
 
 def _reordered(words: list[str], chance: float, loss: float, rng: random.Random) -> list[str]:
-    """Neighbours swapped, no word twice; then every word put the further from its place the larger the loss."""
+    """Swap neighbours, no word twice; then displace every word, by more the larger the loss."""
     words, i = list(words), 0
     while i < len(words) - 1:
         if rng.random() < chance:

@@ -1,11 +1,11 @@
-"""MC2's JSON file with its COCO images as samples."""
+"""MC2's JSON file and its COCO images, read as samples."""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections.abc import Iterable
-from os.path import isfile  # a name that no file can have is that of none
+from os.path import isfile  # False, not an error, for a name that no file can have
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ _log = logging.getLogger(__name__)
 def load(
     json_path: str | Path, image_folder: str | Path, max_missing: float = MAX_MISSING, left: list[str] | None = None
 ) -> list[ConflictSample]:
-    """The samples of MC2's JSON file whose COCO images are in `image_folder`.
+    """Return the samples of MC2's JSON file whose COCO images are in `image_folder`.
 
-    A folder of COCO 2014 (train2014/, val2014/), or one that holds the files directly, under their 2014 or 2017 names.
-    Missing images are named in the log and their samples left out, which `left` then says. Raises ValueError that names the
-    row, counted from 1, where one is malformed or stands twice, and where there are no samples or more than `max_missing` of
-    the images are missing.
+    The folder is COCO 2014's (train2014/, val2014/), or holds the files directly, under their 2014 or 2017 names. Missing
+    images are logged and their samples left out and added to `left`. Raises ValueError that names the row, counted from 1,
+    if one is malformed or a duplicate, and if there are no samples or more than `max_missing` of the images are missing.
     """
     try:
         rows = parsed(text_of(Path(json_path)))
@@ -65,9 +64,11 @@ def load(
 def whole(
     samples: Iterable[ConflictSample], count: int, max_broken: float = MAX_MISSING, left: list[str] | None = None
 ) -> list[ConflictSample]:
-    """The first `count` samples, fewer where there are fewer, whose pictures decode. Others are named in the log and left
-    out, as missing ones are, which is added to `left`.
-    Raises ValueError where more than `max_broken` of those looked at do not decode."""
+    """Return the first `count` samples, or fewer, whose pictures decode.
+
+    The others are logged, left out as missing ones are, and added to `left`. Raises ValueError if more than `max_broken` of
+    those examined do not decode.
+    """
     found, broken = decoding(samples, count, ConflictSample.picture)
     looked = len(found) + len(broken)
     if len(broken) > max_broken * looked:
@@ -85,7 +86,7 @@ def whole(
 
 
 def _checked(row: Any, where: str) -> dict[str, str]:
-    """The row's fields as stripped strings; raises ValueError that says what is wrong and where."""
+    """Return the row's fields as stripped strings; raise ValueError that says what is wrong and where."""
     if not isinstance(row, dict):
         raise ValueError(f"{where}: must be an object, not {type(row).__name__}")
     for name in _FIELDS:
@@ -103,7 +104,7 @@ def _checked(row: Any, where: str) -> dict[str, str]:
 
 
 def _image_path(folder: Path, image_id: str) -> Path | None:
-    """The file of a COCO image id ("000000046962", or a file name), None where there is none."""
+    """Return the file of a COCO image id ("000000046962", or a file name), None if there is none."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", image_id) or ".." in image_id:
         return None
     number = image_id.zfill(12)

@@ -1,4 +1,4 @@
-"""Which conflicts a command asks about: options, and how samples are drawn by them."""
+"""Command-line options that select conflicts, and the drawing of samples by them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from probes.conflicts.samples import ConflictSample
 
 PROBE_SEEDS = 1_000_000_000
-"""Added to the seed when a probe draws demo samples, so that an evaluation's small seeds never meet them again."""
+"""The offset of a probe's seed for demo samples, so that they never meet those of an evaluation's small seeds."""
 
 
 MC2File = Annotated[
@@ -33,8 +33,10 @@ Instructions = Annotated[
 
 @dataclass(frozen=True)
 class Data:
-    """MC2's file and the folder of its images, or else what `demo(count, seed)` draws; only samples of the `tasks`, where
-    any are named. `seed` decides the order of a file."""
+    """MC2's file and the folder of its images, or the demo samples that `demo(count, seed)` draws.
+
+    Only samples of the `tasks` are used, if any are named. `seed` shuffles a file.
+    """
 
     mc2: str | None = None
     images: str | None = None
@@ -46,7 +48,7 @@ class Data:
     def of(
         cls, defaults: Defaults, mc2: str | None, images: str | None, tasks: Sequence[str] | None, seed: int
     ) -> Data:
-        """Those of the command line. Raises ValueError for pictures without the file that is about them."""
+        """Return the data that the command line selects; raise ValueError for images without the file of their samples."""
         if images is not None and mc2 is None:
             raise ValueError("--images goes with --mc2, the file of the samples that the pictures belong to")
         return cls(mc2, images, frozenset(tasks or ()), seed, defaults.draw.get("conflicts"))
@@ -54,11 +56,11 @@ class Data:
     def draw(
         self, count: int, seed: int, without: Collection[str] = (), left: list[str] | None = None
     ) -> list[ConflictSample]:
-        """`count` samples, fewer where a file has fewer.
+        """Return `count` samples, or fewer if a file has fewer.
 
-        Those of a file whose ids are in `without` have another use; the demo world's draws are told apart by their seeds.
-        Of a file those whose pictures are missing or do not decode are left out, which `left` says.
-        Raises ValueError for tasks that there are none of, and where there is nothing to draw from.
+        Samples of a file whose ids are in `without` are reserved for another use; the demo world's draws differ by their
+        seeds. Samples of a file whose pictures are missing or do not decode are left out and added to `left`. Raises
+        ValueError for tasks without samples, and if there is nothing to draw from.
         """
         from probes.conflicts import file
 
@@ -86,5 +88,5 @@ class Data:
     def _demo(self, count: int, seed: int) -> list[ConflictSample]:
         if self.demo is None:
             raise ValueError("--mc2 is needed: there is no demo world here to draw conflicts from")
-        # Tasks come in turn, so a draw of several times the count holds enough of any one of them.
+        # Tasks alternate, so a draw of several times the count holds enough of each.
         return list(self.demo(count * 8 if self.tasks else count, seed))

@@ -1,6 +1,6 @@
 """The MC2 conflict benchmark (modality-preference paper, section 3): samples and prompts.
 
-Every question is asked twice with its options swapped; `shares` says what the answers count for.
+Every question is asked twice with its options swapped; `shares` scores the answers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,18 @@ SIDES: tuple[Side, Side] = ("vision", "text")
 Setting = Literal[
     "plain", "text", "vision", "chain_text", "chain_vision", "shots_text", "shots_vision", "context_only", "image_only"
 ]  # fmt: skip
-"""What is shown: both modalities without or with an instruction toward one of them, with a chain of thought or solved
-examples that follow one of them, or one modality alone."""
+"""The content of a prompt.
+
+Both modalities without or with an instruction toward one of them, with a chain of thought or solved examples that follow one
+of them, or one modality alone.
+"""
 
 Wording = Literal["paper", "v2", "v1", "case"]
-"""Which of the authors' instructions: the pair that their file marks as used in the paper, version 2, version 1; and the
-short one of the case that the paper shows (figure 12)."""
+"""The choice among the authors' instructions.
+
+These are the pair that their file marks as used in the paper, version 2, version 1; and the short one of the case that the
+paper shows (figure 12).
+"""
 
 _TOWARD_VISION = (
     "In case there is an inconsistency between the text context and the image content, you should follow the image content "
@@ -51,9 +57,11 @@ WORDINGS: dict[Wording, dict[Side, str]] = {
         "vision": "In case of inconsistency, prioritize the image content. ",
     },
 }
-"""The instructions word for word as in the authors' prompt.py (github.com/EchoDreamer/Modality-Preference), each with the
-space that it ends in there; the one toward vision is the same in all three of that file. Of the case the paper shows the one
-toward the text alone; the other is made after it."""
+"""The instructions word for word as in the authors' prompt.py (github.com/EchoDreamer/Modality-Preference).
+
+Each keeps its trailing space. The one toward vision is the same in all three of that file. For the case, the paper shows
+only the instruction toward the text; the other is modelled on it.
+"""
 PUBLISHED: tuple[Wording, ...] = ("paper", "v2", "v1")
 """The wordings of that file."""
 
@@ -67,9 +75,9 @@ LETTERS = ("A", "B")
 
 @dataclass(frozen=True)
 class ConflictSample:
-    """One conflict: the image supports `answer_vision`, the text context supports `answer_text`.
+    """A conflict: the image supports `answer_vision`, the text context supports `answer_text`.
 
-    `image` may be a path, or a function that makes the picture: what is opened or made when a prompt is built, so that
+    `image` may be a path, or a function that makes the picture; it is opened or made only when a prompt is built, so that
     thousands of samples need no memory.
     """
 
@@ -82,21 +90,21 @@ class ConflictSample:
     context: str
 
     def picture(self) -> Image.Image:
-        """The decoded RGB image; raises ValueError that names the sample where its file does not decode."""
+        """Return the decoded RGB image; raise ValueError that names the sample if its file does not decode."""
         return picture(self.image, f"sample {self.id}")
 
     def options(self, swapped: bool) -> tuple[str, str]:
-        """The texts of options A and B; unswapped, A is the vision answer."""
+        """Return the texts of options A and B; unswapped, A is the vision answer."""
         pair = (self.answer_vision, self.answer_text)
         return (pair[1], pair[0]) if swapped else pair
 
 
 def prompt(sample: ConflictSample, setting: Setting, swapped: bool, wording: Wording = "paper") -> str:
-    """The user's text, word for word as the authors' steer_qwen_search_scale.py puts it together; an empty context, which
-    their data do not have, leaves its line out.
+    """Return the user's text, word for word as the authors' steer_qwen_search_scale.py assembles it.
 
-    Of a chain of thought that script holds the template, "{Question} Carefully ...", but as released it neither fills it in
-    nor reads its tags. Here it is filled with the prompt up to its options, in place of the request for a letter.
+    An empty context, which their data do not have, leaves its line out. For a chain of thought that script holds the
+    template, "{Question} Carefully ...", but as released it neither fills it in nor reads its tags. Here it is filled with
+    the prompt up to its options, in place of the request for a letter.
     """
     first, second = sample.options(swapped)
     lines = [
@@ -123,7 +131,7 @@ def messages(
     shots: Sequence[ConflictSample] = (),
     wording: Wording = "paper",
 ) -> list[dict[str, Any]]:
-    """The chat with that prompt, the image first; `shots` are solved before it where the setting wants them.
+    """Return the chat with that prompt, the image first; `shots` are solved before it in the settings that use them.
 
     Every other shot has its options swapped, so that both letters are right equally often.
     """

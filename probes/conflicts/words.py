@@ -1,4 +1,4 @@
-"""What a report says of the conflicts that were asked, and of the instructions in their prompts."""
+"""A report's words for the conflicts asked, and for the instructions in their prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSTRUCTIONS: dict[Wording, str] = {
 
 
 def origin(data: Data, samples: Sequence[ConflictSample], seed: int) -> str:
-    """How many samples, from where, of which tasks, drawn by which seed."""
+    """Return the number of samples, their source, tasks and seed in words."""
     of = f" of the tasks {', '.join(sorted(data.tasks))}" if data.tasks else ""
     if data.mc2:
         return f"{len(samples)} conflicts{of} from {Path(data.mc2).name}, in the order of seed {data.seed}"

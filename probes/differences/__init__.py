@@ -1,1 +1,1 @@
-"""The differences of two pictures: how an answer claims them, and the metrics of SPD-Faith Bench."""
+"""The differences between two pictures: how an answer claims them, and the metrics of SPD-Faith Bench."""

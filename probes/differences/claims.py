@@ -1,7 +1,7 @@
-"""What answers claim: differences, by rules or as JSON, their number, and yes or no.
+"""The claims of answers: differences, by rules or as JSON, their number, and yes or no.
 
-The rules know ways of saying that something changed in English; a model that says it in others needs a judge. An answer is
-read clause by clause, one claim a clause.
+The rules know common English phrases for changes; a model that phrases them otherwise needs a judge. An answer is read
+clause by clause, one claim per clause.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PATTERNS = {
     "remove": rf"{_PLACE} ?(?:(?:was|were|is|are|has been) (?:removed|missing|gone)|is no longer|disappeared)",
     "add": r"(?:was|were|is|has been) added(?:.*?\bat the (?P<attribute>[a-z ]+))?",
 }
-"""How a clause says a difference of a type, and where, what it became."""
+"""Patterns for the clauses that state a difference of each type, and place or result as `attribute`."""
 
 _CLAUSE = re.compile(r"(?<=[.!?;])\s+|\n+|,? and (?=(?:the|an?)\b)")
 _DENIED = re.compile(r"\b(?:nothing|not|no(?!,| longer))\b|n't\b")
@@ -28,8 +28,11 @@ _UNSURE = re.compile(r"\b(?:may|might|maybe|perhaps|possibly|probably|seems?|app
 
 
 def claims(answer: str, categories: Sequence[str]) -> list[Claim]:
-    """The differences that an answer claims; what it denies, or says of no change, is none. The category of a claim is the
-    first of `categories` in its clause, also in the plural, and of two at one place the longer."""
+    """Return the differences that an answer claims, without denials and statements of no change.
+
+    The category of a claim is the first of `categories` in its clause, also in the plural, and at the same place the longer
+    one.
+    """
     names = "|".join(re.escape(name) for name in sorted(categories, key=len, reverse=True))
     named = re.compile(rf"\b({names})(?:e?s)?\b") if categories else None
     found = []
@@ -45,14 +48,17 @@ def claims(answer: str, categories: Sequence[str]) -> list[Claim]:
 
 
 def read(answer: str, categories: Sequence[str]) -> list[Claim]:
-    """The differences that an answer lists as JSON, and else those that its sentences claim."""
+    """Return the differences that an answer lists as JSON, otherwise those that its sentences claim."""
     listed = structured(answer)
     return claims(answer, categories) if listed is None else listed
 
 
 def structured(answer: str) -> list[Claim] | None:
-    """Those of an answer that is, or whose first fenced block is, a JSON list of objects with `type` and `category`, or an
-    object that holds one (`structured_output`, `differences`); None for any other."""
+    """Return the claims of an answer that is JSON, or whose first fenced block is; None for any other.
+
+    The JSON is a list of objects with `type` and `category`, or an object that holds one (`structured_output`,
+    `differences`).
+    """
     fenced = re.search(r"```(?:json)?\s*(.*?)```", answer, re.DOTALL)
     try:
         found = json.loads(fenced[1] if fenced else answer)
@@ -66,7 +72,7 @@ def structured(answer: str) -> list[Claim] | None:
 
 
 def difference(fields: dict[str, Any]) -> Claim:
-    """A difference as the benchmark's files write it: `type`, `category`, and of colours `target_color`."""
+    """Return a difference as the benchmark's files write it: `type`, `category`, and for colours `target_color`."""
     kind, category, attribute = (
         str(fields[name]).strip().lower() if fields.get(name) else None for name in ("type", "category", "target_color")
     )
@@ -84,8 +90,10 @@ _NONE = re.compile(
 
 
 def counted(answer: str) -> int | None:
-    """How many differences an answer states: a number before "differences" or "changes", or one that is all or the end of
-    the answer; 0 where it says that there is none. None where it states no number."""
+    """Return the number of differences that an answer states, 0 if it denies any, None if it states none.
+
+    The number precedes "differences" or "changes", or is the whole or the end of the answer.
+    """
     if _NONE.search(answer):
         return 0
     found = _COUNTED.search(answer)
@@ -96,6 +104,6 @@ def counted(answer: str) -> int | None:
 
 
 def yes(answer: str) -> bool | None:
-    """True for yes, False for no, None for neither."""
+    """Return True for yes, False for no, None for neither."""
     word = re.match(r"\W*(yes|no)\b", answer.lower())
     return None if word is None else word[1] == "yes"

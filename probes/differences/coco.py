@@ -1,4 +1,4 @@
-"""The 80 categories of COCO, which the benchmark's photographs are annotated with."""
+"""The 80 categories of COCO in which the benchmark's photographs are annotated."""
 
 from __future__ import annotations
 

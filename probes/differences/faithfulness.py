@@ -1,10 +1,11 @@
-"""How faithful a description of differences is: each of its claims beside the truth (SPD-Faith Bench, equations 14 and 15,
-and the error categories of its appendix B.2).
+"""The faithfulness of a description of differences, each claim compared with the truth.
 
-A true difference stands for one claim. A claim is faithful where type and category agree, and the attribute where both say
-one. The others are, in this order: an attribute error (type and category agree), a type confusion (the category agrees), a
-type-category mismatch (the type agrees), a fabrication. The sixth category, the quantity error, is of the answer: it
-claims another number than there are.
+Source: SPD-Faith Bench, equations 14 and 15, and the error categories of its appendix B.2.
+
+A true difference matches at most one claim. A claim is faithful if type and category agree, and the attribute where both
+state one. The others are, in this order: an attribute error (type and category agree), a type confusion (the category
+agrees), a type-category mismatch (the type agrees), a fabrication. The sixth category, the quantity error, is of the answer:
+it claims another number of differences than there are.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from probes.differences.metrics import Claim
 Finding = Literal["faithful", "attribute_error", "type_confusion", "type_category_mismatch", "fabrication"]
 FINDINGS: tuple[Finding, ...] = get_args(Finding)
 ERRORS = FINDINGS[1:]
-"""What is wrong with a claim."""
+"""The errors of a claim."""
 
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """Of one answer: how many of its claims are faithful, and how many are wrong in each way."""
+    """The number of faithful claims in an answer, and of wrong ones by error."""
 
     faithful: int
     errors: Mapping[str, int]
@@ -36,13 +37,13 @@ class Faithfulness:
 
     @classmethod
     def of(cls, found: Iterable[Finding], true: int) -> Faithfulness:
-        """Of what was found of each claim, where there are `true` differences."""
+        """Count the findings on each claim, of `true` differences in all."""
         counts = Counter(found)
         return cls(counts["faithful"], {name: counts[name] for name in ERRORS if counts[name]}, counts.total() != true)
 
 
 def findings(claimed: Sequence[Claim], true: Sequence[Claim]) -> list[Finding]:
-    """What each claim is, in the order of the claims."""
+    """Return the finding on each claim, in the order of the claims."""
     left = list(true)
     found: dict[int, Finding] = {}
     for finding, agree in _STAGES:

@@ -1,19 +1,19 @@
-"""The metrics of SPD-Faith Bench (appendix B.2, and the authors' eval/) on claims that were read off answers elsewhere.
+"""The metrics of SPD-Faith Bench (appendix B.2, and the authors' eval/) on claims read from answers elsewhere.
 
-Every metric is a quotient of sums over pairs of pictures: `tally` gives what one pair adds, `scores` makes the metrics of
-the sums, so that resampled pairs need no second look. The paper and its code leave some of them open; what is in doubt
-has one name a definition:
+Every metric is a quotient of sums over pairs of pictures: `tally` returns a pair's contribution, `scores` computes the
+metrics from the sums, so that resampled pairs need no second look. The paper and its code leave some of them open; each
+definition in doubt has its own name:
 
 - dqr_exact: share of the pairs whose number of differences is claimed exactly (equation 8). ds_tolerance:
   max(0, 1 - |claimed - true| / true) (equation 9). By these DQR never exceeds DS, which it does in the paper's tables.
-- dqr_ratio: claimed / true, not clipped (the released code's number for DQR). ds_detect: share of the pairs that differ of
-  which any difference is claimed (section 3.2). false_alarms: the same share of the pairs that do not differ.
+- dqr_ratio: claimed / true, not clipped (the released code's number for DQR). ds_detect: share of the differing pairs with
+  any difference claimed (section 3.2). false_alarms: the same share of the pairs that do not differ.
 - tf1: micro F1 over `TYPES`, by type the smaller of the claimed and the true count; other types do not count (released
   code, equation 10). PRECISION and RECALL also by type.
 - cf1: the same by category (equation 11). cf1_released: each claimed category that occurs in the truth counts, however
   often it is claimed, so that recall may exceed 1 (released code).
 - cr: mean over the claims that the answers to "same?" and "different?" share, then over pairs (equations 12 and 13); a pair
-  of which either answer claims nothing specific has none. cr_pairs: share of the pairs that have one.
+  has none if either answer claims nothing specific. cr_pairs: share of the pairs that have one.
 - yes_no_consistency: the same weights for the two yes/no answers, which cr leaves out: unlike +1, alike -1, one of them
   neither yes nor no +0.5. contradictions: share of the pairs answered "yes" twice (section 3.2). yes_same: share of "yes"
   to "same?" (figure 11).
@@ -33,7 +33,7 @@ import numpy as np
 from probes.harness.bootstrap import Share, ratio
 
 TYPES = ("color", "remove", "position")
-"""The types of difference of the benchmark."""
+"""The types of difference in the benchmark."""
 
 SHARES = {
     "dqr_exact": Share("exact", "pairs"),
@@ -50,14 +50,16 @@ for _kind in (*TYPES, "category"):
 
 Label = Literal["consistent", "contradictory", "ambiguous"]
 WEIGHTS: dict[Label, float] = {"consistent": 1.0, "contradictory": -1.0, "ambiguous": 0.5}
-"""Equation 13."""
+"""The weights of equation 13."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One difference, as it is or as an answer describes it: its type (one of `TYPES`, or another), the category of what
-    changed, and what became of it (the new colour, the new place, the place it is gone from). None where it is not said.
-    `sure` is False where the answer hedges."""
+    """A difference, as it is or as an answer describes it.
+
+    It has a type (one of `TYPES`, or another), the category of the changed object, and its attribute (the new colour, the
+    new place, the place it is gone from); each is None if not stated. `sure` is False if the answer hedges.
+    """
 
     type: str | None
     category: str | None = None
@@ -67,9 +69,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class PairScores:
-    """One pair of pictures: the true differences, the claimed ones, and how many were claimed where the answer states a
-    number (None: as many as it describes). `same` and `different`: its yes/no answers, None for neither. `labels`: of the
-    claims of these two answers, see `compare`."""
+    """A pair of pictures with its true and claimed differences.
+
+    `count` is the number that the answer states (None: the number that it describes). `same` and `different`: its yes/no
+    answers, None for neither. `labels`: those of the claims of these two answers, see `compare`.
+    """
 
     true: Sequence[Claim]
     claimed: Sequence[Claim]
@@ -80,17 +84,17 @@ class PairScores:
 
 
 def compare(first: Sequence[Claim], second: Sequence[Claim]) -> list[Label]:
-    """How the specific claims of two answers agree, one label for two claims that belong together and one for a claim
-    without a counterpart, which is ambiguous; none where either answer claims nothing.
+    """Return how the specific claims of two answers agree.
 
-    Claims belong together that are of one category and of one type, or of which one says that it is gone or new (it
-    cannot also have changed). They are consistent where type and attribute agree (an attribute that is not said agrees with
-    any), else contradictory; ambiguous where either is unsure, or has no category.
+    There is one label per matching pair of claims and one, ambiguous, per claim without a counterpart; none if either answer
+    claims nothing. Two claims match if they are of one category and of one type, or if one of them says that the object is
+    gone or new (it cannot also have changed). They are consistent if type and attribute agree (an unstated attribute agrees
+    with any), otherwise contradictory; ambiguous if either is unsure, or has no category.
     """
     if not first or not second:
         return []
     labels: list[Label] = []
-    # In an order of their own, so that the labels do not depend on the order in which claims are made.
+    # Sorted, so that the labels do not depend on the order in which claims are made.
     left, right = (sorted(claims, key=lambda claim: tuple(map(str, astuple(claim)))) for claims in (first, second))
     stages: tuple[tuple[Label, bool], ...] = (
         ("consistent", True), ("consistent", False), ("contradictory", False), ("ambiguous", False),
@@ -106,7 +110,7 @@ def compare(first: Sequence[Claim], second: Sequence[Claim]) -> list[Label]:
 
 
 def _label(one: Claim, other: Claim) -> Label | None:
-    """How two claims agree; None where they are about different things."""
+    """Return how two claims agree; None if they are about different things."""
     if one.type is None or other.type is None or one.category is None or other.category is None:
         alike = (one.type or other.type) == (other.type or one.type)
         named = (one.category or other.category) == (other.category or one.category)
@@ -120,7 +124,7 @@ def _label(one: Claim, other: Claim) -> Label | None:
 
 
 def tally(pair: PairScores) -> dict[str, float]:
-    """What one pair adds to the sums of which `scores` is made."""
+    """Return a pair's contribution to the sums from which `scores` computes metrics."""
     claimed = len(pair.claimed) if pair.count is None else pair.count
     true = len(pair.true)
     answers = (pair.same, pair.different)
@@ -154,7 +158,7 @@ def _matches(name: str, claimed: Sequence[str | None], true: Sequence[str | None
 
 
 def scores(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The metrics of summed tallies, each of the shape of a sum; NaN where nothing was there to be measured."""
+    """Return the metrics of summed tallies, each of the shape of a sum; NaN if there was nothing to measure."""
     types = {part: np.sum([sums[f"{kind}_{part}"] for kind in TYPES], 0) for part in ("claimed", "true", "matched")}
     found = {
         "dqr_exact": ratio(sums["exact"], sums["pairs"]),
@@ -178,7 +182,7 @@ def scores(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def score(pairs: Iterable[PairScores]) -> dict[str, float | None]:
-    """The metrics of some pairs; None where nothing was there to be measured."""
+    """Return the metrics of some pairs; None if there was nothing to measure."""
     tallies = [tally(pair) for pair in pairs]
     sums = {
         name: np.array(sum(one[name] for one in tallies))

@@ -1,8 +1,8 @@
-"""How far two answers are apart inside the model: what they leave of themselves in the residual stream, layer by layer
-(SPD-Faith Bench paper, section 4.3; its released `eval_cosine.py`).
+"""The distance of two answers inside the model: their traces in the residual stream, layer by layer.
 
-The released code takes the stream's embeddings for one layer more and its last layer behind the final norm; here a layer's
-states are those behind it, as `drift` has them, and its update is what attention and FFN add to them.
+Source: SPD-Faith Bench paper, section 4.3, and its released `eval_cosine.py`. The released code counts the embeddings as one
+more layer and reads its last layer behind the final norm; here a layer's states are those behind it, as in `drift`, and its
+update is what attention and FFN add to them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from steering.readouts.drift import drift
 
 @dataclass(frozen=True)
 class Trace:
-    """Means over the rows that generate an answer's tokens. states: as `Choice.answer_states`. updates: (layers,), the size
-    of a layer's whole update."""
+    """Means over the rows that generate an answer's tokens.
+
+    states: as `Choice.answer_states`. updates: (layers,), the size of a layer's whole update.
+    """
 
     states: torch.Tensor
     updates: np.ndarray
 
 
 def traces(engine: Engine, said: Iterable[tuple[Chat, str]]) -> Iterator[Trace]:
-    """Of every answer that is given to a chat, in their order."""
+    """Yield the trace of every answer that is given to a chat, in their order."""
 
     def asked() -> Iterator[Request]:
         for chat, answer in said:
@@ -44,15 +46,15 @@ def traces(engine: Engine, said: Iterable[tuple[Chat, str]]) -> Iterator[Trace]:
 
 
 def alike(one: Trace, other: Trace) -> list[float]:
-    """(layers,): the cosine similarity of two answers' mean states."""
+    """Return the cosine similarity of two answers' mean states per layer: (layers,)."""
     return drift(one.states, other.states)
 
 
 def divergence(one: Trace, other: Trace) -> float:
-    """The released code's ICR divergence: by how much the sizes of two answers' updates differ, the mean over layers."""
+    """Return the released code's ICR divergence: the difference in size of two answers' updates, the mean over layers."""
     return float(np.abs(one.updates - other.updates).mean())
 
 
 def faithfulness(one: Trace, other: Trace) -> float:
-    """The released code's faithfulness score of two answers: their mean cosine times 1 - their divergence, 1 at most."""
+    """Return the released code's faithfulness score of two answers: mean cosine times 1 - divergence (at most 1)."""
     return float(np.mean(alike(one, other))) * (1 - min(divergence(one, other), 1))

@@ -1,1 +1,1 @@
-"""What happens inside a model while it says what is so, and what is not: answers that are given, and read."""
+"""The inside of a model while it says true and false answers: given answers are forced, and read."""

@@ -1,4 +1,4 @@
-"""`helmsight eval faithfulness`: what happens inside while a model says what is so, and what is not."""
+"""`helmsight eval faithfulness`: the inside of a model while it says true and false answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _run(options: ToldOptions, session: Session) -> Findings:
 
 BENCHMARK = Benchmark(
     name="faithfulness",
-    help="what happens inside while faithful and unfaithful answers are said",
+    help="the inside of a model while it says faithful and unfaithful answers",
     description="Force a faithful and an unfaithful answer to every question through the model, and compare drift, residual "
     "stream, divergence and neurons by layer, and attention token by token.",
     limit=200,

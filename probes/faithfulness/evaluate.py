@@ -1,9 +1,10 @@
-"""Faithful and unfaithful answers, forced through a model, and what is read of both (SPD-Faith Bench paper, sections 4.2 and
-4.3, appendix D.2 to D.4).
+"""Readouts of faithful and unfaithful answers that are forced through a model.
 
-Each sample has both answers, so what is compared are pairs: of every readout the mean of either side and the mean
-difference, unfaithful less faithful, with its 95 % interval over samples. What a model generates it would also prefer; given
-answers part what is said from whether the model would say it, which their log-probabilities tell.
+Source: SPD-Faith Bench paper, sections 4.2 and 4.3, appendix D.2 to D.4.
+
+Each sample has both answers, so pairs are compared: for every readout the mean of either side and the mean difference,
+unfaithful minus faithful, with its 95 % interval over samples. A model also prefers what it generates; given answers
+separate the content from that preference, which their log-probabilities show.
 """
 
 from __future__ import annotations
@@ -26,19 +27,22 @@ from steering import Diagnose, Engine
 SIDES = ("faithful", "unfaithful")
 READ = Diagnose(frozenset({"decay", "decay_layers", "residual", "flags"}))
 LAYERED = ("mha_cosine", "ffn_cosine", "mha_norm", "ffn_norm", "update_norm", "kl", "neuron_ratio", "gate_ratio")
-"""What `residual` says of every layer."""
+"""The numbers that `residual` has for every layer."""
 SPANS = ("vision", "system", "user")
 MAPS = ("attention", "activation", "agreement")
-"""What `flags` says of the maps: the share of either that its strongest fifth holds, and their correlation."""
+"""The numbers of `flags` on the maps: the share of each in its strongest fifth, and their correlation."""
 LEAST = 0.5
-"""Of the answers, the share that must be long enough for a step to be in a curve: of fewer, others are in it than before."""
+"""The least share of answers that must be long enough for a step to be in a curve.
+
+With fewer, a step would be a mean over other answers than the one before.
+"""
 
 By = Mapping[str, Sequence[Reply]]
 """The replies to the samples, in their order, by side."""
 
 
 def read(answerer: Answerer, samples: Sequence[Told], *, quiet: bool = False) -> dict[str, list[Reply]]:
-    """Both answers to every question, read."""
+    """Force both answers to every question, and read them."""
 
     def questions() -> Iterator[Question]:
         for sample in samples:
@@ -51,7 +55,7 @@ def read(answerer: Answerer, samples: Sequence[Told], *, quiet: bool = False) ->
 
 
 def compared(found: By) -> dict[str, Any]:
-    """What is read by layer and by step, of either side, and their difference."""
+    """Return the readouts by layer and by step, of either side, and their difference."""
     residual = {side: [(reply.diagnostics or {}).get("residual", {}) for reply in found[side]] for side in SIDES}
     decay = {side: [(reply.diagnostics or {}).get("decay", {}) for reply in found[side]] for side in SIDES}
     by_layer = {name: _paired(residual, itemgetter(name)) for name in LAYERED}
@@ -75,7 +79,7 @@ def compared(found: By) -> dict[str, Any]:
 
 
 def _by_layer(span: str, said: Mapping[str, Any]) -> list[float | None]:
-    """Mean over steps of a span's share in every layer."""
+    """Return the mean over steps of a span's share in every layer."""
     steps = said["by_layer"][span]
     return [None] * len(steps[0]) if any(None in step for step in steps) else np.mean(steps, 0).tolist()
 
@@ -95,8 +99,10 @@ def _sum_logprob(reply: Reply) -> float:
 def _paired(
     said: Mapping[str, Sequence[Mapping[str, Any]]], value: Callable[[Mapping[str, Any]], Sequence[float | None]]
 ) -> dict[str, Any] | None:
-    """Means (layers,) of either side, and the mean difference with its interval in every layer; None where an answer lacks
-    such numbers. said: a readout of every answer, by side."""
+    """Return means (layers,) of either side, and the mean difference with its interval in every layer.
+
+    None if an answer lacks such numbers. said: a readout of every answer, by side.
+    """
     sides = [[value(one) for one in said[side]] for side in SIDES]
     if any(None in row for side in sides for row in side):
         return None
@@ -118,7 +124,7 @@ def _moments(values: np.ndarray) -> dict[str, Any]:
 
 
 def decay_curve(said: Sequence[Reply]) -> dict[str, Any]:
-    """The mean shares of attention by generated token (Figure 7), as far as LEAST of the answers reach."""
+    """Return the mean shares of attention by generated token (Figure 7), up to the steps that LEAST of the answers reach."""
     of = [reply.diagnostics["decay"] for reply in said if reply.diagnostics]
     lengths = [len(one["vision"]) for one in of]
     steps = int(np.quantile(lengths, 1 - LEAST, method="lower")) if lengths else 0
@@ -131,9 +137,11 @@ def decay_curve(said: Sequence[Reply]) -> dict[str, Any]:
 
 
 def apart(engine: Engine, samples: Sequence[Told]) -> dict[str, Any]:
-    """How far the faithful and the unfaithful answer to a question are apart in every layer: the cosine similarity of the
-    mean states of the rows that said them (section 4.3), and as a control that of two faithful answers to different
-    questions of one kind. (layers,) means with their intervals."""
+    """Return the similarity of the faithful and the unfaithful answer to a question in every layer.
+
+    It is the cosine similarity of the mean states of their rows (section 4.3); the control is that of two faithful answers
+    to different questions of one kind. Both are (layers,) means with their intervals.
+    """
     said = {
         side: list(traces(engine, ((sample.chat(), getattr(sample, side)) for sample in samples))) for side in SIDES
     }
@@ -152,9 +160,11 @@ def apart(engine: Engine, samples: Sequence[Told]) -> dict[str, Any]:
 
 
 def separated(found: By, *, seed: int = 0) -> dict[str, Any]:
-    """By readout and layer how well it tells the two sides apart: the share of pairs in which the unfaithful answer's is the
-    greater (0.5: not at all), with its interval, in the layer that parts them best. The layer is chosen on one half of the
-    samples, and the share is of the other."""
+    """Return by readout how well it separates the two sides, in the layer that separates them best.
+
+    `share` is the share of pairs in which the unfaithful answer has the greater value (0.5: no separation), with its
+    interval. The layer is chosen on one half of the samples, and the share measured on the other.
+    """
     out: dict[str, Any] = {}
     for name in LAYERED:
         rows = [

@@ -28,7 +28,7 @@ the faithful one's, means over samples with their 95 % bootstrap intervals; noth
 
 
 def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
-    """`found`: what `evaluate` returns, by its parts."""
+    """Return the report of a run; `found` holds the results of `evaluate`, by their parts."""
     page = Report(f"Faithful and unfaithful answers on {about['model']}")
     page.facts(
         {"Data": about["data"], **left_out(about), "Model": about["model"], "Versions": in_words(about["versions"])}

@@ -1,4 +1,4 @@
-"""One run of the benchmark: samples are drawn or read, said, and reported."""
+"""A run of the benchmark, which draws or reads samples, forces the answers and reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from probes.harness.session import Session, Setup
 
 @dataclass(frozen=True)
 class ToldOptions:
-    """What the benchmark is asked for besides what every one is: a file, or what `demo(count, seed, noise)` draws."""
+    """The benchmark's own options: a file, or `demo(count, seed, noise)`, which draws samples."""
 
     data: str | None
     noise: float
@@ -30,7 +30,7 @@ class ToldOptions:
             raise ValueError("--data is needed: there is no demo world here to draw samples from")
 
     def draw(self, setup: Setup, left: list[str]) -> list[Told]:
-        """So many samples, a file's in the order of the seed; `left` says which are left out."""
+        """Return the samples, those of a file shuffled by the seed; samples left out are added to `left`."""
         if self.data is None:
             assert self.demo is not None
             return list(self.demo(setup.limit, setup.seed, self.noise))
@@ -39,7 +39,7 @@ class ToldOptions:
         return whole(found, setup.limit, lambda sample: sample.images, left)
 
     def origin(self, samples: int, seed: int) -> str:
-        """How many samples, from where, drawn by which seed."""
+        """Return the number of samples, their source and seed in words."""
         if self.data is not None:
             return f"{samples} samples from {Path(self.data).name}, in the order of seed {seed}"
         noise = f" with noise of standard deviation {self.noise:g} (of 0 to 255)" if self.noise else ""
@@ -47,7 +47,7 @@ class ToldOptions:
 
 
 def run(options: ToldOptions, session: Session) -> Findings:
-    """Have both answers to every question said, and compare what was read."""
+    """Force both answers to every question, and compare their readouts."""
     if session.endpoint is not None and not session.endpoint.is_helmsight:
         raise ValueError(f'{session.model} is no Helmsight server: no other reads answers that are given ("force").')
     setup = session.setup

@@ -15,8 +15,10 @@ from probes.lists import rows
 
 @dataclass(frozen=True)
 class Told:
-    """The two answers differ in what they claim, and should differ in nothing else. kind: what is asked for, by which the
-    samples are told apart."""
+    """A question with two answers that differ in their claims, and should differ in nothing else.
+
+    kind: the kind of question, by which samples are grouped.
+    """
 
     images: tuple[Source, ...]
     question: str
@@ -25,14 +27,17 @@ class Told:
     kind: str = "answers"
 
     def chat(self) -> Chat:
-        """The question; raises ValueError where an image's file does not decode."""
+        """Return the chat of the question; raise ValueError if an image's file does not decode."""
         return chat(self.images, self.question)
 
 
 def load(file: str | Path, left: list[str] | None = None) -> list[Told]:
-    """Samples from JSON Lines: `images` (paths relative to the file, or one), `question`, `faithful`, `unfaithful`, and
-    where the samples are of several kinds `kind`. `left` says which are left out
-    because something of them is missing. Raises ValueError that names the file and row of one that is wrong."""
+    """Return samples from JSON Lines.
+
+    A row has `images` (paths relative to the file, or one), `question`, `faithful`, `unfaithful`, and `kind` if there are
+    several kinds. Rows that lack something are left out and added to `left`. Raises ValueError that names the invalid file
+    and row.
+    """
     path = Path(file)
     found = rows.made(path, rows.read(path), partial(_told, path.parent), left)
     if not found:

@@ -1,1 +1,1 @@
-"""What every benchmark shares: the ledger of answers, intervals, comparisons, tables, plots and the report."""
+"""Shared parts of all benchmarks: the answer ledger, intervals, comparisons, tables, plots and the report."""

@@ -1,4 +1,4 @@
-"""A benchmark as the command line knows it: its flags, its options, and how it runs on the harness."""
+"""A benchmark as the command line sees it: its flags, its options, and how it runs on the harness."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ BaseUrl = Annotated[
     str | None,
     model_option(
         metavar="URL",
-        help="ask this OpenAI-compatible server in place of a model in this process; --model then names its model, the "
+        help="ask this OpenAI-compatible server instead of a model in this process; --model then names its model, the "
         "environment's OPENAI_API_KEY its key",
     ),
 ]
-Json = Annotated[Path | None, file_option(metavar="FILE", help="write the conditions' scores here as well")]
-OUT = "folder of the report, and of the answers that a run that was stopped goes on from"
-Markdown = Annotated[Path | None, file_option(metavar="FILE", help="write the report here as well")]
+Json = Annotated[Path | None, file_option(metavar="FILE", help="also write the conditions' scores to this file")]
+OUT = "folder for the report, and for the answers from which an interrupted run continues"
+Markdown = Annotated[Path | None, file_option(metavar="FILE", help="also write the report to this file")]
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a run found.
+    """The results of a run.
 
-    `about` is what was asked of what, `conditions` the scores by condition, `more` what else there is: all of report.json.
-    Without a `summary` the report itself is printed.
+    `about` describes the run, `conditions` holds the scores by condition and `more` everything else: together they are
+    report.json. Without a `summary` the report itself is printed.
     """
 
     page: Report
@@ -69,10 +69,10 @@ class Findings:
 
 @dataclass(frozen=True)
 class Benchmark(Generic[Options]):
-    """A benchmark.
+    """A benchmark and its command-line options.
 
-    limit: how many of its `unit` are asked unless --limit says so. options: makes what the run takes of its keyword
-    arguments, which are the benchmark's own flags as Typer knows them, or raises ValueError, before a server is asked or a
+    limit: the default number of `unit` that are asked (--limit). options: turns the keyword arguments, which are the
+    benchmark's own flags as Typer knows them, into the options of a run, or raises ValueError, before a server is asked or a
     model loaded. run: asks and scores.
     """
 
@@ -86,7 +86,7 @@ class Benchmark(Generic[Options]):
 
 
 def register(app: typer.Typer, benchmark: Benchmark) -> None:
-    """Add the benchmark's command."""
+    """Add the benchmark's command to the app."""
 
     def command(
         context: typer.Context,
@@ -119,12 +119,12 @@ def register(app: typer.Typer, benchmark: Benchmark) -> None:
         flag("out", Path, file_option(metavar="DIR", help=OUT), Path("build", benchmark.name)),
         *flags_of(benchmark.options),
     ]
-    text = f"{benchmark.description} Run again after an interruption, it goes on where it was."
+    text = f"{benchmark.description} Run again after an interruption, it continues where it stopped."
     app.command(benchmark.name, cls=Command, short_help=benchmark.help, help=text)(with_flags(command, flags))
 
 
 def _check_whose(folder: Path, name: str) -> None:
-    """Raise ValueError where a folder holds the report of another benchmark."""
+    """Raise ValueError if a folder holds the report of another benchmark."""
     try:
         about = json.loads((folder / "report.json").read_text())["about"]
         other = about.get("benchmark", name)
@@ -135,7 +135,7 @@ def _check_whose(folder: Path, name: str) -> None:
 
 
 def _write(name: str, found: Findings, setup: Setup, said: str) -> None:
-    """Write the files of a run, with the command that asked for it, and print what it found."""
+    """Write the files of a run, with the command that requested it, and print its results."""
     from steering.files import write_atomically
 
     about = {"benchmark": name, "command": said, **found.about}

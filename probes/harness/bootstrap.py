@@ -1,5 +1,7 @@
-"""Intervals of what is measured on samples, and of differences between two ways of answering the same samples: Wilson's of
-shares, all others from samples drawn anew."""
+"""Confidence intervals of metrics, and of differences between two ways of answering the same samples.
+
+Shares have Wilson's intervals; all other metrics have bootstrap intervals.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +16,32 @@ import numpy as np
 RESAMPLES = 1000
 
 Tallies = Mapping[str, np.ndarray]
-"""What each sample adds to each of some sums: (samples,) by name."""
+"""The contribution of each sample to each of several sums: (samples,) by name."""
 Scores = Callable[[Tallies], Mapping[str, np.ndarray]]
-"""Metrics of sums, each of the shape of a sum; NaN where a metric does not exist."""
+"""Metrics computed from sums, each in the shape of a sum; NaN where a metric is undefined."""
 
 
 def interval(values: np.ndarray, seed: int = 0, statistic: Callable[..., Any] = np.mean) -> tuple[float, float]:
-    """The 95 % bootstrap interval of the mean, or of another numpy statistic, of one value a sample."""
+    """Return the 95 % bootstrap interval of the mean, or of another numpy statistic, of one value per sample."""
     return bounds(statistic(values[_drawn(len(values), seed)], axis=1))
 
 
 def paired(differences: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of the difference of two shares of the same samples: of the bootstrap, and where no resample differs
-    the score interval. differences: (samples,), -1, 0 or 1 each."""
+    """Return the 95 % interval of the difference of two shares of the same samples.
+
+    The interval is the bootstrap's, or the score interval where no resample differs. differences: (samples,), each -1, 0 or
+    1.
+    """
     found = interval(differences, seed)
     return found if found[0] < found[1] else _alike(float(differences[0]), len(differences))
 
 
 def _alike(difference: float, samples: int) -> tuple[float, float]:
-    """The score interval (Tango 1998) of a difference that is the same, -1, 0 or 1, in all of the samples: no resample
-    differs, which does not say that nothing does. Twice as far from 1 as from 0, since both shares leave it."""
+    """Return the score interval (Tango 1998) of a difference that is the same, -1, 0 or 1, in all samples.
+
+    No resample differs then, which does not show that there is no variation. The bound is twice as far from 1 as from 0,
+    since both shares move away from it.
+    """
     beyond = wilson(0, samples)[1]
     if difference == 0:
         return -beyond, beyond
@@ -41,39 +49,42 @@ def _alike(difference: float, samples: int) -> tuple[float, float]:
 
 
 def bounds(values: np.ndarray) -> tuple[float, float]:
-    """Between which the middle 95 % of the values lie, one a resample."""
+    """Return the bounds of the middle 95 % of the values, one value per resample."""
     low, high = np.quantile(values, (0.025, 0.975))
     return float(low), float(high)
 
 
 def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """part / whole, NaN where `whole` is 0."""
+    """Return part / whole, with NaN where `whole` is 0."""
     return np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=np.asarray(whole) > 0)
 
 
 def check_statistics() -> None:
-    """Raise ValueError where statsmodels is not installed, as in an environment without all that the package needs."""
+    """Raise ValueError if statsmodels is not installed, as in an environment without all dependencies."""
     if find_spec("statsmodels") is None:
         raise ValueError("Intervals of shares need statsmodels: pip install statsmodels")
 
 
 def wilson(counted: float, of: float) -> tuple[float, float]:
-    """Wilson's 95 % interval of the share counted / of, of independent samples; `of` above 0, and need not be whole."""
+    """Return Wilson's 95 % interval of the share counted / of, of independent samples.
+
+    `of` must be above 0 and need not be whole.
+    """
     from statsmodels.stats.proportion import proportion_confint
 
     low, high = proportion_confint(counted, of, method="wilson")
-    return float(low) if counted > 0 else 0.0, float(high) if counted < of else 1.0  # where rounding leaves 1e-16
+    return float(low) if counted > 0 else 0.0, float(high) if counted < of else 1.0  # instead of 1e-16 by rounding
 
 
 def proportion(counted: int, of: int) -> dict[str, Any]:
-    """A share with its Wilson interval; `value` is None of nothing."""
+    """Return a share with its Wilson interval; `value` is None if `of` is 0."""
     if not of:
         return {"value": None, "value_95": None, "n": 0}
     return {"value": counted / of, "value_95": list(wilson(counted, of)), "n": of}
 
 
 def deviation(value: float, samples: int) -> tuple[float, float]:
-    """The 95 % interval of the standard deviation (of a sample) of two values or more, as of a normal distribution."""
+    """Return the 95 % interval of the sample standard deviation of two or more values, assuming a normal distribution."""
     from scipy.stats import chi2
 
     low, high = (value * math.sqrt((samples - 1) / chi2.ppf(tail, samples - 1)) for tail in (0.975, 0.025))
@@ -81,13 +92,16 @@ def deviation(value: float, samples: int) -> tuple[float, float]:
 
 
 def _drawn(samples: int, seed: int) -> np.ndarray:
-    """(resamples, samples): which samples each resample holds."""
+    """Draw the samples of each resample: indices (resamples, samples)."""
     return np.random.default_rng(seed).integers(samples, size=(RESAMPLES, samples))
 
 
 class Share(NamedTuple):
-    """A metric that is the share counted / of, by the names of the two sums. `fixed`: what it is a share of does not depend
-    on the answers, and each sample adds 0 or 1 to either sum, so that McNemar's test compares two ways of answering."""
+    """A metric that is the share counted / of; both are names of sums.
+
+    `fixed`: the denominator does not depend on the answers, and each sample adds 0 or 1 to either sum, so that McNemar's
+    test compares two ways of answering.
+    """
 
     counted: str
     of: str
@@ -96,9 +110,11 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric, and by how much it is above that of the plain answers; each None where it does not exist. Of a metric that
-    is a fixed share of the samples, `p` is McNemar's and `turned` the share of those samples that count in one of both
-    only."""
+    """A metric and its difference to that of the plain answers; each is None where it is undefined.
+
+    For a metric that is a fixed share of the samples, `p` is McNemar's p and `turned` the share of those samples that count
+    in exactly one of the two.
+    """
 
     value: float | None
     interval: tuple[float, float] | None
@@ -108,7 +124,7 @@ class Estimate:
     turned: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """`value`, `value_95` and, beside plain answers, `difference`, `difference_95`, `p` and `turned`."""
+        """Return `value` and `value_95`, and beside plain answers `difference`, `difference_95`, `p` and `turned`."""
         plain = {"value": self.value, "value_95": self.interval and list(self.interval)}
         if self.difference is None:
             return plain
@@ -127,12 +143,14 @@ def estimates(
     clusters: Sequence[Any] | None = None,
     seed: int = 0,
 ) -> dict[str, Estimate]:
-    """Every metric of `scores` with its 95 % interval, and its difference to the `plain` answers to the same samples with
-    the 95 % bootstrap interval of that: each resample holds the same samples of both. Of a fixed share that differs alike in
-    all of them, so that no resample differs, it is the score interval of as many samples as there are clusters.
+    """Return every metric of `scores` with its 95 % interval and its difference to the `plain` answers to the same samples.
 
-    shares: the metrics that are shares; their intervals are Wilson's, those of the others are of the bootstrap, too.
-    clusters: what each sample belongs to; samples of one cluster (questions about one picture) are drawn together.
+    The difference has a 95 % bootstrap interval, for which each resample holds the same samples of both. If a fixed share
+    differs alike in all samples, so that no resample differs, it has the score interval of as many samples as there are
+    clusters.
+
+    shares: the metrics that are shares; their intervals are Wilson's. The intervals of the others are bootstrap intervals,
+    too. clusters: the cluster of each sample; samples of one cluster (questions about one picture) are drawn together.
     """
     shares = shares or {}
     count = len(next(iter(found.values())))
@@ -180,9 +198,12 @@ def estimates(
 
 
 def _wilson(counted: np.ndarray, of: np.ndarray, resampled: np.ndarray) -> tuple[float, float] | None:
-    """Of a share whose sums are (clusters,): where a cluster holds several, on as many independent samples as say as much
-    (Kish 1965): their number over the design effect, the variance of the share over clusters drawn anew by that of
-    independent samples."""
+    """Return Wilson's interval of a share whose sums are (clusters,).
+
+    If a cluster holds several samples, the interval is that of the effective number of independent samples (Kish 1965):
+    their number divided by the design effect, which is the variance of the share over resampled clusters divided by that of
+    independent samples.
+    """
     n = float(of.sum())
     if not n:
         return None
@@ -202,14 +223,16 @@ def _known(value: np.ndarray) -> float | None:
 
 
 def _interval(values: np.ndarray) -> tuple[float, float] | None:
-    """Over the resamples in which the metric exists."""
+    """Return the interval over the resamples in which the metric is defined."""
     known = values[~np.isnan(values)]
     return bounds(known) if len(known) else None
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
-    """The exact two-sided p of McNemar's test that two ways of answering are right equally often. first, second: (samples,),
-    0 or 1 each."""
+    """Return the exact two-sided p of McNemar's test that two ways of answering are right equally often.
+
+    first, second: (samples,), each 0 or 1.
+    """
     from statsmodels.stats import contingency_tables
 
     one, other = first > 0, second > 0
@@ -218,23 +241,28 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def detectable(turned: float, samples: int) -> float:
-    """The least difference of two shares that a paired test on `samples` finds (5 %, two-sided) in four experiments of
-    five, where a share of `turned` of the samples counts in one of both only. Normal approximation: 1.96 + 0.84 standard
-    errors."""
+    """Return the least difference of two shares that a paired test on `samples` finds (5 %, two-sided) with a power of 80 %.
+
+    turned: the share of the samples that count in exactly one of the two. Normal approximation: 1.96 + 0.84 standard errors.
+    """
     return (1.96 + 0.84) * math.sqrt(turned / samples)
 
 
 def area(values: np.ndarray, wanted: np.ndarray, strata: np.ndarray | None = None) -> float:
-    """How often a wanted sample has a greater value than another one (equal ones half): the area under the ROC curve; .5 is
-    chance. With `strata`, only samples of one stratum are compared. NaN where there is nothing to compare."""
+    """Return the area under the ROC curve: how often a wanted sample has a greater value than another (ties count half).
+
+    0.5 is chance. With `strata`, only samples of one stratum are compared. NaN if there is nothing to compare.
+    """
     return float(_areas(np.ones((1, len(values))), values, wanted, strata)[0])
 
 
 def area_with_interval(
     values: np.ndarray, wanted: np.ndarray, strata: np.ndarray | None = None
 ) -> tuple[float, tuple[float, float]] | None:
-    """`area` with its 95 % bootstrap interval, of the resamples in which it exists; None where there is nothing to
-    compare."""
+    """Return `area` with its 95 % bootstrap interval over the resamples in which it is defined.
+
+    None if there is nothing to compare.
+    """
     whole = area(values, wanted, strata)
 
     def of(rows: np.ndarray, axis: int) -> np.ndarray:
@@ -246,12 +274,15 @@ def area_with_interval(
 
 
 def _areas(times: np.ndarray, values: np.ndarray, wanted: np.ndarray, strata: np.ndarray | None) -> np.ndarray:
-    """(resamples,): `area` of each. times: (resamples, samples), how often a sample is in it."""
+    """Return the `area` of each resample: (resamples,).
+
+    times: (resamples, samples), how often a sample occurs in a resample.
+    """
     won, pairs = (np.zeros(len(times)) for _ in range(2))
     for stratum in (None,) if strata is None else np.unique(strata):
         chosen = np.arange(len(values)) if stratum is None else np.flatnonzero(strata == stratum)
         order = chosen[np.argsort(values[chosen], kind="stable")]
-        first = np.unique(values[order], return_index=True)[1]  # of each value
+        first = np.unique(values[order], return_index=True)[1]  # the first place of each value
         if not len(first):
             continue
         those, others = (np.add.reduceat(times[:, order] * one[order], first, axis=1) for one in (wanted, ~wanted))
@@ -261,7 +292,7 @@ def _areas(times: np.ndarray, values: np.ndarray, wanted: np.ndarray, strata: np
 
 
 def spearman(one: np.ndarray, other: np.ndarray) -> float | None:
-    """Spearman's rank correlation of pairs, equal values having their mean rank; None where all of one side are equal."""
+    """Return Spearman's rank correlation of pairs; ties share their mean rank. None if all values of one side are equal."""
 
     def ranks(values: np.ndarray) -> np.ndarray:
         _, which, count = np.unique(values, return_inverse=True, return_counts=True)
@@ -274,9 +305,11 @@ def spearman(one: np.ndarray, other: np.ndarray) -> float | None:
 def gap_closed(
     plain: np.ndarray, prior: np.ndarray, auto: np.ndarray, seed: int = 0
 ) -> tuple[float, tuple[float, float]] | None:
-    """(auto - plain) / (prior - plain) of the means, and its 95 % bootstrap interval; all three are one value a sample, and
-    the samples are drawn together. None where the gap between prior and plain could as well be none: there is nothing to
-    close."""
+    """Return (auto - plain) / (prior - plain) of the means, with its 95 % bootstrap interval.
+
+    All three hold one value per sample, and the samples are drawn together. None if the gap between prior and plain may be
+    zero: then there is nothing to close.
+    """
     gap, gained = prior - plain, auto - plain
     if interval(gap, seed)[0] <= 0:
         return None

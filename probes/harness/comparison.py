@@ -1,4 +1,4 @@
-"""Conditions that answer the same samples, each compared with the first one, sample by sample."""
+"""Conditions that answer the same samples, each compared with the first condition, sample by sample."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ BASELINE = "baseline"
 """The condition that the others are compared with."""
 
 Way = tuple[Options | Push, ...]
-"""What is done inside the model under one condition: interventions, at most one of them a push."""
+"""The interventions of one condition, at most one of them a push."""
 
 S = TypeVar("S")
 
 
 def told_apart(way: Way) -> tuple[Push | None, tuple[Options, ...]]:
-    """The push, and the other interventions, as a question has them."""
+    """Return the push, and the other interventions, as a question takes them."""
     push = next((one for one in way if isinstance(one, Push)), None)
     return push, tuple(one for one in way if isinstance(one, Options))
 
 
 @dataclass(frozen=True)
 class SampleSet(Generic[S]):
-    """Samples of one kind, how each is asked, and how its answers are scored.
+    """Samples of one kind, with how each is asked and how its answers are scored.
 
-    chats: the questions about a sample, `each` of them, a chat each. tally: what the replies to them add to the sums of
-    which `scores` makes metrics; `shares` says of those that are shares what they are a share of.
-    setting: in which group besides "all" a sample is scored. cluster: samples of one cluster are drawn together (questions
-    about one picture). diagnose: the readouts beside every answer, where what answers has any.
+    chats: the questions about a sample, `each` of them, one chat each. tally: what the replies to them add to the sums from
+    which `scores` computes metrics; `shares` gives the denominators of those that are shares. setting: the group, besides
+    "all", in which a sample is scored. cluster: samples of one cluster are drawn together (questions about one picture).
+    diagnose: the readouts beside every answer, where the answerer has any.
     """
 
     name: str
@@ -65,13 +65,16 @@ class PartAnswered(Generic[S]):
 
     @property
     def answers(self) -> list[list[str]]:
-        """The texts, those about a sample together."""
+        """The texts of the replies, grouped by sample."""
         return [[reply.text for reply in about] for about in self.replies]
 
     def rows(self, condition: str, questions: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
-        """Of every sample its part, condition, number, name where it has one, setting, `questions` in words, what is
-        `expected` where it says so, answers, and what they add to the sums; and where it was read how they looked at
-        pictures: `sigma`, and of an anchor `anchor_sigma`, of each answer, (layers, pictures)."""
+        """Yield a row for each sample.
+
+        A row holds its part, condition, number, name if it has one, setting, `questions` in words, `expected` answer if
+        known, answers, and what they add to the sums. If attention to pictures was read it also holds `sigma`, and with an
+        anchor `anchor_sigma`, of each answer, (layers, pictures).
+        """
         part = self.part
         for number, (sample, asked, answers, tally) in enumerate(
             zip(part.samples, questions, self.answers, self.tallies, strict=True)
@@ -83,7 +86,7 @@ class PartAnswered(Generic[S]):
             } | _looks(self.replies[number])  # fmt: skip
 
     def measured(self, plain: PartAnswered | None = None) -> dict[str, Any]:
-        """Each metric, of all samples and by setting; beside the plain answers where given."""
+        """Return each metric, of all samples and by setting, compared with the plain answers if given."""
         part = self.part
         settings = [part.setting(sample) for sample in part.samples]
         changed = [now != before for now, before in zip(self.answers, plain.answers, strict=True)] if plain else []
@@ -104,7 +107,7 @@ class PartAnswered(Generic[S]):
 
 
 def _looks(replies: Sequence[Reply]) -> dict[str, Any]:
-    """The attention factors of the replies, by the names of a sample's line; nothing where none were read."""
+    """Return the attention factors of the replies under the keys of a sample's row; empty if none were read."""
     found = {
         "sigma": [((one.diagnostics or {}).get("focus") or {}).get("sigma") for one in replies],
         "anchor_sigma": [((one.diagnostics or {}).get("anchor") or {}).get("sigma") for one in replies],
@@ -120,17 +123,19 @@ def compare(
     max_tokens: int,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """By condition and part: the metrics by setting and together ("all"), each the JSON of an `Estimate` beside the answers
-    of `BASELINE`, with the number of `samples` and `answers_changed`, the share of samples whose answers are other texts.
-    Parts without samples, and conditions that the model or its pictures refuse, are left out.
+    """Ask all parts under all conditions and return the metrics by condition, part and setting ("all" is all together).
 
-    Raises ValueError where `BASELINE` is not the first of the conditions.
+    Each metric is the JSON of an `Estimate` compared with the answers of `BASELINE`, with the number of `samples` and
+    `answers_changed`, the share of samples whose answers have another text. Parts without samples, and conditions that the
+    model or its pictures refuse, are left out.
+
+    Raises ValueError if `BASELINE` is not the first condition.
     """
     return measured(ask_all(answerer, conditions, parts, max_tokens=max_tokens, quiet=quiet))
 
 
 def measured(asked: Mapping[str, Sequence[PartAnswered]]) -> dict[str, Any]:
-    """What `compare` returns, of what `ask_all` returned."""
+    """Return the metrics, as `compare` does, of the answers that `ask_all` returned."""
     plain = asked[BASELINE]
     return {
         name: {
@@ -149,8 +154,11 @@ def ask_all(
     max_tokens: int,
     quiet: bool = False,
 ) -> dict[str, list[PartAnswered]]:
-    """Every part that has samples by condition; those that the model or its pictures refuse are left out. Raises ValueError
-    where `BASELINE` is not the first of the conditions."""
+    """Return the answers to every part that has samples, by condition.
+
+    Conditions that the model or its pictures refuse are left out. Raises ValueError if `BASELINE` is not the first
+    condition.
+    """
     if next(iter(conditions), None) != BASELINE:
         raise ValueError(f"The first condition must be {BASELINE!r}, with which the others are compared.")
     parts = [part for part in parts if part.samples]
@@ -176,7 +184,7 @@ def _answered(
     name: str,
     progress: Tracker,
 ) -> list[PartAnswered]:
-    """All parts' answers, in one stream of questions."""
+    """Ask all parts in one stream of questions and return their answers."""
     push, interventions = told_apart(way)
     asked: list[str] = []
 

@@ -1,4 +1,4 @@
-"""A comparison in a report: every metric of every condition, and its difference to the baseline's."""
+"""Report tables of a comparison: every metric of every condition, and its difference to the baseline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ comparisons. Where no resample differs, which does not say that nothing does, a 
 
 
 def power(page: Report, found: Mapping[str, Any], part: str, metric: str, what: str) -> None:
-    """Say which difference of a metric, a share of the samples (`what`), can be found. `found` is what `compare` returns."""
+    """Report the detectable difference of a metric that is a share of the samples (`what`).
+
+    found: the result of `compare`.
+    """
     turned = {name: scores[part]["all"][metric]["turned"] for name, scores in found.items() if name != BASELINE}
     samples = found[BASELINE][part]["all"]["samples"]
     if not turned:
@@ -43,8 +46,11 @@ def table(
     page: Report, found: Mapping[str, Any], part: str, metrics: Sequence[str] | Mapping[str, str],
     settings: Sequence[str] = ("all",), differences: bool = True,
 ) -> None:  # fmt: skip
-    """Add a row a condition and setting, a column a metric (the names of metrics, or those by the column's heading); with
-    `differences` also a table of those to the baseline."""
+    """Add a row per condition and setting, with a column per metric.
+
+    metrics: the names of metrics, or a mapping from the column's heading to the name. With `differences`, a table of the
+    differences to the baseline follows.
+    """
     columns = metrics if isinstance(metrics, Mapping) else {name: name for name in metrics}
     several = list(settings) != ["all"]
     head = ["condition", *(["setting"] if several else []), *columns]

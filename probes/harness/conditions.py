@@ -1,4 +1,4 @@
-"""The conditions that any benchmark can be asked under: those known by name, chosen by patterns, and a user's own."""
+"""The conditions that any benchmark can be run under: those known by name, chosen by patterns, and a user's own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from probes.harness.comparison import BASELINE, Way
 from probes.harness.named import named
 from probes.harness.options import VECTOR
 from steering import Generate, Options, RequestError, See, SteeringError, SteeringVector, Think
+from steering.protocol.asked import with_vectors
 from steering.protocol.forms import read
 from steering.protocol.intervention import REGISTRY
 
@@ -24,19 +25,18 @@ if TYPE_CHECKING:
     from probes.harness.session import Session
 
 Conditions = dict[str, Way]
-"""What is done inside the model, by the name of the condition."""
+"""The interventions by the name of their condition."""
 
 log = logging.getLogger(__name__)
 
 
 def known() -> Conditions:
-    """The baseline, SAGE, and every other intervention that there is at its defaults, where it has them."""
+    """Return the baseline, SAGE, and every other intervention with its defaults, if it has defaults for all its options."""
     return {BASELINE: (), "SAGE": (See(), Think(), Generate()), **others()}
 
 
 def others() -> Conditions:
-    """The registered interventions that are no stage of SAGE's, need not be told anything, and do more than say something in
-    the chat."""
+    """Return the interventions without required options that do more than change the chat, except SAGE's stages."""
     found: Conditions = {}
     for name, (kind, _) in REGISTRY.items():
         if not issubclass(kind, Options) or kind in (See, Think, Generate) or kind.only_chat:
@@ -47,12 +47,12 @@ def others() -> Conditions:
 
 
 def pushes(vector: SteeringVector | str, strength: float = 1.0) -> Conditions:
-    """Steered toward either side."""
+    """Return the two conditions that steer toward either side."""
     return {f"toward {side}": (Push(side, vector, strength),) for side in ("vision", "text")}
 
 
 def written(text: str) -> Conditions:
-    """A condition of the user's own, NAME=JSON, the JSON as in a request to the API; raises ValueError where it is wrong."""
+    """Return a user's own condition, written NAME=JSON as in an API request; raise ValueError if it is invalid."""
     name, _, fields = text.partition("=")
     try:
         try:
@@ -68,8 +68,10 @@ def written(text: str) -> Conditions:
 
 
 def chosen(conditions: Mapping[str, Way], patterns: Sequence[str] | None, more: Sequence[str] | None) -> Conditions:
-    """The baseline, the conditions that a pattern names (None: all), and `more`, which are written as `NAME=JSON`; raises
-    ValueError for a pattern that names none."""
+    """Return the baseline, the conditions that match a pattern (None: all), and those of `more`, written as `NAME=JSON`.
+
+    Raises ValueError for a pattern that matches none.
+    """
     wanted = {BASELINE}
     for pattern in ["*"] if patterns is None else patterns:
         if not (found := fnmatch.filter(conditions, pattern)):
@@ -83,8 +85,10 @@ def chosen(conditions: Mapping[str, Way], patterns: Sequence[str] | None, more: 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Conditions as the command line chooses them, steering among them where the model has a vector of modality preference.
-    patterns: None means all. own: those of the benchmark itself. Raises ValueError for what it does not know."""
+    """Conditions as the command line chooses them, with steering if the model has a vector of modality preference.
+
+    patterns: None means all. own: the benchmark's own conditions. Raises ValueError for an unknown condition.
+    """
 
     patterns: tuple[str, ...] | None
     more: tuple[str, ...]
@@ -103,12 +107,15 @@ class Wanted:
         folders: Callable[[], Sequence[Path]],
         own: Mapping[str, Way] | None = None,
     ) -> Wanted:
-        """What the flags `Names` and `Texts` say."""
+        """Return the conditions that the flags `Names` and `Texts` choose."""
         return cls(None if patterns is None else tuple(patterns), tuple(more or ()), folders, own=own or {})
 
     def conditions(self, session: Session) -> Conditions:
-        """Those that can be had: without a vector there is no steering, and a server that is not Helmsight can only be told
-        something. What cannot be had is an error where it was asked for by name."""
+        """Return the conditions that are available.
+
+        Steering needs a vector, and a server that is not Helmsight supports only conditions that change the chat. An
+        unavailable condition that was requested by name is an error.
+        """
         asked = self._chosen(pushes(self.vector))
         if any(isinstance(one, Push) for way in asked.values() for one in way):
             try:
@@ -127,14 +134,35 @@ class Wanted:
                     raise
                 log.warning("%s Left out: %s.", error, ", ".join(inside))
                 asked = {name: way for name, way in asked.items() if name not in inside}
-        return asked
+        ways = {name: self._with_vectors(name, way, session) for name, way in asked.items()}
+        return {name: way for name, way in ways.items() if way is not None}
+
+    def _with_vectors(self, name: str, way: Way, session: Session) -> Way | None:
+        """Return a condition with its names replaced by vectors; a server looks names up by itself.
+
+        None where it is left out because a vector is missing, as a condition that nobody asked for may be.
+        """
+        if session.endpoint is not None:
+            return way
+        folders = self.folders
+
+        def get(value: SteeringVector | str, key: str) -> SteeringVector:
+            return find(value, session, folders()) if isinstance(value, str) else value
+
+        try:
+            return tuple(with_vectors(one, get) if isinstance(one, Options) else one for one in way)
+        except (SteeringError, ValueError, OSError) as error:
+            if self.patterns is not None or name not in known():  # somebody has named it
+                raise
+            log.warning("%s is left out: %s", name, error)
+            return None
 
     def _chosen(self, steered: Conditions) -> Conditions:
         return chosen(known() | steered | dict(self.own), self.patterns, self.more)
 
 
 def find(vector: str, session: Session, folders: Sequence[Path]) -> SteeringVector:
-    """The vector of that name that what answers has."""
+    """Return the vector of that name that the server, or the model in this process, has."""
     if session.endpoint is not None:
         return session.endpoint.vector(vector)
 

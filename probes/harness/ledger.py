@@ -1,4 +1,4 @@
-"""Answers that are kept in a file, so that a run that was killed goes on where it stopped."""
+"""Answers kept in a file, so that a run that was killed continues where it stopped."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from PIL import Image
 
 from probes.answering.base import MODALITY, Answerer, Chat, Push, Question, Reply, Unanswered
 from probes.answering.wire import diagnostics
-from steering import SteeringVector
+from steering import Options, SteeringVector
+from steering.protocol.asked import vector_fields
 
 SAMPLES = "samples.jsonl"
-"""Beside the answers: of which sample, under which condition, each of them is."""
+"""The file beside the answers that tells the sample and condition of each of them."""
 
 _log = logging.getLogger(__name__)
 
 
 class Remembering:
-    """Passes on only the questions whose answers are not in the file, and appends every new answer to it.
+    """An answerer that passes on only questions whose answers are not in the file, and appends every new answer to it.
 
     An answer is found by a hash of all that it depends on (see `key`), so that a run with other options, another model or
-    another vector never takes an answer that is not its own; one that failed is not kept. One process at a time may write a
-    file.
+    another vector never takes an answer that is not its own; a failed answer is not kept. Only one process at a time may
+    write a file.
     """
 
     def __init__(self, answerer: Answerer, path: str | Path) -> None:
@@ -45,10 +46,10 @@ class Remembering:
         return self._answerer.identity
 
     def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
-        """The replies in order, known ones from the file; those at the beginning before anything is asked."""
+        """Yield the replies in order, known ones from the file; known ones at the start come before anything is asked."""
         waiting: deque[tuple[str, Reply | None]] = deque()
 
-        identity = self.identity  # which is of the whole run
+        identity = self.identity  # the same for the whole run
         rest = iter(questions)
 
         def unknown() -> Iterator[Question]:
@@ -84,7 +85,7 @@ class Remembering:
             yield known
 
     def _told_what_is_kept(self, replies: Iterator[Reply]) -> Iterator[Reply]:
-        """The same; where a server fails, the error says that the answers before are not lost."""
+        """Yield the replies; if a server fails, add to the error that earlier answers are kept."""
         try:
             yield from replies
         except Unanswered as error:
@@ -94,8 +95,10 @@ class Remembering:
             raise Unanswered(f"{str(error).rstrip('.')}. {kept}") from error
 
     def tell(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write a line for each row into `SAMPLES`; the first ones of a run replace those of the run before, whose answers
-        are asked for, and told, again."""
+        """Write a line per row into `SAMPLES`.
+
+        The first rows of a run replace those of the previous run, whose answers are requested, and written, again.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.with_name(SAMPLES).open("a" if self._told else "w", encoding="utf-8") as file:
             self._told = True
@@ -103,13 +106,13 @@ class Remembering:
 
 
 def tell(answerer: Answerer, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Keep what answers are of, where the answers are kept."""
+    """Write the rows that describe the answers, if the answers are kept."""
     if isinstance(answerer, Remembering):
         answerer.tell(rows)
 
 
 def asked_text(chat: Chat) -> str:
-    """The text of a chat's last message, with which it asks."""
+    """Return the text of a chat's last message, which asks the question."""
     content = chat[-1]["content"]
     if isinstance(content, str):
         return content
@@ -117,8 +120,7 @@ def asked_text(chat: Chat) -> str:
 
 
 def key(identity: str, question: Question) -> str:
-    """A hash of the model, the chat with its pictures, what is done inside the model, the length of the answer, and what is
-    read beside it."""
+    """Return a hash of the model, the chat with its pictures, the interventions, the answer's length and the readouts."""
     hasher = hashlib.sha256(identity.encode())
     content: dict[str, Any] = {
         "chat": [_message(message["role"], message["content"], hasher) for message in question.chat],
@@ -127,6 +129,8 @@ def key(identity: str, question: Question) -> str:
     }
     if question.interventions:
         content["interventions"] = [[one.name(), one.model_dump()] for one in question.interventions]
+    if vectors := [vector for one in question.interventions for vector in _vectors(one)]:
+        content["vectors"] = vectors
     if question.diagnose != MODALITY:  # a reply without a readout must not be taken for one with it
         content["diagnose"] = None if question.diagnose is None else diagnostics(question.diagnose)
     if question.logprobs:
@@ -169,9 +173,15 @@ def _push(push: Push) -> list[Any]:
     ]
 
 
+def _vectors(options: Options) -> list[str]:
+    """Return the digests of the vectors among options, of which the options themselves dump names alone."""
+    held = (getattr(options, name) for name in vector_fields(type(options)))
+    return [_digest(vector) for vector in held if isinstance(vector, SteeringVector)]
+
+
 @lru_cache(maxsize=256)
 def _digest(vector: SteeringVector) -> str:
-    """Of what is added at strength 1, at every layer, and of the layers that are steered by default."""
+    """Hash what is added at strength 1 at every layer, and the layers that are steered by default."""
     added = vector.delta(1.0, range(len(vector.direction)))
     return hashlib.sha256(added.numpy().tobytes() + json.dumps(vector.layers).encode()).hexdigest()
 
@@ -184,21 +194,24 @@ def _lock(file: IO, path: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Reply]:
-    """The replies by key. A damaged line is left out, alone; the last one, where a kill cut it off, is removed, so that the
-    next answer begins a line."""
+    """Return the replies by key.
+
+    A damaged line is skipped on its own. If the last line was cut off by a kill it is removed, so that the next answer
+    starts a new line.
+    """
     known: dict[str, Reply] = {}
     if not path.exists():
         return known
     whole = 0
     with path.open("r+b") as file:
-        _lock(file, path)  # a line that another process has half written is not a damaged one
+        _lock(file, path)  # a line that another process is writing is not damaged
         for number, line in enumerate(file):
             try:
                 if not line.endswith(b"\n"):
                     raise ValueError("cut off")
                 row = json.loads(line)
                 name = row.pop("key")
-                if "attention_ratio" not in row:  # as earlier versions wrote it, with other keys
+                if "attention_ratio" not in row:  # earlier versions wrote other keys
                     known[name] = Reply(**row, kept=True)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 _log.warning("%s: line %d is damaged and asked again: %s", path, number + 1, error)

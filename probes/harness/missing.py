@@ -1,5 +1,4 @@
-"""Samples of files that cannot be asked, because a picture or a field is missing: they are named and left out while they are
-few."""
+"""Samples that cannot be asked because a picture or a field is missing: they are logged and left out while they are few."""
 
 from __future__ import annotations
 
@@ -13,26 +12,26 @@ from probes.harness.pictures import Source, picture
 S = TypeVar("S")
 
 MAX_MISSING = 0.1
-"""Share of the samples that may be left out; with more, what is left is not the benchmark."""
+"""The share of the samples that may be left out; with more, the rest is no longer the benchmark."""
 NAMED = 10
-"""How many of them a message names."""
+"""The most samples that a message names."""
 LONGEST = 300
-"""Letters of each."""
+"""The most characters of each reason in a message."""
 
 log = logging.getLogger(__name__)
 
 
 class Incomplete(ValueError):
-    """A sample lacks something that it is asked with."""
+    """A sample lacks a part that its question needs."""
 
 
 def few(missing: int, of: int) -> bool:
-    """Whether so many may be left out: a share of `MAX_MISSING`, one in any case, and never half."""
+    """Return whether so many may be left out: at most a share of `MAX_MISSING`, always one, and never half."""
     return missing <= max(1, MAX_MISSING * of) and 2 * missing < max(of, 1)
 
 
 def leave_out(why: Sequence[str], of: int, left: list[str] | None = None) -> None:
-    """Name in the log why samples are left out, and add it to `left`. Raises ValueError where they are too many."""
+    """Log why samples are left out, and add the reasons to `left`; raise ValueError if they are too many."""
     if not why:
         return
     short = (one if len(one) <= LONGEST else f"{one[:LONGEST]}..." for one in why[:NAMED])
@@ -47,13 +46,13 @@ def leave_out(why: Sequence[str], of: int, left: list[str] | None = None) -> Non
 
 
 def left_out(about: Mapping[str, Any]) -> dict[str, str]:
-    """The fact of a report that tells it, where any were left out."""
+    """Return the report's entry on samples that were left out, if there are any."""
     count = about.get("left_out")
     return {"Left out": f"{count}, because something of them is missing or does not decode"} if count else {}
 
 
 def check_there(data: Iterable[str]) -> None:
-    """Raise ValueError for a file or folder of --data that is not there."""
+    """Raise ValueError for a file or folder of --data that does not exist."""
     for one in data:
         if not Path(one).exists():
             raise ValueError(f"--data: there is no {one}")
@@ -62,8 +61,10 @@ def check_there(data: Iterable[str]) -> None:
 def whole(
     samples: Iterable[S], count: int, sources: Callable[[S], Sequence[Source]], left: list[str] | None = None
 ) -> list[S]:
-    """The first `count` samples, fewer where there are fewer, whose pictures decode; others are left out. Raises ValueError
-    where these are too many of those looked at."""
+    """Return the first `count` samples, or fewer, whose pictures decode.
+
+    The others are left out. Raises ValueError if they are too many of those examined.
+    """
 
     def decode(sample: S) -> None:
         for source in sources(sample):
@@ -75,7 +76,7 @@ def whole(
 
 
 def decoding(samples: Iterable[S], count: int, decode: Callable[[S], object]) -> tuple[list[S], list[str]]:
-    """The first `count` samples that `decode` raises no ValueError of, and what it said of those before that it did of."""
+    """Return the first `count` samples for which `decode` raises no ValueError, and the messages of failures."""
     found: list[S] = []
     broken: list[str] = []
     for sample in samples:

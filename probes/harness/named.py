@@ -1,4 +1,4 @@
-"""Where a vector is found that is named on the command line."""
+"""Lookup of a vector that is named on the command line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from steering import SteeringVector, VectorStore
 
 
 def named(wanted: str, model: str | Path, folders: Sequence[Path], fingerprint: Callable[[], str]) -> SteeringVector:
-    """A vector by its file, or by its name in these folders and the model's: the first one of the model, as a server finds
-    it. The model's fingerprint is asked for only where vectors of several models have that name."""
+    """Return a vector by its file, or by its name in these folders and the model's.
+
+    As in a server, the first one that fits the model is taken. The model's fingerprint is requested only if vectors of
+    several models share the name.
+    """
     if Path(wanted).is_file():
         return SteeringVector.load(wanted)
     found = VectorStore(*folders, Path(model) / "vectors").all(wanted)

@@ -1,5 +1,7 @@
-"""What commands share: options of the model, what they fall back to, and how errors are told. Imports nothing heavy, so that
---help answers at once."""
+"""Options shared by all commands: the model's options, their defaults, and how errors are reported.
+
+Nothing heavy is imported, so that --help answers at once.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from steering import Engine
 
 VECTOR = "modality-preference"
-"""The name of the vector that is built, and evaluated, where no other one is named."""
+"""The name of the vector that is built and evaluated by default."""
 
 model_option = partial(Option, rich_help_panel="The model and how it is run")
 sample_option = partial(Option, rich_help_panel="Samples")
@@ -37,11 +39,11 @@ Model = Annotated[
 Device = Annotated[str, model_option(help="cpu, cuda, ...")]
 Template = Annotated[
     str | None,
-    model_option("--chat-template", metavar="FILE", help="a Jinja chat template in the place of the checkpoint's own"),
+    model_option("--chat-template", metavar="FILE", help="a Jinja chat template that replaces the checkpoint's own"),
 ]
 Threads = Annotated[int | None, model_option(min=1, metavar="N", help="CPU threads")]
 Slots = Annotated[int, model_option(min=1, metavar="N", help="prompts in a batch")]
-Seed = Annotated[int, Option(help="seed of everything random")]
+Seed = Annotated[int, Option(help="seed of all random choices")]
 Noise = Annotated[
     float,
     sample_option(
@@ -61,28 +63,28 @@ Texts = Annotated[
     list[str] | None,
     Option(
         metavar="NAME=JSON",
-        help='one more, as the API takes it: \'strong={"sage": {"see": {"alpha": 0.3}}}\' (repeatable)',
+        help='another condition, as in an API request: \'strong={"sage": {"see": {"alpha": 0.3}}}\' (repeatable)',
     ),
 ]
 
 
 def _anything(model: str, device: str) -> None:
-    """Nothing is seen to be wrong."""
+    """Accept any model and device."""
 
 
 def own_vectors() -> list[Path]:
-    """The user's folder of vectors."""
+    """Return the user's folder of vectors."""
     return [Path("~/.helmsight/vectors").expanduser()]
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the commands fall back to: the `obj` of their context.
+    """Defaults of the commands: the `obj` of their context.
 
-    `draw`: by the name of a kind of samples, what draws them where no file is given. `vectors()` are the folders where
-    vectors are looked for before the model's own, and the first is written to. `look(model, device)` raises ValueError for
-    what is seen to be wrong with them before anything is loaded. `locate(model)` is where one lies
-    that has a short name. Where one command runs others, `engines` keeps the last engine for the next one.
+    `draw`: by the name of a kind of samples, the function that draws them where no file is given. `vectors()` returns the
+    folders where vectors are searched before the model's own; the first is written to. `look(model, device)` raises
+    ValueError for what is visibly wrong with them before anything is loaded. `locate(model)` resolves a model's short name.
+    Where one command runs others, `engines` keeps the last engine for the next one.
     """
 
     model: str | Path | None = None
@@ -95,8 +97,10 @@ class Defaults:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """A checkpoint and how it is run in this process; `default` where it was not asked for by its name. The engine is kept
-    in `engines` where there is one, for the next command that wants the same."""
+    """A checkpoint and how it is run in this process; `default` if it was not requested by name.
+
+    If `engines` is given, the engine is kept in it for the next command with the same options.
+    """
 
     path: str
     device: str = "auto"
@@ -118,7 +122,7 @@ class ModelOptions:
         slots: int,
         chat_template: str | None = None,
     ) -> ModelOptions:
-        """Those of the command line; raises ValueError where no model is named and none is the default."""
+        """Return the options of the command line; raise ValueError if no model is named and there is no default."""
         path = defaults.model if model is None else defaults.locate(model)
         if path is None:
             raise ValueError("--model is needed")
@@ -128,15 +132,15 @@ class ModelOptions:
 
     @property
     def calibrations(self) -> Path:
-        """The folder where thresholds of models are kept, within the first folder of vectors."""
+        """The folder of the models' thresholds, within the first folder of vectors."""
         return (self.vectors() or own_vectors())[0] / "calibrations"
 
     def check(self) -> None:
-        """Raise ValueError for what is seen to be wrong with the model or the device before anything is loaded."""
+        """Raise ValueError for what is visibly wrong with the model or the device before anything is loaded."""
         self.look(self.path, self.device)
 
     def engine(self, quiet: bool = False) -> Engine:
-        """The engine of the model, which is loaded; where `quiet`, without a bar."""
+        """Load the model and return its engine; `quiet` hides the progress bar."""
         if self.engines is not None and self in self.engines:
             return self.engines[self]
         self.check()
@@ -148,14 +152,14 @@ class ModelOptions:
             )
         engine = steering.Engine(loaded, slots=self.slots, threads=self.threads)
         if self.engines is not None:
-            self.engines.clear()  # one model at a time is in memory
+            self.engines.clear()  # only one model is in memory at a time
             self.engines[self] = engine
         return engine
 
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Transformers shows no bar while weights are read."""
+    """Hide the progress bars of Transformers while weights are read."""
     from transformers.utils import logging as transformers_logging
 
     shown = transformers_logging.is_progress_bar_enabled()
@@ -168,13 +172,13 @@ def _without_bars() -> Iterator[None]:
 
 
 def log_warnings() -> None:
-    """Have warnings on standard error, a line each, but for those of a connection that is tried again."""
+    """Log warnings to standard error, one line each, except for those of retried connections."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
 def check_writable(folder: Path) -> None:
-    """Raise OSError where nothing can be written into a folder, which need not be there yet."""
+    """Raise OSError if a folder, which need not exist yet, cannot be written to."""
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not there.is_dir():
         raise NotADirectoryError(f"{folder} cannot be written to: {there} is no folder")
@@ -184,7 +188,7 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def goes_on() -> Iterator[None]:
-    """Say at Ctrl-C that what was done is kept."""
+    """Say at Ctrl-C that the work done is kept."""
     try:
         yield
     except KeyboardInterrupt:
@@ -193,15 +197,17 @@ def goes_on() -> Iterator[None]:
 
 
 SAID = "helmsight.said"
-"""Where a command's context keeps in `meta` how it was called, as one could say it again."""
+"""The key in a context's `meta` under which the command line is kept, ready to be run again."""
 
 
 class Command(TyperCommand):
-    """A command, some of whose options take all words up to the next option, as `--layers 3 4`: those whose metavar ends in
-    three dots. In brackets, they mean all their choices where no word follows."""
+    """A command whose options with a metavar ending in dots take all words up to the next option, as `--layers 3 4`.
+
+    If the metavar is in brackets, an option without a word means all its choices.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer's; and an option is not taken for the value of the one before it."""
+        """Parse as Typer does, but never take an option for the value of the one before it."""
         ctx.meta[SAID] = shlex.join([*ctx.command_path.split(), *args])
         return super().parse_args(ctx, list(self._one_value_each(ctx, args)))
 
@@ -225,7 +231,7 @@ class Command(TyperCommand):
             left = left[len(values) :]
             if not values and metavar.startswith("["):
                 values = list(option.type_descriptor.choices)
-            if not values and not ctx.resilient_parsing:  # as a shell does that is asked to complete the value
+            if not values and not ctx.resilient_parsing:  # a shell that completes the value may leave it out
                 ctx.fail(f"Option {word} needs a value.")
             yield from values[:1]
             for value in values[1:]:
@@ -233,13 +239,13 @@ class Command(TyperCommand):
 
 
 def flag(name: str, kind: Any, option: Any, default: Any = None) -> inspect.Parameter:
-    """A flag that is not written in a command's signature, and Typer's options of it."""
+    """Return a flag that is not written in a command's signature, with Typer's options for it."""
     annotated = Annotated[kind, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotated)
 
 
 def flags_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The keyword-only parameters of a function, whose other annotations may be known to type checkers alone."""
+    """Return the keyword-only parameters of a function; its other annotations may exist for type checkers only."""
     own = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
     stated = SimpleNamespace(__annotations__={one.name: one.annotation for one in own})
     kinds = get_type_hints(stated, vars(sys.modules[function.__module__]), include_extras=True)
@@ -247,7 +253,7 @@ def flags_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def with_flags(command: Callable[..., None], flags: Iterable[inspect.Parameter]) -> Callable[..., None]:
-    """A command that takes these flags besides those it states: in its `**given`, or in the place of one of that name."""
+    """Return a command that takes these flags besides its own: in its `**given`, or replacing one of the same name."""
 
     @wraps(command)
     def called(**given: Any) -> None:
@@ -266,8 +272,11 @@ def run(
     defaults: Defaults,
     usage: Callable[[], tuple[type[Exception], ...]] = tuple,
 ) -> int:
-    """Run a command line and return its exit status. What a user can put right is one line on standard error: 2 for what is
-    wrong with the command line itself, and for errors of `usage()`; 1 for anything else; 130 is Typer's for Ctrl-C."""
+    """Run a command line and return its exit status.
+
+    An error that a user can correct is one line on standard error. The status is 2 for what is wrong with the command line
+    itself and for errors of `usage()`, 1 for anything else, and Typer's 130 for Ctrl-C.
+    """
     try:
         ended = typer.main.get_command(app).main(argv, prog_name="helmsight", standalone_mode=False, obj=defaults)
     except typer.TyperException as error:
@@ -285,14 +294,14 @@ def run(
 
 
 def _reason(error: Exception) -> str:
-    """The message; of an error of the system the file first."""
+    """Return the message, with the file first for an error of the operating system."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)
 
 
 def _sentence(error: typer.TyperException) -> str:
-    """What is wrong with a command line, and which option is probably meant."""
+    """Return what is wrong with a command line, and the option that is probably meant."""
     context = getattr(error, "ctx", None)
     meant = getattr(error, "possibilities", None)
     said = f"{error.message}; did you mean {meant[0]}?" if meant else error.format_message()
@@ -300,7 +309,7 @@ def _sentence(error: typer.TyperException) -> str:
 
 
 def _tell(sentence: str, status: int) -> int:
-    """Print a sentence that begins with who says it, in red where a terminal shows colours; returns the status."""
+    """Print a sentence, with its prefix in red if the terminal shows colours, and return the status."""
     from rich.console import Console
     from rich.text import Text
 

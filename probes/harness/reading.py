@@ -1,4 +1,4 @@
-"""Files and answers that hold JSON, which others wrote."""
+"""JSON in files and answers written by others."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 
 def parsed(text: str) -> Any:
-    """What JSON says; raises ValueError for anything else, also where it is nested deeper than Python reads, or a text in it
-    could not be written."""
+    """Parse JSON.
+
+    Raises ValueError for invalid JSON, for nesting deeper than Python reads, and for text that cannot be encoded.
+    """
     try:
         found = json.loads(text)
-        if "\\u" in text:  # as "\\ud800", half a character: no file and no plot can hold it
+        if "\\u" in text:  # "\\ud800", say, is half a character: no file or plot can hold it
             json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -22,8 +24,7 @@ def parsed(text: str) -> Any:
 
 
 def text_of(file: Path) -> str:
-    """What a file holds, without the mark that Windows begins files with; raises ValueError that names it where it holds no
-    text."""
+    """Return the text of a file, without a byte order mark; raise ValueError that names the file if it holds no text."""
     if file.is_dir():
         raise ValueError(f"{file} is a folder; a file is needed")
     try:

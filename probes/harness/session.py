@@ -1,4 +1,4 @@
-"""One run of a benchmark: where its questions are answered, and where the answers and the report are kept."""
+"""A run of a benchmark: the answerer of its questions, and where the answers and the report are kept."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """What is stated of every run. `limit`: how many samples. `out`: the folder of the report and of the answers that a run
-    that was stopped goes on from. `json`, `markdown`: files that the scores and the report are written into besides."""
+    """The options common to all runs.
+
+    `limit`: the number of samples. `out`: the folder of the report, and of the answers from which an interrupted run
+    continues. `json`, `markdown`: further files for the scores and the report.
+    """
 
     model: ModelOptions
     limit: int
@@ -31,7 +34,7 @@ class Setup:
     markdown: Path | None = None
 
     def check(self) -> None:
-        """Raise ValueError or OSError for a model that cannot be loaded and for places that cannot be written to."""
+        """Raise ValueError or OSError for a model that cannot be loaded or a place that cannot be written to."""
         if self.base_url is None:
             self.model.check()
         for folder in (self.out, *(file.parent for file in (self.json, self.markdown) if file is not None)):
@@ -39,8 +42,10 @@ class Setup:
 
 
 class Session:
-    """What answers: the server of --base-url, or the model in this process, which is loaded when it is first needed. Raises
-    ValueError where there is no such server, and where what computes intervals is not installed."""
+    """The answerer of a run: the server of --base-url, or the model in this process, which is loaded when first needed.
+
+    Raises ValueError if there is no such server, or if the packages that compute intervals are not installed.
+    """
 
     def __init__(self, setup: Setup) -> None:
         from probes.harness.bootstrap import check_statistics
@@ -61,7 +66,7 @@ class Session:
 
     @cached_property
     def answerer(self) -> Answerer:
-        """What answers, and keeps every answer in the folder: what is kept is not asked again."""
+        """The answerer, which keeps every answer in the folder and does not ask again for kept ones."""
         from probes.answering.engine import InProcess
         from probes.harness.ledger import Remembering
 
@@ -71,7 +76,7 @@ class Session:
 
     @property
     def model(self) -> str:
-        """What a report calls what answered: the model's name, with the address of the server where it is behind one."""
+        """The model's name in a report, with the server's address if it is behind one."""
         if self.endpoint is not None:
             return f"{self.endpoint.model} at {self.setup.base_url}"
         assert self.engine is not None
@@ -79,6 +84,6 @@ class Session:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of the packages that the numbers depend on; what a server runs is its own."""
+        """The versions of the packages that the numbers depend on; a server's own are not known."""
         known = versions()
         return known if self.endpoint is None else {"helmsight": known["helmsight"]}

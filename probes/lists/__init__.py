@@ -1,1 +1,1 @@
-"""What benchmarks share that are lists of questions on single pictures: rows, yes and no, one run, one report."""
+"""Shared parts of benchmarks that are lists of questions on single pictures: rows, yes and no, runs and reports."""

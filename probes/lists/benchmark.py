@@ -1,4 +1,4 @@
-"""The command of such a benchmark, whose flags are the same for all."""
+"""The command of a list benchmark, with the same flags for all."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 def listed(
     name: str, task: Callable[[], Task[Any]], *, help: str, description: str, limit: int, unit: str
 ) -> Benchmark[ListOptions]:
-    """The benchmark `name`, whose `task` is imported when it runs. Where no file is given the demo world draws what has its
-    name, if it can."""
+    """Return the benchmark `name`, whose `task` is imported when it runs.
+
+    If no file is given, the demo world draws the samples of that name, if it can.
+    """
 
     def options(
         setup: Setup,
@@ -29,14 +31,14 @@ def listed(
         *,
         data: Annotated[
             list[str] | None,
-            sample_option(metavar="PATH...", help="the published files, or their folder, in place of the demo world"),
+            sample_option(metavar="PATH...", help="the published files, or their folder, instead of the demo world"),
         ] = None,
         images: Annotated[
             str | None, sample_option(metavar="DIR", help="the images of --data (default: where its files lie)")
         ] = None,
         noise: Noise = 0.0,
         max_tokens: Annotated[
-            int | None, Option(min=1, metavar="N", help="of an answer at most", show_default="the benchmark's")
+            int | None, Option(min=1, metavar="N", help="most tokens of an answer", show_default="the benchmark's")
         ] = None,
         vector: Annotated[str, Option(metavar="NAME|FILE", help="vector to steer with")] = VECTOR,
         conditions: Names = None,

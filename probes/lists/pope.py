@@ -11,14 +11,16 @@ from probes.lists import rows
 from probes.lists.yes_no import YesNo
 
 Strategy = Literal["random", "popular", "adversarial"]
-"""How an absent object was drawn: at random, by frequency (popular), or by how often it comes with what is there."""
+"""The way in which an absent object was drawn.
+
+It is drawn at random, by frequency (popular), or by its co-occurrence with the present objects (adversarial).
+"""
 
 
 def load(files: Sequence[str | Path], image_folder: str | Path, left: list[str] | None = None) -> list[YesNo]:
-    """The questions of several files, each named after its setting (coco_pope_popular.json).
+    """Return the questions of several files, each named after its setting (coco_pope_popular.json).
 
-    `left` says which rows are left out because something of them is missing. Raises ValueError that names the file and row
-    that is wrong.
+    Rows that lack something are left out and added to `left`. Raises ValueError that names the invalid file and row.
     """
     return [sample for file in files for sample in _questions(Path(file), Path(image_folder), left)]
 

@@ -1,4 +1,4 @@
-"""The report of such a benchmark."""
+"""The report of a list benchmark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from probes.reporting.report import Report
 
 
 def report(task: Task[Any], about: Mapping[str, Any], found: Mapping[str, Any], totals: Mapping[str, Any]) -> Report:
-    """`about` says what was asked of what, `found` is what `compare` returns, `totals` what the task makes of it."""
+    """Return the report of a run.
+
+    `about` describes the run, `found` is the result of `compare`, `totals` the task's further figures.
+    """
     page = Report(f"{task.title} on {about['model']}")
     page.facts({
         "Data": about["data"],

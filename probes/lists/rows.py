@@ -1,9 +1,9 @@
-"""Rows of published files, and the images that they name; what is wrong is told with its file and row."""
+"""Rows of published files, and the images that they name; errors name the file and row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from os.path import isfile  # a name that no file can have is that of none
+from os.path import isfile  # False, not an error, for a name that no file can have
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def read(file: Path) -> list[Any]:
-    """The rows of a JSON list, or of a JSON object a line; raises ValueError that names the file, and the line."""
+    """Return the rows of a JSON list, or of one JSON object per line; raise ValueError that names the file, and the line."""
     text = text_of(file)
     if text.lstrip()[:1] == "[":
         try:
@@ -35,8 +35,11 @@ def read(file: Path) -> list[Any]:
 def made(
     file: Path, rows: Sequence[Any], make: Callable[[Mapping[str, Any], int], T], left: list[str] | None = None
 ) -> list[T]:
-    """What is made of each row and its number, from 1. Rows that lack something are left out, and `left` says which; raises
-    ValueError where these are too many, and for a row that is wrong."""
+    """Return what `make` returns for each row and its number, from 1.
+
+    Rows that lack something are left out and added to `left`. Raises ValueError if these are too many, and for an invalid
+    row.
+    """
     found, missing = [], []
     for number, row in enumerate(rows, 1):
         try:
@@ -54,7 +57,7 @@ def made(
 
 
 def text(row: Mapping[str, Any], name: str) -> str:
-    """The text of a field; raises Incomplete where there is none, and ValueError for anything else."""
+    """Return the text of a field; raise Incomplete if there is none, and ValueError for anything else."""
     given = row.get(name)
     if given is None or given == "":
         raise Incomplete(f"it has no {name!r}")
@@ -64,7 +67,7 @@ def text(row: Mapping[str, Any], name: str) -> str:
 
 
 def texts(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """The text, or the several texts, of a field; raises ValueError for anything else, and KeyError where there is none."""
+    """Return the one or more texts of a field; raise KeyError if it is missing, and ValueError for anything else."""
     given = [row[name]] if isinstance(row[name], str) else row[name]
     if not isinstance(given, list) or not given or not all(isinstance(one, str) and one.strip() for one in given):
         raise ValueError(f"{name!r} must be a text, or several")
@@ -72,8 +75,7 @@ def texts(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def image(folder: Path, *names: str) -> Path:
-    """The first of these files that is in the folder, also without the folders before its name; raises Incomplete where
-    none is."""
+    """Return the first of these files that is in the folder, with or without its path; raise Incomplete if none is."""
     for name in names:
         for place in (folder / name, folder / Path(name).name):
             if isfile(place):
@@ -83,12 +85,12 @@ def image(folder: Path, *names: str) -> Path:
 
 
 def named(place: Path, number: int) -> str:
-    """What a sample is called: by its image and its row's place, counted from 0."""
+    """Return a sample's name from its image and its row's place, counted from 0."""
     return f"{place.stem}-{number - 1}"
 
 
 def coco(folder: Path, number: str | int) -> Path:
-    """COCO's image of that number, under any of the names that its releases and their folders give it."""
+    """Return COCO's image of that number, under any of the names that its releases and their folders give it."""
     padded = str(number).zfill(12)
     sets = [f"{split}{year}" for year in (2014, 2017) for split in ("val", "train")]
     return image(
@@ -99,7 +101,7 @@ def coco(folder: Path, number: str | int) -> Path:
 
 
 def told(value: Any) -> bool:
-    """Yes or no as files write it; raises ValueError for anything else, Incomplete for nothing."""
+    """Return whether a file's answer is yes; raise ValueError for neither yes nor no, Incomplete if there is none."""
     if value is None:
         raise Incomplete("it has no answer")
     said = str(value).strip().lower()

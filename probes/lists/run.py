@@ -1,4 +1,4 @@
-"""One run of such a benchmark: what is asked for is checked, drawn, evaluated and reported."""
+"""A run of a list benchmark, which checks the options, draws samples, evaluates and reports."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from probes.lists.task import Task
 
 @dataclass(frozen=True)
 class ListOptions:
-    """What a benchmark is asked for besides what every one is: conditions, its files and the folder of their images, or what
-    `demo(count, seed, noise, model)` draws, whose pictures have so much `noise`, and of which world in words."""
+    """The benchmark's own options: conditions, its files and the folder of their images.
+
+    Without files, `demo(count, seed, noise, model)` draws samples, with that `noise` on the pictures, and also returns the
+    world in words.
+    """
 
     name: str
     wanted: Wanted
@@ -40,8 +43,10 @@ class ListOptions:
             raise ValueError(f"--data is needed: there is no demo world here that draws samples of {self.name}")
 
     def draw(self, task: Task[Any], setup: Setup, left: list[str]) -> tuple[list[Any], str]:
-        """So many samples, of files in an order by the seed, and the world that they are of; `left` says which are
-        left out. Raises ValueError where there are none."""
+        """Return the samples, those of files shuffled by the seed, and the name of their world.
+
+        Samples that are left out are added to `left`. Raises ValueError if there are none.
+        """
         if not self.data:
             assert self.demo is not None
             return self.demo(setup.limit, setup.seed, self.noise, setup.model.path)
@@ -54,7 +59,7 @@ class ListOptions:
         return whole(found, setup.limit, lambda sample: [sample.image], left), ""
 
     def origin(self, samples: int, unit: str, scenes: str, seed: int) -> str:
-        """How many samples, from where, drawn by which seed."""
+        """Return the number of samples, their source and seed in words."""
         if self.data:
             names = ", ".join(Path(one).name for one in self.data)
             return f"{samples} {unit} from {names}, in the order of seed {seed}"

@@ -1,4 +1,4 @@
-"""What a benchmark of this kind is: how its files are read, how its samples are scored, and what its report shows."""
+"""A benchmark of this kind: how its files are read, how its samples are scored, and the contents of its report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ S = TypeVar("S")
 
 
 def nothing(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """No figures beside those by condition."""
+    """Return no figures beside those by condition."""
     return {}
 
 
@@ -21,11 +21,11 @@ def nothing(found: Mapping[str, Any]) -> Mapping[str, Any]:
 class Task(Generic[S]):
     """A benchmark.
 
-    load: the samples of published files, whose images lie in a folder, those that are left out being added to a list;
-    raises ValueError that names what is wrong. parts:
-    the samples as a comparison asks them. metrics: those that the report shows, `share` the one by which it says
-    what can be found, if any. reading: what they mean. totals: further figures of what was found, by condition. published:
-    where a folder is given, the patterns of its files' names that are read; without any, `load` is given the folder itself.
+    load: returns the samples of published files, whose images lie in a folder, and adds those left out to a list; raises
+    ValueError that names what is wrong. parts: returns the samples as a comparison asks them. metrics: those that the report
+    shows; `share` is the one whose detectable difference it reports, if any. reading: explains the metrics. totals: further
+    figures by condition. published: the patterns of the file names that are read from a folder; without any, `load`
+    receives the folder itself.
     """
 
     title: str
@@ -40,7 +40,7 @@ class Task(Generic[S]):
     published: Sequence[str] = ()
 
     def files(self, given: Path) -> list[Path]:
-        """The published files of a folder, by name; of anything else, itself. Raises ValueError where a folder has none."""
+        """Return the published files of a folder, by name, or a file itself; raise ValueError if a folder has none."""
         if not self.published or not given.is_dir():
             return [given]
         found = sorted(file for pattern in self.published for file in given.glob(pattern))

@@ -1,4 +1,4 @@
-"""Questions that are answered with yes or no, and how the answers are scored."""
+"""Questions with the answer yes or no, and the scores of answers to them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ SHARES = {
 
 @dataclass(frozen=True)
 class YesNo:
-    """A question on an image (or its file). present: whether yes is right. setting: the group that it is scored in. id:
-    its name, where it comes from a file."""
+    """A question on an image (or its file).
+
+    present: True if yes is right. setting: the group in which it is scored. id: its name, if it comes from a file.
+    """
 
     image: Source
     question: str
@@ -40,17 +42,17 @@ class YesNo:
         return "yes" if self.present else "no"
 
     def chats(self) -> list[Chat]:
-        """The question; raises ValueError where the image's file does not decode."""
+        """Return the chat of the question; raise ValueError if the image's file does not decode."""
         return [chat([self.image], self.question)]
 
 
 def shown(sample: YesNo) -> Path | int:
-    """What tells a question's picture from others."""
+    """Return a key that distinguishes a question's picture from others."""
     return sample.image if isinstance(sample.image, Path) else id(sample.image)
 
 
 def tally(sample: YesNo, replies: Sequence[Reply]) -> dict[str, float]:
-    """What the one answer adds to the sums that `scores` takes; neither yes nor no is wrong, and no."""
+    """Return the answer's contribution to the sums of `scores`; neither yes nor no is wrong, and counts as no."""
     (reply,) = replies
     said = yes(reply.text)
     return {
@@ -64,7 +66,7 @@ def tally(sample: YesNo, replies: Sequence[Reply]) -> dict[str, float]:
 
 
 def scores(sums: Tallies) -> dict[str, np.ndarray]:
-    """Accuracy, precision, recall and F1 of "yes", the shares of "yes" and of what is neither."""
+    """Return accuracy, precision, recall and F1 of "yes", and the shares of "yes" and of answers that are neither."""
     return {
         "accuracy": ratio(sums["right"], sums["questions"]),
         "precision": ratio(sums["hits"], sums["yes"]),
@@ -76,7 +78,7 @@ def scores(sums: Tallies) -> dict[str, np.ndarray]:
 
 
 def part(name: str, samples: Sequence[YesNo]) -> SampleSet[YesNo]:
-    """Such questions as a comparison asks them, scored by setting."""
+    """Return such questions as a comparison asks them, scored by setting."""
     return SampleSet(
         name, samples, YesNo.chats, tally, scores, SHARES, setting=lambda sample: sample.setting, cluster=shown
     )

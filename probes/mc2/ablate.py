@@ -23,23 +23,26 @@ from steering import Engine, Sampling, Steer, SteeringVector
 
 SIZES = (25, 50, 75, 100, 125, 150, 175, 200, 225, 250)
 STRENGTHS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0)
-"""Those of the paper's Table 10 behind none, in published units."""
+"""The strengths of the paper's Table 10, behind 0 for no steering, in published units."""
 
 CLOSE = 0.05
-"""Shares that differ by less are as good as equal."""
+"""The difference of shares below which they are practically equal."""
 
 
 @dataclass(frozen=True)
 class Steered:
-    """One setting, steered toward either side. beside: by side, how much larger the share that follows it is than in the
-    last setting of the same ablation, and the paired 95 % interval of that."""
+    """A setting steered toward either side.
+
+    beside: by side, the difference of its share to that in the last setting of the same ablation, with its paired 95 %
+    interval.
+    """
 
     shares: Mapping[Side, Shares]
     beside: Mapping[Side, tuple[float, tuple[float, float]]] = field(default_factory=dict)
 
     @property
     def effect(self) -> float:
-        """How far apart the two ways are: the mean over the sides of the share that follows it, 0 to 1."""
+        """The separation of the two directions: the mean over the sides of the share that follows the side, 0 to 1."""
         return sum(self.shares[side].toward(side) for side in SIDES) / 2
 
     def to_json(self) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def by_samples(
     seed: int = 0,
     quiet: bool = False,
 ) -> dict[int, Steered]:
-    """Table 8: vectors from so many probe samples, at the layers and the strength of the vector that is evaluated."""
+    """Return Table 8: vectors from each number of probe samples, at the layers and strength of the evaluated vector."""
     recipe = Recipe.of(steering.vector)
     vectors = grow(engine, probe, [size for size in sizes if size <= len(probe)], recipe=recipe, seed=seed, quiet=quiet)
     return dict(
@@ -82,7 +85,7 @@ def by_tasks(
     seed: int = 0,
     quiet: bool = False,
 ) -> dict[str, Steered]:
-    """Table 9: vectors from the probe samples of one task each, used on all tasks; the last row is from all of them."""
+    """Return Table 9: vectors from the probe samples of one task each, steering all tasks; the last row is of all."""
     tasks = sorted({sample.task for sample in probe})
     parts = {task: [sample for sample in probe if sample.task == task] for task in tasks}
     recipe = Recipe.of(steering.vector)
@@ -104,14 +107,16 @@ def by_strength(
     *,
     quiet: bool = False,
 ) -> dict[float, Steered]:
-    """Table 10, by strength in published units, whatever strength is evaluated; of a vector whose published weight is not
-    known, in its own."""
+    """Return Table 10 by strength in published units, whatever strength is evaluated.
+
+    If the vector's published weight is unknown, strengths are in its own units.
+    """
     tried = [replace(steering, strength=strength / (steering.vector.published or 1.0)) for strength in strengths]
     return dict(zip(strengths, _rows(answerer, samples, tried, "Strengths", quiet), strict=True))
 
 
 def _as(steering: Candidate, vector: SteeringVector) -> Candidate:
-    """The same steering with another vector, whose published weights get the same factor."""
+    """Return the same steering with another vector, with the same factor on its published weights."""
     factor = steering.vector.published or 1.0
     layers = steering.layers or steering.vector.layers
     return replace(steering, vector=vector * factor, layers=layers)
@@ -137,7 +142,7 @@ def _rows(
 
 
 def _beside(one: Sequence[Outcome], other: Sequence[Outcome], side: Side) -> tuple[float, tuple[float, float]]:
-    """How much larger the first share of those that follow the side is, and the paired interval."""
+    """Return the difference of the shares that follow the side, first less second, and its paired interval."""
     follows, followed = (np.array([found == side for found in outcomes], float) for outcomes in (one, other))
     difference = follows - followed
     return float(difference.mean()), paired(difference)
@@ -145,9 +150,12 @@ def _beside(one: Sequence[Outcome], other: Sequence[Outcome], side: Side) -> tup
 
 @dataclass(frozen=True)
 class Knee:
-    """Where a strength curve bends: the least strength whose effect is within CLOSE of the greatest; how much effect a unit
-    of strength adds before it, and after it up to the greatest strength (None at that one); and the first strength beyond
-    it, if any, whose effect has fallen by CLOSE again."""
+    """The bend of a strength curve.
+
+    `strength` is the least with an effect within CLOSE of the greatest. The slopes are the effect added per unit of strength
+    before it, and after it up to the greatest strength (None at that one). `breaks_at` is the first strength beyond it, if
+    any, with an effect that has fallen by CLOSE again.
+    """
 
     strength: float
     slope_before: float
@@ -156,8 +164,8 @@ class Knee:
 
     @property
     def visible(self) -> bool:
-        """Whether the curve rises to it, and at least five times as fast as it goes on, or breaks later."""
-        if self.slope_after is None:  # it may go on rising
+        """True if the curve rises to the knee at least five times as fast as beyond it, or breaks later."""
+        if self.slope_after is None:  # it may still rise
             return False
         return self.slope_before > 0 and (self.slope_before > 5 * abs(self.slope_after) or self.breaks_at is not None)
 
@@ -169,7 +177,7 @@ class Knee:
 
 
 def knee(rows: Mapping[float, Steered]) -> Knee:
-    """The knee of the curve of effects over strengths, which should begin at 0."""
+    """Return the knee of the curve of effects over strengths, which should begin at 0."""
     strengths = sorted(rows)
     effects = [rows[strength].effect for strength in strengths]
     at = next(i for i, effect in enumerate(effects) if effect >= max(effects) - CLOSE)
@@ -182,9 +190,11 @@ def knee(rows: Mapping[float, Steered]) -> Knee:
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds that one answer takes alone (median over samples) and its ratio to the plain one (median of the ratios of the
-    same sample, with the 95 % bootstrap interval); the most memory that it takes, model included (median, see `memory`),
-    and its ratio to the plain one, likewise, where that is known."""
+    """Seconds and memory of one answer alone, and their ratios to the plain answer's.
+
+    The seconds are a median over samples, their ratio a median of the ratios of the same sample, with the 95 % bootstrap
+    interval. The peak memory, model included, is a median (see `memory`), with a ratio likewise, if known.
+    """
 
     seconds: float
     ratio: float
@@ -203,8 +213,10 @@ class Latency:
 def latency(
     engine: Engine, samples: Sequence[ConflictSample], steering: Candidate, *, quiet: bool = False
 ) -> dict[str, Latency]:
-    """Table 11: one request at a time, plain, reading the states (as a probe does) and steered, taking turns; an answer has
-    the same 8 tokens' length in all three. Images are encoded before, so that no way finds them cached by another."""
+    """Return Table 11: one request at a time, plain, reading the states (as a probe does) and steered, in turn.
+
+    An answer is 8 tokens long in all three. Images are encoded before, so that no request benefits from another's cache.
+    """
     steers = (Steer.to(steering.vector, "text", steering.strength, layers=steering.layers),)
     sampling = Sampling(max_tokens=8, ignore_eos=True)
     device = engine.mllm.device
@@ -226,7 +238,7 @@ def latency(
             seconds[name].append(time.perf_counter() - begin)
             peaks[name].append(memory.peak(device))
     taken = {name: np.array(values) for name, values in seconds.items()}
-    needed = {name: np.array(values, float) for name, values in peaks.items()}  # NaN where it is not known
+    needed = {name: np.array(values, float) for name, values in peaks.items()}  # NaN if unknown
     return {name: _latency(taken[name], taken["plain"], needed[name], needed["plain"]) for name in taken}
 
 
@@ -238,6 +250,6 @@ def _latency(values: np.ndarray, plain: np.ndarray, peaks: np.ndarray, plain_pea
 
 
 def _ratio(values: np.ndarray, plain: np.ndarray) -> tuple[float, tuple[float, float]]:
-    """The median of the ratios of the same sample, and its interval."""
+    """Return the median of the ratios of the same sample, and its interval."""
     ratios = values / plain
     return float(np.median(ratios)), interval(ratios, statistic=np.median)

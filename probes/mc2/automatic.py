@@ -1,8 +1,7 @@
-"""Steering without being told the way (modality-preference paper, appendix E.5 and Table 12), and which modality the answers
-of a task rest on.
+"""Steering with an automatic direction (modality-preference paper, appendix E.5 and Table 12), and its votes by task.
 
-Every sample is asked twice, with either modality degraded; the other one is then reliable, and its answer is right. What a
-criterion is worth is the share of the gap that it closes between the plain model and one that is steered rightly.
+Every sample is asked twice, with either modality degraded; the other one is then reliable, and its answer is right. A
+criterion is rated by the share of the gap that it closes between the plain model and one that is steered rightly.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from probes.vector.reliability import vote
 from steering import Criterion
 
 SEVERITIES = (0.3, 0.5, 0.7)
-"""Of the degradation: from little to as much as leaves something to be read."""
+"""The severities of the degradation, from little to one that leaves something to read."""
 
 CRITERIA: Mapping[str, Criterion] = {
     "drop": Criterion(),
@@ -40,8 +39,11 @@ def _other(side: Side) -> Side:
 
 @dataclass(frozen=True)
 class Ways:
-    """What one criterion did: for every sample the share of its two questions that were answered rightly, and the ways it
-    chose for them, None where it abstained."""
+    """The decisions of a criterion.
+
+    right: for every sample the share of its two questions that were answered rightly. toward: the sides chosen for them,
+    None for an abstention.
+    """
 
     right: np.ndarray
     toward: tuple[tuple[Side | None, ...], ...]
@@ -49,12 +51,11 @@ class Ways:
 
 @dataclass(frozen=True)
 class Cell:
-    """All samples with one modality degraded, so that the other `side` is right; `reworded` where the sound text is in an
-    unfamiliar wording.
+    """All samples with one modality degraded, so that the other `side` is right.
 
-    plain, prior: as `Ways.right`, without steering and steered to the side because it is known. followed: the side of every
-    plain answer, None where it has none. reliable_alone, degraded_alone: accuracy with one modality only, each for its own
-    answer.
+    `reworded`: the sound text is in an unfamiliar wording. plain, prior: as `Ways.right`, without steering and steered to
+    the known right side. followed: the side of every plain answer, None if it has none. reliable_alone, degraded_alone:
+    accuracy with one modality only, each for its own answer.
     """
 
     side: Side
@@ -70,10 +71,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Worth:
-    """One criterion over some cells. Shares of all questions: `plain`, `prior` and `auto` answered rightly; `decided`;
-    steered `toward_vision`. Shares of the decided ones: `right_if_decided`, and `follows`, which point to the side of the
-    plain answer. `gap_closed`: (auto - plain) / (prior - plain) with its 95 % interval over samples, None where there is no
-    gap. `tasks`: share of the tasks (of one side each) whose majority of decided votes is right."""
+    """The results of a criterion over some cells.
+
+    Shares of all questions: `plain`, `prior` and `auto` answered rightly; `decided`; steered `toward_vision`. Shares of the
+    decided ones: `right_if_decided`, and `follows`, which point to the side of the plain answer. `gap_closed`: (auto -
+    plain) / (prior - plain) with its 95 % interval over samples, None if there is no gap. `tasks`: share of the tasks (of
+    one side each) whose majority of decided votes is right.
+    """
 
     plain: float
     prior: float
@@ -92,7 +96,7 @@ class Worth:
 
 @dataclass(frozen=True)
 class AutomaticReport:
-    """Every cell; `tasks` are those of the samples, in their order."""
+    """The results of all cells; `tasks` are those of the samples, in their order."""
 
     cells: Sequence[Cell]
     tasks: Sequence[str]
@@ -106,7 +110,7 @@ class AutomaticReport:
         return sorted({cell.severity for cell in self.cells})
 
     def groups(self, severity: float | None = None) -> dict[str, list[Cell]]:
-        """The cells that are reported together, of one severity or, with None, of all."""
+        """Return the cells that are reported together, of one severity or, with None, of all."""
         own = [cell for cell in self.cells if severity is None or cell.severity == severity]
         image = [cell for cell in own if cell.side == "text" and not cell.reworded]
         text = [cell for cell in own if cell.side == "vision"]
@@ -151,7 +155,7 @@ class AutomaticReport:
         )
 
     def votes(self, cell: Cell, criterion: str) -> dict[str, Counter[str]]:
-        """By task: how often the criterion decided for each side, how often for none."""
+        """Return by task how often the criterion decided for each side, and how often for none."""
         votes: dict[str, Counter[str]] = {task: Counter() for task in sorted(set(self.tasks))}
         for task, ways in zip(self.tasks, cell.ways[criterion].toward, strict=True):
             votes[task].update(way or "none" for way in ways)
@@ -181,7 +185,7 @@ class AutomaticReport:
 
 
 def _share(of: Iterable[bool]) -> float | None:
-    """Share of True, None of nothing."""
+    """Return the share of True; None if there are no values."""
     values = list(of)
     return sum(values) / len(values) if values else None
 
@@ -196,8 +200,10 @@ def automatic(
     seed: int = 0,
     quiet: bool = False,
 ) -> AutomaticReport:
-    """Table 12 on degraded copies of the samples: either modality at every severity, and the image once more beside sound
-    texts in an unfamiliar wording."""
+    """Return Table 12 on degraded copies of the samples, with either modality degraded at every severity.
+
+    The image is also degraded beside sound texts in an unfamiliar wording.
+    """
     kinds: tuple[tuple[Side, bool], ...] = (("vision", False), ("text", False), ("text", True))
     cells = [
         _cell(answerer, samples, steering, criteria, side, severity, unfamiliar, seed, quiet)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 class ConditionName(StrEnum):
+    """The kinds of condition."""
+
     PLAIN = "plain"
     INSTRUCT = "instruct"
     CHAIN = "chain"
@@ -26,18 +28,22 @@ class ConditionName(StrEnum):
 
 
 class CriterionName(StrEnum):
+    """The criteria of automatic steering."""
+
     DROP = "drop"
     SURPRISE = "surprise"
 
 
 class AblationName(StrEnum):
+    """The paper's ablations."""
+
     SAMPLES = "samples"
     TASKS = "tasks"
     STRENGTH = "strength"
     LATENCY = "latency"
 
 
-# Those of `mc2.evaluate` and of the engine, which bring torch; and the paper's Tables 8 to 11.
+# The names of `mc2.evaluate` and of the engine, which import torch, and the paper's Tables 8 to 11.
 KINDS, CRITERIA, ABLATIONS = list(ConditionName), list(CriterionName), list(AblationName)
 USUAL: list[ConditionName] = [one for one in KINDS if one != ConditionName.BOTH]
 SEVERITIES = [0.3, 0.5, 0.7]
@@ -52,26 +58,26 @@ def _options(
     tasks: Tasks = None,
     wording: Instructions = "paper",
     conditions: Annotated[list[ConditionName], Option(
-        metavar="NAME...", help=f"of {', '.join(KINDS)}, instructed and steered at once (default: all but {KINDS[-1]})",
+        metavar="NAME...", help=f"of {', '.join(KINDS)}, both being instructed and steered (default: all but {KINDS[-1]})",
         show_default=False,
     )] = USUAL,
     vector: Annotated[str, Option(metavar="NAME|FILE", help="vector to steer with")] = VECTOR,
     strength: Annotated[float, Option(
         help="1.0 is the calibrated one; --ablate strength tries strengths in published units",
     )] = 1.0,
-    random_directions: Annotated[int, Option(min=0, metavar="K", help="controls of the same dose")] = 0,
+    random_directions: Annotated[int, Option(min=0, metavar="K", help="control directions of the same norm")] = 0,
     ablate: Annotated[list[AblationName] | None, Option(
         metavar="WHAT...", help=f"also the paper's ablations, of {', '.join(ABLATIONS)} (its Tables 8 to 11)",
     )] = None,
     lens: Annotated[bool, Option(
-        "--lens", help="also the logits of both options as each layer would say them, plain, instructed and steered",
+        "--lens", help="also the logits of both options as read from each layer: plain, instructed, steered",
     )] = False,
     auto: Annotated[list[CriterionName] | None, Option(
-        metavar="[CRITERION]...", help="also steering whose way is found by a criterion, on degraded copies of the samples "
-        f"(Table 12): of {', '.join(CRITERIA)} (default: both)",
+        metavar="[CRITERION]...", help="also steering in the direction that a criterion chooses, on degraded copies of "
+        f"the samples (Table 12): of {', '.join(CRITERIA)} (default: both)",
     )] = None,
     severity: Annotated[list[float], Option(
-        metavar="S...", help="of that degradation, 0 to 1 (nothing is left)",
+        metavar="S...", help="severities of that degradation, from 0 to 1 (nothing is left)",
     )] = SEVERITIES,
 ) -> MC2Options:  # fmt: skip
     from probes.mc2.run import MC2Options
@@ -100,7 +106,7 @@ def _run(options: MC2Options, session: Session) -> Findings:
 
 BENCHMARK = Benchmark(
     name="mc2",
-    help="modality preference on conflicts, plain and changed",
+    help="modality preference on conflicts, without and with interventions",
     description="Ask conflicting samples in both option orders: plainly, instructed, with a chain of thought, with four "
     "solved examples, steered.",
     limit=400,

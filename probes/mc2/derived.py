@@ -1,5 +1,7 @@
-"""What follows from the samples and from answers that were given, without asking anything more (modality-preference paper,
-Figure 3 left, Tables 4 and 6)."""
+"""Results that follow from the samples and existing answers, without further questions.
+
+Source: modality-preference paper, Figure 3 left, Tables 4 and 6.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,23 @@ from probes.harness.bootstrap import RESAMPLES, bounds, spearman
 from probes.mc2.evaluate import RATIO, Evaluation
 
 SIZES = (5, 10, *range(25, 251, 25))
-"""Samples of each task: those of Table 6 behind two that few samples allow."""
+"""The numbers of samples of each task: those of Table 6 behind two for small sets."""
 
 SETTLED = 0.02
-"""A Vision Ratio that differs by less from that of all samples is as good as it."""
+"""The difference to the Vision Ratio of all samples below which a ratio is settled."""
 
 LEAST = 3
-"""Pairs that a correlation is made of, at least."""
+"""The least number of pairs for a correlation."""
 
 ALIKE = ("plain", "instruct_vision", "instruct_text", "vision", "text")
-"""Conditions whose prompts differ in one sentence at most, so that shares of attention compare."""
+"""Conditions with prompts that differ in at most one sentence, so that shares of attention compare."""
 
 
 def words(samples: Sequence[ConflictSample]) -> dict[str, float]:
-    """Table 4: the mean number of words of a text context by task. A word is what stands between spaces, which gives the
-    paper's figures for its own samples."""
+    """Return Table 4: the mean number of words of a text context by task.
+
+    A word is anything between spaces, which gives the paper's figures for its own samples.
+    """
     counts: dict[str, list[int]] = {}
     for sample in samples:
         counts.setdefault(sample.task, []).append(len(sample.context.split()))
@@ -38,9 +42,11 @@ def words(samples: Sequence[ConflictSample]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Vision Ratios of smaller evaluations. rows: by samples of each task, the mean over draws and between which the middle
-    95 % of them lie. settled: the least size from which on these are within SETTLED of the ratio of all; None where only
-    all of them are."""
+    """Vision Ratios of smaller evaluations.
+
+    rows: by samples of each task, the mean over draws and the bounds of the middle 95 % of them. settled: the least size
+    from which on these bounds are within SETTLED of the ratio of all; None if only all samples settle it.
+    """
 
     rows: Mapping[int, tuple[float, tuple[float, float]]]
     settled: int | None
@@ -56,8 +62,10 @@ class Sizes:
 def by_size(
     outcomes: Sequence[Outcome], tasks: Sequence[str], sizes: Iterable[int] = SIZES, *, seed: int = 0
 ) -> Sizes | None:
-    """Table 6, of answers that were given: so many samples of each task are drawn, none twice, RESAMPLES times. The greatest
-    size is that of the smallest task. None where no answer follows a side."""
+    """Return Table 6 of existing answers: samples of each task are drawn without replacement, RESAMPLES times.
+
+    The greatest size is that of the smallest task. None if no answer follows a side.
+    """
     named = np.array(tasks)
     parts = [np.array([["vision", "text"].index(o) if o != "others" else 2 for o in outcomes])[named == task]
              for task in sorted(set(tasks))]  # fmt: skip
@@ -83,8 +91,11 @@ def by_size(
 
 
 def attention(evaluation: Evaluation) -> dict[str, Any]:
-    """Figure 3, left: Spearman's rank correlation of attention ratio and Vision Ratio, over the tasks as they are asked
-    plainly, and over the conditions that compare (ALIKE). None where fewer than LEAST are known."""
+    """Return Figure 3, left: Spearman's rank correlation of attention ratio and Vision Ratio.
+
+    It is over the tasks as they are asked plainly, and over the comparable conditions (ALIKE). None if fewer than LEAST
+    pairs are known.
+    """
     found = evaluation.conditions
     pairs: dict[str, list[tuple[float | None, float | None]]] = {
         "conditions": [

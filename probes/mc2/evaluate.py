@@ -1,8 +1,8 @@
-"""Modality preference on fresh conflicts: the three shares by condition and task, the checks with one modality alone, and
-controls (modality-preference paper, sections 4 and 5.3).
+"""Modality preference on fresh conflicts (modality-preference paper, sections 4 and 5.3).
 
-Random directions have the vector's norm at each of its layers, so that they are the same dose; without them any large push
-that moves the shares would look like steering.
+It measures the three shares by condition and task, checks with one modality alone, and controls. Random directions have the
+vector's norm at each of its layers, so that they are the same dose; without them any large push that moves the shares would
+look like steering.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from probes.harness.bootstrap import interval, paired
 from steering import SteeringVector
 
 KINDS = ("plain", "instruct", "chain", "shots", "steer")
-"""What is compared: nothing, the paper's instruction, that with a chain of thought, solved examples, steering."""
+"""The kinds of condition: plain, the paper's instruction, that with a chain of thought, solved examples, steering."""
 MORE_KINDS = ("both",)
-"""What may be compared besides: the instruction and steering at once."""
+"""The optional kinds of condition: the instruction and steering at once."""
 
 RATIO, IMAGE_ONLY, CONTEXT_ONLY = "attention_ratio", "no_conflict_accuracy", "context_only_accuracy"
 """Names in report.json."""
@@ -43,7 +43,7 @@ _SETTINGS: dict[str, dict[Side, Setting]] = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """The vector that is evaluated, and how it is used; a strength of 1.0 is the vector's own, the calibrated one."""
+    """The evaluated vector, and how it is used; a strength of 1.0 is the vector's own, the calibrated one."""
 
     vector: SteeringVector
     strength: float = 1.0
@@ -54,7 +54,7 @@ class Candidate:
 
 
 def named(kind: str, side: Side | None) -> str:
-    """A condition's key in a report: plain, vision and text (steered), instruct_vision, ..."""
+    """Return a condition's key in a report: plain, vision and text (steered), instruct_vision, ..."""
     if side is None:
         return kind
     return side if kind == "steer" else f"{kind}_{side}"
@@ -62,11 +62,12 @@ def named(kind: str, side: Side | None) -> str:
 
 @dataclass(frozen=True)
 class Preference:
-    """One condition. `kind` and `side` say which; `toward` holds for every sample 1 where it follows the side, else 0.
+    """The results of a condition, identified by `kind` and `side`.
 
-    `attention_ratio` is the mean over the answers, `by_layer` the same in each layer with its 95 % interval over samples;
-    `unanswered` the share of answers that choose no option; `image_only`, `context_only`: the share of right answers with
-    one modality alone, where that was asked. `within`: by task, those of these numbers that are known.
+    `followed` holds by side 1 for every sample that follows it, else 0. `attention_ratio` is the mean over the answers,
+    `by_layer` the same in each layer with its 95 % interval over samples; `unanswered` the share of answers that choose no
+    option; `image_only`, `context_only`: the share of right answers with one modality alone, if that was asked. `within`: by
+    task, those of these numbers that are known.
     """
 
     kind: str
@@ -90,7 +91,7 @@ class Preference:
         answers: Answers,
         alone: tuple[Answers, Answers] | None = None,
     ) -> Preference:
-        """Of the answers to both modalities, and those to the image and to the context alone."""
+        """Compute the results from the answers to both modalities, and those to the image and to the context alone."""
         outcomes = answers.outcomes
         tasks = {
             task: [i for i, sample in enumerate(samples) if sample.task == task]
@@ -114,11 +115,11 @@ class Preference:
 
     @property
     def name(self) -> str:
-        """The key in a report."""
+        """The condition's key in a report."""
         return named(self.kind, self.side)
 
     def to_json(self) -> dict[str, Any]:
-        """The shares of all samples and by task; consistent = the same option in both orders."""
+        """Return the shares of all samples and by task; consistent = the same option in both orders."""
         more: dict[str, Any] = {
             "consistent": self.shares.s_vision + self.shares.s_text,
             "unanswered": self.unanswered,
@@ -135,7 +136,7 @@ class Preference:
 
 
 def _numbers(answers: Answers, alone: tuple[Answers, Answers] | None, chosen: Sequence[int]) -> dict[str, float]:
-    """What is known of some of the samples besides their shares."""
+    """Return the known numbers, other than shares, of the chosen samples."""
     found = {RATIO: answers.of(chosen).attention_ratio}
     if alone is not None:
         image, context = (one.of(chosen) for one in alone)
@@ -144,7 +145,7 @@ def _numbers(answers: Answers, alone: tuple[Answers, Answers] | None, chosen: Se
 
 
 def _layers(ratios: np.ndarray | None) -> list[tuple[float, tuple[float, float]]] | None:
-    """Mean and interval of each layer of (samples, layers); None where a layer was measured of no sample."""
+    """Return mean and interval of each layer of (samples, layers); None if a layer was measured for no sample."""
     if ratios is None or np.isnan(ratios).all(0).any():
         return None
     known = [column[~np.isnan(column)] for column in ratios.T]
@@ -166,13 +167,13 @@ class Advantage:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`conditions` by name; `random`: the shares under each random direction."""
+    """The results of `conditions` by name; `random`: the shares under each random direction."""
 
     conditions: dict[str, Preference]
     random: tuple[Shares, ...] = ()
 
     def advantages(self) -> list[Advantage]:
-        """Steering against the best of the other conditions, toward each side; empty where one of both is missing."""
+        """Compare steering with the best of the other conditions, toward each side; empty if either is missing."""
         found = []
         for side in SIDES:
             steered = self.conditions.get(side)
@@ -185,12 +186,12 @@ class Evaluation:
         return found
 
     def random_spread(self) -> dict[str, dict[str, float | None]]:
-        """Least, mean and greatest of each share under the random directions."""
+        """Return least, mean and greatest of each share under the random directions."""
         names = ("s_vision", "s_text", "s_others", "vision_ratio")
         return {name: spread([getattr(shares, name) for shares in self.random]) for name in names}
 
     def to_json(self) -> dict[str, Any]:
-        """One object a condition; `random` and `advantages` only where they were measured."""
+        """Return one object per condition; `random` and `advantages` only if they were measured."""
         report: dict[str, Any] = {name: measured.to_json() for name, measured in self.conditions.items()}
         if self.random:
             spreads = self.random_spread()
@@ -217,10 +218,10 @@ def evaluate(
     seed: int = 0,
     quiet: bool = False,
 ) -> Evaluation:
-    """Ask the samples under the kinds of condition, toward both sides; `shots` are the solved examples, `wording` is that of
-    the instructions.
+    """Ask the samples under the kinds of condition, toward both sides.
 
-    Raises ValueError for a kind that is unknown, or lacks its examples or its vector.
+    `shots` are the solved examples, `wording` is that of the instructions. Raises ValueError for a kind that is unknown, or
+    lacks its examples or its vector.
     """
     wanted = conditions_of(tuple(kinds), steering, tuple(shots), wording)
     alone: dict[tuple[str, Side | None], Condition] = {
@@ -241,8 +242,10 @@ def evaluate(
 def conditions_of(
     kinds: Sequence[str], steering: Candidate | None, shots: tuple[ConflictSample, ...], wording: Wording
 ) -> dict[tuple[str, Side | None], Condition]:
-    """What is asked under the kinds, by kind and side. Raises ValueError for a kind that is unknown, or lacks its examples
-    or its vector."""
+    """Return the conditions of the kinds, by kind and side.
+
+    Raises ValueError for a kind that is unknown, or lacks its examples or its vector.
+    """
     known = (*KINDS, *MORE_KINDS)
     if unknown := [kind for kind in kinds if kind not in known]:
         raise ValueError(f"Unknown conditions: {', '.join(unknown)}; there are {', '.join(known)}.")
@@ -284,7 +287,7 @@ def _random(
 
 
 def random_like(vector: SteeringVector, seed: int) -> SteeringVector:
-    """A vector of random directions with the norms of w_l * v_l, layer by layer."""
+    """Return a vector of random directions with the norms of w_l * v_l, layer by layer."""
     generator = torch.Generator().manual_seed(seed)
     push = vector.weight[:, None] * vector.direction
     noise = torch.randn(push.shape, generator=generator)
@@ -293,7 +296,7 @@ def random_like(vector: SteeringVector, seed: int) -> SteeringVector:
 
 
 def spread(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Least, mean and greatest of the values that exist."""
+    """Return least, mean and greatest of the values that exist."""
     known = [value for value in values if value is not None]
     if not known:
         return {"min": None, "mean": None, "max": None}

@@ -1,9 +1,8 @@
-"""When the preference surfaces: the logits of the two options as each layer would say them (the authors' rebuttal, their
-Rebuttal_Update/README.md, W3).
+"""The layer at which the preference surfaces: logits of the two options as read from each layer.
 
-The state behind every layer at the prompt's last token, whose row says the answer's first one, is read through the final
-norm and the output embedding. The rebuttal does not say whether its states were normalised; here they are, so that the last
-layer's logits are the model's own.
+Source: the authors' rebuttal, their Rebuttal_Update/README.md, W3. The state behind every layer at the prompt's last token,
+which predicts the answer's first token, is read through the final norm and the output embedding. The rebuttal does not say
+whether its states were normalised; here they are, so that the last layer's logits are the model's own.
 """
 
 from __future__ import annotations
@@ -24,13 +23,16 @@ from probes.mc2.evaluate import named
 from steering import MLLM, Engine, Request, Steer, SteeringVector
 
 SURFACED = 0.05
-"""A margin of this share of the last layer's has surfaced."""
+"""The share of the last layer's margin at which a margin has surfaced."""
 
 
 @dataclass(frozen=True)
 class Margin:
-    """By layer, of `n` questions: the mean logits of the preferred side's option and of the other one, and the mean of their
-    difference, the authors' MPM, with its 95 % interval over samples."""
+    """Margins by layer, over `n` questions.
+
+    The fields are the mean logits of the preferred side's option and of the other one, and the mean of their difference, the
+    authors' MPM, with its 95 % interval over samples.
+    """
 
     preferred: list[float]
     other: list[float]
@@ -40,8 +42,10 @@ class Margin:
 
     @property
     def surfaces(self) -> int | None:
-        """The first layer from which on the margin is above 0, and at least SURFACED of the last one's; None where even the
-        last is not."""
+        """The first layer from which on the margin stays above 0, and at least SURFACED of the last layer's.
+
+        None if even the last layer's margin is not above 0.
+        """
         there = [
             low > 0 and mean >= SURFACED * self.margin[-1]
             for mean, (low, _) in zip(self.margin, self.intervals, strict=True)
@@ -62,10 +66,11 @@ def lens(
     *,
     quiet: bool = False,
 ) -> dict[str, Margin]:
-    """The margins of the conditions by their names in a report. Of one that has no side the questions whose likelier letter
-    is the image's, and those whose is the text's, stand apart, as NAME_vision and NAME_text, if there are any.
+    """Return the margins of the conditions by their names in a report.
 
-    Raises ValueError for a model whose tokenizer has no single token for a letter, or that has no final norm.
+    A condition without a side is split into questions with the image's letter as the likelier one, and those with the
+    text's, as NAME_vision and NAME_text, if there are any. Raises ValueError for a model whose tokenizer has no single token
+    for a letter, or that has no final norm.
     """
     tokens = [_token(engine.mllm, letter) for letter in LETTERS]
     norm = getattr(engine.mllm.decoder, "norm", None)
@@ -87,13 +92,13 @@ def lens(
         assert states is not None
         with torch.inference_mode():
             said = engine.mllm.head(norm(states.to(engine.mllm.device, engine.mllm.dtype)))[:, tokens].cpu().numpy()
-        # Unswapped A is the image's option.
+        # A is the image's option if the options are not swapped.
         logits[key][:, number, swapped] = said.T[::-1] if swapped else said.T
     return dict(_margins(logits))
 
 
 def _read(sample: ConflictSample, condition: Condition, swapped: bool) -> Request:
-    """The request for the states of a question."""
+    """Return the request for the states of a question."""
     chat = messages(sample, condition.setting, swapped, condition.shots, condition.wording)
     push = condition.push
     if push is None:
@@ -103,7 +108,7 @@ def _read(sample: ConflictSample, condition: Condition, swapped: bool) -> Reques
 
 
 def _token(mllm: MLLM, letter: str) -> int:
-    """The token that an answer says a letter by."""
+    """Return the token of a letter in an answer."""
     ids = mllm.tokenizer.encode(letter, add_special_tokens=False)
     if len(ids) != 1:
         raise ValueError(f"{mllm.name} has no single token for the letter {letter}, whose logit the layers could tell.")
@@ -111,7 +116,10 @@ def _token(mllm: MLLM, letter: str) -> int:
 
 
 def _margins(logits: Mapping[tuple[str, Side | None], np.ndarray]) -> Iterator[tuple[str, Margin]]:
-    """logits: of each condition (2, samples, 2, layers): sides, samples, orders, layers."""
+    """Yield the margins of every condition.
+
+    logits: by condition (2, samples, 2, layers): sides, samples, orders, layers.
+    """
     for (kind, side), both in logits.items():
         vision, text = both
         for one, preferred, other in zip(SIDES, (vision, text), (text, vision), strict=True):
@@ -121,11 +129,14 @@ def _margins(logits: Mapping[tuple[str, Side | None], np.ndarray]) -> Iterator[t
 
 
 def _margin(preferred: np.ndarray, other: np.ndarray, chosen: np.ndarray) -> Margin:
-    """preferred, other: (samples, 2, layers). chosen: (samples, 2), the questions that count."""
+    """Return the margin over the chosen questions.
+
+    preferred, other: (samples, 2, layers). chosen: (samples, 2), the questions that count.
+    """
     counted = chosen.sum(1)
     differences = ((preferred - other) * chosen[..., None]).sum(1)[counted > 0]
     counted = counted[counted > 0]
-    # A resample's margin, too, is the mean over its questions, of which samples have one or two.
+    # The margin of a resample is also a mean over its questions; each sample contributes one or two.
     both = np.concatenate([differences, counted[:, None]], 1)
     return Margin(
         preferred[chosen].mean(0).tolist(),
@@ -137,7 +148,7 @@ def _margin(preferred: np.ndarray, other: np.ndarray, chosen: np.ndarray) -> Mar
 
 
 def _of_questions(drawn: np.ndarray, axis: int) -> np.ndarray:
-    """The mean over questions of resamples (..., samples, 2): each sample's sum of margins, and how many they are."""
+    """Return the mean over questions of resamples (..., samples, 2): a sample's sum of margins, and their number."""
     sums = drawn.sum(axis)
     mean: np.ndarray = sums[..., 0] / sums[..., 1]
     return mean

@@ -1,4 +1,4 @@
-"""How much memory a request needs at its peak."""
+"""The peak memory of a request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 def forget_peak(device: torch.device) -> None:
-    """Have the next `peak` look back no further than to here."""
+    """Reset the peak that the next call of `peak` returns."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif _CLEAR.exists():
@@ -19,8 +19,10 @@ def forget_peak(device: torch.device) -> None:
 
 
 def peak(device: torch.device) -> float | None:
-    """Megabytes (10^6 bytes) at most since then: on a GPU those that torch had there, otherwise those of this process in
-    memory. None where the system does not tell."""
+    """Return the most megabytes (10^6 bytes) in use since the last reset; None if the system does not report it.
+
+    On a GPU this is torch's memory there, otherwise this process's resident memory.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     found = re.search(r"VmHWM:\s+(\d+) kB", _STATUS.read_text()) if _CLEAR.exists() else None

@@ -1,5 +1,4 @@
-"""The report of `helmsight eval mc2`, made of the numbers that report.json keeps: tables, plots, and what can be read from
-them in one line each."""
+"""The report of `helmsight eval mc2`, made from the numbers in report.json: tables, plots, and one-line conclusions."""
 
 from __future__ import annotations
 
@@ -25,11 +24,11 @@ SECTIONS: Mapping[str, Callable[[Report, Any], None]] = {
     "latency": ablations.latency,
     "auto": automatic,
 }
-"""What a report may hold besides, in its order."""
+"""The optional sections of a report, in order."""
 
 
 def report(data: Numbers) -> Report:
-    """The whole report of what report.json holds."""
+    """Return the whole report of the contents of report.json."""
     about = data["about"]
     page = Report(f"Modality preference of {about['model']}")
     page.facts({
@@ -54,7 +53,7 @@ def report(data: Numbers) -> Report:
 
 
 def render(folder: Path) -> None:
-    """Write the report in a folder anew, from its report.json."""
+    """Write the report in a folder again, from its report.json."""
     data = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     report(data).write(folder, data)
 

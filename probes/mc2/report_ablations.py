@@ -14,7 +14,7 @@ from probes.reporting.tables import Measured
 
 
 def _toward(row: Numbers, side: str) -> float:
-    """The share of the samples that follows the side, steered toward it."""
+    """Return the share of the samples that follows the side, steered toward it."""
     return float(row[side][f"s_{side}"])
 
 
@@ -45,7 +45,7 @@ def _curves(rows: Mapping[Any, Numbers], xlabel: str, **options: Any) -> Any:
 
 
 def samples(page: Report, found: Numbers) -> None:
-    """Table 8."""
+    """Add Table 8."""
     rows = {int(size): row for size, row in found.items()}
     page.heading("Probe size (Table 8)")
     least, most = min(rows), max(rows)
@@ -59,7 +59,7 @@ def samples(page: Report, found: Numbers) -> None:
 
 
 def tasks(page: Report, found: Numbers) -> None:
-    """Table 9."""
+    """Add Table 9."""
     page.heading("One task only (Table 9)")
     page.text("Vectors from the probe samples of one task, steering all tasks.")
     effects = {name: sum(_toward(row, side) for side in SIDES) / 2 for name, row in found.items()}
@@ -72,8 +72,10 @@ def tasks(page: Report, found: Numbers) -> None:
 
 
 def strength(page: Report, found: Numbers) -> None:
-    """Table 10, by strength in published units, of which the vector's strength 1.0 is `published`; by its own strength where
-    that is not known."""
+    """Add Table 10, by strength in published units; the vector's strength 1.0 is `published` of them.
+
+    If that is unknown, strengths are the vector's own.
+    """
     rows = {float(one): row for one, row in found["rows"].items()}
     bend, published = found["knee"], found["published"]
     page.heading("Strength (Table 10)")
@@ -114,7 +116,7 @@ def _slopes(bend: Numbers) -> str:
 
 
 def latency(page: Report, found: Numbers) -> None:
-    """Table 11."""
+    """Add Table 11."""
     page.heading("Latency of one request (Table 11)")
     page.table(
         ["way", "seconds (median)", "ratio to plain", "peak memory (MB, median)"],

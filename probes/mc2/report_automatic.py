@@ -1,4 +1,4 @@
-"""The section of steering whose way is found in the report of `helmsight eval mc2`."""
+"""The report section of `helmsight eval mc2` on automatic steering."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from probes.reporting.tables import Measured
 
 
 def automatic(page: Report, found: Numbers) -> None:
-    """Table 12, with the gap that each criterion closes."""
+    """Add Table 12, with the gap that each criterion closes."""
     page.heading("Finding the way without being told (Table 12)")
     page.text(
         "One modality of each sample is degraded, the other one's answer is right. Gap closed: how much of the difference "
@@ -73,7 +73,7 @@ def _gaps(page: Report, rows: list[Numbers]) -> None:
 
 
 def _worth(criterion: str, pooled: Mapping[str, Numbers]) -> str:
-    """A criterion in one paragraph, over all severities, by what is degraded."""
+    """Return a paragraph on a criterion, over all severities, by the degraded modality."""
     either, unfamiliar = pooled["either"], pooled["image, unfamiliar text"]
     return (
         f"{criterion}: {_closed(either)}; with a degraded image it {_closed(pooled['image'])}, with a degraded text it "

@@ -34,7 +34,7 @@ SHARES = ("s_vision", "s_text", "s_others", "vision_ratio")
 
 
 def conditions(page: Report, found: Numbers) -> None:
-    """The three shares of every condition, the checks, and the table by task."""
+    """Add the three shares of every condition, the checks, and the table by task."""
     page.heading("Conditions")
     for side, one in found.get("advantages", {}).items():
         page.text(
@@ -98,7 +98,7 @@ def _by_task(page: Report, found: Numbers) -> None:
 
 
 def alone(page: Report, found: Numbers) -> None:
-    """Tables 16 and 17."""
+    """Add Tables 16 and 17."""
     shown = {name: one["by_task"] for name, one in found.items() if name in TITLES and "no_conflict_accuracy" in one}
     shown = {name: rows for name, rows in shown.items() if all("no_conflict_accuracy" in row for row in rows.values())}
     if not shown:
@@ -116,7 +116,7 @@ def alone(page: Report, found: Numbers) -> None:
 
 
 def attention_by_task(page: Report, found: Numbers, words: Mapping[str, float], correlations: Numbers) -> None:
-    """Figure 3, left, and Table 4: what the plain answers looked at beside what they followed."""
+    """Add Figure 3, left, and Table 4: the plain answers' attention beside their preference."""
     rows = found.get("plain", {}).get("by_task", {})
     if not words and not any("attention_ratio" in row for row in rows.values()):
         return
@@ -143,7 +143,7 @@ def attention_by_task(page: Report, found: Numbers, words: Mapping[str, float], 
 
 
 def attention_by_layer(page: Report, found: Numbers, steered: Sequence[int]) -> None:
-    """Figures 6 and 13 to 18: the image's share in each layer, steered and instructed."""
+    """Add Figures 6 and 13 to 18: the image's share of attention in each layer, steered and instructed."""
     shown = {name: one for name, one in found.items() if name in ALIKE and "attention_by_layer" in one}
     if not shown:
         return
@@ -170,7 +170,7 @@ def attention_by_layer(page: Report, found: Numbers, steered: Sequence[int]) -> 
 
 
 def lens(page: Report, found: Numbers, steered: Sequence[int]) -> None:
-    """The margin of the two options as each layer would say them."""
+    """Add the margin of the two options as read from each layer."""
     named = {_preferring(name): one for name, one in found.items()}
     count = len(next(iter(named.values()))["margin"])
     page.heading("Margin of the options by layer (the authors' rebuttal, W3)")
@@ -206,12 +206,12 @@ def lens(page: Report, found: Numbers, steered: Sequence[int]) -> None:
 
 
 def _preferring(name: str) -> str:
-    """What a condition of `lens` is called."""
+    """Return the name of a condition of `lens`."""
     return TITLES[name] if name in TITLES else f"plain, preferring {name.removeprefix('plain_')}"
 
 
 def sizes(page: Report, found: Numbers) -> None:
-    """Table 6."""
+    """Add Table 6."""
     page.heading("Size of the evaluation (Table 6)")
     settled = (
         "Only all of them together settle it."
@@ -238,7 +238,7 @@ def _than(difference: float) -> str:
 
 
 def _between(low: float, high: float) -> str:
-    """An interval of a difference in words."""
+    """Return an interval of a difference in words."""
     least, most = (f"{100 * abs(bound):.1f}" for bound in (low, high))
     if low == high == 0:
         return "0 points"
@@ -248,5 +248,5 @@ def _between(low: float, high: float) -> str:
 
 
 def share(shares: Numbers, name: str) -> Measured:
-    """A share with its interval, as a cell."""
+    """Return a share with its interval, as a cell."""
     return Measured(shares[name], shares.get(f"{name}_95"))

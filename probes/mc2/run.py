@@ -1,4 +1,4 @@
-"""One run of the benchmark: what is asked for is checked, drawn, evaluated and reported."""
+"""A run of the benchmark, which checks the options, draws samples, evaluates and reports."""
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ from steering.auto.surprise import bound_of
 SHOTS = 4
 LENS_KINDS = ("plain", "instruct", "steer")
 LENS_SAMPLES = 100
-"""Read layer by layer, at most."""
+"""The most samples that are read layer by layer."""
 PROBED, LEAST_PROBED = 250, 25
-"""Samples of the ablations that build vectors, at most and at least."""
+"""The most and the fewest samples of the ablations that build vectors."""
 
 
 @dataclass(frozen=True)
 class MC2Options:
-    """What the benchmark is asked for besides what every one is; vectors are looked for in `folders()`, `auto` are the names
-    of criteria, empty for all and None for none. Raises ValueError for what does not go together."""
+    """The benchmark's own options.
+
+    Vectors are searched in `folders()`; `auto` are the names of criteria, empty for all and None for none. Raises ValueError
+    for options that do not go together.
+    """
 
     data: Data
     conditions: tuple[str, ...]
@@ -49,7 +52,7 @@ class MC2Options:
     auto: tuple[str, ...] | None
     severities: tuple[float, ...]
     inside: bool
-    """Whether the model is in this process."""
+    """True if the model is in this process."""
 
     def __post_init__(self) -> None:
         wants_vector = self.ablate or self.auto is not None or self.random_directions
@@ -67,17 +70,17 @@ class MC2Options:
 
     @property
     def read_by_layer(self) -> tuple[str, ...]:
-        """The conditions that --lens looks at."""
+        """The conditions that --lens reads."""
         return tuple(kind for kind in self.conditions if kind in LENS_KINDS)
 
     @property
     def steers(self) -> bool:
-        """Whether a condition needs a vector."""
+        """True if a condition needs a vector."""
         return bool(set(STEERED) & set(self.conditions))
 
 
 def run(options: MC2Options, session: Session) -> Findings:
-    """Evaluate the conditions, and the ablations that were asked for."""
+    """Evaluate the conditions, and the requested ablations."""
     setup = session.setup
     vector = _vector(options, session)
     left: list[str] = []
@@ -107,7 +110,7 @@ def run(options: MC2Options, session: Session) -> Findings:
 
 
 def _vector(options: MC2Options, session: Session) -> SteeringVector | None:
-    """The vector to steer with, where anything is to be steered."""
+    """Return the vector to steer with, if anything is steered."""
     if not options.steers:
         return None
     return find(options.vector, session, options.folders())
@@ -116,8 +119,11 @@ def _vector(options: MC2Options, session: Session) -> SteeringVector | None:
 def _samples(
     options: MC2Options, session: Session, made_from: Sequence[str], left: list[str]
 ) -> tuple[list[ConflictSample], list[ConflictSample], list[ConflictSample]]:
-    """The samples that are asked, the solved examples, and what the ablations build vectors from: none is in two of these,
-    nor was the vector made from one; `left` says which of the file are left out."""
+    """Return the samples to ask, the solved examples, and the samples from which the ablations build vectors.
+
+    No sample is in two of these, or among those that the vector was made from; samples of the file that are left out are
+    added to `left`.
+    """
     setup = session.setup
     examples = SHOTS if "shots" in options.conditions else 0
     drawn = options.data.draw(setup.limit + examples, setup.seed, without=made_from, left=left)
@@ -136,7 +142,7 @@ def _samples(
 
 
 def _derived(evaluation: Evaluation, samples: Sequence[ConflictSample]) -> dict[str, Any]:
-    """What follows from the samples and the answers."""
+    """Return the results that follow from the samples and the answers."""
     found: dict[str, Any] = {"words": derived.words(samples), "attention": derived.attention(evaluation)}
     if plain := evaluation.conditions.get("plain"):
         outcomes: list[Outcome] = [
@@ -171,7 +177,7 @@ def _ablations(
     samples: Sequence[ConflictSample],
     steering: Candidate,
 ) -> dict[str, Any]:
-    """The ablations that were asked for."""
+    """Run the requested ablations."""
     engine, answerer = session.engine, session.answerer
     found: dict[str, Any] = {}
     seed, quiet = session.setup.seed, session.setup.quiet
@@ -196,8 +202,11 @@ def _ablations(
 
 
 def _criteria(options: MC2Options, engine: Engine | None) -> dict[str, Criterion]:
-    """The criteria of --auto by their names in the report. The bound of the model in this process is stated, so that answers
-    that were kept are not taken for those of another bound; that of a server is its own."""
+    """Return the criteria of --auto by their names in the report.
+
+    The bound of the model in this process is stated, so that kept answers are not taken for those of another bound; a server
+    has its own.
+    """
     if options.auto is None:
         return {}
     chosen = {name: one for name, one in CRITERIA.items() if not options.auto or one.name in options.auto}
@@ -216,7 +225,7 @@ def _automatic(
     steering: Candidate,
     criteria: dict[str, Criterion],
 ) -> dict[str, Any]:
-    """Steering whose way is found."""
+    """Evaluate automatic steering."""
     found = automatic(
         session.answerer, samples, steering, criteria=criteria, severities=options.severities,
         seed=session.setup.seed, quiet=session.setup.quiet,
@@ -225,7 +234,7 @@ def _automatic(
 
 
 def summary(evaluation: Evaluation, title: str) -> Summary:
-    """The conditions as a table for the terminal."""
+    """Return the conditions as a table for the terminal."""
     columns = ("condition", "S_v", "S_t", "S_o", "Vision Ratio", "image only", "context only", "attention")
     rows = []
     for name, one in evaluation.conditions.items():

@@ -1,5 +1,8 @@
-"""MME's questions: a folder for each subtask, with a text file of two questions for each image, as published; or a
-text file for each subtask with the image's name before each question, as its evaluation script takes them."""
+"""MME's question files in two forms.
+
+As published, a folder for each subtask has a text file of two questions for each image; its evaluation script takes a text
+file for each subtask with the image's name before each question.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,11 @@ ENDINGS = (".jpg", ".png", ".jpeg")
 
 
 def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[MmePair]:
-    """The pairs of questions of all subtasks; `left` says which are left out because a question or the image is missing.
-    Raises ValueError that names the file and line that is wrong."""
+    """Return the pairs of questions of all subtasks.
+
+    Pairs that lack a question or the image are left out and added to `left`. Raises ValueError that names the invalid file
+    and line.
+    """
     files = [file for one in data for file in (sorted(one.rglob("*.txt")) if one.is_dir() else [one])]
     found, missing = [], []
     for file in files:
@@ -32,7 +38,7 @@ def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> l
 
 @dataclass
 class _Asked:
-    """What a file says of an image. wrong: why a line of it is no question, None where each is one."""
+    """A file's questions on an image; wrong: why one of its lines is no question, None if all are."""
 
     image: str
     subtask: str
@@ -40,7 +46,7 @@ class _Asked:
     wrong: str | None = None
 
     def pair(self, folder: Path) -> MmePair:
-        """Both questions; raises Incomplete where there are not two, or the image is not there."""
+        """Return both questions; raise Incomplete if there are not two, or the image does not exist."""
         if self.wrong is not None:
             raise Incomplete(self.wrong)
         if len(self.questions) != 2:
@@ -52,7 +58,7 @@ class _Asked:
 
 
 def _asked(file: Path) -> Iterable[_Asked]:
-    """The questions of a file by image."""
+    """Return the questions of a file by image."""
     lines = [line.split("\t") for line in text_of(file).splitlines() if line.strip()]
     asked: dict[str, _Asked] = {}
     named = bool(lines) and len(lines[0]) > 2
@@ -71,5 +77,5 @@ def _asked(file: Path) -> Iterable[_Asked]:
 
 
 def _subtask(file: Path) -> str:
-    """The folder of a subtask, some of which part questions from images."""
+    """Return the subtask, from its folder; some subtasks keep questions and images in separate folders."""
     return file.parent.parent.name if file.parent.name == "questions_answers_YN" else file.parent.name

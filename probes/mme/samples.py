@@ -1,4 +1,4 @@
-"""What MME asks, and how it is scored (Fu et al. 2023, section 2.2)."""
+"""MME's questions and their scores (Fu et al. 2023, section 2.2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from probes.harness.bootstrap import Share, Tallies, ratio
 from probes.harness.pictures import Source, chat
 
 COGNITION = ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning")
-"""The subtasks that are not of perception."""
+"""The subtasks of cognition; all others are of perception."""
 
 SHARES = {
     "acc": Share("right", "questions", fixed=False),
@@ -26,7 +26,7 @@ SHARES = {
 
 @dataclass(frozen=True)
 class MmePair:
-    """Two questions on an image (or its file), each with whether yes is right."""
+    """Two questions on an image (or its file), each with True if yes is right."""
 
     image: Source
     questions: tuple[tuple[str, bool], ...]
@@ -39,17 +39,17 @@ class MmePair:
         return ["yes" if true else "no" for _, true in self.questions]
 
     def chats(self) -> list[Chat]:
-        """Both; raises ValueError where the image's file does not decode."""
+        """Return the chats of both questions; raise ValueError if the image's file does not decode."""
         return [chat([self.image], question) for question, _ in self.questions]
 
     @property
     def picture(self) -> Path | int:
-        """What tells the picture from others."""
+        """A key that distinguishes the picture from others."""
         return self.image if isinstance(self.image, Path) else id(self.image)
 
 
 def tally(sample: MmePair, replies: Sequence[Reply]) -> dict[str, float]:
-    """What both answers add to the sums that `scores` takes; neither yes nor no is wrong."""
+    """Return both answers' contribution to the sums of `scores`; an answer that is neither yes nor no is wrong."""
     said = [yes(reply.text) for reply in replies]
     right = [one is true for one, (_, true) in zip(said, sample.questions, strict=True)]
     return {
@@ -62,7 +62,7 @@ def tally(sample: MmePair, replies: Sequence[Reply]) -> dict[str, float]:
 
 
 def scores(sums: Tallies) -> dict[str, np.ndarray]:
-    """Accuracy over questions (acc), over images of which both are right (acc_plus), and 100 times their sum (score)."""
+    """Return accuracy over questions (acc), over images with both right (acc_plus), and 100 times their sum (score)."""
     acc, both = ratio(sums["right"], sums["questions"]), ratio(sums["both"], sums["pairs"])
     return {
         "acc": acc,
@@ -73,7 +73,7 @@ def scores(sums: Tallies) -> dict[str, np.ndarray]:
 
 
 def totals(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """By condition, the sum of the scores of the subtasks of perception, and of cognition where there are any."""
+    """Return by condition the sums of the subtasks' scores, for perception and, if there are any, for cognition."""
     out = {}
     for name, parts in found.items():
         by_task = {task: one["score"]["value"] for task, one in parts["MME"].items() if task != "all"}

@@ -1,1 +1,1 @@
-"""MM-SAP: whether a model knows what it cannot see."""
+"""MM-SAP: a test of whether a model knows the limits of what it can see."""

@@ -1,4 +1,4 @@
-"""`helmsight eval mm-sap`: whether a model knows what it cannot see."""
+"""`helmsight eval mm-sap`: whether a model knows the limits of what it can see."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def _options(
         str | None, sample_option(metavar="DIR", help="the images of --data (default: where its files lie)")
     ] = None,
     vector: Annotated[str, Option(metavar="NAME|FILE", help="vector to steer with")] = VECTOR,
-    runs: Annotated[int, Option(min=1, metavar="N", help="how often each is asked, its options in another order")] = 5,
+    runs: Annotated[
+        int, Option(min=1, metavar="N", help="times that each question is asked, with its options in another order")
+    ] = 5,
     conditions: Names = None,
     condition: Texts = None,
 ) -> SapOptions:

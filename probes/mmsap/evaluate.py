@@ -1,4 +1,4 @@
-"""MM-SAP's three parts asked under several conditions."""
+"""MM-SAP's three parts, asked under several conditions."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ def evaluate(
     seed: int,
     quiet: bool = False,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """By condition, "basic", "know" and "beyond" by subtask and `TOTAL` by part, as `measured` returns them; and by
-    condition and part, each metric's `mean` and `deviation` over the runs, with the share in each of the `runs`, and how
-    many `refusals` there were."""
+    """Return the scores by condition, and their spread over the runs by condition and part.
+
+    The scores are "basic", "know" and "beyond" by subtask and `TOTAL` by part, as `measured` returns them. The spread is
+    each metric's `mean` and `deviation` over the runs, with the share in each of the `runs`, and the number of `refusals`.
+    """
 
     def chats(sample: SapSample) -> list[Chat]:
         return sample.chats(runs, seed)
@@ -52,12 +54,12 @@ def evaluate(
 
 
 def _picture(sample: SapSample) -> Path | str:
-    """What tells a question's picture from others."""
+    """Return a key that distinguishes a question's picture from others."""
     return sample.image if isinstance(sample.image, Path) else sample.id
 
 
 def _together(answered: Parts) -> PartAnswered[SapSample]:
-    """All parts as one."""
+    """Combine all parts into one."""
     part = replace(
         answered[0].part,
         name=TOTAL,
@@ -80,7 +82,7 @@ def _by_run(answered: PartAnswered[SapSample], seed: int) -> dict[str, Any]:
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:
-    """Mean and standard deviation (of a sample) of the runs in which a metric exists."""
+    """Return mean and sample standard deviation of the runs in which a metric is defined."""
     known = [value for value in values if not np.isnan(value)]
     return {
         "mean": float(np.mean(known)) if known else None,

@@ -1,7 +1,7 @@
 """MM-SAP's questions from files: a folder with one of each part, or some of these files.
 
-The authors publish the data at huggingface.co/datasets/Elliotwang/MM-SAP; their repository does not state its form. What is
-read is a JSON list, or a JSON object a line, with the fields of `FIELDS` under any of their names.
+The authors publish the data at huggingface.co/datasets/Elliotwang/MM-SAP; their repository does not state its form. The
+reader expects a JSON list, or a JSON object a line, with the fields of `FIELDS` under any of their names.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "subtask": ("type", "subtask", "category", "task"),
     "id": ("id", "index", "question_id"),
 }
-"""What is read of a row, by the names that it may have. Options are a list, an object by letter, or fields A, B, C and so
-on; the answer is an option's letter or its text."""
+"""The fields of a row, by the names that they may have.
+
+Options are a list, an object by letter, or fields A, B, C and so on; the answer is an option's letter or its text.
+"""
 
 
 def load(data: str | Path, images: str | Path | None = None, left: list[str] | None = None) -> list[SapSample]:
-    """The questions of a folder or a file; their pictures lie in `images`, or where the file is.
+    """Return the questions of a folder or a file; their pictures are in `images`, or beside the file.
 
-    `left` says which rows are left out because something of them is missing. Raises ValueError that names the file and the
-    row that is wrong.
+    Rows that lack something are left out and added to `left`. Raises ValueError that names the invalid file and row.
     """
     place = Path(data)
     files = (
@@ -78,7 +79,7 @@ def _field(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
 
 
 def _options(row: Mapping[str, Any]) -> dict[str, str]:
-    """Texts by letter."""
+    """Return the options' texts by letter."""
     given = next((row[key] for key in FIELDS["options"] if row.get(key)), None)
     if given is None:
         given = {letter: row[letter] for letter in ascii_uppercase if row.get(letter) is not None}
@@ -95,13 +96,13 @@ def _options(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _bare(text: Any, letter: str) -> str:
-    """An option without the letter that it may begin with."""
+    """Return an option without the letter that it may begin with."""
     said = str(text).strip()
     return said[2:].strip() if said[:2] in (f"{letter}.", f"{letter})", f"{letter}:") else said
 
 
 def _answer(row: Mapping[str, Any], options: Mapping[str, str]) -> str | None:
-    """The right option, None for the refusal, which is what a row without an answer means in BeyondVisQA."""
+    """Return the right option, or None for the refusal, which a row of BeyondVisQA without an answer means."""
     given = next((row[key] for key in FIELDS["answer"] if row.get(key) is not None), None)
     if given is None:
         return None

@@ -37,7 +37,7 @@ _REFUSALS = (
 
 
 def report(about: Mapping[str, Any], found: Mapping[str, Any], runs: Mapping[str, Any]) -> Report:
-    """`about` says what was asked of what, `found` and `runs` are what `evaluate` returns."""
+    """Return the report of a run; `about` describes it, `found` and `runs` are the results of `evaluate`."""
     page = Report(f"MM-SAP on {about['model']}")
     page.facts(
         {"Data": about["data"], **left_out(about), "Model": about["model"], "Versions": in_words(about["versions"])}
@@ -79,7 +79,7 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any], runs: Mapping[str
 
 
 def _table(page: Report, runs: Mapping[str, Any], columns: tuple[tuple[str, str], ...]) -> None:
-    """A row a condition, a column a part's metric; parts that were not asked have none."""
+    """Add a table with a row per condition and a column per metric of a part, without parts that were not asked."""
     known = [(part, name) for part, name in columns if part in runs[BASELINE]]
     heads = [f"{TITLES.get(part, 'all')} {name.replace('answer_', '').replace('_', ' ')}" for part, name in known]  # type: ignore[call-overload]
     rows = [[name, *(_spread(one[part][metric]) for part, metric in known)] for name, one in runs.items()]

@@ -1,4 +1,4 @@
-"""One run of the benchmark: what is asked for is checked, drawn, evaluated and reported."""
+"""A run of the benchmark, which checks the options, draws samples, evaluates and reports."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from probes.mmsap.samples import PARTS, TITLES, SapSample
 
 @dataclass(frozen=True)
 class SapOptions:
-    """What the benchmark is asked for besides what every one is: conditions, how often every question is asked (`runs`), the
-    file or folder of questions and the folder of their images, or what `demo(count, seed)` draws."""
+    """The benchmark's own options.
+
+    They are conditions, the number of times that every question is asked (`runs`), the file or folder of questions and the
+    folder of their images, or `demo(count, seed)`, which draws questions.
+    """
 
     wanted: Wanted
     runs: int
@@ -38,7 +41,7 @@ class SapOptions:
             raise ValueError("--data is needed: there is no demo world here to draw questions from")
 
     def draw(self, setup: Setup, left: list[str]) -> list[SapSample]:
-        """So many questions, of each part in proportion to how many there are; `left` says which are left out."""
+        """Return the questions, of each part in proportion to its size; those left out are added to `left`."""
         if self.data is None:
             assert self.demo is not None
             return list(self.demo(setup.limit, setup.seed))
@@ -53,7 +56,7 @@ class SapOptions:
         return whole(found, setup.limit, lambda sample: [sample.image], left)
 
     def origin(self, samples: Sequence[SapSample], seed: int) -> str:
-        """How many samples, from where, drawn by which seed."""
+        """Return the number of samples by part, their source and seed in words."""
         counts = Counter(sample.part for sample in samples)
         numbers = ", ".join(f"{counts[part]} of {TITLES[part]}" for part in PARTS if counts[part])
         source = "held-out scenes of the demo world" if self.data is None else Path(self.data).name
@@ -61,7 +64,7 @@ class SapOptions:
 
 
 def run(options: SapOptions, session: Session) -> Findings:
-    """Ask every question under every condition, the runs' options in other orders."""
+    """Ask every question under every condition, with its options in another order in each run."""
     setup = session.setup
     left: list[str] = []
     samples = options.draw(setup, left)

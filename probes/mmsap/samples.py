@@ -1,4 +1,4 @@
-"""What MM-SAP asks: questions about a picture with options, one of which is to refuse (section 3.2)."""
+"""MM-SAP's questions about a picture, with options of which one is to refuse (section 3.2)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ TITLES: dict[Part, str] = {"basic": "BasicVisQA", "know": "KnowVisQA", "beyond":
 
 @dataclass(frozen=True)
 class SapSample:
-    """One question. options: without the refusal. answer: the right one of them, None where no picture could tell it, which
-    is so in BeyondVisQA and nowhere else."""
+    """A question about a picture.
+
+    options: without the refusal. answer: the right one of them, None if no picture could show it, which is the case in
+    BeyondVisQA only.
+    """
 
     id: str
     part: Part
@@ -36,15 +39,17 @@ class SapSample:
         return REFUSAL if self.answer is None else self.answer
 
     def offered(self, run: int, seed: int) -> list[tuple[str, ...]]:
-        """The options that are offered in one run, in an order of its own: with the refusal, and where that would not tell
-        whether the model knows, which it would not in KnowVisQA, without it."""
+        """Return the sets of options offered in one run, each in that run's order.
+
+        One set holds the refusal. In KnowVisQA, where a refusal hides whether the model knows, a second set is without it.
+        """
         order = [*self.options, REFUSAL]
         random.Random(f"{seed} {run} {self.id}").shuffle(order)
         forced = [tuple(one for one in order if one != REFUSAL)] if self.part == "know" else []
         return [tuple(order), *forced]
 
     def chats(self, runs: int, seed: int) -> list[Chat]:
-        """What is asked, run by run; raises ValueError where the picture's file does not decode."""
+        """Return the chats, run by run; raise ValueError if the picture's file does not decode."""
         return [self._chat(options) for run in range(runs) for options in self.offered(run, seed)]
 
     def _chat(self, options: Sequence[str]) -> Chat:
@@ -55,5 +60,5 @@ class SapSample:
 
 
 def asked(part: Part) -> int:
-    """How many questions a sample of that part is in one run."""
+    """Return the number of questions that a sample of that part has in one run."""
     return 2 if part == "know" else 1

@@ -1,11 +1,12 @@
-"""How MM-SAP is scored (sections 4.1 and 4.4), as shares: the paper's scores are these times 100.
+"""The scoring of MM-SAP (sections 4.1 and 4.4), as shares: the paper's scores are these times 100.
 
-Of the questions of a part, or of all: kk is answered rightly (equation 1), ku rightly refused (2): always in BeyondVisQA,
-never in BasicVisQA, in KnowVisQA where the model without the refusal among the options is wrong, too (3); sa is their sum
-(4). answer_accuracy is right of those that are not refused (5), answer_rate not refused (6). unknown_knowns is known, of
-those of KnowVisQA that are refused: equation 8 as printed divides by all of its questions, table 4 by the refused ones.
-An answer that chooses no option is wrong and not refused; `unread` is their share. knowledge, which the paper has not, is
-right where the refusal is no option.
+Among the questions of a part, or of all: kk is answered rightly (equation 1), ku rightly refused (2): always in BeyondVisQA,
+never in BasicVisQA, and in KnowVisQA if the model without the refusal among the options is also wrong (3); sa is their sum
+(4). answer_accuracy is right among those not refused (5), answer_rate not refused (6). unknown_knowns is known, among those
+of KnowVisQA that are refused: equation 8 as printed divides by all of its questions, table 4 by the refused ones.
+
+An answer that chooses no option is wrong and not refused; `unread` is their share. knowledge, which is not in the paper, is
+right without the refusal as an option.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ SHARES = {
     "knowledge": Share("forced_right", "forced", fixed=False),
     "unread": Share("unread", "asked", fixed=False),
 }
-"""Every metric is a share of questions, each asked once a run."""
+"""The metrics, each a share of questions, asked once per run."""
 
 _REFUSES = re.compile(r"\bsorry\b|\bcan(?:no|')t (?:help|answer|tell|determine|say)\b|\bdo(?:n't| not) know\b")
 
 
 def verdict(answer: str, options: Sequence[str], right: str | None) -> Verdict:
-    """What an answer to a question with these options does; one that names none of them may still refuse in words."""
+    """Return the verdict on an answer to a question with these options; one that names none may still refuse in words."""
     chosen = letter(answer, options)
     if chosen is None:
         return "refused" if _REFUSES.search(answer.lower().replace("\u2019", "'")) else "unread"
@@ -49,7 +50,7 @@ def verdict(answer: str, options: Sequence[str], right: str | None) -> Verdict:
 
 
 def tallies(sample: SapSample, replies: Sequence[Reply], seed: int) -> list[dict[str, float]]:
-    """What the replies to `sample.chats` add, run by run, to the sums of which `scores` is made."""
+    """Return what the replies to `sample.chats` add, run by run, to the sums from which `scores` computes metrics."""
     each = asked(sample.part)
     return [
         _run(sample, [one.text for one in replies[i : i + each]], i // each, seed) for i in range(0, len(replies), each)
@@ -57,7 +58,7 @@ def tallies(sample: SapSample, replies: Sequence[Reply], seed: int) -> list[dict
 
 
 def tally(sample: SapSample, replies: Sequence[Reply], seed: int) -> dict[str, float]:
-    """The same of all runs together."""
+    """Return the tally of all runs together."""
     runs = tallies(sample, replies, seed)
     return {name: sum(run[name] for run in runs) for name in runs[0]}
 
@@ -85,5 +86,5 @@ def _run(sample: SapSample, answers: Sequence[str], run: int, seed: int) -> dict
 
 
 def scores(sums: Tallies) -> dict[str, np.ndarray]:
-    """The metrics of summed tallies, NaN where a metric does not exist."""
+    """Return the metrics of summed tallies, NaN where a metric is undefined."""
     return {name: ratio(sums[share.counted], sums[share.of]) for name, share in SHARES.items()}

@@ -1,5 +1,7 @@
-"""A steering vector from pairs of prompts: for every layer the mean difference of the states at the prompts' last token, as
-in a probe (modality-preference paper, section 5.1), without its third, plain prompt."""
+"""A steering vector from pairs of prompts: for every layer the mean difference of the states at the last token.
+
+It is measured as in a probe (modality-preference paper, section 5.1), without the third, plain prompt.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ from probes.vector.direction import Tally
 from steering import Engine, Request, SteeringVector
 
 KIND = "pairs"
-"""The kind of these vectors: no modality preference, so that a signed scale steers and no side can be named on the wire."""
+"""The kind of these vectors, which is no modality preference: a signed scale steers, and the wire names no side."""
 
 LEAST_PICTURES = 4
-"""Least different pictures, where any are shown: what all pairs show is no part of a contrast."""
+"""The least number of different pictures, if any are shown: a picture that all pairs share is no part of a contrast."""
 
 _KEEP_EVERY = 32
 
@@ -35,9 +37,9 @@ def build(
     state: Path | None = None,
     quiet: bool = False,
 ) -> SteeringVector:
-    """The vector whose plus leads to the first of the sides, at the best ranked layer (of `layers`, if given).
+    """Build the vector whose plus leads to the first of the sides, at the best ranked layer (of `layers`, if given).
 
-    Its weight is the published one, of the states of both sides. In `state` the measurement is kept while it runs. Raises
+    Its weight is the published one, of the states of both sides. The measurement is saved in `state` while it runs. Raises
     ValueError for layers that the model does not have.
     """
     count = engine.mllm.num_layers
@@ -61,8 +63,10 @@ def build(
 
 
 def too_few(pairs: Sequence[PromptPair], held_back: int = 0) -> list[str]:
-    """Why these different pairs are too few for a vector to be relied on, one sentence each; so many more were held back for
-    its calibration."""
+    """Return the reasons why these different pairs are too few for a reliable vector, one sentence each.
+
+    held_back: the number of further pairs that were reserved for its calibration.
+    """
     found = verdict.too_few(len(pairs), "different pairs", held_back)
     pictures = {picture for pair in pairs for prompt in (pair.toward, pair.away) for picture in prompt.pictures}
     if 0 < len(pictures) < LEAST_PICTURES:

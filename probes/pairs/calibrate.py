@@ -1,7 +1,7 @@
-"""Find the layer and the strength at which a vector from pairs moves answers both ways and damages few, on questions whose
-answers tell the side.
+"""Find the layer and strength at which a vector from pairs moves answers both ways with little damage.
 
-As in the probe's calibration the chosen strength is folded into the weight, so that strength 1.0 is a good default.
+It is measured on questions whose answers show the side. As in the probe's calibration the chosen strength is folded into the
+weight, so that strength 1.0 is a good default.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from steering import MLLM, SteeringVector
 
 MAX_TOKENS = 48
 BUDGET = {"others": 0.03, "repetition": 0.05}
-"""How much damage a strength may do: rise of the share of answers that are neither side's, and of the repetition in them."""
+"""The damage that a strength may do: rise of the share of answers of neither side, and of the repetition in them."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SideShares:
-    """Of `n` answers the shares that are of either side; the rest are neither's."""
+    """The shares of either side among `n` answers; the rest belong to neither."""
 
     n: int
     toward: float
@@ -48,7 +48,7 @@ class SideShares:
 
 @dataclass(frozen=True)
 class SidePoint:
-    """One layer and strength, measured both ways."""
+    """A layer and a strength, measured both ways."""
 
     layer: int
     strength: float
@@ -62,11 +62,11 @@ class SidePoint:
 
     @property
     def moved(self) -> float:
-        """How much either side's share differs between the two ways, the smaller of both; at most 1."""
+        """The difference in either side's share between the two ways, the smaller of both; at most 1."""
         return min(self.toward.toward - self.away.toward, self.away.away - self.toward.away)
 
     def damage(self, plain: SideShares) -> dict[str, float]:
-        """What it spends of each part of the budget."""
+        """Return the part of each budget that the point spends."""
         both = (self.toward, self.away)
         return {
             "others": max(one.others for one in both) - plain.others,
@@ -74,11 +74,11 @@ class SidePoint:
         }
 
     def affordable(self, plain: SideShares) -> bool:
-        """Whether it stays within the budget."""
+        """Return whether the point stays within the budget."""
         return all(value <= BUDGET[name] + 1e-9 for name, value in self.damage(plain).items())
 
     def to_json(self) -> dict[str, Any]:
-        """The point as written into the artifact, where `dose` is the strength of the vector that is calibrated."""
+        """Return the point as the artifact stores it, where `dose` is the strength of the vector before calibration."""
         repeated = max(self.toward.repetition, self.away.repetition)
         return {
             "layer": self.layer, "dose": self.strength, "toward": self.toward.to_json(), "away": self.away.to_json(),
@@ -97,9 +97,9 @@ def calibrate(
     layers: Sequence[int] | None = None,
     quiet: bool = False,
 ) -> SteeringVector:
-    """The vector with its layer and weight chosen by measurement, and `info["calibration"]` telling the measurement.
+    """Return the vector with its layer and weight chosen by measurement, which `info["calibration"]` records.
 
-    `tests` must not be of pairs that it was built from; `layers` are those to try (default: the first three of the
+    `tests` must not come from pairs that it was built from; `layers` are those to try (default: the first three of the
     vector's ranking). Raises ValueError without tests and for strengths that are not positive and finite.
     """
     if not tests:
@@ -141,8 +141,10 @@ def calibrate(
 
 
 def choose(points: Sequence[SidePoint], plain: SideShares, ranking: Sequence[int]) -> SidePoint:
-    """The strongest of the points within the budget, or of all where none is; among those that this many questions do not
-    tell apart the smallest strength, then the better ranked layer."""
+    """Return the strongest of the points within the budget, or of all if none is.
+
+    Among points that differ by noise only, the smallest strength wins, then the better ranked layer.
+    """
     candidates = [point for point in points if point.affordable(plain)] or list(points)
     strongest = max(point.effect for point in candidates)
     alike = [point for point in candidates if point.effect >= strongest - noise(plain.n)]
@@ -150,7 +152,7 @@ def choose(points: Sequence[SidePoint], plain: SideShares, ranking: Sequence[int
 
 
 def unmoved(vector: SteeringVector, sides: tuple[str, str]) -> list[str]:
-    """A sentence where a calibration shows that steering hardly moves the answers."""
+    """Return a sentence if a calibration shows that steering hardly moves the answers."""
     calibration = vector.info.get("calibration")
     if calibration is None or calibration["targets_reached"]:
         return []
@@ -170,7 +172,7 @@ def _ask(
     rule: Rule,
     quiet: bool,
 ) -> list[SideShares]:
-    """The shares under every push; those of one question run beside each other in one batch."""
+    """Return the shares under every push; the pushes of one question run beside each other in one batch."""
     questions = (
         Question(with_picture(mllm, chat), push, MAX_TOKENS, diagnose=None)
         for chat in (test.question.chat() for test in tests)

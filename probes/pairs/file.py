@@ -1,7 +1,8 @@
-"""Pairs of prompts from a JSONL file: one object a line, with the messages of one prompt "toward" a side and of one "away"
-from it, and, where answers are to be scored, a "question" and what answers of either side say.
+"""Pairs of prompts from a JSONL file, with one object per line.
 
-All that can be wrong with a file is told with the number of its line before a model is loaded.
+An object holds the messages of a prompt "toward" a side and of one "away" from it. To score answers it also has a
+"question", and in "expect" the text of either side's answer. Any error in a file is reported with its line number before a
+model is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from probes.answering.base import Chat
 from steering.pictures import opened
 
 Rule = Literal["holds", "begins"]
-"""What an answer must do with the text that is expected of a side, to be that side's."""
+"""The rule by which an answer belongs to a side: it holds, or begins with, the side's text."""
 
 ROLES = ("system", "user", "assistant")
 KEYS = {"toward", "away", "question", "expect"}
@@ -31,12 +32,12 @@ _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class PairedPrompt:
-    """A chat whose pictures are files or encoded ones, not yet decoded: thousands of pairs need no memory."""
+    """A chat whose pictures are files or encoded bytes, not yet decoded: thousands of pairs need no memory."""
 
     messages: tuple[Mapping[str, Any], ...]
 
     def chat(self) -> Chat:
-        """The chat in the Hugging Face format, its pictures decoded."""
+        """Return the chat in the Hugging Face format, with its pictures decoded."""
         return [_decoded(message) for message in self.messages]
 
     @property
@@ -48,21 +49,21 @@ class PairedPrompt:
 
     @property
     def digest(self) -> str:
-        """Of everything that the model reads: a picture counts by its bytes, wherever they lie."""
+        """A digest of all that the model reads: a picture counts by its bytes, wherever they lie."""
         told = json.dumps(self.messages, sort_keys=True, default=lambda _: None)
         return hashlib.sha256(told.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Check:
-    """A question, and the text that an answer of either side has."""
+    """A question, and the text of either side's answer."""
 
     question: PairedPrompt
     toward: str
     away: str
 
     def side(self, answer: str, rule: Rule) -> Literal["toward", "away"] | None:
-        """Whose answer it is; None where it is neither's, or both's."""
+        """Return the side of an answer; None if it is neither's, or both's."""
         toward, away = (_said(answer, text, rule) for text in (self.toward, self.away))
         if toward == away:
             return None
@@ -71,7 +72,7 @@ class Check:
 
 @dataclass(frozen=True)
 class PromptPair:
-    """Two prompts that differ in which side they ask for; `line` is where they stand in the file."""
+    """Two prompts that ask for opposite sides; `line` is their line in the file."""
 
     line: int
     toward: PairedPrompt
@@ -84,7 +85,7 @@ class PromptPair:
 
 
 def load(path: Path) -> list[PromptPair]:
-    """The pairs of a file, empty lines left out; raises ValueError that names the line for the first that is wrong."""
+    """Return the pairs of a file, skipping empty lines; raise ValueError that names the line of the first invalid one."""
     pairs = []
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -104,7 +105,7 @@ def load(path: Path) -> list[PromptPair]:
 
 
 def different(pairs: Iterable[PromptPair]) -> list[PromptPair]:
-    """The first of those that say the same."""
+    """Return the pairs without duplicates, keeping the first of each."""
     return list({pair.digest: pair for pair in reversed(list(pairs))}.values())[::-1]
 
 
@@ -174,7 +175,7 @@ def _part(given: object, place: str, folder: Path) -> dict[str, Any]:
 
 
 def _picture(source: str, place: str, folder: Path) -> dict[str, Any]:
-    """A part with what the picture is made of, decoded once to see that it can be."""
+    """Return a part with the picture's source, decoded once to check that it can be."""
     if source[:5].lower() == "data:":
         header = _DATA_URL.fullmatch(source)
         try:
@@ -201,7 +202,7 @@ def _picture(source: str, place: str, folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Source:
-    """A picture's file or its bytes, which is no part of what a digest is made of."""
+    """A picture's file or bytes, which does not enter a prompt's digest."""
 
     data: Path | bytes
 
@@ -215,7 +216,7 @@ def _checked(data: Path | bytes) -> str:
 
 @lru_cache(maxsize=16)
 def _opened(data: Path | bytes) -> Any:
-    """Kept for a while, because both sides of a pair mostly show the same picture."""
+    """Open a picture; it is cached briefly, because both sides of a pair mostly show the same one."""
     return opened(data)
 
 

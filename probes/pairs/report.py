@@ -1,5 +1,4 @@
-"""The report of a vector from pairs: what it was made of, whether there is a direction, what the layers show, and what
-steering at the chosen one does to the answers."""
+"""The report of a vector from pairs: its data, direction and layers, and the effect of steering at the chosen layer."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ AGREES = (
 
 
 def report(vector: SteeringVector, model: str, data_from: str) -> tuple[Report, dict[str, Any]]:
-    """The report, and the same as data. `data_from`: where the pairs are from, in words."""
+    """Return the report, and the same as data; `data_from` is the origin of the pairs in words."""
     info, layer = vector.info, vector.layers[0]
     plus, minus = info["sides"]
     page = Report(f"Steering vector {vector.name} of {model}")

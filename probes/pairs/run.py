@@ -1,4 +1,4 @@
-"""One run of `helmsight vectors build`: pairs are read, a vector is built, judged, calibrated, reported and saved."""
+"""A run of `helmsight vectors build`, which reads pairs and builds, judges, calibrates, reports and saves a vector."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MAX_SIDE = 40
 
 @dataclass(frozen=True)
 class PairsOptions:
-    """What a build is asked for.
+    """The options of a build.
 
-    sides: the names of what plus and minus lead to. score: how an answer tells its side; None where it is not calibrated.
-    calibrated: how many of the pairs with a question are held back for that, at most. folder: of the report, and of what a
-    run that was stopped goes on from. Raises ValueError for names that a vector cannot have, FileExistsError for a file that
-    is not to be written over.
+    sides: the names of the sides that plus and minus lead to. score: the rule for an answer's side; None without
+    calibration. calibrated: the most pairs with a question that are held back for it. folder: for the report, and for what
+    an interrupted run continues from. Raises ValueError for names that a vector cannot have, FileExistsError for a file that
+    must not be overwritten.
     """
 
     model: ModelOptions
@@ -59,7 +59,7 @@ class PairsOptions:
         self.refuse_to_replace()
 
     def refuse_to_replace(self) -> None:
-        """Raise FileExistsError where there is a vector that is not to be written over."""
+        """Raise FileExistsError if there is a vector that must not be overwritten."""
         if self.out.exists() and not self.replace:
             raise FileExistsError(
                 f"{self.out} exists already; --replace writes over it, --name or --out names another file"
@@ -67,8 +67,10 @@ class PairsOptions:
 
 
 def run(options: PairsOptions) -> None:
-    """Build, judge, calibrate, report and save. Raises ValueError where something speaks against the vector, unless `force`;
-    for too few pairs before the model is loaded."""
+    """Build, judge, calibrate, report and save a vector.
+
+    Raises ValueError if there are doubts about the vector, unless `force`; for too few pairs before the model is loaded.
+    """
     for folder in (options.out.parent, options.folder):
         check_writable(folder)
     read = load(options.pairs)
@@ -94,7 +96,7 @@ def run(options: PairsOptions) -> None:
         )  # fmt: skip
         doubts += [one for one in disagreement(vector) if one not in doubts] + unmoved(vector, options.sides)
     about = {name: value for name, value in vector.info.items() if name != "reliable"} | {"doubts": doubts}
-    # That pairs agree is not enough to rely on: they do wherever their words differ alike.
+    # Agreement of pairs is not enough to rely on: pairs agree wherever their words differ alike.
     if doubts or "calibration" in about:
         about["reliable"] = not doubts
     vector = replace(vector, info=about)
@@ -103,14 +105,14 @@ def run(options: PairsOptions) -> None:
     print(f"report: {options.folder / 'report.html'}")
     if not options.force:
         refuse(options.out, doubts)
-    options.refuse_to_replace()  # what another program wrote meanwhile is not lost either
+    options.refuse_to_replace()  # keeps a file that another program wrote meanwhile
     options.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     vector.save(options.out)
     _print(vector, options.out)
 
 
 def _split(options: PairsOptions, pairs: Sequence[PromptPair]) -> tuple[list[PromptPair], list[PromptPair]]:
-    """The pairs that the vector is built from, and those that are held back for the calibration: a third at most."""
+    """Return the pairs that build the vector, and those that are held back for the calibration, a third at most."""
     able = [pair for pair in pairs if pair.test is not None]
     if options.score is None:
         if able:

@@ -1,1 +1,1 @@
-"""PhD: yes or no beside a text that misleads."""
+"""PhD: yes/no questions beside a misleading text."""

@@ -1,4 +1,4 @@
-"""`helmsight eval phd`: yes or no beside a text that misleads."""
+"""`helmsight eval phd`: yes/no questions beside a misleading text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _task() -> Task[PhdSample]:
 BENCHMARK = listed(
     "phd",
     _task,
-    help="PhD: yes or no beside a text that misleads",
+    help="PhD: yes/no questions beside a misleading text",
     description="Ask questions for yes or no plainly, beside a text that is inaccurate, and beside one that is wrong. "
     "Asked plainly, steered, with SAGE and with the contrastive decoders; each is compared with the plain "
     "answers to the same samples.",

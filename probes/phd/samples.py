@@ -1,4 +1,4 @@
-"""Questions for yes or no beside a text (Liu et al. 2024): plain, inaccurate (iac) or incorrect (icc)."""
+"""Yes/no questions beside a text (Liu et al. 2024): plain, inaccurate (iac) or incorrect (icc)."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ SHARES = yes_no.SHARES | {"recall_no": Share("denied", "absent")}
 
 @dataclass(frozen=True)
 class PhdSample(YesNo):
-    """A question, in which the text stands already; its `setting` is the task."""
+    """A question that already includes the text; its `setting` is the task."""
 
     mode: Mode
 
 
 def tally(sample: PhdSample, replies: Sequence[Reply]) -> dict[str, float]:
-    """As of any question for yes or no, and what is rightly denied."""
+    """Return the tally of any yes/no question, and whether "no" was said rightly."""
     absent = not sample.present
     denied = absent and yes(replies[0].text) is False
     return yes_no.tally(sample, replies) | {"absent": float(absent), "denied": float(denied)}
 
 
 def scores(sums: Tallies) -> dict[str, np.ndarray]:
-    """As of any question for yes or no, the recall of no, and the PhD index: the harmonic mean of both recalls."""
+    """Return the scores of any yes/no question, the recall of no, and the PhD index: the harmonic mean of both recalls."""
     found = yes_no.scores(sums)
     no = ratio(sums["denied"], sums["absent"])
     return found | {"recall_no": no, "index": ratio(2 * found["recall"] * no, found["recall"] + no)}
 
 
 def parts(samples: Sequence[PhdSample]) -> list[SampleSet[PhdSample]]:
-    """A part for each mode, scored by task."""
+    """Return a part for each mode, scored by task."""
     return [
         SampleSet(
             f"PhD-{mode}", [one for one in samples if one.mode == mode], PhdSample.chats, tally, scores, SHARES,

@@ -13,15 +13,14 @@ from probes.lists.task import Task
 from probes.phd.samples import MODES, Mode, PhdSample, parts
 
 FOLLOW = " In case there is an inconsistency between the context and the image content, you should follow the image. "
-"""What the authors put between a text and the question."""
+"""The sentence that the authors put between a text and the question."""
 
 
 def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[PhdSample]:
-    """The questions of PhD's data.json: each row's two questions plainly and beside its two texts. Rows of pictures that
-    go against common sense (ccs) have no texts and are asked plainly.
+    """Return the questions of PhD's data.json: each row's two questions plainly and beside its two texts.
 
-    `left` says which rows are left out because something of them is missing. Raises ValueError that names the file and row
-    that is wrong.
+    Rows of pictures that go against common sense (ccs) have no texts and are asked plainly. Rows that lack something are
+    left out and added to `left`. Raises ValueError that names the invalid file and row.
     """
     return list(
         chain.from_iterable(

@@ -1,1 +1,1 @@
-"""POPE: whether a model sees objects that are not there."""
+"""POPE: a test of whether a model sees objects that are not there."""

@@ -1,4 +1,4 @@
-"""POPE as a list of questions: its files, the common scoring of yes and no, by setting."""
+"""POPE as a list of questions: its files, with the common scoring of yes and no, by setting."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ _MARKERS, _DASHES = "osD^vP*X", ("-", "--", ":", "-.")
 
 
 def layers(mean_abs: Sequence[float], std: Sequence[float], chosen: Sequence[int]) -> Figure:
-    """The size of a steering vector in every layer (modality-preference paper, figure 4, right).
+    """Return the size of a steering vector in every layer as bars (modality-preference paper, figure 4, right).
 
     `mean_abs`: (layers,), mean |v| over queries and dimensions, in units of the hidden states; `std`: (layers,), its
-    standard deviation over queries, the error bars; `chosen`: the layers to be marked.
+    standard deviation over queries, the error bars; `chosen`: the layers to mark.
     """
     figure, axes = _figure()
     at = np.arange(len(mean_abs))
@@ -39,7 +39,10 @@ def layers(mean_abs: Sequence[float], std: Sequence[float], chosen: Sequence[int
 
 
 def ranking(scores: Sequence[float], chosen: Sequence[int]) -> Figure:
-    """Layers ordered by their score, the best on top. `scores`: (layers,), mean |v| / its deviation, without a unit."""
+    """Draw the layers in order of their score, the best on top.
+
+    `scores`: (layers,), mean |v| / its deviation, without a unit.
+    """
     order = np.argsort(-np.asarray(scores), kind="stable")
     figure, axes = _rows(list(map(str, order)), 0.2)
     for label, where, colour in _kinds(np.isin(order, chosen)):
@@ -50,7 +53,7 @@ def ranking(scores: Sequence[float], chosen: Sequence[int]) -> Figure:
 
 
 def states(groups: Mapping[str, np.ndarray], explained: tuple[float, float]) -> Figure:
-    """Hidden states on their first two principal components, with each group's centre marked large.
+    """Draw hidden states on their first two principal components, with each group's centre marked large.
 
     `groups`: (n, 2) by name; `explained`: the shares (0 to 1) of the variance on the two components.
     """
@@ -76,9 +79,12 @@ def curves(
     log_x: bool = False,
     other_x: tuple[str, float] | None = None,
 ) -> Figure:
-    """Lines over `x`, (n,): each of the `series` is (n,), None a gap; `intervals`, by a series' name, (n,) pairs (low, high)
-    that are shaded around it; `marks` are labels of vertical lines by their x; `other_x` (label, factor) is a second axis
-    below, of x times the factor. Labels should name their units."""
+    """Draw lines over `x`, (n,).
+
+    Each of the `series` is (n,), with None for a gap. `intervals`: by a series' name, (n,) pairs (low, high) that are shaded
+    around it. `marks`: labels of vertical lines by their x. `other_x`: (label, factor) of a second axis below, of x times
+    the factor. Labels should name their units.
+    """
     figure, axes = _figure()
     for index, (name, values) in enumerate(series.items()):
         heights = [math.nan if value is None else value for value in values]
@@ -103,14 +109,17 @@ def curves(
 
 
 def shares(rows: Mapping[str, tuple[float, float, float]]) -> Figure:
-    """Shares (0 to 1) of the answers that follow the vision, the text, and neither: a bar a condition, the first on top."""
+    """Draw the shares (0 to 1) of the answers that follow the vision, the text, and neither.
+
+    There is one bar per condition, the first on top.
+    """
     figure, axes = _rows(list(rows), 0.4)
     parts = np.array(list(rows.values())).reshape(len(rows), 3)
     left = np.cumsum(parts, axis=1) - parts
     for index, (name, colour, ink) in enumerate((("vision", BLUE, "w"), ("text", RED, "w"), ("others", GREY, "k"))):
         widths = parts[:, index]
         drawn = axes.barh(range(len(rows)), widths, left=left[:, index], color=colour, label=name)
-        # A number that is wider than its bar would run into its neighbour.
+        # A number wider than its bar would overlap its neighbour.
         numbers = [f"{width:.2f}" if width >= 0.07 else "" for width in widths]
         axes.bar_label(drawn, numbers, label_type="center", color=ink, fontsize=9)
     axes.set(xlabel="share of the answers", xlim=(0, 1))
@@ -127,9 +136,11 @@ def bars(
     label: str | None = None,
     points: tuple[str, Mapping[str, float]] | None = None,
 ) -> Figure:
-    """A horizontal bar a value, the first on top; `intervals` (low, high) by name are error bars, `baseline` a dashed
-    line. `xlabel` should name the unit. `points` are set beside the bars: their name, and values by the bars' names; the
-    bars themselves are then called `label`."""
+    """Draw a horizontal bar per value, the first on top.
+
+    `intervals`: (low, high) by name, drawn as error bars. `baseline`: a dashed line. `xlabel` should name the unit.
+    `points`: a name, and values by the bars' names that are drawn beside the bars; the bars are then labelled `label`.
+    """
     figure, axes = _rows(list(values), 0.4)
     axes.barh(range(len(values)), list(values.values()), color=BLUE, label=label)
     if points is not None:
@@ -149,8 +160,11 @@ def bars(
 
 
 def panels(values: Mapping[str, Mapping[str, tuple[Any, Sequence[float] | None]]]) -> Figure:
-    """Small plots beside each other, each with an axis of its own: by title, by name, a value and its interval (low, high),
-    the first on top. What is no number is left out."""
+    """Draw small plots beside each other, each with an axis of its own.
+
+    `values`: by title and by name, a value and its interval (low, high), the first on top. Entries that are not numbers are
+    left out.
+    """
     numbers = {
         title: {name: one for name, one in rows.items() if isinstance(one[0], int | float)}
         for title, rows in values.items()
@@ -179,8 +193,11 @@ def panels(values: Mapping[str, Mapping[str, tuple[Any, Sequence[float] | None]]
 
 
 def heat(rows: Sequence[Sequence[float]], *, xlabel: str, ylabel: str, label: str, marks: Mapping[int, str]) -> Figure:
-    """A grid of values, dark where they are large. rows: (rows, columns), the first row at the bottom, columns from 1;
-    `marks` are labels above columns, by their number; `label` says what the values are."""
+    """Draw a grid of values, dark where they are large.
+
+    rows: (rows, columns), the first row at the bottom, columns from 1; `marks`: labels above columns, by their number;
+    `label`: the meaning of the values.
+    """
     figure, axes = _figure(height=max(2.5, 1.5 + 0.16 * len(rows)))
     axes.grid(visible=False)
     values = np.asarray(rows, float)
@@ -198,12 +215,14 @@ def heat(rows: Sequence[Sequence[float]], *, xlabel: str, ylabel: str, label: st
 
 
 def isolines(points: Mapping[str, tuple[float, float]], *, xlabel: str, ylabel: str, label: str) -> Figure:
-    """Points (x, y) by name, both from 0 to 1, with lines on which x + y is equal; `label` says what the sum is (MM-SAP,
-    figure 5)."""
+    """Draw points (x, y) by name, both from 0 to 1, with lines of equal x + y (MM-SAP, figure 5).
+
+    `label`: the meaning of the sum.
+    """
     figure, axes = _figure(height=6)
     (left, right), (low, high) = (_around(values) for values in zip(*points.values(), strict=True))
     for total in np.arange(0.1, 2, 0.1):
-        x = max(left, total - high)  # where the line comes into sight
+        x = max(left, total - high)  # where the line enters the plot
         if x < right and total - x > low:
             axes.plot([x, right], [total - x, total - right], "--", color=GREY, linewidth=0.8, zorder=0)
             axes.annotate(f"{total:.1f}", (x, total - x), (2, -8), textcoords="offset points", fontsize=7)
@@ -216,14 +235,16 @@ def isolines(points: Mapping[str, tuple[float, float]], *, xlabel: str, ylabel: 
 
 
 def _around(values: Iterable[float]) -> tuple[float, float]:
-    """Limits of an axis of shares with room about the values."""
+    """Return the limits of an axis of shares, with room around the values."""
     known = [*values]
     return max(0.0, min(known) - 0.1), min(1.0, max(known) + 0.1)
 
 
 def marked(picture: Image.Image, panels: Mapping[str, np.ndarray]) -> Figure:
-    """A picture, once for each of the panels, under boxes: by a panel's title which cells of a grid over the picture have
-    one, (rows, columns) of truths."""
+    """Draw a picture once per panel, with boxes on it.
+
+    panels: by title, the cells of a grid over the picture that get a box, (rows, columns) of booleans.
+    """
     figure = Figure(figsize=(7, 7 / len(panels) * picture.height / picture.width + 0.5), layout="constrained")
     for axes, (title, cells) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         axes.imshow(picture, extent=(0, cells.shape[1], cells.shape[0], 0), aspect="auto")
@@ -245,7 +266,7 @@ def _figure(height: float = 4) -> tuple[Figure, Axes]:
 
 def _kinds(chosen: np.ndarray) -> list[tuple[str, np.ndarray, str]]:
     kinds = (("not chosen", np.flatnonzero(~chosen), BLUE), ("chosen", np.flatnonzero(chosen), RED))
-    return [kind for kind in kinds if len(kind[1])]  # a legend cannot show what has no bar
+    return [kind for kind in kinds if len(kind[1])]  # a legend cannot show a kind without bars
 
 
 def _look(index: int) -> dict[str, Any]:
@@ -253,11 +274,14 @@ def _look(index: int) -> dict[str, Any]:
 
 
 def _mark(axes: Axes, marks: Mapping[float, str]) -> None:
-    """Label vertical lines above the axes, where no curve runs through: a row each, toward the side with more room, the
-    outer ones higher, out of the way of the inner ones' lines."""
+    """Label vertical lines above the axes, where no curve runs.
+
+    Each label has a row and extends toward the side with more room. The outer ones are higher, clear of the inner ones'
+    lines.
+    """
     for x in marks:
         axes.axvline(x, color="black", linestyle="--", linewidth=1)
-    axes.get_xlim()  # brings the transformation below up to date with the lines
+    axes.get_xlim()  # updates the transformation below with the lines
     offsets = {x: (axes.transData - axes.transAxes).transform((x, 0))[0] - 0.5 for x in marks}
     # Heights in points: rows in shares of the axes would move whenever the layout makes room for them.
     place: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "va": "bottom"}
@@ -277,7 +301,7 @@ def _rows(names: Sequence[str], inches: float) -> tuple[Figure, Axes]:
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """Below the axes, where it can hide nothing, in as many columns as its longest name leaves room for."""
+    """Add a legend below the axes, where it hides nothing, with as many columns as its longest name allows."""
     handles, names = axes.get_legend_handles_labels()
     if len(names) > 1:
         columns = max(1, 88 // (max(map(len, names)) + 8))

@@ -1,4 +1,4 @@
-"""A report of headings, text, tables and plots, written once as Markdown; its HTML page is derived from that."""
+"""A report of headings, text, tables and plots, written as Markdown; its HTML page is derived from that."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from steering.files import write_atomically
 
 
 class Report:
-    """Collects a report in reading order. Nothing is written before `write`."""
+    """A report that is collected in reading order; nothing is written before `write`."""
 
     def __init__(self, title: str) -> None:
         self.title = line(title)
@@ -32,17 +32,17 @@ class Report:
         self._plots: dict[str, bytes] = {}
 
     def heading(self, text: str, level: int = 2) -> None:
-        """Start a section; `level` 1 to 6, the title is a 1. Raises ValueError for another level."""
+        """Start a section at `level` 1 to 6; the title is level 1. Raise ValueError for another level."""
         if level not in range(1, 7):
             raise ValueError(f"level must be 1 to 6, not {level}.")
         self._blocks.append(f"{'#' * level} {line(text)}")
 
     def text(self, markdown: str) -> None:
-        """Add a paragraph, a list or several of them; HTML in it is shown, not obeyed."""
+        """Add a paragraph, a list or several of them; HTML in it is shown as text."""
         self._blocks.append(markdown.strip())
 
     def facts(self, facts: Mapping[str, object]) -> None:
-        """Add a list of what is known by its name, values in plain text; those that are None are left out."""
+        """Add a list of named facts with values in plain text; None values are left out."""
         self.text("\n".join(f"- {name}: {_plain(_told(value))}" for name, value in facts.items() if value is not None))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -50,9 +50,9 @@ class Report:
         self._blocks.append(tables.markdown(columns, rows))
 
     def plot(self, name: str, figure: Figure, caption: str) -> None:
-        """Add a figure as it is now; its layout is fixed by that. `caption` is plain text.
+        """Add a figure in its present state, with a plain-text `caption`; its layout is fixed from then on.
 
-        Raises ValueError for a name that is not of a-z, 0-9 and "-", or is taken.
+        Raises ValueError for a name that is taken or has characters other than a-z, 0-9 and "-".
         """
         if not re.fullmatch("[a-z0-9-]+", name):
             raise ValueError(f"A plot's name is made of a-z, 0-9 and -, which {name!r} is not.")
@@ -63,14 +63,14 @@ class Report:
         self._blocks.append(f"![{_plain(caption)}]({file})")
 
     def markdown(self) -> str:
-        """The whole report; its plots are named by their files."""
+        """Return the whole report; its plots are named by their files."""
         return "\n\n".join(self._blocks) + "\n"
 
     def write(self, folder: str | Path, data: Mapping[str, Any] | None = None) -> None:
-        """Write report.md, report.html, an SVG file a plot and, of `data`, report.json into `folder`.
+        """Write report.md, report.html, an SVG file per plot and, from `data`, report.json into `folder`.
 
-        The page stands alone: it holds its plots and refers to nothing, so a link in a text stays text. Each file is
-        whole or not there. Raises ValueError for NaN or infinity in `data`, before anything is written.
+        The page is self-contained: it holds its plots and refers to nothing, so a link in a text stays text. Each file is
+        written whole or not at all. Raises ValueError for NaN or infinity in `data`, before anything is written.
         """
         files = {**self._plots, "report.md": self.markdown().encode(), "report.html": self._page().encode()}
         if data is not None:
@@ -84,7 +84,7 @@ class Report:
         ) -> str:
             caption = html.escape(renderer.renderInlineAsText(tokens[index].children, options, env))
             svg = self._plots.get(str(tokens[index].attrs["src"]))
-            if svg is None:  # somebody else's picture would be fetched from outside
+            if svg is None:  # a foreign picture would be fetched from outside
                 return caption
             source = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
             plot = f'<span class="wide"><img src="{source}" alt="{caption}"></span>'
@@ -102,18 +102,18 @@ def _told(value: object) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text in which nothing is Markdown."""
+    """Escape text so that nothing in it is Markdown."""
     return re.sub(r"([\\`*_~\[\]<&])", r"\\\1", line(text))
 
 
 def _svg(figure: Figure) -> bytes:
-    """The same bytes for the same figure on every run.
+    """Render a figure as SVG, with the same bytes for the same figure on every run.
 
-    Text stays text: half the size of outlines, and to be searched. It is laid out for DejaVu Sans, which is wider than what
-    a viewer without it falls back to, so that nothing is cut.
+    Text stays text, which is searchable and half the size of outlines. It is laid out for DejaVu Sans, which is wider than
+    the fallback of a viewer without it, so that nothing is cut.
     """
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # which moves things a little at every drawing
+    figure.set_layout_engine("none")  # the layout engine moves things a little at every drawing
     file = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "helmsight"}):
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})

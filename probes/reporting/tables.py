@@ -1,4 +1,4 @@
-"""Tables of results: one way to write a cell, as Markdown in a report and aligned in a terminal."""
+"""Tables of results, with one way to write a cell: Markdown in a report, aligned columns in a terminal."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from rich.text import Text
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table: a float has 3 decimals, None is "-", a bool yes or no; columns of numbers are aligned right.
+    """Return a Markdown table; columns of numbers are aligned right.
 
-    Raises ValueError for a row that has not one cell a column.
+    A float has 3 decimals, None is "-", a bool yes or no. Raises ValueError for a row that does not have one cell per
+    column.
     """
     rows = _checked(columns, rows)
     rules = ["---:" if numeric else "---" for numeric in _numeric(columns, rows)]
@@ -27,14 +28,14 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 @dataclass(frozen=True)
 class Summary:
-    """A table for the terminal, its sections parted by a line; cells are as in `markdown`."""
+    """A table for the terminal, with a line between its sections; cells are as in `markdown`."""
 
     title: str
     columns: Sequence[str]
     sections: Sequence[Sequence[Sequence[object]]]
 
     def show(self) -> None:
-        """Print it, wide enough to be read also where the output is no terminal."""
+        """Print the table, wide enough to be readable if the output is not a terminal."""
         rows = _checked(self.columns, [row for section in self.sections for row in section])
         table = Table(title=Text(self.title), title_justify="left")
         for name, numeric in zip(self.columns, _numeric(self.columns, rows), strict=True):
@@ -48,8 +49,10 @@ class Summary:
 
 @dataclass(frozen=True)
 class Measured:
-    """A cell: a number, its 95 % interval, and the p of a test; `signed` where it is a difference. The interval stays in one
-    piece, so that it stands below the number where a column is narrow."""
+    """A cell with a number, its 95 % interval and the p of a test; `signed` if it is a difference.
+
+    The interval does not break, so that it stands below the number in a narrow column.
+    """
 
     value: float | None
     interval: Sequence[float] | None = None
@@ -73,7 +76,7 @@ _TIED = "\u00a0"
 
 
 def line(text: str) -> str:
-    """Text on one line."""
+    """Return the text on one line."""
     return " ".join(text.splitlines()).strip()
 
 
@@ -96,12 +99,12 @@ def _cell(value: object) -> str:
 
 
 def _escaped(value: object) -> str:
-    # A backslash before a pipe would take the escape for itself.
+    # Double the backslashes before a pipe, which would otherwise consume its escape.
     return re.sub(r"(\\*)\|", r"\1\1\\|", _cell(value))
 
 
 def _numeric(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
-    """Which columns hold numbers, and nothing else where they hold anything."""
+    """Return for each column whether it holds numbers only, and at least one."""
     found = []
     for index in range(len(columns)):
         given = [row[index] for row in rows if row[index] is not None]

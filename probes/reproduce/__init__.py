@@ -1,0 +1,1 @@
+"""The reproduction of every table and figure of the four papers."""

@@ -20,7 +20,7 @@ from probes.harness.options import (
 )
 
 INTERRUPTED = 130
-"""What a command returns after Ctrl-C, as Typer has it."""
+"""The exit status of a command after Ctrl-C, as in Typer."""
 
 
 def reproduce(
@@ -34,20 +34,23 @@ def reproduce(
     ] = None,
     quick: Annotated[bool, Option("--quick", help="few samples: minutes instead of an hour")] = False,
     out: Annotated[
-        Path, file_option(metavar="DIR", help="folder of the report, and of the runs, which go on from what they kept")
+        Path,
+        file_option(metavar="DIR", help="folder for the report and the runs, which continue from their kept answers"),
     ] = Path("build/reproduce"),
     jobs: Annotated[
         int | None,
         Option(
             min=1,
-            help="runs beside each other (default: one a processor, at most 4; one with --model)",
+            help="parallel runs (default: one per processor, at most 4; one with --model)",
             show_default=False,
         ),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Run what the papers' tables and figures need, and say of each whether its finding appears. Run again after an
-    interruption, it goes on where it was."""
+    """Run what the papers' tables and figures need, and report for each whether its finding appears.
+
+    Run again after an interruption, it continues where it stopped.
+    """
     from probes.answering.versions import versions
     from probes.reproduce.parallel import MOST, processors
     from probes.reproduce.report import report

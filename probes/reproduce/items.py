@@ -1,4 +1,4 @@
-"""What a row of the reproduction is: an item of a paper, the run that measures it, and how the run's report is read."""
+"""Rows of the reproduction: an item of a paper, the run that measures it, and the reading of the run's report."""
 
 from __future__ import annotations
 
@@ -22,26 +22,29 @@ Json = Mapping[str, Any]
 
 
 class Figure(NamedTuple):
-    """A number of a report with its interval of 95 %, where it has one."""
+    """A number of a report with its 95 % interval, if it has one."""
 
     value: Any
     interval: Sequence[float] | None = None
 
 
 def figure(scores: Json, name: str = "value") -> Figure:
-    """The number of this name, and the interval that stands beside it. Raises KeyError where there is no such number."""
+    """Return the number of this name, and its interval; raise KeyError if there is no such number."""
     return Figure(scores[name], scores.get(f"{name}_95"))
 
 
 def change(scores: Json) -> Figure:
-    """What is changed against plain answers; nothing where the number does not exist, as where nothing is claimed."""
+    """Return the change against plain answers; None if the number is undefined, as without claims."""
     return Figure(scores.get("difference"), scores.get("difference_95"))
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a run says of a row. ours: a number, or several by name. appears: whether the paper's finding is seen.
-    interval: 95 %, of that number, or of those of the several that have one by their names. n: the samples behind it."""
+    """The result of a run for a row.
+
+    ours: a number, or several by name. appears: True if the paper's finding is seen. interval: 95 %, of that number, or by
+    name of those of several numbers that have one. n: the number of samples.
+    """
 
     ours: Any
     appears: bool
@@ -50,12 +53,12 @@ class Found:
 
     @classmethod
     def of(cls, figures: Mapping[str, Figure], appears: bool, n: int | None) -> Found:
-        """Of several figures by name."""
+        """Combine several figures by name."""
         intervals = {name: one.interval for name, one in figures.items() if one.interval is not None}
         return cls({name: one.value for name, one in figures.items()}, appears, intervals or None, n)
 
     def figures(self) -> dict[str, Figure]:
-        """By name; a single one has none, and is called ""."""
+        """Return the figures by name; a single one is named ""."""
         if not isinstance(self.ours, Mapping):
             assert not isinstance(self.interval, Mapping)
             return {"": Figure(self.ours, self.interval)}
@@ -65,9 +68,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Item:
-    """A row of the list of what the papers hold. id: its number there. theirs: the paper's figure, with its place. run: by
-    its name in `runs`, what measures it, and read: what that run's report.json says of it; without them it cannot be done
-    here, and `why` says why. effect: what must be seen for it to appear, in words."""
+    """A row of the list of the papers' items.
+
+    id: its number there. theirs: the paper's figure, with its place. run: the name in `runs` of the run that measures it.
+    read: the reading of that run's report.json; without these two it cannot be done here, for the reason in `why`. effect:
+    the effect that must be seen for it to appear, in words.
+    """
 
     id: int
     paper: Paper
@@ -85,7 +91,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a row. verdict: one of the three. command: what measured it, as a user would say it."""
+    """The outcome of a row; verdict: one of the three; command: the command that measured it, as a user would write it."""
 
     item: Item
     verdict: str

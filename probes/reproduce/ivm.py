@@ -1,4 +1,4 @@
-"""Implicit visual misunderstanding: what that paper holds."""
+"""The rows of the implicit visual misunderstanding paper."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from probes.reproduce.items import Figure, Found, Item, Json, figure
 
 RUN = "stme"
 LEAST_NEEDLES = 0.836
-"""The least attention accuracy of needles that were found, over the paper's models (Table 5)."""
+"""The least attention accuracy on needles that were found, over the paper's models (Table 5)."""
 
 
 def _plain(found: Json, setting: str = "all") -> Json:
-    """The metrics of plain answers."""
+    """Return the metrics of plain answers."""
     return dict(found["conditions"]["baseline"]["samples"][setting])
 
 
@@ -23,7 +23,7 @@ def _attention(found: Json, setting: str = "all") -> Json:
 
 
 def _above(high: Mapping[str, Any], low: Mapping[str, Any]) -> bool:
-    """Whether the interval of a share lies above that of another."""
+    """Return whether the interval of a share lies above that of another."""
     return bool(high["value_95"][0] > low["value_95"][1])
 
 
@@ -40,7 +40,7 @@ def _metrics(found: Json) -> Found:
 
 
 def _misunderstandings(found: Json) -> Found:
-    """With what hiding the target, and what was looked at, changes of these answers."""
+    """Return the share of misunderstandings, and the effects of hiding the target and the focused picture."""
     ivm, hidden = _plain(found)["ivm"], found["hidden"].get("right, elsewhere")
     ours = {"looks elsewhere": figure(ivm)}
     if hidden is not None:

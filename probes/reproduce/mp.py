@@ -1,4 +1,4 @@
-"""Modality preference: what that paper holds."""
+"""The rows of the modality-preference paper."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from probes.reproduce.readings import mp as read
 
 
 def _separate(low: Json, high: Json, name: str) -> bool:
-    """Whether the interval of a share lies below that of another condition."""
+    """Return whether the interval of a share lies below that of another condition."""
     return bool(low[f"{name}_95"][1] < high[f"{name}_95"][0])
 
 

@@ -1,4 +1,4 @@
-"""Runs beside each other, each in one of a few processes that keep their model."""
+"""Runs beside each other, in a few processes that keep their model."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 MOST = 4
-"""Processes unless more are asked for: each has a model in memory."""
+"""The default limit of processes, each of which has a model in memory."""
 
 _run: Callable[[str], Any] | None = None
 _stopped = False
 
 
 def processors() -> int:
-    """On how many processors this process may run."""
+    """Return the number of processors on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def beside(groups: Sequence[Sequence[str]], run: Callable[[str], T], jobs: int) -> Iterator[tuple[str, T]]:
-    """What `run` returns of each name, as they end: one group after the other, those of a group beside each other.
+    """Yield the result of `run` for each name as it ends: groups follow one another, the names of a group run in parallel.
 
-    The processes are forked, so that `run` may be anything, and all of them before anything is computed here, after which
-    that would not be safe; nor is it on macOS, where, as for one job, all run here. They end with this process, however it
-    ends; on Ctrl-C what runs is interrupted and nothing else begins. Raises what `run` raises."""
+    The processes are forked, so that `run` may be any function, and all of them before anything is computed here, after
+    which that would not be safe. It never is on macOS, where, as for a single job, everything runs in this process. The
+    processes end with this one, however it ends; on Ctrl-C running work is interrupted and nothing else starts. Raises what
+    `run` raises.
+    """
     global _run  # noqa: PLW0603 -- what is forked is found in memory, and need not be pickled
     if jobs < 2 or sys.platform != "linux":
         yield from ((name, run(name)) for group in groups for name in group)
@@ -49,16 +51,16 @@ def beside(groups: Sequence[Sequence[str]], run: Callable[[str], T], jobs: int) 
 
 
 def _begin(jobs: int, parent: int) -> None:
-    """What a process does before its first run."""
+    """Prepare a process for its runs."""
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    signal.signal(signal.SIGINT, _stop)  # Python's own would have a process that waits for work print a traceback
+    signal.signal(signal.SIGINT, _stop)  # with Python's own handler an idle process would print a traceback
     import torch  # noqa: PLC0415 -- only now: a process that has computed with it should not be forked
 
     torch.set_num_threads(max(1, min(torch.get_num_threads(), processors() // jobs)))
 
 
 def _end_with(parent: int) -> None:
-    """Without it, what a killed parent leaves would go on, and hold the folders that the next run needs."""
+    """Exit when the parent is gone; orphans would continue, and hold the folders that the next run needs."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
@@ -72,7 +74,7 @@ def _stop(*_: object) -> None:
 def _called(name: str) -> Any:
     global _stopped  # noqa: PLW0603
     assert _run is not None
-    if _stopped:  # it had been handed over already when Ctrl-C came
+    if _stopped:  # it was queued before Ctrl-C
         raise KeyboardInterrupt
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

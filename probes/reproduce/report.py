@@ -1,4 +1,4 @@
-"""The one page of a reproduction."""
+"""The report of a reproduction, on one page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from probes.reproduce.run import Done
 
 
 def report(about: Mapping[str, Any], outcomes: Sequence[Outcome], done: Mapping[str, Done]) -> Report:
-    """A table of verdicts, one of rows for each paper, what could not be done and why, and the commands."""
+    """Return the tables of verdicts and of rows for each paper, the impossible rows with reasons, and the commands."""
     page = Report("The four papers, reproduced")
     page.text(
         "Every table, figure, metric and ablation of the four papers, on one model. A finding *appears* where the effect "
@@ -63,7 +63,7 @@ def report(about: Mapping[str, Any], outcomes: Sequence[Outcome], done: Mapping[
 
 
 def _said(found: Found | None) -> str | None:
-    """A figure with its interval, or several by name."""
+    """Return a figure with its interval, or several by name."""
     if found is None:
         return None
     return "; ".join(

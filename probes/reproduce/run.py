@@ -1,4 +1,4 @@
-"""One reproduction: the runs that its items need, one after the other, and what each item comes to."""
+"""A reproduction: the runs that its items need, and the outcome of each item."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from steering.errors import SteeringError
 ITEMS: Sequence[Item] = sorted((*MP, *IVM, *SAP, *SPD, *MECHANISM), key=lambda item: item.id)
 
 FAILED = (ValueError, OSError, SteeringError)
-"""What a command raises over what a user can put right."""
+"""Errors of a command that a user can correct."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A run that ended: its command as a user would say it, how long it took, and its report or why there is none."""
+    """A run that ended: its command as a user would write it, its seconds, and its report or the error."""
 
     command: str
     seconds: float
@@ -49,9 +49,11 @@ def reproduce(
     quiet: bool,
     jobs: int = 1,
 ) -> tuple[list[Outcome], Mapping[str, Done]]:
-    """What becomes of the items, and the runs by name, so many of them beside each other. command: runs a command line of
-    this program. What a run keeps in its folder it does not do again; one that fails leaves its items without figures, and
-    the others go on."""
+    """Run what the items need and return their outcomes, and the runs by name.
+
+    command: runs a command line of this program. jobs: the number of runs beside each other. A run does not repeat what its
+    folder already holds; one that fails leaves its items without figures, and the others continue.
+    """
     items = list(items)
     wanted = {item.run for item in items}
     if model is not None and any(RUNS[name].steers for name in wanted if name is not None):
@@ -65,7 +67,7 @@ def reproduce(
             print(said, file=sys.stderr, flush=True)
         return _done(command, [*words, *(["--quiet"] if quiet or jobs > 1 else [])], folder / name, said)
 
-    first = [name for name in names if name == "probe"]  # whose vector others may steer by
+    first = [name for name in names if name == "probe"]  # others may steer by its vector
     alone = [name for name in names if RUNS[name].timed]
     others = [name for name in names if name not in (*first, *alone)]
     done: dict[str, Done] = {}
@@ -91,7 +93,7 @@ def _done(command: Callable[[Sequence[str]], Any], words: Sequence[str], folder:
 
 
 def outcome(item: Item, done: Mapping[str, Done]) -> Outcome:
-    """What an item comes to; a report that lacks what the item reads says so."""
+    """Return the outcome of an item; it says what the report lacks, if the item's reading fails."""
     if item.run is None or item.read is None:
         return Outcome(item, IMPOSSIBLE, why=item.why)
     ran = done[item.run]
@@ -105,5 +107,5 @@ def outcome(item: Item, done: Mapping[str, Done]) -> Outcome:
 
 
 def chosen(paper: Paper | None) -> list[Item]:
-    """The items of a paper, or of all four."""
+    """Return the items of a paper, or of all four."""
     return [item for item in ITEMS if paper in (None, item.paper)]

@@ -1,4 +1,4 @@
-"""The commands that measure the rows, each once for all the rows that it serves."""
+"""The commands that measure the rows, each run once for all its rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Run:
-    """A command, and how many samples it asks: `full` is said, or `quick`. place: how its folder is said, which is "{out}";
-    another run's is "{NAME}". steers: by the vector that `probe` built, where the model is not the embedded one. fixed: it
-    says its model itself. timed: it measures time and memory, with nothing beside it."""
+    """A command, with its sample counts in `full` and `quick`.
+
+    place: the options for its folder, which is "{out}"; another run's is "{NAME}". steers: it steers by the vector that
+    `probe` built, if the model is not the embedded one. fixed: it names its model itself. timed: it measures time and
+    memory, with nothing beside it.
+    """
 
     words: Sequence[str]
     full: Sequence[str] = ()
@@ -22,7 +25,7 @@ class Run:
     timed: bool = False
 
     def command(self, name: str, folder: Path, *, quick: bool, model: str | None) -> list[str]:
-        """Its words on the command line; `folder` holds one for each run."""
+        """Return its words on the command line; `folder` holds one folder for each run."""
         words = [*self.words, *(self.quick if quick else self.full)]
         if model is not None and not self.fixed:
             words += ["--model", model, *(("--vector", "{probe}/vector.safetensors") if self.steers else ())]

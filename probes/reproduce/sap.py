@@ -1,4 +1,4 @@
-"""MM-SAP: what that paper holds."""
+"""The rows of the MM-SAP paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from probes.reproduce.items import Figure, Found, Item, Json, figure
 PLAIN, TOLD = "baseline", "refusal prompt"
 
 THEIR_DEVIATION, THEIR_QUESTIONS = 0.0130, 1118
-"""The greatest deviation over five runs of a model's total in the authors' README, and how many questions those were."""
+"""The greatest deviation over five runs of a model's total in the authors' README, and its number of questions."""
 
 
 def _metric(found: Json, part: str, name: str, setting: str = "all", condition: str = PLAIN) -> Json:
@@ -20,7 +20,7 @@ def _metric(found: Json, part: str, name: str, setting: str = "all", condition: 
 
 
 def _below(low: Json, high: Json) -> bool:
-    """Whether the interval of a share lies below another one's."""
+    """Return whether the interval of a share lies below another one's."""
     return bool(low["value_95"][1] < high["value_95"][0])
 
 

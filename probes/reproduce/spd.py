@@ -1,4 +1,4 @@
-"""SPD-Faith Bench and SAGE: what that paper holds."""
+"""The rows of SPD-Faith Bench and SAGE."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What SPD-Faith Bench found inside models (its sections 4.1 to 4.3 and appendix D), read from `eval faithfulness` and `eval
-alarm`."""
+"""SPD-Faith Bench's findings inside models (its sections 4.1 to 4.3 and appendix D).
+
+They are read from `eval faithfulness` and `eval alarm`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ def _failures(found: Json) -> Found:
 
 
 def _map(found: Json) -> Found:
-    """Where the answer is in the picture is known of the samples of `eval stme`."""
+    """Read the activation at the place of the answer, which is known for the samples of `eval stme`."""
     one = found["patches"]["said"]
     return Found(one["value"], one["value_95"][0] > 1, one["value_95"], one["n"])
 
@@ -40,7 +42,7 @@ def _drift(found: Json) -> Found:
 
 
 def _sublayers(found: Json) -> Found:
-    """In the layer of the FFN's greatest fall, the fall is beyond zero, and greater than attention's greatest."""
+    """Read whether the FFN's greatest fall, in its layer, is beyond zero, and greater than attention's greatest."""
     ffn, mha = (found["read"]["by_layer"][name] for name in ("ffn_cosine", "mha_cosine"))
     layer = min(range(len(ffn["difference"])), key=lambda one: ffn["difference"][one])
     deepest = min(range(len(mha["difference"])), key=lambda one: mha["difference"][one])
@@ -54,8 +56,11 @@ def _sublayers(found: Json) -> Found:
 
 
 def _neurons(found: Json) -> Found:
-    """In the layer that parts one half of the pairs best, the other half: the greatest of all layers would be above 0 in one
-    run of five where nothing is."""
+    """Read the half of the pairs that did not choose the layer.
+
+    The layer is the one that best separates the other half: the greatest of all layers would be above 0 in one run of five
+    by chance.
+    """
     ratio, parted = found["read"]["by_layer"]["neuron_ratio"], found["separated"]["neuron_ratio"]
     layer = parted["layer"]
     ours = {

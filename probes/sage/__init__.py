@@ -1,1 +1,1 @@
-"""The benchmark of SAGE's stages: existence questions and differences of two pictures."""
+"""The benchmark of SAGE's stages: existence questions and differences between two pictures."""

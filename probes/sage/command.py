@@ -1,4 +1,4 @@
-"""`helmsight eval sage`: existence questions and differences of two pictures, with SAGE's stages."""
+"""`helmsight eval sage`: existence questions and differences between two pictures, with SAGE's stages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What SAGE's stages do to faithfulness: how the answers to existence questions and about pairs of pictures are scored.
+"""The effect of SAGE's stages on faithfulness: scoring of answers to existence questions and about pairs of pictures.
 
-Differences: the metrics of `differences` on what `claims` reads off the answers. Every condition answers the same samples,
-so each is compared with the plain answers sample by sample.
+For differences these are the metrics of `differences` on what `claims` reads from the answers. Every condition answers the
+same samples, so each is compared with the plain answers sample by sample.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ def evaluate(
     categories: Sequence[str],
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """By condition: the metrics of "existence" and "differences" as `compare` returns them. `categories` are the names that
-    a claim may be about."""
+    """Return the metrics of "existence" and "differences" by condition, as `compare` returns them.
+
+    `categories` are the names of the objects that a claim may be about.
+    """
 
     def tally(sample: Difference, replies: Sequence[Reply]) -> dict[str, float]:
         return metrics.tally(pair_of(sample, [reply.text for reply in replies], categories))
@@ -43,7 +45,7 @@ def evaluate(
 
 
 def pair_of(sample: Difference, answers: Sequence[str], categories: Sequence[str]) -> PairScores:
-    """A sample with its answers to `QUESTIONS` as the metrics take it."""
+    """Return a sample with its answers to `QUESTIONS` as the metrics take it."""
     what, same, different, *explained = answers
     specific = [claims(answer, categories) for answer in explained]
     return PairScores(

@@ -22,7 +22,7 @@ _BY_SETTING = ("dqr_exact", "tf1", "cf1", "cr", "contradictions")
 
 
 def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
-    """`about` says what was asked of what, `found` is what `evaluate` returns."""
+    """Return the report of a run; `about` describes it, `found` is the result of `evaluate`."""
     page = Report(f"SAGE on {about['model']}")
     page.facts({
         "Data": about["data"],

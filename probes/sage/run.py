@@ -1,4 +1,4 @@
-"""One run of the benchmark: what is asked for is checked, drawn, evaluated and reported."""
+"""A run of the benchmark, which checks the options, draws samples, evaluates and reports."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from probes.sage.report import report
 from probes.sage.samples import Difference
 
 Drawn = tuple[Sequence[YesNo], Sequence[Difference], Sequence[str], str]
-"""Questions, pairs, the names of what a claim may be about, and of which world the scenes are, in words."""
+"""Questions, pairs, the names of the objects that a claim may be about, and the name of the scenes' world."""
 
 
 @dataclass(frozen=True)
 class SageOptions:
-    """What the benchmark is asked for besides what every one is: `conditions` by name, the number of `pairs` (None: as many
-    as questions), POPE's files and the folder of their images, or what
-    `demo(questions, pairs, seed, noise, model)` draws."""
+    """The benchmark's own options.
+
+    They are `conditions` by name, the number of `pairs` (None: as many as questions), POPE's files and the folder of their
+    images, or `demo(questions, pairs, seed, noise, model)`, which draws questions and pairs.
+    """
 
     conditions: Conditions
     pairs: int | None
@@ -42,8 +44,10 @@ class SageOptions:
             raise ValueError("--pope is needed: there is no demo world here to draw questions from")
 
     def draw(self, setup: Setup, left: list[str]) -> Drawn:
-        """POPE's questions where files are given, else the demo world's, with its pairs and the names of its objects;
-        `left` says which are left out."""
+        """Return POPE's questions if files are given, otherwise the demo world's with pairs and names of objects.
+
+        Questions that are left out are added to `left`.
+        """
         if not self.pope:
             assert self.demo is not None
             pairs = setup.limit if self.pairs is None else self.pairs
@@ -54,7 +58,7 @@ class SageOptions:
         return whole(found, setup.limit, lambda sample: [sample.image], left), [], (), ""
 
     def origin(self, questions: int, pairs: int, seed: int, scenes: str) -> str:
-        """How many samples, from where, of which scenes where they are drawn, by which seed."""
+        """Return the number of samples, their source, scenes and seed in words."""
         if self.pope:
             names = ", ".join(Path(file).name for file in self.pope)
             return f"{questions} existence questions from {names}, in the order of seed {seed}"

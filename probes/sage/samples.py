@@ -1,4 +1,4 @@
-"""What SAGE's benchmark asks besides POPE's questions: what the difference of two pictures is."""
+"""The questions of SAGE's benchmark besides POPE's: the differences between two pictures."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from probes.differences.questions import DIFFERENT, EXPLAINED_DIFFERENT, EXPLAIN
 from probes.harness.pictures import chat
 
 QUESTIONS = (WHAT, SAME, DIFFERENT, EXPLAINED_SAME, EXPLAINED_DIFFERENT)
-"""What is asked about a pair."""
+"""The questions about a pair."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Two pictures, and how they differ: any number of differences, or none."""
+    """Two pictures with their differences: any number, or none."""
 
     first: Image.Image
     second: Image.Image
@@ -28,5 +28,5 @@ class Difference:
         return ("none", "single")[len(self.true)] if len(self.true) < 2 else "several"
 
     def chats(self) -> list[Chat]:
-        """`QUESTIONS`, in that order."""
+        """Return the chats of `QUESTIONS`, in that order."""
         return [chat([self.first, self.second], text) for text in QUESTIONS]

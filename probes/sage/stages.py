@@ -9,10 +9,12 @@ from steering.interventions.see import READINGS, Reading
 
 
 def stages(sweep: bool = False) -> Conditions:
-    """The paper's ablation (its Table 14), stage by stage; SAGE with a mask that is rebuilt, and See in the reading that is
-    not the default, both of which the paper leaves open; every other intervention that there is, at its defaults, where it
-    has them: the methods that the paper compares with are among them. With `sweep` its Tables 11 to 13, one stage at a
-    time."""
+    """Return the paper's ablation (its Table 14), stage by stage, and further conditions.
+
+    These are SAGE with a mask that is rebuilt, and See in the reading that is not the default, both of which the paper
+    leaves open; and every other intervention that has defaults for all its options, among them the methods that the paper
+    compares with. With `sweep` its Tables 11 to 13 follow, one stage at a time.
+    """
     (other,) = set(READINGS) - {See().reading}
     found: Conditions = {
         BASELINE: (),
@@ -30,7 +32,7 @@ def stages(sweep: bool = False) -> Conditions:
 
 
 def _sweep(other: Reading) -> Conditions:
-    """Each stage alone with several settings, See in both of its readings."""
+    """Return each stage alone with several settings, See in both of its readings."""
     found: Conditions = {
         f"See as {reading}, alpha {alpha:g}": (See(alpha=alpha, reading=reading),)
         for reading in (See().reading, other)

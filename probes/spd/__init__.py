@@ -1,1 +1,1 @@
-"""The benchmark SPD-Faith: whether what a model says of two pictures is faithful to how they differ."""
+"""The benchmark SPD-Faith: the faithfulness of a model's description of the differences between two pictures."""

@@ -1,5 +1,4 @@
-"""How a pair is asked about: the questions of either set, and the conditions that change their words, their pictures, or how
-an answer is arrived at."""
+"""The questions about a pair in either set, and the conditions that change their words, pictures or prompting method."""
 
 from __future__ import annotations
 
@@ -26,16 +25,19 @@ AS_JSON = (
 )
 SINGLE = (SAME, DIFFERENT)
 SEVERAL = (COUNT, WHAT, SAME, DIFFERENT, EXPLAINED_SAME, EXPLAINED_DIFFERENT)
-"""What is asked about a pair of either set; of several differences also `FIND`, with the answer to `COUNT`."""
+"""The questions about a pair of either set; for several differences `FIND` follows, with the answer to `COUNT`."""
 
 Hint = Literal["right", "wrong", "implicit"]
 
 
 @dataclass(frozen=True)
 class Manner:
-    """One condition. way: what is done inside the model. hint: what the question gives away (appendix C.2: explicit, the
-    answer itself, or a wrong one; implicit, tags that only want to be completed). hidden: the share of the pictures' blocks
-    that is hidden. method: how an answer is arrived at. parts: the sets that are asked about so."""
+    """A condition of the benchmark.
+
+    way: the interventions inside the model. hint: the kind of hint in the question (appendix C.2: explicit, the answer
+    itself, or a wrong one; implicit, tags that only want to be completed). hidden: the share of the pictures' blocks that is
+    hidden. method: the prompting method. parts: the sets that are asked about under it.
+    """
 
     way: Way = ()
     hint: Hint | None = None
@@ -54,19 +56,25 @@ OWN: Mapping[str, Manner] = {
     "implicit hint": Manner(hint="implicit", parts=("single",)),
     **{f"{share} % hidden": Manner(hidden=share / 100, parts=("single",)) for share in (25, 50, 75, 100)},
 }
-"""The benchmark's own conditions: the prompt-level methods of the paper's Tables 6 and 10, the hints of its Table 8, the
-block masking of its Figure 12."""
+"""The benchmark's own conditions.
+
+They are the prompt-level methods of the paper's Tables 6 and 10, the hints of its Table 8, the block masking of its Figure
+12.
+"""
 
 
 def manners(conditions: Conditions) -> dict[str, Manner]:
-    """How each condition asks, of those that were chosen."""
+    """Return the manner of asking for each of the chosen conditions."""
     return {name: OWN.get(name, Manner(way)) for name, way in conditions.items()}
 
 
 @dataclass(frozen=True)
 class Presentation:
-    """What is the same under all conditions: whether both pictures are shown as one, whether differences are to be listed
-    as JSON, how long answers may be, and the names of what can change."""
+    """The presentation that all conditions share.
+
+    merged: both pictures are shown as one. as_json: differences are requested as JSON. max_tokens: the length of an answer
+    at most. categories: the names of the objects that can change.
+    """
 
     merged: bool = False
     as_json: bool = False
@@ -75,7 +83,7 @@ class Presentation:
 
 
 def talk(pair: PicturePair, part: Part, manner: Manner, form: Presentation) -> Talk[list[Reply]]:
-    """The replies about a pair: those to `SINGLE`, or those to `SEVERAL` and to `FIND`, empty where none is counted."""
+    """Ask about a pair and return the replies to `SINGLE`, or to `SEVERAL` and `FIND` (empty if none is counted)."""
 
     def ask(text: str) -> Talk[Reply]:
         asked = f"{text}{AS_JSON}" if form.as_json and text not in (COUNT, SAME, DIFFERENT) else text
@@ -90,14 +98,14 @@ def talk(pair: PicturePair, part: Part, manner: Manner, form: Presentation) -> T
 
 
 def find(number: int | None) -> str:
-    """The question for as many differences as the model counted; for "the differences" where it stated no number."""
+    """Return the question for as many differences as the model counted; for "the differences" if it stated no number."""
     if number == 1:
         return FIND.format(are="is 1 difference", them="it")
     return FIND.format(are="are differences" if number is None else f"are {number} differences", them="them")
 
 
 def _hinted(asked: str, text: str, hint: Hint | None) -> str:
-    """The pairs of the single set differ, so that "no, not the same" and "yes, different" are right."""
+    """Return the question with its hint; in the single set all pairs differ, so the right answers are known."""
     right = {SAME: "no", DIFFERENT: "yes"}.get(text)
     if hint is None or right is None:
         return asked
@@ -114,5 +122,5 @@ def _question(pair: PicturePair, text: str, manner: Manner, form: Presentation) 
 
 
 def most(part: Part, manner: Manner) -> int:
-    """Of a pair, how many questions are asked at most."""
+    """Return the largest number of questions about a pair."""
     return (len(SINGLE) if part == "single" else len(SEVERAL) + 1) * manner.method.most

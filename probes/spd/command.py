@@ -1,4 +1,4 @@
-"""`helmsight eval spd-faith`: whether what a model says of two pictures is faithful to how they differ."""
+"""`helmsight eval spd-faith`: the faithfulness of a model's description of the differences between two pictures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _options(
     as_json: Annotated[
         bool, Option("--as-json", help="ask for the differences as a JSON list, as the paper does of large models")
     ] = False,
-    max_tokens: Annotated[int, Option(min=1, metavar="N", help="of an answer")] = 64,
+    max_tokens: Annotated[int, Option(min=1, metavar="N", help="most tokens of an answer")] = 64,
     judge_url: Annotated[
         str | None,
         Option(
@@ -46,8 +46,10 @@ def _options(
             "environment's JUDGE_API_KEY, or OPENAI_API_KEY",
         ),
     ] = None,
-    judge_model: Annotated[str | None, Option(metavar="NAME", help="its name there (default: the only one)")] = None,
-    judge_timeout: Annotated[float, Option(min=1, metavar="S", help="seconds that it has for an answer")] = 90.0,
+    judge_model: Annotated[
+        str | None, Option(metavar="NAME", help="the judge's name there (default: the only one)")
+    ] = None,
+    judge_timeout: Annotated[float, Option(min=1, metavar="S", help="seconds that the judge has for an answer")] = 90.0,
     conditions: Names = None,
     condition: Texts = None,
 ) -> SpdOptions:
@@ -77,7 +79,7 @@ def _run(options: SpdOptions, session: Session) -> Findings:
 
 BENCHMARK = Benchmark(
     name="spd-faith",
-    help="whether what a model says of two pictures is faithful to how they differ",
+    help="the faithfulness of descriptions of the differences between two pictures",
     description="Ask about pairs of pictures that differ in one thing, by difficulty, or in two to five: whether they are "
     "the same, whether they are different, how many differences there are, and which; plainly, with interventions, with "
     "hints and hidden blocks, and by the prompt-level methods that the paper compares SAGE with.",

@@ -28,7 +28,7 @@ from steering import RequestError
 log = logging.getLogger(__name__)
 
 Answered = dict[Part, dict[str, PartAnswered[PicturePair]]]
-"""By set and condition."""
+"""Answers by set and condition."""
 Judge = Callable[[Sequence[Statement]], Sequence[Verdict]]
 
 
@@ -40,8 +40,10 @@ def answer(
     judge: Judge,
     quiet: bool = False,
 ) -> Answered:
-    """What every condition answers about the pairs of either set that it asks about. Conditions that the model or its
-    pictures refuse are left out."""
+    """Return the answers of every condition to its sets of pairs.
+
+    Conditions that the model or its pictures refuse are left out.
+    """
     parts: dict[Part, Sequence[PicturePair]] = {
         "single": [one for one in pairs if one.difficulty is not None],
         "several": [one for one in pairs if one.difficulty is None],
@@ -78,7 +80,7 @@ def answer(
 
 
 def evaluated(answered: Answered) -> dict[str, Any]:
-    """By condition: the metrics of "single" and "several", where it asks about that set, as `compare` returns them."""
+    """Return the metrics by condition, of "single" and "several" if it asks about that set, as `compare` returns them."""
     found: dict[str, Any] = {}
     for own in answered.values():
         for name, scores in measured({name: [one] for name, one in own.items()}).items() if own else ():
@@ -94,8 +96,10 @@ def sample_set(
     replies: Sequence[Sequence[Reply]],
     judge: Judge,
 ) -> SampleSet[PicturePair]:
-    """The pairs of a set, how they are first asked about, and how these replies are scored, of which the judge is asked for
-    all at once."""
+    """Return the pairs of a set, with the first questions about each, and the scoring of these replies.
+
+    The judge is asked about all replies at once.
+    """
 
     def chats(pair: PicturePair) -> Sequence[Chat]:
         return [question.chat for question in next(talk(pair, part, manner, form))]

@@ -1,4 +1,4 @@
-"""What contradicting answers leave inside the model, beside what consistent ones do (the released `eval_cosine.py`)."""
+"""Traces of contradicting answers inside the model, compared with consistent ones (the released `eval_cosine.py`)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ NUMBERS: Mapping[str, Callable[[Trace, Trace], float]] = {
     "faithfulness": faithfulness,
 }
 Answers = tuple[tuple[Chat, str], ...]
-"""To "same?" and "different?", each with the chat that it was given to."""
+"""The answers to "same?" and "different?", each with its chat."""
 
 
 def inside(engine: Engine, answered: Mapping[str, PartAnswered[PicturePair]]) -> dict[str, Any]:
-    """By kind how many pairs of answers there are, and the means of `NUMBERS` with their intervals. answered: the single set
-    by condition; of each condition as many consistent pairs are read as contradicting ones, at most all of either."""
+    """Return by kind the number of pairs of answers, and the means of `NUMBERS` with their intervals.
+
+    answered: the single set by condition; for each condition as many consistent pairs are read as contradicting ones, at
+    most all of either.
+    """
     chosen: dict[str, list[Answers]] = {kind: [] for kind in KINDS}
     for one in answered.values():
         contradict = [tally["contradictions"] > 0 for tally in one.tallies]

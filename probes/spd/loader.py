@@ -1,11 +1,11 @@
 """The published files of SPD-Faith Bench: a folder for each pair of pictures, or rows that name merged pictures.
 
-A pair's folder holds {id}_original.jpg, a changed picture ({id}_modified_final.jpg, or whatever is neither the original nor
+A pair's folder holds {id}_original.jpg, a changed picture ({id}_modified_final.jpg, or any that is neither the original nor
 merged), maybe merged.jpg, and a JSON file with `modifications` (or `differences`, as the authors' generator logs them): a
-list of {type, category, target_color}. Of a log, each change is a single difference with its own picture
-({id}_modified_diff_1.jpg and so on), and `complexity` is its difficulty, which else is a folder's name. Rows are JSON, one a
-line or a list: `qid` (or `sample_id`), `modifications`, and `image`, a merged picture, or none, where a folder named after
-the row holds the pictures.
+list of {type, category, target_color}. Each change in a log is a single difference with its own picture
+({id}_modified_diff_1.jpg and so on), and `complexity` is its difficulty, which otherwise is a folder's name. Rows are JSON,
+one a line or a list: `qid` (or `sample_id`), `modifications`, and `image`, a merged picture, or none, if a folder named
+after the row holds the pictures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import isfile  # a name that no file can have is that of none
+from os.path import isfile  # False, not an error, for a name that no file can have
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,18 @@ PICTURES = (".jpg", ".jpeg", ".png")
 
 @dataclass(frozen=True)
 class Loaded:
-    """The pairs of a file or folder, and what was left out, with the reason, by the name of the pair."""
+    """The pairs of a file or folder, and those left out, with the reason, by the name of the pair."""
 
     pairs: Sequence[PicturePair]
     left_out: Mapping[str, str]
 
 
 def load(path: str | Path, images: str | Path | None = None) -> Loaded:
-    """The pairs of a folder of pairs' folders, or of a file of rows, whose pictures are below `images` (default: the file's
-    folder). Pairs without a picture or without modifications are left out; raises ValueError where none is left, and for a
-    row that is wrong."""
+    """Return the pairs of a folder of pairs' folders, or of a file of rows with pictures below `images`.
+
+    `images` defaults to the file's folder. Pairs without a picture or without modifications are left out. Raises ValueError
+    if none remain, and for an invalid row.
+    """
     source = Path(path)
     pairs: list[PicturePair] = []
     left_out: dict[str, str] = {}
@@ -55,7 +57,7 @@ def load(path: str | Path, images: str | Path | None = None) -> Loaded:
 
 
 def _folders(root: Path) -> Iterable[tuple[str, PicturePair | str]]:
-    """Every pair of the folders below, by its name, or why it cannot be asked about."""
+    """Yield every pair of the folders below, by its name, or the reason why it cannot be asked about."""
     if not root.is_dir():
         raise ValueError(f"{root}: no such file or folder")
     for original in sorted(root.rglob("*_original.*")):
@@ -77,7 +79,7 @@ def _folders(root: Path) -> Iterable[tuple[str, PicturePair | str]]:
 
 
 def _logged(folder: Path, original: Path, log: Mapping[str, Any]) -> Iterable[tuple[str, PicturePair | str]]:
-    """The single differences of a generator's log."""
+    """Yield the single differences of a generator's log."""
     for number, one in enumerate(log["differences"], 1):
         name = f"{folder.name}_{number}"
         if not isinstance(one, dict) or "category" not in one:
@@ -116,7 +118,7 @@ def _rows(file: Path, images: Path) -> Iterable[tuple[str, PicturePair | str]]:
 
 
 def _pair(name: str, folder: Path, fields: Mapping[str, Any], place: str) -> PicturePair | str:
-    """The pair whose pictures lie in a folder."""
+    """Return the pair whose pictures are in a folder."""
     pictures = [one for one in sorted(folder.glob("*")) if one.suffix.lower() in PICTURES]
     first = next((one for one in pictures if "original" in one.stem), None)
     merged = next((one for one in pictures if "merged" in one.stem), None)
@@ -144,6 +146,6 @@ def _made(name: str, fields: Mapping[str, Any], place: str, where: str, **pictur
 
 
 def _difficulty(said: str, where: str) -> Difficulty | None:
-    """What is said, else what a folder or a file is named after."""
+    """Return the stated difficulty, otherwise the one in the name of a folder or file."""
     words = [said.lower(), *re.split(r"[/\\_\s.]", where.lower())]
     return next((one for word in words for one in DIFFICULTIES if word == one), None)

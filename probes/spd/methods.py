@@ -1,12 +1,13 @@
-"""Ways to an answer that change nothing inside the model, with which the paper compares SAGE (its Tables 6 and 10): each
-takes a question and comes to one reply.
+"""Prompting methods that change nothing inside the model; the paper compares SAGE with them (its Tables 6 and 10).
 
-- SC, self-consistency (Wang et al. 2022): several answers are drawn, and one that says what most of them say is taken.
+Each takes a question and returns one reply.
+
+- SC, self-consistency (Wang et al. 2022): several answers are sampled, and one with the most frequent meaning is returned.
 - SR, self-refine (Madaan et al. 2023): the model criticises its answer and answers again.
-- API, attention prompting on the image (Yu et al. 2024): what the model attended to stays bright, the rest is darkened, and
-  the question is asked again. The maps are the model's own, so that it needs Helmsight.
+- API, attention prompting on the image (Yu et al. 2024): attended areas stay bright, the rest is darkened, and the question
+  is asked again. The maps are the model's own, so that it needs Helmsight.
 - Zoom-Refine (Yu et al. 2025): the model names the region that matters, sees it enlarged beside the pictures, and answers
-  again; where it names none, its first answer stays.
+  again; if it names none, its first answer stays.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from probes.harness.pictures import chat
 from steering import Diagnose
 
 DRAWN, TEMPERATURE = 5, 0.7
-"""How many answers self-consistency draws, and how."""
+"""The number of answers that self-consistency samples, and the temperature."""
 PATCHES = Diagnose(frozenset({"patches"}))
 DIM = 0.4
-"""How bright what was attended to least stays."""
+"""The brightness that the least attended areas keep."""
 CRITICISE = "Look at the pictures again. What is wrong or missing in your answer?"
 REFINE = "Answer the question again, better where that is needed."
 LOCATE = "Which region of the pictures answers this question? Give its box as [x1, y1, x2, y2], from 0 to 1000: "
@@ -40,14 +41,17 @@ _BOX = re.compile(r"\[\s*" + r"\s*,\s*".join([r"(\d{1,4})"] * 4) + r"\s*\]")
 
 @dataclass(frozen=True)
 class Method:
-    """`most`: how many questions it asks at most. `reads`: it needs diagnostics, which only Helmsight gives."""
+    """A prompting method.
+
+    `most`: the largest number of questions that it asks. `reads`: it needs diagnostics, which only Helmsight provides.
+    """
 
     talk: Callable[[Question, Sequence[str]], Talk[Reply]]
     most: int = 1
     reads: bool = False
 
     def __call__(self, question: Question, categories: Sequence[str]) -> Talk[Reply]:
-        """A talk that comes to one reply; `categories` are the names of what an answer may be about."""
+        """Return a talk that ends with one reply; `categories` are the names of objects that an answer may be about."""
         return self.talk(question, categories)
 
 
@@ -59,11 +63,11 @@ def _plain(question: Question, categories: Sequence[str]) -> Talk[Reply]:
 def _consistent(question: Question, categories: Sequence[str]) -> Talk[Reply]:
     replies = yield [replace(question, temperature=TEMPERATURE, seed=seed) for seed in range(DRAWN)]
     meant = [_meaning(reply.text, categories) for reply in replies]
-    return replies[meant.index(Counter(meant).most_common(1)[0][0])]  # of as many, the one that was said first
+    return replies[meant.index(Counter(meant).most_common(1)[0][0])]  # on a tie, the first one
 
 
 def _meaning(answer: str, categories: Sequence[str]) -> object:
-    """What an answer says, however it words that."""
+    """Return the meaning of an answer, whatever its wording."""
     said = (yes(answer), counted(answer), frozenset(Counter(read(answer, categories)).items()))
     return said if any((said[0] is not None, said[1] is not None, said[2])) else answer.strip().lower()
 
@@ -92,8 +96,10 @@ def _attended(question: Question, categories: Sequence[str]) -> Talk[Reply]:
 
 
 def _heats(diagnostics: Mapping[str, Any]) -> list[np.ndarray]:
-    """(rows, columns) of each picture, from 0 to 1: the mean of its `patches` over layers; none where the tokens of a
-    picture are no grid."""
+    """Return a map (rows, columns) for each picture, from 0 to 1: the mean of its `patches` over layers.
+
+    Empty if the tokens of a picture do not form a grid.
+    """
     grids = [one["grid"] for one in diagnostics.get("images", ())]
     if not grids or not all(grids):
         return []
@@ -108,7 +114,7 @@ def _scaled(values: np.ndarray) -> np.ndarray:
 
 
 def _brightened(shown: Image.Image, heat: np.ndarray) -> Image.Image:
-    """The picture, darkened where the heat is low."""
+    """Return the picture, darkened where the heat is low."""
     wide = Image.fromarray(heat.astype(np.float32)).resize(shown.size, Image.Resampling.BICUBIC)
     bright = DIM + (1 - DIM) * np.asarray(wide).clip(0, 1)[..., None]
     return Image.fromarray((np.asarray(shown.convert("RGB")) * bright).round().astype(np.uint8))
@@ -128,7 +134,7 @@ def _zoomed(question: Question, categories: Sequence[str]) -> Talk[Reply]:
 
 
 def region(answer: str) -> tuple[float, float, float, float] | None:
-    """The first box of an answer as shares of a picture's sides; None where it names none, or an empty one."""
+    """Return the first box of an answer as shares of a picture's sides; None if it names none, or an empty one."""
     found = _BOX.search(answer)
     if found is None:
         return None
@@ -137,7 +143,7 @@ def region(answer: str) -> tuple[float, float, float, float] | None:
 
 
 def _crop(shown: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
-    """The region, at least 28 pixels on a side, as large as the picture."""
+    """Return the region, at least 28 pixels on a side, enlarged to the size of the picture."""
     width, height = shown.size
     left, top = min(round(box[0] * width), max(width - 28, 0)), min(round(box[1] * height), max(height - 28, 0))
     right, bottom = max(round(box[2] * width), left + 28), max(round(box[3] * height), top + 28)

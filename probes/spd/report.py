@@ -21,8 +21,11 @@ DEFINED = 'What each number is, and after which equation, stands in docs/study.m
 
 
 def report(about: Mapping[str, Any], found: Mapping[str, Any], more: Mapping[str, Any]) -> Report:
-    """`about` says what was asked of what, `found` is what `evaluated` returns; `more` holds what `agreement` does, and what
-    `inside` does where the model is at hand."""
+    """Return the report of a run.
+
+    `about` describes the run, `found` is the result of `evaluated`; `more` holds the result of `agreement`, and that of
+    `inside` if the model is in this process.
+    """
     page = Report(f"SPD-Faith on {about['model']}")
     left_out = ", ".join(f"{count} with {reason}" for reason, count in about["left_out"].items())
     page.facts({

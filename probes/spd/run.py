@@ -1,4 +1,4 @@
-"""One run of the benchmark: what is asked for is checked, drawn, evaluated and reported."""
+"""A run of the benchmark, which checks the options, draws samples, evaluates and reports."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from probes.spd.scoring import Verdict
 log = logging.getLogger(__name__)
 
 Drawn = tuple[Sequence[PicturePair], Sequence[str]]
-"""Pairs, and the names of what a claim may be about."""
+"""Pairs, and the names of the objects that a claim may be about."""
 
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """A model that judges: its server, its name there, and how many seconds it has for an answer."""
+    """The options of a judging model: its server, its name there, and the seconds that it has for an answer."""
 
     url: str
     model: str | None = None
@@ -47,8 +47,10 @@ class JudgeOptions:
         return " at ".join(filter(None, (self.model, self.url)))
 
     def load(self, setup: Setup) -> ModelJudge:
-        """The judge, whose answers are kept beside the others. Its key is the environment's JUDGE_API_KEY, or
-        OPENAI_API_KEY. Raises ValueError where there is no such server."""
+        """Return the judge, whose answers are kept beside the others.
+
+        Its key is the environment's JUDGE_API_KEY, or OPENAI_API_KEY. Raises ValueError if there is no such server.
+        """
         key = os.environ.get("JUDGE_API_KEY")
         patient = Patient(Endpoint(self.url, model=self.model, api_key=key, timeout=self.timeout))
         return ModelJudge(Remembering(patient, setup.out / "judge.jsonl"), quiet=setup.quiet)
@@ -56,9 +58,11 @@ class JudgeOptions:
 
 @dataclass(frozen=True)
 class SpdOptions:
-    """What the benchmark is asked for besides what every one is: the files, or what `demo(single, several, seed, noise)`
-    draws; how many pairs with `several` differences, None for as many as with one; a model that judges, None for the
-    rules."""
+    """The benchmark's own options.
+
+    They are the files, or `demo(single, several, seed, noise)`, which draws pairs; the number of pairs with `several`
+    differences, None for as many as with one; and a judging model, None for the rules.
+    """
 
     wanted: Wanted
     data: str | None
@@ -76,7 +80,7 @@ class SpdOptions:
             raise ValueError("--images goes with --data, the rows of the pictures")
 
     def draw(self, setup: Setup) -> tuple[Loaded, Sequence[str]]:
-        """The pairs, the files' in the order of the seed, and the names of what can differ."""
+        """Return the pairs, those of files shuffled by the seed, and the names of the objects that can change."""
         several = setup.limit if self.several is None else self.several
         if self.data is None:
             assert self.demo is not None
@@ -117,7 +121,7 @@ def run(options: SpdOptions, session: Session) -> Findings:
 
 
 def _possible(asked: Mapping[str, Manner], session: Session) -> dict[str, Manner]:
-    """Without those that read diagnostics, where what answers has none."""
+    """Return the conditions that are possible: those that read diagnostics need an answerer with diagnostics."""
     if session.endpoint is None or session.endpoint.is_helmsight:
         return dict(asked)
     for name in (name for name, manner in asked.items() if manner.method.reads):

@@ -1,4 +1,4 @@
-"""What the benchmark asks about: two pictures and how they differ, shown apart or as one, whole or partly hidden."""
+"""Pairs of pictures and their differences, shown apart or as one, whole or partly hidden."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from probes.harness.pictures import Source, picture
 Difficulty = Literal["easy", "medium", "hard", "unrated"]
 DIFFICULTIES: tuple[Difficulty, ...] = ("easy", "medium", "hard", "unrated")
 BLOCKS = 12
-"""Blocks along either side of a picture, of which some are hidden."""
+"""The number of blocks along either side of a picture, some of which are hidden."""
 GRAY = (128, 128, 128)
 
 
 @dataclass(frozen=True)
 class PicturePair:
-    """Two pictures that differ in `true`. `first` and `second` are the original and the changed one, or `merged` holds both,
-    the original above or to the left. `difficulty` is that of a pair of the single-difference set, None in the other."""
+    """Two pictures with the differences `true`.
+
+    `first` and `second` are the original and the changed one, or `merged` holds both, the original above or to the left.
+    `difficulty` is that of a pair of the single-difference set, None in the other.
+    """
 
     id: str
     true: tuple[Claim, ...]
@@ -33,12 +36,15 @@ class PicturePair:
 
     @property
     def setting(self) -> str:
-        """The difficulty of a single difference; of several their number."""
+        """The difficulty of a single difference; for several their number."""
         return self.difficulty or str(len(self.true))
 
     def pictures(self, *, merged: bool = False, hidden: float = 0.0) -> list[Image.Image]:
-        """Both pictures, or one that holds both. `hidden` is the share of their blocks that is gray: the same blocks in
-        both, so that what is hidden is no difference. Raises ValueError where a file does not decode."""
+        """Return both pictures, or one that holds both.
+
+        `hidden` is the share of their blocks that is gray: the same blocks in both, so that the hiding itself makes no
+        difference. Raises ValueError if a file does not decode.
+        """
         if self.first is None or self.second is None:
             assert self.merged is not None
             whole = picture(self.merged, f"the pair {self.id}")
@@ -53,8 +59,10 @@ class PicturePair:
 
 
 def apart(merged: Image.Image) -> list[Image.Image]:
-    """The halves of a picture that holds two: above and below, or left and right, whichever are more alike. (The
-    benchmark stacks landscapes and puts upright pictures side by side.)"""
+    """Return the halves of a picture that holds two: above and below, or left and right, whichever are more alike.
+
+    The benchmark stacks landscapes and puts upright pictures side by side.
+    """
     width, height = merged.size
     rows = [merged.crop((0, 0, width, height // 2)), merged.crop((0, height - height // 2, width, height))]
     columns = [merged.crop((0, 0, width // 2, height)), merged.crop((width - width // 2, 0, width, height))]
@@ -62,13 +70,13 @@ def apart(merged: Image.Image) -> list[Image.Image]:
 
 
 def _apart_by(halves: Sequence[Image.Image]) -> float:
-    """Mean absolute difference of pixel values."""
+    """Return the mean absolute difference of pixel values."""
     small = [half.convert("L").resize((64, 64)) for half in halves]
     return ImageStat.Stat(ImageChops.difference(*small)).mean[0]
 
 
 def stacked(pictures: Sequence[Image.Image]) -> Image.Image:
-    """One picture, the first above the second."""
+    """Return a picture with the first above the second."""
     first, second = (one.convert("RGB") for one in pictures)
     whole = Image.new("RGB", (max(first.width, second.width), first.height + second.height))
     whole.paste(first, (0, 0))
@@ -77,7 +85,7 @@ def stacked(pictures: Sequence[Image.Image]) -> Image.Image:
 
 
 def _hidden(shown: Image.Image, share: float, seed: str) -> Image.Image:
-    """The picture with so many of its `BLOCKS` x `BLOCKS` blocks gray."""
+    """Return the picture with a share of its `BLOCKS` x `BLOCKS` blocks gray."""
     blocks = [(row, column) for row in range(BLOCKS) for column in range(BLOCKS)]
     covered = shown.convert("RGB")
     edges = [[round(side * i / BLOCKS) for i in range(BLOCKS + 1)] for side in shown.size]

@@ -1,7 +1,9 @@
-"""What the answers about a pair add to the sums of which the metrics are made: those of `differences.metrics`, and
+"""The contributions of answers about a pair to the sums behind the metrics.
 
-- of the single-difference set: right, the share of the pairs whose two yes/no answers are both right; unread, the share of
-  which either is neither yes nor no.
+They are those of `differences.metrics`, and:
+
+- of the single-difference set: right, the share of the pairs whose two yes/no answers are both right; unread, the share
+  with either neither yes nor no.
 - of several differences: drf, the mean over pairs of the share of faithful claims (equation 15, as the released code takes
   it), and drf_claims, the share of all claims; drf_pairs, the share of the pairs that have a claim. By error category its
   share of the claims, and of pairs the quantity_error. counted: the share of the pairs whose number the model stated. Where
@@ -41,15 +43,18 @@ SEVERAL_SHARES: dict[str, Share] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a judge says of a pair's answers: of the claims that those to "same?" and "different?" share, and of those of the
-    description; each None where there is no judgement."""
+    """A judge's verdict on a pair's answers.
+
+    It covers the claims that the answers to "same?" and "different?" share, and those of the description; each is None
+    without a judgement.
+    """
 
     labels: Sequence[metrics.Label] | None
     faithfulness: Faithfulness | None
 
 
 def single_tally(pair: PicturePair, answers: Sequence[str]) -> dict[str, float]:
-    """Of the answers to "same?" and "different?"."""
+    """Return the contribution of the answers to "same?" and "different?"."""
     same, different = map(yes, answers)
     sums = metrics.tally(PairScores(pair.true, (), same=same, different=different))
     return {name: sums[name] for name in _OF_SINGLE} | {
@@ -59,6 +64,7 @@ def single_tally(pair: PicturePair, answers: Sequence[str]) -> dict[str, float]:
 
 
 def single_scores(sums: Tallies) -> dict[str, np.ndarray]:
+    """Return the metrics of the single set from its sums."""
     found = {name: ratio(sums[share.counted], sums[share.of]) for name, share in SINGLE_SHARES.items()}
     return found | {"yes_no_consistency": ratio(sums["yes_no"], sums["pairs"])}
 
@@ -66,7 +72,7 @@ def single_scores(sums: Tallies) -> dict[str, np.ndarray]:
 def several_tally(
     pair: PicturePair, answers: Sequence[str], verdict: Verdict, categories: Sequence[str]
 ) -> dict[str, float]:
-    """Of the answers to `asking.SEVERAL` and `asking.FIND`."""
+    """Return the contribution of the answers to `asking.SEVERAL` and `asking.FIND`."""
     number, what, same, different, _, _, _ = answers
     scored = PairScores(
         true=pair.true,
@@ -91,6 +97,7 @@ def several_tally(
 
 
 def several_scores(sums: Tallies) -> dict[str, np.ndarray]:
+    """Return the metrics of the set with several differences from its sums."""
     own = SEVERAL_SHARES.keys() - metrics.SHARES.keys()
     found = {name: ratio(sums[SEVERAL_SHARES[name].counted], sums[SEVERAL_SHARES[name].of]) for name in sorted(own)}
     return {**metrics.scores(sums), "drf": ratio(sums["drf"], sums["describing"]), **found}

@@ -1,8 +1,8 @@
-"""Whether an answer is right, by the rules of the authors' scripts and by rules that read more kinds of answers.
+"""Matching of answers, by the rules of the authors' scripts and by rules that read more kinds of answers.
 
-Both are lenient: they look for the right answer in what is said. `published` is `evaluate.py` of the authors, which is
-MileBench's, with its quirks: of a caption's answer only "image N" counts (or a number of two digits at least), and an
-option counts wherever its text occurs, the first in the answer.
+Both are lenient: they look for the right answer in the text. `published` is the authors' `evaluate.py`, which is
+MileBench's, with its quirks: in a caption's answer only "image N" counts (or a number of two digits at least), and an option
+counts wherever its text occurs, the first in the answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
 
 
 def right(sample: TargetSample, answer: str, scoring: Scoring) -> bool:
-    """Whether the answer is right."""
+    """Return whether the answer is right."""
     return RULES[scoring](sample, answer)
 
 
@@ -51,7 +51,7 @@ def _published_number(answer: str) -> int | None:
 
 
 def _processed(text: str) -> str:
-    """Without punctuation that the script takes for none of the answer's."""
+    """Return the text without the punctuation that the script strips."""
     text = re.sub(r"[\n\t]", " ", text).strip()
     for mark in _PUNCTUATION:
         joined = mark + " " in text or " " + mark in text or re.search(r"\d,\d", text)
@@ -60,8 +60,11 @@ def _processed(text: str) -> str:
 
 
 def _published_choice(said: str, options: list[str]) -> str | None:
-    """The text of the option that is chosen: that of the first "letter text" in the answer, or the first text, or the only
-    character of the answer that is an option's letter; the third option where nothing is said."""
+    """Return the text of the chosen option.
+
+    It is that of the first "letter text" in the answer, or the first text, or the only character of the answer that is an
+    option's letter; the third option for an empty answer.
+    """
     letters = dict(zip(string.ascii_lowercase, options, strict=False))
     forms = "|".join(re.escape(_processed(f"{letter} {option}")) for letter, option in letters.items())
     if found := re.search(forms, said):
@@ -79,12 +82,12 @@ def _robust(sample: TargetSample, answer: str) -> bool:
     if sample.choices:
         chosen = letter(answer, sample.choices)
         return chosen is not None and sample.choices[string.ascii_uppercase.index(chosen)] == sample.response
-    said = _PICTURE.sub(" ", answer) if sample.task == NEEDLE else answer  # the number of a picture is no needle
+    said = _PICTURE.sub(" ", answer) if sample.task == NEEDLE else answer  # a picture's number is no needle
     return bool(re.search(rf"(?<!\w){re.escape(sample.response.strip(' .'))}(?!\w)", said, re.IGNORECASE))
 
 
 def picture_named(answer: str) -> int | None:
-    """The number of the picture that an answer names: the first one behind its conclusion, where it has one."""
+    """Return the number of the picture that an answer names: the first one behind its conclusion, if it has one."""
     *_, last = _CONCLUSION.split(answer)
     for text in (last, answer):
         if found := _PICTURE.search(text):
@@ -98,8 +101,10 @@ RULES: Mapping[Scoring, Callable[[TargetSample, str], bool]] = {"published": _pu
 
 
 def names_target(sample: TargetSample, answer: str, scoring: Scoring) -> bool:
-    """Whether an answer to `which` names the target: by the authors' script where its digits occur anywhere, else where it
-    is the only picture that is named."""
+    """Return whether an answer to `which` names the target.
+
+    By the authors' script its digits may occur anywhere; otherwise it must be the only picture that is named.
+    """
     if scoring == "published":
         return str(sample.target) in answer
     numbers = {int(one) for one in re.findall(r"\d+", answer)}
@@ -107,6 +112,8 @@ def names_target(sample: TargetSample, answer: str, scoring: Scoring) -> bool:
 
 
 def reads_digits(sample: TargetSample, answer: str) -> bool:
-    """Whether the answer to a needle's question holds digits other than a picture's number: something was read off a
-    picture (appendix C.3)."""
+    """Return whether the answer to a needle's question holds digits other than a picture's number.
+
+    Then something was read from a picture (appendix C.3).
+    """
     return sample.task == NEEDLE and bool(_DIGITS.search(answer))

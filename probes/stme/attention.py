@@ -1,5 +1,7 @@
-"""Which picture an answer looked at, for every number of last layers, and what follows over many answers (implicit visual
-misunderstanding paper, sections 2.1 and 2.3, appendices C and E)."""
+"""The picture that an answer looked at, for every number of last layers, and statistics over many answers.
+
+Source: implicit visual misunderstanding paper, sections 2.1 and 2.3, appendices C and E.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from steering.readouts.focus import METRICS
 
 @dataclass(frozen=True)
 class Look:
-    """How an answer looked at the pictures that the target is one of.
+    """The attention of an answer to the pictures among which the target is.
 
-    sigma: (layers, pictures), the attention factor. target: from 1. right: whether the answer is right. n: how many last
-    layers the model's own metrics go by. text: of an anchor's question, the factor of the question's and the answer's rows,
-    where `sigma` is that of the anchor's (equation 7); else None.
+    sigma: (layers, pictures), the attention factor. target: from 1. right: True if the answer is right. n: the number of
+    last layers that the model's own metrics use. text: for an anchor's question, the factor of the question's and the
+    answer's rows, where `sigma` is that of the anchor's (equation 7); otherwise None.
     """
 
     sigma: torch.Tensor
@@ -34,7 +36,7 @@ class Look:
 
     @classmethod
     def of(cls, sample: TargetSample, reply: Reply, right: bool) -> Look | None:
-        """None where it was not measured, or no picture was within the attention window."""
+        """Return the look of a reply; None if it was not measured, or no picture was within the attention window."""
         said = reply.diagnostics or {}
         focus, anchor = said.get("focus"), said.get("anchor")
         if focus is None or (sample.anchor and anchor is None):
@@ -45,11 +47,11 @@ class Look:
 
     @cached_property
     def focused(self) -> dict[str, list[int | None]]:
-        """By metric the focused picture, from 1, by the last 1, 2, ... layers."""
+        """The focused picture, from 1, by metric and by the last 1, 2, ... layers."""
         return focused(self.sigma)
 
     def hits(self, metric: str, n: int) -> bool:
-        """Whether the picture that the metric finds in the last n layers is the target."""
+        """Return whether the metric finds the target in the last n layers."""
         return self.focused[metric][n - 1] == self.target
 
     @property
@@ -59,27 +61,27 @@ class Look:
 
     @property
     def share(self) -> np.ndarray:
-        """(layers,) the target's part in the factors of all pictures, NaN where they are all 0."""
+        """The target's part in the factors of all pictures (layers,), NaN where they are all 0."""
         total = self.sigma.sum(1)
         return torch.where(total > 0, self.sigma[:, self.target - 1] / total, torch.nan).numpy()
 
 
 def focused(sigma: torch.Tensor) -> dict[str, list[int | None]]:
-    """By metric and N from 1 the focused picture, from 1. sigma: (layers, pictures)."""
+    """Return the focused picture, from 1, by metric and N from 1; sigma: (layers, pictures)."""
     found = {name: [metric(sigma[-n:]) for n in range(1, len(sigma) + 1)] for name, metric in METRICS.items()}
     return {name: [None if one is None else one + 1 for one in images] for name, images in found.items()}
 
 
 @dataclass(frozen=True)
 class Curves:
-    """By metric, (layers,): how many of `looks` answers look at the target by the last 1, 2, ... layers."""
+    """Curves by metric, (layers,): the number of `looks` answers that look at the target by the last 1, 2, ... layers."""
 
     hits: dict[str, np.ndarray]
     looks: int
 
     @classmethod
     def of(cls, looks: Sequence[Look], layers: int) -> Curves:
-        """Over these answers of a model with so many layers."""
+        """Count these answers of a model with that number of layers."""
         counts = {
             name: np.array([sum(look.hits(name, n) for look in looks) for n in range(1, layers + 1)])
             for name in METRICS
@@ -88,19 +90,19 @@ class Curves:
 
     @property
     def best(self) -> tuple[str, int]:
-        """The metric and the N with the most hits; of several the least N, then the first metric."""
+        """The metric and the N with the most hits; on a tie the least N, then the first metric."""
         return max(
             ((name, n) for name in self.hits for n in range(1, len(self.hits[name]) + 1)),
             key=lambda one: (self.hits[one[0]][one[1] - 1], -one[1], -list(self.hits).index(one[0])),
         )
 
     def share(self, metric: str, n: int) -> dict[str, Any]:
-        """With its Wilson interval."""
+        """Return the share of hits with its Wilson interval."""
         counted = int(self.hits[metric][n - 1])
         return proportion(counted, self.looks)
 
     def to_json(self) -> dict[str, Any]:
-        """The curves, their best point, and the best of each metric."""
+        """Return the curves, their best point, and the best of each metric."""
         if not self.looks:
             return {"n": 0}
         metric, n = self.best
@@ -113,8 +115,10 @@ class Curves:
 
 
 def halves(looks: Sequence[Look], layers: int) -> dict[str, Any]:
-    """Attention accuracy where metric and N are the best of one half of the answers and measured on the other, both ways:
-    the best of all is picked by the numbers that it is then reported by."""
+    """Return attention accuracy with metric and N chosen on one half of the answers and measured on the other, both ways.
+
+    The best on all answers would be picked by the same numbers that report it.
+    """
     parts = looks[::2], looks[1::2]
     counted = 0
     for chosen, measured in (parts, parts[::-1]):
@@ -124,8 +128,10 @@ def halves(looks: Sequence[Look], layers: int) -> dict[str, Any]:
 
 
 def quadrants(looks: Iterable[Look], metric: str, n: int) -> dict[str, int]:
-    """Counts of answer right or wrong by attention right or wrong (figure 9). A right answer whose attention is wrong is an
-    implicit misunderstanding."""
+    """Return counts of answer right or wrong by attention right or wrong (figure 9).
+
+    A right answer with wrong attention is an implicit misunderstanding.
+    """
     counts = dict.fromkeys(("right_target", "right_other", "wrong_target", "wrong_other"), 0)
     for look in looks:
         counts[f"{'right' if look.right else 'wrong'}_{'target' if look.hits(metric, n) else 'other'}"] += 1
@@ -133,8 +139,11 @@ def quadrants(looks: Iterable[Look], metric: str, n: int) -> dict[str, int]:
 
 
 def on_spot(rho: np.ndarray, grid: tuple[int, int], spot: tuple[float, float, float, float]) -> np.ndarray:
-    """(layers,) how much of the look at a picture is at a place of it: the part of the patch factor of the patches whose
-    middle lies there, over their part of all patches. rho: (layers, patches), row by row of `grid` (rows, columns)."""
+    """Return how much of the attention to a picture is at a place of it, by layer (layers,).
+
+    It is the place's part of the patch factor divided by its part of all patches; a patch belongs to it if its centre does.
+    rho: (layers, patches), row by row of `grid` (rows, columns).
+    """
     y, x = ((np.arange(size) + 0.5) / size for size in grid)
     left, top, right, bottom = spot
     inside = (((y > top) & (y < bottom))[:, None] & ((x > left) & (x < right))).flatten()
@@ -143,25 +152,27 @@ def on_spot(rho: np.ndarray, grid: tuple[int, int], spot: tuple[float, float, fl
 
 
 def convergence(looks: Sequence[Look]) -> list[float | None]:
-    """By layer the target's part in the factors of all pictures, over its part where all got the same (1 / pictures), mean
-    over answers: 1 is an even look, more a look at the target (figure 3)."""
+    """Return by layer the target's part in the factors of all pictures, relative to an even look (figure 3).
+
+    The target's part is divided by 1 / pictures and averaged over answers: 1 is an even look, more a look at the target.
+    """
     return by_layer([look.share * look.sigma.shape[1] for look in looks])
 
 
 def by_layer(curves: Sequence[np.ndarray]) -> list[float | None]:
-    """The mean of curves (layers,) where they are known, None where none is."""
+    """Return the mean of curves (layers,) over known values, None where there is none."""
     columns = np.array(curves).T
     return [None if np.isnan(column).all() else float(np.nanmean(column)) for column in columns]
 
 
 def rise(curves: Sequence[np.ndarray]) -> dict[str, Any]:
-    """How much higher curves over layers are in their last third than in their first, mean over curves."""
+    """Return the rise of curves over layers from their first to their last third, mean over curves."""
     third = max(1, len(curves[0]) // 3)
     return mean_of([one[-third:].mean() - one[:third].mean() for one in curves])
 
 
 def mean_of(values: Sequence[float]) -> dict[str, Any]:
-    """The mean of the values that are known, with its bootstrap interval; `value` is None of none."""
+    """Return the mean of the known values, with its bootstrap interval; `value` is None if there is none."""
     known = np.array(values)[~np.isnan(values)]
     if not len(known):
         return proportion(0, 0)

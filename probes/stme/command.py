@@ -30,16 +30,18 @@ def _options(
     ] = False,
     tasks: Annotated[list[str] | None, sample_option(metavar="TASK...", help="only samples of these tasks")] = None,
     noise: Noise = 0.0,
-    shuffles: Annotated[int, Option(min=0, metavar="N", help="other orders in which every sample is asked")] = 5,
+    shuffles: Annotated[
+        int, Option(min=0, metavar="N", help="further orders of its pictures in which every sample is asked")
+    ] = 5,
     scoring: Annotated[
         Literal["published", "robust"] | None,
         Option(
-            help="what is right: the authors' matching of answers, or one that reads more kinds of them "
+            help="the scoring of answers: the authors' matching, or one that reads more kinds of answers "
             "(default: published with --data)"
         ),
     ] = None,
     max_tokens: Annotated[
-        int | None, Option(min=1, metavar="N", help="of an answer at most (default: 24, with --data 256)")
+        int | None, Option(min=1, metavar="N", help="most tokens of an answer (default: 24, with --data 256)")
     ] = None,
     conditions: Names = None,
     condition: Texts = None,

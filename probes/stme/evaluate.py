@@ -1,5 +1,7 @@
-"""How the benchmark asks: every sample under every condition, and plainly also in other orders of its pictures, for the
-target directly, without pictures, and with one picture hidden."""
+"""The benchmark's questions: every sample under every condition, and control questions without interventions.
+
+The controls show the pictures in other orders, ask for the target directly, leave the pictures out, or hide one picture.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ from steering import Diagnose
 from steering.readouts.focus import METRICS
 
 SAMPLES, SHUFFLED, WHICH, BLIND, HIDDEN, PATCHES = "samples", "shuffled", "which", "blind", "hidden", "patches"
-"""The parts of a run; all but the first are asked plainly only."""
+"""The parts of a run; all but the first are asked without interventions only."""
 
 MAPPED = 40
-"""Right answers on the target of which maps of patches are read, at most."""
+"""The most right answers on the target whose maps of patches are read."""
 
 SHARES = {
     "answers": Share("right", "samples"),
@@ -35,15 +37,18 @@ SHARES = {
     "attention_wrong": Share("wrong_m_lnd", "wrong_looks", fixed=False),
     "ivm": Share("ivm", "looks"),
 }
-"""Metrics: of the answers, and of the focused picture over the model's own N last layers; `attention` is M-LND's of right
-answers, `attention_wrong` of wrong ones; `ivm` are right answers that look elsewhere, of all."""
+"""The metrics of the answers, and of the focused picture over the model's own N last layers.
+
+`attention` is M-LND's on right answers, `attention_wrong` on wrong ones; `ivm` is the share, of all, of right answers that
+look elsewhere.
+"""
 
 Answered = PartAnswered[TargetSample]
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """A sample, the picture that its answer looked at and another one (from 1), the answer, and which quadrant it is in."""
+    """A sample, its answer's focused picture and another one (from 1), the answer, and its quadrant."""
 
     sample: TargetSample
     focused: int
@@ -52,18 +57,18 @@ class Hidden:
     quadrant: str
 
     def chats(self) -> list[Chat]:
-        """The question without either."""
+        """Return the question without either picture."""
         return [self.sample.without(self.focused), self.sample.without(self.other)]
 
     def tally(self, replies: Sequence[Reply]) -> dict[str, float]:
-        """Which of the answers are other texts."""
+        """Return which of the answers changed."""
         focused, other = (float(reply.text.strip() != self.answer.strip()) for reply in replies)
         return {"n": 1.0, "focused": focused, "other": other}
 
 
 @dataclass(frozen=True)
 class Asking:
-    """What is asked: `shuffles` orders besides the samples' own, drawn with `seed`; `scoring` says what is right."""
+    """The options of all questions: `shuffles` other orders, drawn with `seed`, and the `scoring` of answers."""
 
     samples: Sequence[TargetSample]
     shuffles: int
@@ -73,22 +78,22 @@ class Asking:
     quiet: bool
 
     def right(self, sample: TargetSample, reply: Reply) -> bool:
-        """Whether the answer is right."""
+        """Return whether the answer is right."""
         return right(sample, reply.text, self.scoring)
 
     def look(self, sample: TargetSample, reply: Reply) -> Look | None:
-        """How an answer looked."""
+        """Return the look of an answer."""
         return Look.of(sample, reply, self.right(sample, reply))
 
     def shuffled(self, sample: TargetSample) -> list[TargetSample]:
-        """The sample in other orders; one that is not movable in its own."""
+        """Return the sample in other orders; a sample that is not movable stays in its own."""
         rng = random.Random(f"{self.seed} {sample.id}")
         places = list(range(sample.candidates))
         orders = [rng.sample(places, len(places)) for _ in range(self.shuffles)]
         return [sample.in_order(order) if sample.movable else sample for order in orders]
 
     def ask(self, answerer: Answerer, conditions: Mapping[str, Way]) -> dict[str, Answered]:
-        """By condition the answers to the samples as they are."""
+        """Return by condition the answers to the samples as they are."""
         part = SampleSet(
             SAMPLES, self.samples, lambda sample: [sample.chat()], self.tally, scores, SHARES, _difficulty,
             diagnose=self.readouts,
@@ -97,9 +102,9 @@ class Asking:
         return {name: parts[0] for name, parts in found.items()}
 
     def ask_controls(self, answerer: Answerer, plain: Answered) -> dict[str, PartAnswered[Any]]:
-        """By part the plain answers to what is asked besides; `plain` are those to the samples as they are."""
+        """Return by part the answers to the controls; `plain` are the baseline's answers to the samples as they are."""
         mapped = self.mapped(plain)
-        placed = any(sample.spot is not None for sample in mapped)  # else a map has nothing to be compared with
+        placed = any(sample.spot is not None for sample in mapped)  # otherwise a map has no reference
         parts: list[SampleSet[Any]] = [
             self._single(WHICH, TargetSample.which, lambda sample, reply: names_target(sample, reply.text, self.scoring)),
             self._single(BLIND, TargetSample.blind, self.right),
@@ -125,11 +130,11 @@ class Asking:
 
     @property
     def readouts(self) -> Diagnose:
-        """What is read beside an answer."""
+        """The readouts beside an answer."""
         return Diagnose(frozenset({"focus", "anchor"} if any(one.anchor for one in self.samples) else {"focus"}))
 
     def tally(self, sample: TargetSample, replies: Sequence[Reply]) -> dict[str, float]:
-        """What the one answer adds to the sums of `SHARES`."""
+        """Return the answer's contribution to the sums of `SHARES`."""
         (reply,) = replies
         answered, look = self.right(sample, reply), self.look(sample, reply)
         found = {
@@ -145,8 +150,10 @@ class Asking:
         return found
 
     def hidden(self, plain: Answered) -> list[Hidden]:
-        """Every answer that looked at a picture, with that one and another one: the target, or where the answer looked at
-        that, one that is drawn."""
+        """Return every answer that looked at a picture, with that picture and another one.
+
+        The other one is the target or, if the answer looked at that, a random one.
+        """
         rng, found = random.Random(f"hidden {self.seed}"), []
         for sample, (reply,) in zip(plain.part.samples, plain.replies, strict=True):
             look = self.look(sample, reply)
@@ -159,8 +166,10 @@ class Asking:
         return found
 
     def mapped(self, plain: Answered) -> list[TargetSample]:
-        """The first right answers on the target of which it is known where in it the answer is; where it is of none, the
-        first one."""
+        """Return the first right answers on the target with a known place of the answer in it.
+
+        If there is none, return the first right answer on the target.
+        """
         found = [
             sample
             for sample, (reply,) in zip(plain.part.samples, plain.replies, strict=True)
@@ -171,7 +180,7 @@ class Asking:
     def _single(
         self, name: str, chat: Callable[[TargetSample], Chat], counts: Callable[[TargetSample, Reply], bool]
     ) -> SampleSet[TargetSample]:
-        """A part of one question a sample, of which a share `counts`."""
+        """Return a part with one question per sample, and the share of answers that `counts` accepts."""
 
         def tally(sample: TargetSample, replies: Sequence[Reply]) -> dict[str, float]:
             return {"n": 1.0, "counted": float(counts(sample, replies[0]))}
@@ -187,16 +196,16 @@ def _difficulty(sample: TargetSample) -> str:
 
 
 def _hidden_scores(sums: Tallies) -> dict[str, np.ndarray]:
-    """Shares of answers that change, and by how much more where it is the focused picture that is hidden."""
+    """Return the shares of answers that change, and how many more change when the focused picture is hidden."""
     focused, other = (ratio(sums[name], sums["n"]) for name in ("focused", "other"))
     return {"focused": focused, "other": other, "more": focused - other}
 
 
 def scores(sums: Tallies) -> dict[str, np.ndarray]:
-    """`SHARES` of the sums."""
+    """Return the metrics of `SHARES` from the sums."""
     return {name: ratio(sums[share.counted], sums[share.of]) for name, share in SHARES.items()}
 
 
 def by_task(answered: Answered) -> dict[str, Any]:
-    """The metrics of an answered part by task."""
+    """Return the metrics of an answered part by task."""
     return replace(answered, part=replace(answered.part, setting=lambda sample: sample.task)).measured()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from os.path import isfile  # a name that no file can have is that of none
+from os.path import isfile  # False, not an error, for a name that no file can have
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,17 +21,19 @@ from probes.stme.samples import CAPTION, TargetSample
 PLACE = "<ImageHere>"
 PROMPT = "Your answer is: "
 TAIL = "\nRespond with the answer and your thought process for reasoning."
-"""Behind every question but a caption's, in the place of `PROMPT` (the authors' scripts, all of whose characters are cut off
-the question's end)."""
+"""The text behind every question but a caption's, in place of `PROMPT`.
+
+The authors' scripts strip all characters of `PROMPT` from the question's end.
+"""
 PIXELS = ((15, 1280 * 28 * 28 // 5), (8, 1280 * 28 * 28 // 4), (0, 1280 * 28 * 28 // 3))
-"""From so many pictures on, how many pixels each has at most (the authors' script for Qwen2-VL; appendix C.1)."""
+"""The most pixels of each picture, by the least number of pictures (the authors' script for Qwen2-VL; appendix C.1)."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Left:
-    """Samples that were left out, by why."""
+    """Samples that were left out, by reason."""
 
     images: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
@@ -48,11 +50,11 @@ class Left:
 def load(
     files: Sequence[str | Path], images: str | Path, choices: str | Path | None = None, full_size: bool = False
 ) -> tuple[list[TargetSample], Left]:
-    """The samples of the files, and those that were left out because a picture is missing or none is the target.
+    """Return the samples of the files, and those left out because a picture is missing or none is the target.
 
     `images` is the folder that holds the pictures: by the path of the row, or by the end of that path. `choices` is
     MileBench's folder. Pictures are scaled down to `PIXELS` unless `full_size`. Raises ValueError that names the row,
-    counted from 1, where one is wrong or stands twice, and where more than `MAX_MISSING` of the samples are left out.
+    counted from 1, if one is invalid or a duplicate, and if more than `MAX_MISSING` of the samples are left out.
     """
     left, samples, options = Left(), list[TargetSample](), _Options(choices)
     known: dict[str, str] = {}
@@ -90,7 +92,7 @@ def _rows(file: Path) -> list[Any]:
 def _sample(
     row: Any, where: str, folder: Path, options: _Options, left: Left, full_size: bool
 ) -> TargetSample | None:  # fmt: skip
-    """None where it is left out, which `left` then says."""
+    """Return the sample of a row; None if it is left out, which `left` then records."""
     try:
         task, number, context = str(row["dataset_name"]), row["sample_id"], str(row["context"])
         names, target, response = list(row["raw_img_list"]), row.get("target_id"), str(row["response"]).strip()
@@ -116,7 +118,7 @@ def _sample(
     if choices and response not in choices:
         raise ValueError(f"{where}: the response {response!r} is none of the options")
     if task != CAPTION and texts[-1].rstrip().endswith(PROMPT.rstrip()):
-        texts[-1] = texts[-1].rstrip(PROMPT)  # of another end it would cut letters
+        texts[-1] = texts[-1].rstrip(PROMPT)  # strips characters: at another end it would cut letters
     pixels = next(pixels for most, pixels in PIXELS if len(names) >= most)
     try:
         return TargetSample(
@@ -128,7 +130,7 @@ def _sample(
 
 
 def _path(folder: Path, name: str) -> Path | None:
-    """The file in the folder, by as much of the end of its path as is there."""
+    """Return the file in the folder, by the longest end of its path that exists there."""
     parts = [part for part in PurePosixPath(name).parts if part not in ("/", "..")]
     found = (folder.joinpath(*parts[start:]) for start in range(len(parts)))
     return next((path for path in found if isfile(path)), None)
@@ -142,7 +144,7 @@ class _Options:
         self.known: dict[str, Mapping[str, Sequence[str]]] = {}
 
     def of(self, task: str, number: Any, row: Mapping[str, Any]) -> tuple[str, ...]:
-        """None of a task whose file is not there."""
+        """Return the options of a row; none for a task without a file."""
         if (listed := row.get("choice_list")) is not None:
             if not isinstance(listed, list):
                 raise ValueError(f"'choice_list' must be a list of options; got {listed!r}")

@@ -1,4 +1,4 @@
-"""What follows from the answers, beside the comparison of conditions: all that the paper's tables and figures hold."""
+"""Results beside the comparison of conditions: the contents of all the paper's tables and figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Seen:
-    """A sample with its answer, and how that looked; None where it was not measured."""
+    """A sample with its answer and the answer's look; None if that was not measured."""
 
     sample: TargetSample
     reply: Reply
@@ -33,7 +33,7 @@ class Seen:
 def findings(
     asked: Asking, answered: Mapping[str, Answered], controls: Mapping[str, PartAnswered[Any]]
 ) -> Json:  # fmt: skip
-    """By name what each table or figure needs, as JSON; what needs attention is left out where none was measured."""
+    """Return the data of each table or figure by name, as JSON; without measured attention its parts are left out."""
     seen = {name: _seen(asked, one) for name, one in answered.items()}
     plain = seen[BASELINE]
     blind = [bool(one["counted"]) for one in controls[BLIND].tallies]
@@ -70,7 +70,7 @@ def _seen(asked: Asking, answered: Answered) -> list[Seen]:
 
 
 def _orders(asked: Asking, answered: Answered) -> list[list[Seen]]:
-    """By order, all samples in it."""
+    """Return, for each order, all samples in it."""
     found: list[list[Seen]] = [[] for _ in range(asked.shuffles)]
     for sample, replies in zip(answered.part.samples, answered.replies, strict=True):
         for own, moved, reply in zip(found, asked.shuffled(sample), replies, strict=True):
@@ -79,7 +79,7 @@ def _orders(asked: Asking, answered: Answered) -> list[list[Seen]]:
 
 
 def looks(seen: Iterable[Seen], right: bool | None = None) -> list[Look]:
-    """The looks, of right or of wrong answers where that is said."""
+    """Return the looks of all answers, or of the right or the wrong ones."""
     return [one.look for one in seen if one.look is not None and right in (None, one.right)]
 
 
@@ -99,9 +99,11 @@ def _grouped(orders: Sequence[Sequence[Seen]], measure: Callable[[Sequence[Seque
 
 
 def attention(seen: Sequence[Seen]) -> Json:
-    """Attention accuracy by metric and N, of right answers (table 1, appendix E) and of wrong ones (table 4), what guessing
-    would be right in of right ones, and the four quadrants by M-LND over the model's own last layers and by the best point
-    of the right ones' curves."""
+    """Return attention accuracy by metric and N, of right answers (table 1, appendix E) and of wrong ones (table 4).
+
+    It also holds the chance level for right answers, and the four quadrants by M-LND over the model's own last layers and by
+    the best point of the right answers' curves.
+    """
     every, right, wrong = looks(seen), looks(seen, right=True), looks(seen, right=False)
     if not every:
         return {"right": {"n": 0}, "wrong": {"n": 0}}
@@ -119,8 +121,11 @@ def attention(seen: Sequence[Seen]) -> Json:
 
 
 def _shuffles(orders: Sequence[Sequence[Seen]]) -> Json:
-    """Mean and standard deviation (of a sample: over orders - 1) over the orders: of the answers' accuracy, and of the
-    attention's by the best metric and N of each order, as the paper has it, and by the model's own (table 2)."""
+    """Return mean and sample standard deviation over the orders (table 2), i.e. with divisor orders - 1.
+
+    They are those of the answers' accuracy, and of the attention's by the best metric and N of each order, as in the paper,
+    and by the model's own.
+    """
     found: dict[str, list[float]] = {"answers": [float(np.mean([one.right for one in order])) for order in orders]}
     right = [looks(order, right=True) for order in orders]
     if all(right):
@@ -138,8 +143,10 @@ def _deviation(values: Sequence[float]) -> float | None:
 
 
 def places(seen: Sequence[Seen]) -> Json:
-    """By the place of the target, and of how many pictures: accuracy of the answers, and of the attention of right ones.
-    Questions about an anchor, which have a picture more, are left out."""
+    """Return the accuracy of answers, and of right answers' attention, by the target's place and number of pictures.
+
+    Questions about an anchor, which have an additional picture, are left out.
+    """
     found: dict[tuple[int, int], list[Seen]] = {}
     for one in seen:
         if not one.sample.anchor:
@@ -154,13 +161,15 @@ def places(seen: Sequence[Seen]) -> Json:
 
 
 def _hit(given: Sequence[Look]) -> Json:
-    """The share of looks whose focused picture, by M-LND over the model's own last layers, is the target."""
+    """Return the share of looks with the target as the focused picture, by M-LND over the model's own last layers."""
     return proportion(sum(look.image == look.target for look in given), len(given))
 
 
 def anchored(seen: Sequence[Seen]) -> Json:
-    """Of the questions about an anchor: attention accuracy by the anchor's rows and by those of the text, of right answers
-    and of all (equation 7, table 3)."""
+    """Return attention accuracy on questions about an anchor (equation 7, table 3).
+
+    It is by the anchor's rows and by those of the text, of right answers and of all.
+    """
     own = [one for one in seen if one.sample.anchor]
     found: Json = {"samples": len(own), "answers": proportion(sum(one.right for one in own), len(own))}
     for name, right in (("right", True), ("every", None)):
@@ -173,27 +182,30 @@ def anchored(seen: Sequence[Seen]) -> Json:
 
 
 def needles(seen: Sequence[Seen]) -> Json:
-    """Attention accuracy of needles that were found: the answer is right, or reads other digits off a picture (table 5)."""
+    """Return attention accuracy of needles that were found: the answer is right, or reads other digits (table 5)."""
     own = [one for one in seen if one.sample.task == NEEDLE]
     found = [one for one in own if one.right or reads_digits(one.sample, one.reply.text)]
     return {"samples": len(own), "found": len(found), **attention_of(looks(found))}
 
 
 def attention_of(given: Sequence[Look]) -> Json:
-    """The curves of these looks, and the share by the model's own metric."""
+    """Return the curves of these looks, and the share by the model's own metric."""
     return {**Curves.of(given, len(given[0].sigma) if given else 0).to_json(), "own": _hit(given)}
 
 
 def converges(seen: Sequence[Seen]) -> Json:
-    """By layer how much of the look is at the target, of right and of wrong answers; and of right ones, with intervals over
-    answers, that of the last layer, and how much more it is in the last third of the layers than in the first (figure 3)."""
+    """Return by layer the share of the look that is at the target, of right and of wrong answers (figure 3).
+
+    For right answers it also holds, with intervals over answers, that of the last layer, and its rise from the first to the
+    last third of the layers.
+    """
     found: Json = {name: convergence(looks(seen, right)) for name, right in (("right", True), ("wrong", False))}
     relative = [look.share * look.sigma.shape[1] for look in looks(seen, right=True)]
     return found | ({"last": mean_of([one[-1] for one in relative]), "rise": rise(relative)} if relative else {})
 
 
 def cases(seen: Sequence[Seen]) -> list[Json]:
-    """A right answer that looks at the target, and one that does not (figure 3): of each the first of most pictures."""
+    """Return a right answer that looks at the target, and one that does not (figure 3): the first with the most pictures."""
     found = []
     for name, hit in (("on the target", True), ("elsewhere", False)):
         own = [one for one in seen if one.look and one.right and (one.look.image == one.look.target) is hit]

@@ -17,7 +17,7 @@ from probes.reporting.tables import Measured
 from probes.stme.evaluate import SAMPLES
 
 MARKED = 0.1
-"""The part of a picture's patches that is marked, the strongest (figure 6)."""
+"""The share of a picture's patches that is marked, the strongest ones (figure 6)."""
 NAMES = {"lnd": "LND", "m_lnd": "M-LND", "mc_lnd": "MC-LND"}
 ABOUT = """\
 Of several pictures one, the target, holds the answer. The *focused* picture is the one that question and answer attended to
@@ -30,8 +30,11 @@ Json = Mapping[str, Any]
 
 
 def report(about: Json, found: Json, more: Json, picture: Image.Image | None = None) -> Report:
-    """`about` says what was asked of what, `found` is what `compare` returns, `more` what `findings` does; `picture` is the
-    one whose patches are marked."""
+    """Return the report of a run.
+
+    `about` describes the run, `found` is the result of `compare`, `more` that of `findings`; `picture` is the one whose
+    patches are marked.
+    """
     page = Report(f"Attention accuracy of {about['model']}")
     page.facts({
         "Data": about["data"], "Left out": about["left_out"] or None,

@@ -1,4 +1,4 @@
-"""One run of the benchmark: samples are drawn or read, asked, scored and reported."""
+"""A run of the benchmark, which draws or reads samples, asks, scores and reports."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from probes.stme.report import report
 from probes.stme.samples import TargetSample
 
 DRAWN_TOKENS, READ_TOKENS = 24, 256
-"""Of an answer at most: of a drawn sample, and of one that is to tell its reasons (the authors' scripts)."""
+"""The most tokens of an answer: to a drawn sample, and to one that asks for reasons (the authors' scripts)."""
 
 
 @dataclass(frozen=True)
 class StmeOptions:
-    """What the benchmark is asked for besides what every one is: files with the folders of their pictures and of MileBench,
-    or what `demo(count, seed, noise)` draws."""
+    """The benchmark's own options.
+
+    They are files with the folders of their pictures and of MileBench, or `demo(count, seed, noise)`, which draws samples.
+    """
 
     wanted: Wanted
     shuffles: int
@@ -51,7 +53,7 @@ class StmeOptions:
             raise ValueError("--images, --choices and --full-size are of --data")
 
     def draw(self, setup: Setup) -> tuple[list[TargetSample], int]:
-        """The samples, and how many were left out."""
+        """Return the samples, and the number of those left out."""
         left: list[str] = []
         if self.data:
             assert self.images is not None
@@ -70,7 +72,7 @@ class StmeOptions:
         return whole(wanted, setup.limit, lambda sample: sample.images, left), len(left)
 
     def origin(self, samples: Sequence[TargetSample], seed: int) -> str:
-        """How many samples, from where, drawn by which seed."""
+        """Return the number of samples, their source and seed in words."""
         if self.data:
             names = ", ".join(Path(one).name for one in self.data)
             return f"{len(samples)} samples from {names}, in the order of seed {seed}"
@@ -79,7 +81,7 @@ class StmeOptions:
 
 
 def run(options: StmeOptions, session: Session) -> Findings:
-    """Ask every sample under every condition, and the controls plainly."""
+    """Ask every sample under every condition, and the controls without interventions."""
     setup = session.setup
     conditions = options.wanted.conditions(session)
     samples, left = options.draw(setup)

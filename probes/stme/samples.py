@@ -1,5 +1,7 @@
-"""What the benchmark asks: questions about several pictures of which one, the target, holds the answer (implicit visual
-misunderstanding paper, section 2.2)."""
+"""The benchmark's samples: questions about several pictures of which one, the target, holds the answer.
+
+Source: implicit visual misunderstanding paper, section 2.2.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,11 @@ from probes.harness.pictures import Source, picture
 from steering.prompt.chat import GRAY
 
 ANCHOR, CAPTION, NEEDLE = "GPR1200", "CM", "ImageNeedleInAHaystack"
-"""Tasks that are scored in a way of their own: which picture is most like the last one, the anchor; which picture a caption
-is of; what special word or number one of the pictures holds."""
+"""Tasks with a scoring of their own.
+
+They ask for the picture most like the last one, the anchor; for the picture of a caption; and for a special word or number
+that one of the pictures holds.
+"""
 EASY = (CAPTION, NEEDLE)
 
 Difficulty = Literal["easy", "hard"]
@@ -25,7 +30,7 @@ WHICH = (
     "Respond with the numbers of all images related to the correct answer in the format of list: [related image1 number, "
     "related image2 number,...]"
 )
-"""Asks for the target directly (the authors' `answer_target.py`)."""
+"""The request for the target itself (the authors' `answer_target.py`)."""
 
 _NUMBERED = re.compile(r"\b((?:image|picture)\s*#?\s*)(\d+)", re.IGNORECASE)
 
@@ -34,10 +39,10 @@ _NUMBERED = re.compile(r"\b((?:image|picture)\s*#?\s*)(\d+)", re.IGNORECASE)
 class TargetSample:
     """A question about several pictures.
 
-    texts: what stands before each picture, and behind the last one. target: the picture that holds the answer, from 1.
-    choices: the options' texts, none for an open question. tail: what is said behind the question. pixels: what a picture
-    is scaled down to, None for as it is. spot: where in the target the answer is (left, top, right, bottom, of 1), None
-    where nobody knows.
+    texts: the text before each picture, and behind the last one. target: the picture that holds the answer, from 1. choices:
+    the options' texts, none for an open question. tail: the text behind the question. pixels: the size to which a picture is
+    scaled down, None for its own. spot: the place of the answer in the target (left, top, right, bottom, of 1), None if
+    unknown.
     """
 
     id: str
@@ -59,17 +64,17 @@ class TargetSample:
 
     @property
     def anchor(self) -> bool:
-        """Whether the last picture is what the others are compared with."""
+        """True if the last picture is the one with which the others are compared."""
         return self.task == ANCHOR
 
     @property
     def expected(self) -> dict[str, Any]:
-        """The right answer, and which picture holds it."""
+        """The right answer, and the picture that holds it."""
         return {"response": self.response, "target": self.target}
 
     @property
     def candidates(self) -> int:
-        """How many pictures the target is one of."""
+        """The number of pictures among which the target is."""
         return len(self.images) - self.anchor
 
     @property
@@ -78,13 +83,16 @@ class TargetSample:
 
     @property
     def movable(self) -> bool:
-        """Whether the pictures may change places: the texts before them tell them apart by nothing but numbers."""
+        """True if the pictures may change places: the texts before them differ in nothing but numbers."""
         labels = {re.sub(r"\d+", "#", text).strip() for text in self.texts[1:-1]}
         return len(labels) < 2
 
     def in_order(self, order: Sequence[int]) -> TargetSample:
-        """The same with its pictures in another order, `order` (candidates,) the old places from 0 by the new ones. Where
-        question, options or response call a picture by its number, they get the new one; the anchor stays the last."""
+        """Return the sample with its pictures in another order.
+
+        `order` (candidates,) holds the old places from 0 by the new ones. Numbers of pictures in question, options and
+        response are renumbered; the anchor stays last.
+        """
         new = {old + 1: place for place, old in enumerate(order, 1)}
 
         def renamed(text: str) -> str:
@@ -102,26 +110,26 @@ class TargetSample:
         )
 
     def chat(self) -> Chat:
-        """The question with its pictures; raises ValueError where the file of one does not decode."""
+        """Return the question with its pictures; raise ValueError if the file of one does not decode."""
         return self._said([self.picture(number) for number in range(1, len(self.images) + 1)], self.tail)
 
     def which(self) -> Chat:
-        """What asks for the number of the target in the place of the answer; a caption's answer is that number."""
+        """Return the question for the target's number instead of the answer; a caption's answer is that number."""
         pictures = [self.picture(number) for number in range(1, len(self.images) + 1)]
         return self._said(pictures, self.tail if self.task == CAPTION else f"\n{WHICH}")
 
     def blind(self) -> Chat:
-        """The question without its pictures, and without what stands between them."""
+        """Return the question without its pictures, and without the texts between them."""
         return [{"role": "user", "content": (self.texts[0] + self.texts[-1] + self.tail).strip()}]
 
     def without(self, hidden: int) -> Chat:
-        """The question with a gray picture in the place of one, from 1."""
+        """Return the question with a gray picture in the place of one, from 1."""
         pictures = [self.picture(number) for number in range(1, len(self.images) + 1)]
         pictures[hidden - 1] = Image.new("RGB", pictures[hidden - 1].size, GRAY)
         return self._said(pictures, self.tail)
 
     def picture(self, number: int) -> Image.Image:
-        """One of the pictures, from 1, scaled down to at most `pixels`."""
+        """Return one of the pictures, from 1, scaled down to at most `pixels`."""
         found = picture(self.images[number - 1], f"sample {self.id}")
         if self.pixels is None or found.width * found.height <= self.pixels:
             return found

@@ -1,4 +1,4 @@
-"""Where in the target a right answer looks, and where the picture's tokens would say what it says."""
+"""The place in the target that a right answer looks at, and the place where its tokens are activated."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ Grid = tuple[int, int]
 
 
 def patches(answered: Answered) -> dict[str, Any]:
-    """How much of the look at the target is where in it the answer is, by layer (1: as much as anywhere), mean over answers;
-    `said`, the same of the token activation maps of the answer; and the map of one (equation 6, figure 6)."""
+    """Return how much of the look at the target is at the place of the answer, by layer, mean over answers.
+
+    1 is as much as anywhere. `said` is the same for the token activation maps of the answer; `case` holds the map of one
+    sample (equation 6, figure 6).
+    """
     maps: list[tuple[TargetSample, np.ndarray, Grid]] = []
     said: list[float] = []
     for sample, (reply,) in zip(answered.part.samples, answered.replies, strict=True):
@@ -36,9 +39,12 @@ def patches(answered: Answered) -> dict[str, Any]:
 
 
 def activation_on_spot(tam: Sequence[Mapping[str, Any]], sample: TargetSample, grid: Grid) -> float:
-    """How much of a token activation map of the target (SPD-Faith Bench paper, equations 17, 18) is where in it the answer
-    is (1: as much as anywhere), mean over the tokens of the answer whose map is not empty; NaN where none is known. The
-    answer's every token counts, so that none is chosen. tam: as the readout has it."""
+    """Return how much of the target's token activation maps is at the place of the answer (1: as much as anywhere).
+
+    The maps are those of the SPD-Faith Bench paper, equations 17 and 18. The value is the mean over the tokens of the answer
+    whose map is not empty; NaN if none is known. Every token of the answer counts, so that there is no selection. tam: as
+    the readout returns it.
+    """
     maps = [one["map"] for one in tam if one["image"] == sample.target]
     if sample.spot is None or not maps:
         return np.nan

@@ -1,1 +1,1 @@
-"""TallyQA: how many."""
+"""TallyQA: counting questions."""

@@ -1,4 +1,4 @@
-"""`helmsight eval tallyqa`: how many."""
+"""`helmsight eval tallyqa`: counting questions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _task() -> Task[Counted]:
 BENCHMARK = listed(
     "tallyqa",
     _task,
-    help="TallyQA: how many",
+    help="TallyQA: counting questions",
     description="Ask how many of something are in pictures. Asked plainly, steered, with SAGE and with the "
     "contrastive decoders; each is compared with the plain answers to the same samples.",
     limit=300,

@@ -1,5 +1,7 @@
-"""TallyQA's files (Acharya et al. 2019): a JSON list of `image`, `question`, `answer` and `issimple`; and how numbers are
-scored."""
+"""TallyQA's files (Acharya et al. 2019), and the scoring of numbers.
+
+A file is a JSON list of `image`, `question`, `answer` and `issimple`.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,15 @@ NUMBERS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
     "fourteen", "fifteen",
 )  # fmt: skip
-"""TallyQA's answers go to 15."""
+"""Words for numbers; TallyQA's answers go to 15."""
 DIGITS = 9
-"""Of a number at most: a model that repeats a figure without end is wrong by much, and no error."""
+"""The most digits of a number: a model that repeats a digit without end is far off, but not an error."""
 SHARES = {"accuracy": Share("right", "questions"), "unread": Share("unread", "questions")}
 
 
 @dataclass(frozen=True)
 class Counted:
-    """How many of something are in an image (or its file). simple: nothing but its kind is asked of it."""
+    """A counting question on an image (or its file); simple: only the kind of object matters."""
 
     image: Source
     question: str
@@ -46,12 +48,12 @@ class Counted:
         return self.answer
 
     def chats(self) -> list[Chat]:
-        """The question; raises ValueError where the image's file does not decode."""
+        """Return the chat of the question; raise ValueError if the image's file does not decode."""
         return [chat([self.image], self.question)]
 
 
 def number(answer: str) -> int | None:
-    """The first number of an answer, in figures or in words; "no" and "none" at its beginning are 0."""
+    """Return the first number of an answer, in figures or in words; "no" and "none" at its beginning are 0."""
     said = answer.lower()
     found = re.search(rf"(?<![\w.])(\d+|{'|'.join(NUMBERS)})(?!\w)", said)
     if found is None:
@@ -60,7 +62,7 @@ def number(answer: str) -> int | None:
 
 
 def tally(sample: Counted, replies: Sequence[Reply]) -> dict[str, float]:
-    """What the one answer adds to the sums that `scores` takes; an answer without a number is wrong."""
+    """Return the answer's contribution to the sums of `scores`; an answer without a number is wrong."""
     (reply,) = replies
     said = number(reply.text)
     return {
@@ -73,7 +75,7 @@ def tally(sample: Counted, replies: Sequence[Reply]) -> dict[str, float]:
 
 
 def scores(sums: Tallies) -> dict[str, np.ndarray]:
-    """Accuracy, the root mean square error of the answers that hold a number, and the share of those that hold none."""
+    """Return accuracy, the root mean square error of answers with a number, and the share of answers without one."""
     return {
         "accuracy": ratio(sums["right"], sums["questions"]),
         "rmse": np.sqrt(ratio(sums["squares"], sums["read"])),
@@ -82,8 +84,10 @@ def scores(sums: Tallies) -> dict[str, np.ndarray]:
 
 
 def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[Counted]:
-    """The questions; raises ValueError that names the file and row that is wrong; `left` says which are left out
-    because something of them is missing."""
+    """Return the questions of the files.
+
+    Rows that lack something are left out and added to `left`. Raises ValueError that names the invalid file and row.
+    """
     return list(
         chain.from_iterable(rows.made(file, rows.read(file), partial(_question, folder=images), left) for file in data)
     )

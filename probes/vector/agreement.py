@@ -1,4 +1,4 @@
-"""How much a direction depends on the wording of the instructions and on the token whose state is read."""
+"""Dependence of a direction on the wording of the instructions and on the token whose state is read."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ from probes.vector.build import Recipe, drawn, reading, state_of
 from steering import Engine, Request
 
 POSITIONS = (-1, -2)
-"""The prompt's last token (the paper) and the one before (the authors' plots)."""
+"""The positions read: the prompt's last token (the paper) and the one before (the authors' plots)."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """`cosines`: by (wording, position) the cosines (layers,) of the mean difference with that of the probe's `own`, all
-    from the same `n` samples; 0 where one of the two is none."""
+    """Cosines between mean differences under other wordings and positions and that of the probe's `own`.
+
+    `cosines`: by (wording, position), one per layer (layers,), all from the same `n` samples; 0 where either difference is
+    zero.
+    """
 
     own: tuple[Wording, int]
     cosines: dict[tuple[Wording, int], list[float]]
     n: int
 
     def to_json(self) -> dict[str, Any]:
-        """Rows by name, as "v2, -1"; the probe's own is left out."""
+        """Return rows by name, such as "v2, -1", without the probe's own."""
         rows = {name_of(key): [round(one, 4) for one in row] for key, row in self.cosines.items() if key != self.own}
         return {"own": name_of(self.own), "n": self.n, "cosines": rows}
 
 
 def name_of(key: tuple[Wording, int]) -> str:
-    """How a report names a wording and a position."""
+    """Return a report's name for a wording and a position."""
     return f"{key[0]}, {key[1]}"
 
 
@@ -47,7 +50,7 @@ def agreement(
     queries = drawn(samples, seed)
 
     def prompts(sample: ConflictSample, swapped: bool) -> dict[tuple[str, int], tuple[Setting, Wording]]:
-        """What is read of a sample: an instruction that wordings share is read once."""
+        """Return the prompts and positions to read of a sample; an instruction that wordings share is read once."""
         return {
             (prompt(sample, setting, swapped, wording), position): (setting, wording)
             for wording, position in keys
@@ -67,6 +70,6 @@ def agreement(
         for wording, position in keys:
             vision, text = (read[prompt(sample, side, swapped, wording), position] for side in SIDES)
             sums[wording, position] = sums.get((wording, position), torch.zeros(())) + text - vision
-    next(results, None)  # so that the stream, and what it keeps open, ends
+    next(results, None)  # ends the stream, and closes its resources
     cosines = {key: torch.cosine_similarity(one, sums[own], dim=-1).tolist() for key, one in sums.items()}
     return Agreement(own, cosines, len(samples))

@@ -1,8 +1,8 @@
 """Build a modality-preference vector from paired prompts (modality-preference paper, section 5.1; method.md, section 2).
 
 For every query the model reads the same prompt with the instruction toward the text, with the one toward the image, and
-plainly. v_l = mean over queries of h_l(text)[last] - h_l(vision)[last], for every layer at once, in one pass over the
-samples; the plain states are what the weight of a direction aligns it with.
+without any. v_l = mean over queries of h_l(text)[last] - h_l(vision)[last], for every layer at once, in one pass over the
+samples; the weight of a direction is aligned to the plain states.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from steering import Engine, Request, Result, SteeringVector
 from steering.vectors.vector import PREFERENCE
 
 READ: tuple[Setting, Setting, Setting] = ("text", "vision", "plain")
-"""What is read of every query."""
+"""The settings that are read for every query."""
 
 _KEEP_EVERY = 32
 _log = logging.getLogger(__name__)
@@ -37,15 +37,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How states become a vector; what the paper and its authors' scripts leave open or do differently.
+    """The choices by which states become a vector, where the paper leaves them open or its authors' scripts differ.
 
-    wording: of the two instructions. position: whose state is read, counted from the prompt's end: -1 is its last token
-    (section 5.1), -2 the one before, which the authors' pca.py plots. The weight (equation 2) is the size of the states over
-    that of the direction: `size` is the mean over queries of |v(q)| ("queries"), or |mean v| ("mean"), which is smaller
-    where queries disagree and with which what is added really has the states' size, or the mean over queries of L2 norms,
-    of the states as well ("l2", the default of an option that the authors' script has and does not use); `states` are those
-    of the plain prompts ("plain", the paper's original distribution) or of the instructed ones ("instructed"). Raises
-    ValueError for another choice.
+    wording: the wording of the two instructions. position: the token whose state is read, counted from the prompt's end: -1
+    is its last token (section 5.1), -2 the one before, which the authors' pca.py plots.
+
+    The weight (equation 2) is the size of the states divided by that of the direction. `size` is the mean over queries of
+    |v(q)| ("queries"); or |mean v| ("mean"), which is smaller where queries disagree and makes the added vector exactly as
+    large as the states; or the mean over queries of L2 norms, of the states as well ("l2", the default of an option that the
+    authors' script has and does not use). `states` are those of the plain prompts ("plain", the paper's original
+    distribution) or of the instructed ones ("instructed").
+
+    Raises ValueError for another choice.
     """
 
     wording: Wording = "paper"
@@ -62,7 +65,7 @@ class Recipe:
 
     @classmethod
     def of(cls, vector: SteeringVector) -> Recipe:
-        """The one that a vector was made by; the default for one that does not say."""
+        """Return the recipe of a vector; the default if the vector does not record one."""
         try:
             return cls(**vector.info.get("recipe", {}))
         except TypeError as error:
@@ -80,11 +83,11 @@ def build(
     state: Path | None = None,
     quiet: bool = False,
 ) -> SteeringVector:
-    """The vector of the engine's model from these samples; its layer is the best ranked one (of `layers`, if given).
+    """Build the vector of the engine's model from these samples; its layer is the best ranked one (of `layers`, if given).
 
-    Its weight is the published one, in the recipe's reading; `vector.calibrate` finds the strength that this model bears. A
-    direction on which the queries do not agree is logged as such and marked in `info["reliable"]`. In `state` the
-    measurement is kept while it runs. Raises ValueError without samples and for layers that the model does not have.
+    Its weight is the published one, as the recipe reads it; `vector.calibrate` finds the strength that this model tolerates.
+    A direction on which the queries do not agree is logged as such and marked in `info["reliable"]`. The measurement is
+    saved in `state` while it runs. Raises ValueError without samples and for layers that the model does not have.
     """
     sizes = [len(samples)]
     return grow(engine, samples, sizes, name=name, layers=layers, recipe=recipe, seed=seed, state=state, quiet=quiet)[0]
@@ -102,7 +105,7 @@ def grow(
     state: Path | None = None,
     quiet: bool = False,
 ) -> list[SteeringVector]:
-    """As `build`, from the first samples of each of these rising sizes, in one pass over the last."""
+    """Build a vector, as `build` does, from the first samples of each of these rising sizes, in one pass over the last."""
     if not sizes or sizes[0] < 1:
         raise ValueError("A probe needs at least one sample.")
     if list(sizes) != sorted(set(sizes)) or sizes[-1] > len(samples):
@@ -114,7 +117,7 @@ def grow(
     queries = drawn(samples, seed)
     key = _key(engine, queries, recipe)
     tally = Tally() if state is None else Tally.resumed(state, key)
-    if tally.count > sizes[0]:  # the smaller sizes are not in what was kept
+    if tally.count > sizes[0]:  # the saved tally is past the smaller sizes
         tally = Tally()
     vectors = []
     with Tracker("Probing", {"": sizes[-1]}, unit="queries", quiet=quiet) as bar:
@@ -132,13 +135,13 @@ def grow(
 
 
 def drawn(samples: Sequence[ConflictSample], seed: int) -> list[tuple[ConflictSample, bool]]:
-    """The samples as they are asked: whether the options are swapped is drawn."""
+    """Return the samples as they are asked, with a random choice of whether the options are swapped."""
     swaps = random.Random(seed)
     return [(sample, swaps.random() < 0.5) for sample in samples]
 
 
 def _key(engine: Engine, queries: Sequence[tuple[ConflictSample, bool]], recipe: Recipe) -> str:
-    """What a kept tally must have been measured on. Pictures are told by their samples, so that none is opened."""
+    """Return a key of everything that a saved tally must have been measured on; samples identify their pictures unopened."""
     asked = [(sample.id, _prompts(sample, swapped, recipe)) for sample, swapped in queries]
     text = json.dumps([engine.mllm.fingerprint, str(engine.mllm.dtype), recipe.position, asked])
     return hashlib.sha256(text.encode()).hexdigest()
@@ -174,7 +177,7 @@ def made_of(
     about: Mapping[str, Any],
     kind: str = PREFERENCE,
 ) -> SteeringVector:
-    """The vector of what was tallied, with its published weight in that reading; `about` is what else it says of itself."""
+    """Return the vector of a tally, with its published weight in the given reading; `about` is added to its info."""
     direction = tally.direction()
     ranking = direction.ranking(layers)
     best = ranking[0]
@@ -214,7 +217,7 @@ def made_of(
 def _states(
     engine: Engine, queries: Sequence[tuple[ConflictSample, bool]], recipe: Recipe
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, bytes]]:
-    """The states (layers, d) of every query in the order of READ, and the picture and the prompts they were read from."""
+    """Yield the states (layers, d) of every query in the order of READ, and a digest of the picture and prompts read."""
     reads: deque[bytes] = deque()
 
     def requests() -> Iterator[Request]:
@@ -232,12 +235,12 @@ def _states(
 
 
 def reading(chat: Sequence[Mapping[str, Any]], position: int) -> Request:
-    """A request for the states at a position of a prompt, and as little else as there can be."""
+    """Return a request that reads the states at a position of a prompt and generates as little as possible."""
     return request(chat, states=True, state_position=position)
 
 
 def state_of(result: Result) -> torch.Tensor:
-    """(layers, d): what such a request was answered with."""
+    """Return the states (layers, d) that a `reading` request returned."""
     states = result.choices[0].states
     assert states is not None
     return states

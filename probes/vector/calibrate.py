@@ -1,9 +1,9 @@
-"""Find the layer and the strength at which a vector steers both ways and damages little (modality-preference paper, 5.2).
+"""Find the layer and strength at which a vector steers both ways with little damage (modality-preference paper, 5.2).
 
 The published weight gives the vector the mean magnitude of the states, which is too much for some models. Here layers and
 strengths of the vector as built, which are in published units, are tried on samples that it was not built from, in two
-passes: what steers, then what that costs where nothing conflicts. The chosen strength is folded into the weight, so that
-strength 1.0 is a good default; `SteeringVector.published` keeps what that is in published units.
+passes: the effect of steering, then its cost where nothing conflicts. The chosen strength is folded into the weight, so that
+strength 1.0 is a good default; `SteeringVector.published` keeps it in published units.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ from probes.vector import neutral
 from steering import Engine, Steer, SteeringVector
 
 STRENGTHS = (0.15, 0.25, 0.3, 0.4, 0.5, 0.6, 1.0, 1.25, 1.5)
-"""What is tried, in published units; the paper's best for Qwen2.5-VL-7B is 1.5."""
+"""The strengths that are tried, in published units; the paper's best for Qwen2.5-VL-7B is 1.5."""
 
 TARGET = 0.95
-"""Vision Ratio to reach toward vision, and 1 - it toward text; above what is asked of a vector, for the split's noise."""
+"""The target Vision Ratio toward vision, and 1 - it toward text; above the requirement, to allow for noise."""
 
 NEUTRAL_SAMPLES = 32
-"""Images on which the neutral prompts are asked, at most."""
+"""The most images on which the neutral prompts are asked."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much damage a setting may do: rise of the others' share, fall of accuracy without a conflict (of the image alone
-    steered toward either side, of the context alone steered toward text: see `Point`), KL (nats) from the
-    unsteered next-token distribution on neutral prompts, rise of the repetition there."""
+    """The damage that a setting may do.
+
+    It bounds the rise of the others' share; the fall of accuracy without a conflict (of the image alone steered toward
+    either side, of the context alone steered toward text: see `Point`); the KL divergence (nats) from the unsteered
+    next-token distribution on neutral prompts; and the rise of repetition there.
+    """
 
     others: float = 0.03
     accuracy: float = 0.03
@@ -48,11 +51,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class Point:
-    """One layer and strength, measured both ways; `strength` is of the vector that is calibrated.
+    """A layer and a strength, measured both ways; `strength` is in units of the vector that is calibrated.
 
-    `image_accuracy` is that of the image alone, steered toward either side, the lower of the two; `context_accuracy` that
-    of the context alone, steered toward text. `cross_fall` is how much the context alone loses toward vision, where the
-    modality that is asked for is missing. `kl` and `repetition` are those of neutral prompts, the greater of both ways. All
+    `image_accuracy` is that of the image alone, steered toward either side, the lower of the two; `context_accuracy` that of
+    the context alone, steered toward text. `cross_fall` is the accuracy that the context alone loses toward vision, where
+    the favoured modality is missing. `kl` and `repetition` are those of neutral prompts, the greater of both ways. All are
     None until measured.
     """
 
@@ -68,12 +71,12 @@ class Point:
 
     @property
     def effect(self) -> float:
-        """The share that follows the side less the share that follows the other one, the worse of both ways; at most 1."""
+        """The share that follows the chosen side minus that of the other side, the worse of both ways; at most 1."""
         return min(1.0, self.vision.s_vision - self.vision.s_text, self.text.s_text - self.text.s_vision)
 
     @property
     def reaches(self) -> bool:
-        """Whether both directions reach their target."""
+        """True if both directions reach their target."""
         up, down = self.vision.vision_ratio, self.text.vision_ratio
         return up is not None and down is not None and up >= TARGET and down <= 1 - TARGET
 
@@ -81,7 +84,7 @@ class Point:
         return max(self.vision.s_others, self.text.s_others) - plain.s_others
 
     def to_json(self) -> dict[str, Any]:
-        """The point as written into the artifact, where `strength` is of the calibrated vector and this one is `dose`."""
+        """Return the point as the artifact stores it, with this strength as `dose` (`strength` is in calibrated units)."""
         fields = asdict(self) | {"vision": self.vision.to_json(), "text": self.text.to_json()}
         named = {"dose" if key == "strength" else key: value for key, value in fields.items()}
         return {key: round(value, 4) if isinstance(value, float) else value for key, value in named.items()}
@@ -89,8 +92,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The unsteered model: shares on conflicts, accuracies with one modality alone, repetition on neutral prompts; and the
-    budget."""
+    """The unsteered model, with the budget.
+
+    It holds shares on conflicts, accuracies with one modality alone, and repetition on neutral prompts.
+    """
 
     plain: Shares
     image_accuracy: float
@@ -99,7 +104,7 @@ class Baseline:
     budget: Budget = field(default_factory=Budget)
 
     def damage(self, point: Point) -> Budget:
-        """What a measured point spends of each part of the budget; below 0 where it does better than unsteered."""
+        """Return the part of each budget that a measured point spends; below 0 if it does better than unsteered."""
         assert point.image_accuracy is not None
         assert point.context_accuracy is not None
         assert point.kl is not None
@@ -108,16 +113,16 @@ class Baseline:
         return Budget(point.others_rise(self.plain), fall, point.kl, point.repetition - self.repetition)
 
     def exceeded(self, point: Point) -> list[str]:
-        """The parts of the budget that a measured point exceeds."""
+        """Return the parts of the budget that a measured point exceeds."""
         spent, allowed = asdict(self.damage(point)), asdict(self.budget)
         return [name for name, value in spent.items() if value > allowed[name] + 1e-9]
 
     def affords(self, point: Point) -> bool:
-        """Whether a measured point stays within the damage budget."""
+        """Return whether a measured point stays within the damage budget."""
         return not self.exceeded(point)
 
     def cost(self, point: Point) -> float:
-        """One number for the damage of a measured point: how many budgets it spends, `cross_fall` in those of accuracy."""
+        """Return the damage of a measured point in budgets that it spends; `cross_fall` is in budgets of accuracy."""
         spent, allowed = asdict(self.damage(point)), asdict(self.budget)
         shares = [max(0.0, value) / allowed[name] for name, value in spent.items() if allowed[name] > 0]
         cross = max(0.0, point.cross_fall or 0.0) / self.budget.accuracy if self.budget.accuracy > 0 else 0.0
@@ -136,12 +141,12 @@ def calibrate(
     answerer: Answerer | None = None,
     quiet: bool = False,
 ) -> SteeringVector:
-    """The vector with its layer and weight chosen by measurement, and `info["calibration"]` telling the measurement.
+    """Return the vector with its layer and weight chosen by measurement, which `info["calibration"]` records.
 
-    `layers` are those to try (default: the first three of the vector's ranking); `samples` must not be those it was
-    built from; `answerer` is where the engine's answers are taken from (one that remembers, say). `strengths` are of
-    the vector as it is given; as built they are in published units. What falls short of the targets or the budget is
-    logged, and marked in the calibration.
+    `layers` are those to try (default: the first three of the vector's ranking); `samples` must not be those it was built
+    from; `answerer` provides the engine's answers (one that keeps them, say). `strengths` are in units of the vector as
+    given; as built they are published units. A result that misses the targets or the budget is logged, and marked in the
+    calibration.
     """
     if not samples:
         raise ValueError("A calibration needs at least one sample.")
@@ -154,7 +159,7 @@ def calibrate(
     best = sorted(points, key=lambda point: _preference(point, baseline, tried))[:finalists]
     measured = sweep.damage(best, baseline)
     layer = choose(measured, baseline, tried).layer
-    # The whole curve of that layer, which the range and the reader need.
+    # The range and the reader need the whole curve of that layer.
     known = {(point.layer, point.strength) for point in measured}
     rest = [point for point in points if point.layer == layer and (layer, point.strength) not in known]
     curve = sorted(
@@ -206,10 +211,9 @@ def calibrate(
 
 
 def choose(measured: Sequence[Point], baseline: Baseline, ranking: Sequence[int]) -> Point:
-    """The strongest of the measured points within the budget; among those that this many samples do not tell apart the least
-    damaging.
+    """Return the strongest of the measured points within the budget, the least damaging if several differ by noise only.
 
-    Where none is within the budget, one that reaches the targets, with the least damage; where none does, the strongest.
+    If none is within the budget, return the least damaging that reaches the targets; if none does, the strongest.
     """
     afforded = [point for point in measured if baseline.affords(point)]
     candidates = afforded or [point for point in measured if point.reaches] or list(measured)
@@ -220,13 +224,13 @@ def choose(measured: Sequence[Point], baseline: Baseline, ranking: Sequence[int]
 
 
 def noise(samples: int) -> float:
-    """Two standard errors of a share of TARGET."""
+    """Return two standard errors of a share of TARGET."""
     return 2 * math.sqrt(TARGET * (1 - TARGET) / samples)
 
 
 @dataclass(frozen=True)
 class _Sweep:
-    """The measurements, each a pass over the samples with all its settings in one batch."""
+    """The measurements, each one pass over the samples with all its settings in one batch."""
 
     engine: Engine
     vector: SteeringVector
@@ -243,14 +247,14 @@ class _Sweep:
         )
 
     def effects(self, grid: Sequence[tuple[int, float]]) -> list[Point]:
-        """First pass: the shares on conflicts at every point of the grid."""
+        """Measure the shares on conflicts at every point of the grid (the first pass)."""
         conditions = [Condition("plain", push) for layer, strength in grid for push in self._pushes(layer, strength)]
         shares = [Shares.of(answer.outcomes) for answer in self._ask(conditions, "Calibrating")]
         pairs = zip(shares[::2], shares[1::2], strict=True)
         return [Point(layer, strength, *pair) for (layer, strength), pair in zip(grid, pairs, strict=True)]
 
     def damage(self, points: Sequence[Point], baseline: Baseline) -> list[Point]:
-        """Second pass: accuracies with one modality alone, and what becomes of neutral prompts."""
+        """Measure accuracies with one modality alone, and the change on neutral prompts (the second pass)."""
         if not points:
             return []
         conditions, pushes = [], []
@@ -293,7 +297,7 @@ class _Sweep:
 
 
 def _preference(point: Point, baseline: Baseline, ranking: Sequence[int]) -> tuple[bool, bool, float, int, float]:
-    """Sort key of the first pass: points that steer without confusing, the small strengths of well ranked layers first."""
+    """Return the sort key of the first pass: steering without confusion first, then low strengths and good ranks."""
     usable = point.others_rise(baseline.plain) <= baseline.budget.others + 1e-9
     if point.reaches and usable:
         return False, False, point.strength, ranking.index(point.layer), 0.0
@@ -301,7 +305,7 @@ def _preference(point: Point, baseline: Baseline, ranking: Sequence[int]) -> tup
 
 
 def span(chosen: float, affordable: Mapping[float, bool]) -> list[float]:
-    """The strengths around 1.0 (multiples of the chosen one) up to which every measured one is within the budget."""
+    """Return the range of strengths around 1.0 (multiples of the chosen one) whose measured points are in budget."""
     within = {chosen}
     for side in (
         sorted(one for one in affordable if one > chosen),

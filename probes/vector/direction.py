@@ -1,4 +1,4 @@
-"""What a probe measures in one pass over the states of queries, and how it goes on after an interruption."""
+"""The measurements of a probe in one pass over the states of queries, resumable after an interruption."""
 
 from __future__ import annotations
 
@@ -16,20 +16,29 @@ from safetensors.torch import save
 from steering.files import write_atomically
 
 RELIABLE = 0.5
-"""Least agreement |mean v| / mean |v| of a direction that is called reliable: 1 where all queries agree, about
-1 / sqrt(queries) where they have nothing in common."""
+"""The least agreement |mean v| / mean |v| of a reliable direction.
+
+It is 1 if all queries agree, and about 1 / sqrt(queries) if they have nothing in common.
+"""
 
 LEAST = 16
-"""Least different queries, or pairs, of a vector. Differences that have nothing in common agree by
-1 / sqrt(queries): by 0.25 here, half of what is wanted; four would reach that by chance."""
+"""The least number of different queries, or pairs, of a vector.
+
+Differences that have nothing in common agree by 1 / sqrt(queries): by 0.25 here, half of `RELIABLE`; four would reach that
+by chance.
+"""
 
 DUST = 1e-5
-"""Differences below this share of mean |h| are rounding: there is no direction (a window that ends before the
-instruction, say), and a weight would blow the rounding up."""
+"""The share of mean |h| below which differences are rounding errors.
+
+There is no direction then (a window that ends before the instruction, say), and a weight would amplify the rounding.
+"""
 
 SMALL = 0.1
-"""Least size of a layer's differences, relative to its states and to the layer with the largest, for it to be ranked by its
-score: tiny ones that are the same for all queries have the best scores, and steer nothing."""
+"""The least size of a layer's differences, relative to its states and to the largest layer, for a rank by score.
+
+Tiny differences that are the same for all queries have the best scores, and steer nothing.
+"""
 
 Size = Literal["queries", "mean", "l2"]
 States = Literal["plain", "instructed"]
@@ -37,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Moments:
-    """Running mean and standard deviation of tensors of one shape (Welford); memory does not grow with their number."""
+    """The running mean and standard deviation of tensors of one shape (Welford); memory does not grow with their number."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -45,7 +54,7 @@ class Moments:
         self._squares: torch.Tensor | None = None
 
     def add(self, value: torch.Tensor) -> None:
-        """Take one more value into account, in float64."""
+        """Add one value, in float64."""
         value = value.double()
         if self._mean is None or self._squares is None:
             self._mean, self._squares = torch.zeros_like(value), torch.zeros_like(value)
@@ -55,14 +64,14 @@ class Moments:
         self._squares = self._squares + step * (value - self._mean)
 
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What, with the count, it can be restored from."""
+        """Return the tensors from which, with the count, the moments can be restored."""
         if self._squares is None:
             raise ValueError("No value was added.")
         return self.mean, self._squares
 
     @classmethod
     def restored(cls, count: int, mean: torch.Tensor, squares: torch.Tensor) -> Moments:
-        """What `tensors` gave, taken up again."""
+        """Restore the moments from what `tensors` returned."""
         moments = cls()
         moments.count, moments._mean, moments._squares = count, mean, squares
         return moments
@@ -83,11 +92,11 @@ class Moments:
 
 @dataclass(frozen=True)
 class Direction:
-    """What a probe measures, per layer.
+    """The measurements of a probe, per layer.
 
-    v: (layers, d) the mean difference. mean_abs, std: (layers,) mean and standard deviation over queries of the
-    per-query mean |v|. plain, instructed: (layers,) mean |h| over the plain prompts, and over both instructed ones, of all
-    queries. agreement: (layers,) norm of the mean difference over the mean norm of the differences. queries: how many.
+    v: (layers, d) the mean difference. mean_abs, std: (layers,) mean and standard deviation over queries of the per-query
+    mean |v|. plain, instructed: (layers,) mean |h| over the plain prompts, and over both instructed ones, of all queries.
+    agreement: (layers,) norm of the mean difference divided by the mean norm of the differences. queries: their number.
     lengths: (3, layers) the mean L2 norms of v, of the plain states and of the instructed ones.
     """
 
@@ -101,7 +110,7 @@ class Direction:
     lengths: torch.Tensor
 
     def weight(self, size: Size = "queries", states: States = "plain") -> torch.Tensor:
-        """w_l = mean|h_l| / mean|v_l| (layers,) in one of its readings (see `Recipe`); 0 where v is none."""
+        """Return w_l = mean|h_l| / mean|v_l| (layers,) in one of its readings (see `Recipe`); 0 where v is zero."""
         if size == "l2":
             of, plain, instructed = self.lengths
         else:
@@ -113,24 +122,28 @@ class Direction:
 
     @property
     def score(self) -> torch.Tensor:
-        """mean / std of |v| (layers,): large and stable is good; 0 where v is none, and of a single query, which has no
-        deviation."""
+        """The ratio mean / std of |v| (layers,): large and stable is good.
+
+        It is 0 where v is zero, and for a single query, which has no deviation.
+        """
         return torch.where(self.present & (self.queries > 1), self.mean_abs / self.std.clamp_min(1e-12), 0.0)
 
     @property
     def present(self) -> torch.Tensor:
-        """Whether there is any direction at a layer (layers,)."""
+        """True for each layer that has any direction (layers,)."""
         return self.mean_abs > DUST * self.instructed
 
     @property
     def small(self) -> torch.Tensor:
-        """Whether a layer's differences are next to nothing beside those of others (layers,): see `SMALL`."""
+        """True for each layer with negligible differences compared with other layers (layers,): see `SMALL`."""
         relative = self.mean_abs / self.instructed.clamp_min(1e-30)
         return relative < SMALL * relative.max()
 
     def ranking(self, layers: Sequence[int] | None = None) -> list[int]:
-        """Layers, best score first, of equal ones the largest; those whose queries disagree come after all others, and small
-        ones before these."""
+        """Return layers in order of score, with ties in order of size.
+
+        Small layers come after all others, and layers whose queries disagree come last.
+        """
         score, size, agreement = self.score.tolist(), self.mean_abs.tolist(), self.agreement.tolist()
         small = self.small.tolist()
         candidates = range(len(score)) if layers is None else layers
@@ -140,7 +153,7 @@ class Direction:
 
 
 class Tally:
-    """One pass over the states of queries: their running moments, and a digest of what they were read from."""
+    """A pass over the states of queries: their running moments, and a digest of their inputs."""
 
     _NAMES = ("difference", "magnitude", "norm", "plain", "instructed", "plain_norm", "instructed_norm")
 
@@ -155,7 +168,7 @@ class Tally:
     def add(
         self, toward_text: torch.Tensor, toward_vision: torch.Tensor, plain: torch.Tensor, read: bytes = b""
     ) -> None:
-        """One query's states (layers, d) under the two instructions and under none, and what the model read."""
+        """Add a query's states (layers, d) under the two instructions and under none, and a digest of the model's input."""
         v = toward_text.double() - toward_vision.double()
         read_states = [one.double() for one in (toward_text, toward_vision, plain)]
         text, vision, without = (one.abs().mean(-1) for one in read_states)
@@ -167,7 +180,7 @@ class Tally:
         self.digest = hashlib.sha256(self.digest.encode() + read).hexdigest()
 
     def direction(self) -> Direction:
-        """What was measured so far."""
+        """Return the measurements so far."""
         difference, magnitude, norm, plain, instructed, *lengths = (self._moments[name] for name in self._NAMES)
         length = difference.mean.norm(dim=-1)
         agreement = torch.where(norm.mean > 0, length / norm.mean.clamp_min(1e-30), 0.0)
@@ -178,7 +191,7 @@ class Tally:
         )  # fmt: skip
 
     def save(self, path: Path, key: str) -> None:
-        """Keep the tally, so that a run that is killed goes on from here."""
+        """Save the tally, so that a run that is killed continues from here."""
         tensors = {}
         for name, moments in self._moments.items():
             for part, tensor in zip(("mean", "squares"), moments.tensors(), strict=True):
@@ -187,7 +200,7 @@ class Tally:
 
     @classmethod
     def resumed(cls, path: Path, key: str) -> Tally:
-        """The tally that was kept under that key; an empty one where there is none, or it is damaged or another's."""
+        """Return the tally saved under that key; an empty one if there is none, or it is damaged or another probe's."""
         tally = cls()
         if not path.exists():
             return tally

@@ -1,7 +1,7 @@
-"""Prompts in which nothing conflicts, to see what steering does to a model where it has nothing to decide.
+"""Prompts in which nothing conflicts, which show the side effects of steering on a model that has nothing to decide.
 
-How far the next token's distribution moves, and how much answers repeat themselves (too strong a push leads to "repetitive
-and meaningless outputs", modality-preference paper, section 5.2).
+The effects are the shift of the next token's distribution, and the repetition in answers (too strong a push leads to
+"repetitive and meaningless outputs", modality-preference paper, section 5.2).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NGRAM = 4
 
 
 def chats(samples: Sequence[ConflictSample]) -> list[Chat]:
-    """Each image with its open question, and each to be described; no text context, no options."""
+    """Return two chats per image, its open question and a request to describe it, without text context or options."""
     return [
         [{"role": "user", "content": [{"type": "image", "image": sample.picture()}, {"type": "text", "text": text}]}]
         for sample in samples
@@ -35,7 +35,7 @@ def chats(samples: Sequence[ConflictSample]) -> list[Chat]:
 def shift(
     engine: Engine, asked: Sequence[Chat], steers: Sequence[Steer], *, title: str = "", quiet: bool = False
 ) -> list[float]:
-    """For every steering the mean over chats of KL(unsteered || steered) of the next token's distribution, in nats."""
+    """Return for every steering the mean over chats of the next token's KL(unsteered || steered), in nats."""
 
     def requests() -> Iterator[Request]:
         for chat in asked:
@@ -50,7 +50,7 @@ def shift(
             steered = next(said)
             assert plain is not None
             assert steered is not None
-            # A token that float32 gives no probability at all adds nothing, rather than 0 * infinity.
+            # A token to which float32 gives zero probability adds nothing, instead of 0 * infinity.
             terms = plain.exp() * (plain - steered).nan_to_num()
             total[number] += terms.sum().double()
     return (total / max(len(asked), 1)).tolist()
@@ -64,7 +64,7 @@ def repetitions(
     title: str = "",
     quiet: bool = False,
 ) -> list[float]:
-    """For every push the mean `repetition` of the answers."""
+    """Return the mean `repetition` of the answers for every push."""
     questions = (Question(chat, push, MAX_TOKENS) for chat in asked for push in pushes)
     parts = ["steered" if push else "plain" for _ in asked for push in pushes]
     said = replies(answerer, questions, parts, title=title, quiet=quiet)
@@ -73,7 +73,7 @@ def repetitions(
 
 
 def repetition(text: str) -> float:
-    """Share of the text's runs of four words that occurred before in it (seq-rep-4; Welleck et al., 2020); 0 to 1."""
+    """Return the share of the text's four-word runs that occurred before in it (seq-rep-4; Welleck et al., 2020), 0 to 1."""
     words = re.findall(r"\w+|[^\w\s]", text.lower())
     runs = list(zip(*(words[start:] for start in range(NGRAM)), strict=False))
     return 1 - len(set(runs)) / len(runs) if runs else 0.0

@@ -1,5 +1,7 @@
-"""States of prompts of several settings in two dimensions (principal component analysis; modality-preference paper,
-section 4.4 and appendix C.3)."""
+"""States of prompts in several settings, projected to two dimensions by principal component analysis.
+
+Source: modality-preference paper, section 4.4 and appendix C.3.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,27 @@ from probes.vector.build import Recipe, reading, state_of
 from steering import Engine, Request
 
 SEVERITY = 0.3
-"""Of the degraded settings: noise that leaves a picture recognisable, errors that leave a text readable."""
+"""The severity of the degraded settings: noise leaves a picture recognisable, errors leave a text readable."""
 
 
 @dataclass(frozen=True)
 class Projection:
-    """`points` by setting, each (n, 2); `explained`: the share of the variance that each of the two components has."""
+    """Projected states: `points` by setting, each (n, 2); `explained`: the share of the variance of each component."""
 
     points: Mapping[str, np.ndarray]
     explained: tuple[float, float]
 
     def centres(self) -> dict[str, list[float]]:
-        """The mean of each setting's points."""
+        """Return the mean of each setting's points."""
         return {name: points.mean(0).tolist() for name, points in self.points.items()}
 
     def shifts(self) -> dict[str, Any]:
-        """How far the centres of the other settings are from that of the plain one, by setting (`distance`), and the cosine
-        of the two instructed ones' shifts (`cosine`, -1 where they point to two sides); each with its 95 % interval over
-        samples (bootstrap, the same samples in all settings; where centres coincide, distances lean to more than 0)."""
+        """Return how far the centres of the other settings are from the plain one.
+
+        `distance` is by setting; `cosine` is that of the shifts of the two instructed settings, -1 if they point in opposite
+        directions. Each has its 95 % interval over samples (bootstrap, the same samples in all settings; where centres
+        coincide, distances are biased above 0).
+        """
         plain = self.points["plain"]
         drawn = np.random.default_rng(0).integers(len(plain), size=(RESAMPLES, len(plain)))
         moved = {name: points - plain for name, points in self.points.items() if name != "plain"}
@@ -56,7 +61,7 @@ class Projection:
 
 
 def settings(samples: Sequence[ConflictSample], seed: int = 0) -> dict[str, list[tuple[ConflictSample, Setting]]]:
-    """The paper's settings of the same samples: as they are, instructed toward either side, image or text degraded."""
+    """Return the paper's settings of the same samples: plain, instructed toward either side, image or text degraded."""
     image, text = ([degraded(sample, side, SEVERITY, seed) for sample in samples] for side in ("vision", "text"))
     return {
         "plain": [(sample, "plain") for sample in samples],
@@ -76,8 +81,10 @@ def project(
     seed: int = 0,
     quiet: bool = False,
 ) -> Projection:
-    """The states after `layer` at the recipe's position in prompts of its wording, all settings on the same two
-    components."""
+    """Project the states after `layer` in all settings onto the same two components.
+
+    The states are read at the recipe's position in prompts of its wording.
+    """
     asked, recipe = settings(samples, seed), recipe or Recipe()
 
     def requests() -> Iterator[Request]:
@@ -96,7 +103,7 @@ def project(
 
 
 def components(states: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
-    """States (n, d) on their first two principal components (n, 2), and the share of the variance of each."""
+    """Project states (n, d) onto two principal components (n, 2); also return each component's share of variance."""
     centred = states.astype(np.float64) - states.mean(0, dtype=np.float64)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     points = np.zeros((len(states), 2))

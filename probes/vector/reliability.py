@@ -1,4 +1,4 @@
-"""Which modality the answers of a task rest on, right or wrong: `helmsight probe reliability`."""
+"""The modality that a task's answers rest on, right or wrong: `helmsight probe reliability`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from steering.files import write_atomically
 
 
 def vote(votes: Mapping[str, int]) -> Side | None:
-    """The majority of the decided votes; vision where both are equal, as for one request, None where there are none."""
+    """Return the majority of the decided votes; vision on a tie, as for one request, None without votes."""
     vision, text = votes.get("vision", 0), votes.get("text", 0)
     if not vision + text:
         return None
@@ -30,8 +30,11 @@ def vote(votes: Mapping[str, int]) -> Side | None:
 
 @dataclass(frozen=True)
 class TaskReliability:
-    """Which modality a task's answers rest on, right or wrong: votes of single questions ("none" where the answer stands
-    without either), and the mean drops of the answer's probability without the images and without the text context."""
+    """The modality that a task's answers rest on, right or wrong.
+
+    It holds the votes of single questions ("none" if the answer depends on neither), and the mean drops of the answer's
+    probability without the images and without the text context.
+    """
 
     votes: Mapping[str, int]
     drop_vision: float
@@ -53,7 +56,7 @@ class TaskReliability:
 def task_reliability(
     engine: Engine, samples: Sequence[ConflictSample], *, batch: int = 64, quiet: bool = False
 ) -> dict[str, TaskReliability]:
-    """The vote of every task, and under "all" that of the whole set; each sample is asked in both orders."""
+    """Return the vote of every task, and under "all" that of the whole set; each sample is asked in both orders."""
     votes: dict[str, Counter[str]] = {}
     drops: dict[str, list[tuple[float, float]]] = {}
     with Tracker("Reliability", {"": 2 * len(samples)}, unit="prompts", quiet=quiet) as bar:
@@ -71,7 +74,7 @@ def task_reliability(
 
 
 def run(model: ModelOptions, data: Data, samples: int, json_file: Path | None, quiet: bool) -> None:
-    """Ask so many samples, print the table, and write it into the file where one is given."""
+    """Ask `samples` samples, print the table, and write it to the file if one is given."""
     model.check()
     if json_file is not None:
         check_writable(json_file.parent)

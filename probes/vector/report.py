@@ -1,4 +1,4 @@
-"""The report of a probe: what the layers show, which was chosen, what steering at it does and costs."""
+"""The report of a probe: the layers, the chosen one, and the effect and cost of steering at it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def report(
     projection: Projection | None,
     agreement: Agreement | None = None,
 ) -> tuple[Report, dict[str, Any]]:
-    """The report, and the same as data. `data_from`: where the samples are from, in words."""
+    """Return the report, and the same as data; `data_from` is the origin of the samples in words."""
     info, recipe = vector.info, Recipe.of(vector)
     page = Report(f"Steering vector {vector.name} of {model}")
     page.facts({
@@ -81,6 +81,7 @@ def _token(position: int) -> str:
 
 
 def layers(page: Report, vector: SteeringVector) -> None:
+    """Add the plots and the table of all layers."""
     info, chosen = vector.info, vector.layers
     page.heading("Layers")
     page.text(
@@ -102,7 +103,7 @@ def layers(page: Report, vector: SteeringVector) -> None:
 
 
 def _of_several(info: dict[str, Any], value: float) -> float | None:
-    """A deviation, or a quotient with one, which a single pair has none of."""
+    """Return a deviation, or a quotient with one; None for a single pair, which has none."""
     return value if info["samples"] > 1 else None
 
 
@@ -219,7 +220,7 @@ def _calibration(page: Report, found: dict[str, Any]) -> None:
 
 
 def _side_effect(found: dict[str, Any]) -> str:
-    """Which accuracy the budget bounds, and what becomes of the one that it does not."""
+    """Return the sentences on the accuracy that the budget bounds, and on the one that it does not."""
     before, fall = found["baseline"]["context_accuracy"], found["chosen"]["cross_fall"]
     lost = "was not measured" if fall is None else f"is {before - fall:.3f} at strength 1.0, {before:.3f} unsteered"
     return (

@@ -1,4 +1,4 @@
-"""One run of `helmsight probe`: a vector is built, judged, calibrated, reported and saved."""
+"""A run of `helmsight probe`, which builds, judges, calibrates, reports and saves a vector."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from probes.vector.verdict import doubts, followed, refuse, too_few, unfounded, 
 from steering import NAME, Engine, SteeringVector
 
 ASKED = 64
-"""Probe samples on which it is asked whether the model follows the instructions, and whether wordings agree."""
+"""The number of probe samples that test whether the model follows the instructions, and whether wordings agree."""
 
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """What a probe is asked for.
+    """The options of a probe.
 
-    samples, calibrated: how many samples the vector is built from, and how many others its strength is found on, 0 for none.
-    states: how many samples are plotted. out: the file that is written; `shadows` is the model's own vector of that name,
-    which it is found before, where nobody said where to write. folder: of the report, and of what a run that was stopped
-    goes on from. Raises ValueError for a name or a file that a vector cannot have.
+    samples, calibrated: the number of samples from which the vector is built, and of others on which its strength is chosen,
+    0 for none. states: the number of samples plotted. out: the file written; `shadows` is the model's own vector of that
+    name, over which the new file takes precedence, if no output was named. folder: for the report, and for what an
+    interrupted run continues from. Raises ValueError for a name or a file that a vector cannot have.
     """
 
     model: ModelOptions
@@ -60,7 +60,7 @@ class ProbeOptions:
             raise ValueError(f"--out {self.out} is a folder; name the file")
 
     def refuse_to_replace(self) -> None:
-        """Raise FileExistsError where there is a vector that is not to be written over."""
+        """Raise FileExistsError if there is a vector that must not be overwritten."""
         if self.out.exists() and not self.replace:
             raise FileExistsError(
                 f"{self.out} exists already; --replace writes over it, --name or --out names another file"
@@ -68,7 +68,7 @@ class ProbeOptions:
 
 
 def budget_of(parts: Sequence[str]) -> Budget:
-    """The budget that is written as NAME=MOST; raises ValueError for what is not written so."""
+    """Return the budget written as NAME=MOST; raise ValueError for any other form."""
     names = {field.name for field in fields(Budget)}
     given = {}
     for part in parts:
@@ -83,9 +83,11 @@ def budget_of(parts: Sequence[str]) -> Budget:
 
 
 def run(options: ProbeOptions) -> None:
-    """Build, judge, calibrate, report and save. Raises ValueError where no reliable direction was found, unless `force`;
-    for too few samples before the model is loaded."""
-    options.refuse_to_replace()  # which is told before the work begins, like the next ones
+    """Build, judge, calibrate, report and save a vector.
+
+    Raises ValueError if no reliable direction was found, unless `force`; for too few samples before the model is loaded.
+    """
+    options.refuse_to_replace()  # errors are reported before the work begins, here and below
     options.model.check()
     for folder in (options.out.parent, options.folder):
         check_writable(folder)
@@ -101,7 +103,7 @@ def run(options: ProbeOptions) -> None:
     vector, doubtful = _measured(options, engine, answerer, used, samples[len(used) :])
     if not options.force:
         refuse(options.out, doubtful)
-    options.refuse_to_replace()  # what another program wrote meanwhile is not lost either
+    options.refuse_to_replace()  # keeps a file that another program wrote meanwhile
     options.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     vector.save(options.out)
     _print_vector(vector, options.out)
@@ -116,7 +118,7 @@ def _measured(
     used: Sequence[ConflictSample],
     others: Sequence[ConflictSample],
 ) -> tuple[SteeringVector, list[str]]:
-    """The vector with all that was found about it, which is reported as well, and why it is no reliable direction."""
+    """Return the vector with all its measurements, which are also reported, and the reasons why it is not reliable."""
     quiet, seed = options.quiet, options.data.seed
     vector = build(
         engine, used, name=options.name, layers=options.layers, recipe=options.recipe, seed=seed,
@@ -125,7 +127,7 @@ def _measured(
     instructed = followed(answerer, used[:ASKED], options.recipe.wording, seed=seed, quiet=quiet)
     agreeing = agreement(engine, used[:ASKED], options.recipe, seed=seed, quiet=quiet)
     doubtful = doubts(vector, instructed)
-    if others and (options.force or not unfounded(vector)):  # of what is no direction no strength needs to be known
+    if others and (options.force or not unfounded(vector)):  # without a direction no strength is needed
         vector = calibrate(
             engine, vector, others, layers=options.layers, strengths=options.strengths, budget=options.budget,
             answerer=answerer, quiet=quiet,
@@ -136,7 +138,7 @@ def _measured(
         "warnings": warnings(vector, instructed),
         "agreement_across": agreeing.to_json(),
     }  # fmt: skip
-    # An evaluation leaves these samples out.
+    # Evaluations leave these samples out.
     vector = replace(vector, info=vector.info | found | {"made_from": [sample.id for sample in (*used, *others)]})
     projection = None
     if options.states > 0:
@@ -172,7 +174,7 @@ def _print_vector(vector: SteeringVector, path: Path) -> None:
 
 
 def _print_weight(vector: SteeringVector, layer: int) -> None:
-    """The magnitudes that the published weight aligns, and which of them it does."""
+    """Print the magnitudes that the published weight aligns, and the ones that this recipe uses."""
     states, sizes, lengths = (vector.info["magnitudes"][name] for name in ("states", "direction", "l2"))
     recipe = vector.info["recipe"]
     print(

@@ -1,7 +1,9 @@
-"""Whether a probe found a direction at all (modality-preference paper, appendix E.4.3: without it, the method fails).
+"""The verdict on whether a probe found a direction, without which the method fails.
 
-A model that ignores the instructions still reads different words, so its states differ; what tells is that the queries agree
-on the difference, that its answers follow the instructions, and that steering moves them.
+Source: modality-preference paper, appendix E.4.3.
+
+A model that ignores the instructions still reads different words, so its states differ. The evidence is that the queries
+agree on the difference, that its answers follow the instructions, and that steering moves them.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ from probes.vector.direction import LEAST, RELIABLE
 from steering import SteeringVector
 
 MOVED = 0.1
-"""Least difference between the shares of vision answers under the two instructions, or the two ways of steering."""
+"""The least difference between the shares of vision answers under the two instructions, or the two ways of steering."""
 
 
 @dataclass(frozen=True)
 class Followed:
-    """Share of questions (two a sample) with the vision answer under the instruction toward vision and under that toward
-    text; their difference with its 95 % bootstrap interval over samples, which a single one has none of."""
+    """Shares of questions (two a sample) with the vision answer under the instructions toward vision and toward text.
+
+    `interval` is the 95 % bootstrap interval of their difference over samples; a single sample has none.
+    """
 
     toward_vision: float
     toward_text: float
@@ -37,7 +41,7 @@ class Followed:
 
     @property
     def in_words(self) -> str:
-        """The interval; what stands for it where a single sample has none."""
+        """The interval in words, also for a single sample, which has none."""
         return "none of a single sample" if self.interval is None else "{:.3f} to {:.3f}".format(*self.interval)
 
     def to_json(self) -> dict[str, Any]:
@@ -58,7 +62,7 @@ def followed(
     seed: int = 0,
     quiet: bool = False,
 ) -> Followed:
-    """How far the model's answers follow the two instructions."""
+    """Measure how well the model's answers follow the two instructions."""
     conditions = [Condition("vision", wording=wording), Condition("text", wording=wording)]
     vision, text = ask(answerer, samples, conditions, title="Do instructions work", quiet=quiet)
     difference = np.array(vision.right("vision")) - np.array(text.right("vision"))
@@ -67,8 +71,10 @@ def followed(
 
 
 def too_few(count: int, what: str = "samples", held_back: int = 0) -> list[str]:
-    """A sentence where so many samples, or pairs, are too few for a vector to be relied on; so many more were held back for
-    its calibration."""
+    """Return a sentence if there are too few samples, or pairs, for a reliable vector.
+
+    held_back: the number of further samples that were reserved for its calibration.
+    """
     if count >= LEAST:
         return []
     rest = f" besides the {held_back} held back for the calibration" if held_back else ""
@@ -76,7 +82,7 @@ def too_few(count: int, what: str = "samples", held_back: int = 0) -> list[str]:
 
 
 def refuse(out: Path, doubtful: Sequence[str]) -> None:
-    """Raise ValueError where anything speaks against a vector that was to be written into that file."""
+    """Raise ValueError if there are doubts about a vector that was to be written to that file."""
     if doubtful:
         raise ValueError(
             f"No reliable direction, so {out} is not written (--force writes it anyway). {' '.join(doubtful)}"
@@ -84,7 +90,7 @@ def refuse(out: Path, doubtful: Sequence[str]) -> None:
 
 
 def disagreement(vector: SteeringVector) -> list[str]:
-    """A sentence where the pairs' differences do not agree at the vector's layer."""
+    """Return a sentence if the pairs' differences do not agree at the vector's layer."""
     agreement = float(vector.info["agreement"][vector.layers[0]])
     if agreement >= RELIABLE:
         return []
@@ -94,9 +100,9 @@ def disagreement(vector: SteeringVector) -> list[str]:
 
 
 def doubts(vector: SteeringVector, instructed: Followed) -> list[str]:
-    """Why the vector is no reliable direction, one sentence each; empty where it is one.
+    """Return the reasons why the vector is not a reliable direction, one sentence each; empty if it is reliable.
 
-    Instructions that a model does not follow are a reason only while nothing shows that steering moves its answers: the
+    Instructions that a model does not follow are a reason only as long as nothing shows that steering moves its answers: the
     paper's own models hardly follow them (Qwen2.5-VL .00, OneVision .03), and are steered.
     """
     found = unfounded(vector)
@@ -115,18 +121,18 @@ def doubts(vector: SteeringVector, instructed: Followed) -> list[str]:
 
 
 def warnings(vector: SteeringVector, instructed: Followed) -> list[str]:
-    """What is to be known of a vector that steers: that the model does not follow the instructions that it was built by."""
+    """Return warnings about a vector that steers: the model does not follow the instructions from which it was built."""
     moved = _moved(vector)
     return unfollowed(instructed) if moved is not None and moved >= MOVED - 1e-9 else []
 
 
 def unfounded(vector: SteeringVector) -> list[str]:
-    """What no strength makes up for, one sentence each: too few samples, and differences that do not agree."""
+    """Return the flaws that no strength compensates, one sentence each: too few samples, and differences that disagree."""
     return too_few(vector.info["samples"]) + disagreement(vector)
 
 
 def unfollowed(instructed: Followed) -> list[str]:
-    """A sentence where a model's answers hardly follow the two instructions."""
+    """Return a sentence if a model's answers hardly follow the two instructions."""
     followed_enough = instructed.difference >= MOVED - 1e-9
     if followed_enough and (instructed.interval is None or instructed.interval[0] > 0):
         return []
@@ -138,7 +144,7 @@ def unfollowed(instructed: Followed) -> list[str]:
 
 
 def _moved(vector: SteeringVector) -> float | None:
-    """By how much the chosen strength moves the shares of answers, the smaller of both; None without a calibration."""
+    """Return how far the chosen strength moves the shares of answers, the smaller of both; None without a calibration."""
     if (calibration := vector.info.get("calibration")) is None:
         return None
     vision, text = calibration["chosen"]["vision"], calibration["chosen"]["text"]

@@ -1,1 +1,1 @@
-"""VSR: whether a statement about where things are is true of a picture."""
+"""VSR: the truth of statements about spatial relations in a picture."""

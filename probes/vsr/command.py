@@ -1,4 +1,4 @@
-"""`helmsight eval vsr`: whether a statement about where things are is true."""
+"""`helmsight eval vsr`: the truth of statements about spatial relations in a picture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _task() -> Task[YesNo]:
 BENCHMARK = listed(
     "vsr",
     _task,
-    help="VSR: whether a statement about where things are is true",
+    help="VSR: the truth of statements about spatial relations",
     description="Ask whether statements about where things are are true of pictures. Asked plainly, steered, with "
     "SAGE and with the contrastive decoders; each is compared with the plain answers to the same samples.",
     limit=500,

@@ -1,4 +1,4 @@
-"""VSR's files (Liu et al. 2023): a JSON object a line with `image`, `caption`, `label` (1: true) and `relation`."""
+"""VSR's files (Liu et al. 2023): one JSON object per line with `image`, `caption`, `label` (1: true) and `relation`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from probes.lists.task import Task
 from probes.lists.yes_no import YesNo
 
 QUESTION = 'Is this statement true of the picture? "{caption}" Answer yes or no.'
-"""Our wording; the files hold statements alone."""
+"""The question's wording, which is ours; the files hold only statements."""
 
 
 def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[YesNo]:
-    """The statements as questions; raises ValueError that names the file and row that is wrong; `left` says which
-    are left out because something of them is missing."""
+    """Return the statements as questions.
+
+    Rows that lack something are left out and added to `left`. Raises ValueError that names the invalid file and row.
+    """
     return list(
         chain.from_iterable(rows.made(file, rows.read(file), partial(_question, folder=images), left) for file in data)
     )

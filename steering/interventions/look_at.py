@@ -150,10 +150,7 @@ class LookAtRows(AttentionHook):
             bias = bias * self._biased.gather(1, queries)[:, None, :, None]
         return scores + bias.to(scores.device)
 
-    def changes(self, layer: int) -> bool:
-        return self._biased is not None and layer in self._layers
-
-    def product(self, layer: int, value: torch.Tensor, exact: Product) -> Any:
+    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
         if self._biased is None or layer not in self._layers:
             return None
         device = value.device

@@ -1,1 +1,1 @@
-"""How rows are read."""
+"""Readings of reports for the rows of the reproduction."""

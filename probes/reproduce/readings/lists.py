@@ -1,4 +1,4 @@
-"""How the rows are read that lists of questions measure."""
+"""Readings of the rows that lists of questions measure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from probes.reproduce.items import Figure, Found, Json, figure
 
 
 def moved(part: str, metric: str, condition: str, sign: int, more: tuple[str, ...] = ()) -> Callable[[Json], Found]:
-    """A metric under a condition beside the plain answers, and `more` of them in the figures; it appears where the interval
-    of its difference lies above 0 (sign 1) or below (-1)."""
+    """Return a reading of a metric under a condition beside the plain answers, with the metrics of `more` in the figures.
+
+    It appears if the interval of its difference lies above 0 (sign 1) or below (-1).
+    """
 
     def read(found: Json) -> Found:
         now, plain = (found["conditions"][name][part]["all"] for name in (condition, "baseline"))
@@ -24,7 +26,7 @@ def moved(part: str, metric: str, condition: str, sign: int, more: tuple[str, ..
 
 
 def texts(found: Json) -> Found:
-    """Questions beside inaccurate and beside incorrect texts, steered toward the image and plainly."""
+    """Compare questions beside inaccurate and beside incorrect texts, steered toward the image and plain."""
     read = {mode: moved(f"PhD-{mode}", "accuracy", "toward vision", 1)(found) for mode in ("iac", "icc")}
     ours = {
         f"{mode} {name.removeprefix('accuracy ')}": one
@@ -35,7 +37,7 @@ def texts(found: Json) -> Found:
 
 
 def mme(found: Json) -> Found:
-    """The total of perception, and what settles it: pictures whose two questions are answered rightly."""
+    """Compare the total of perception, decided by the share of pictures with both questions answered rightly."""
     pairs = moved("MME", "acc_plus", "SAGE", 1)(found)
     totals = {name: Figure(found["totals"][name]["perception"]) for name in ("baseline", "SAGE")}
     more = totals["SAGE"].value > totals["baseline"].value

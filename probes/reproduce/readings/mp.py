@@ -1,4 +1,4 @@
-"""How the reports of MC2 and of a probe are read for the rows of the modality-preference paper."""
+"""Readings of the reports of MC2 and of a probe for the rows of the modality-preference paper."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ SIDES = ("vision", "text")
 SIZES = ("size-1", "size-4", "size-16")
 """The organisms of one course, in order of their parameters."""
 SETTLED = 150 / 250
-"""Of the samples of each task, with how many the paper's ratio settles (section E.1, Table 6)."""
+"""The share of each task's samples with which the paper's ratio settles (section E.1, Table 6)."""
 NEAR = 0.05
-"""Shares that differ by less are alike, in what the paper calls stable."""
+"""The difference below which shares are alike, in the paper's sense of stable."""
 SHARES = (0, 25, 50, 75, 100)
 """Per cent of conflicts in the training of the organisms that are named after them."""
 
 
 def by_parameters(found: Json) -> Found:
-    """Row 4."""
+    """Read row 4."""
     rows = [_trained(found, name) for name in SIZES]
     conflicts = {f"{row['parameters'] / 1e6:.1f} M": row["preference"]["conflict"] for row in rows}
     ratios = {size: figure(one, "vision_ratio") for size, one in conflicts.items()}
@@ -28,7 +28,7 @@ def by_parameters(found: Json) -> Found:
 
 
 def by_share_of_conflicts(found: Json) -> Found:
-    """Row 19."""
+    """Read row 19."""
     rows = {share: _trained(found, f"conflicts-{share}")["preference"]["conflict"] for share in SHARES}
     ours = {f"{share} %": figure(row, "vision_ratio") for share, row in rows.items()}
     moved = rows[0]["vision_ratio_95"][1] < rows[100]["vision_ratio_95"][0]
@@ -36,7 +36,7 @@ def by_share_of_conflicts(found: Json) -> Found:
 
 
 def _trained(found: Json, name: str) -> Json:
-    """What was measured of an organism; raises KeyError that says how it is made."""
+    """Return the measurements of an organism; raise KeyError that says how to make it."""
     row: Json | None = found["organisms"].get(name)
     if row is None:
         raise KeyError(f"{name}, which 'helmsight demo train --organism {name}' makes")
@@ -44,14 +44,14 @@ def _trained(found: Json, name: str) -> Json:
 
 
 def tasks_alike(found: Json) -> Found:
-    """Row 1."""
+    """Read row 1."""
     counts = {task: row["n"] for task, row in found["conditions"]["plain"]["by_task"].items()}
     alike = len(counts) == 8 and len(set(counts.values())) == 1
     return Found({"tasks": len(counts), "samples of the least": min(counts.values())}, alike, n=sum(counts.values()))
 
 
 def by_task(found: Json) -> Found:
-    """Row 3."""
+    """Read row 3."""
     rows = {task: row for task, row in found["conditions"]["plain"]["by_task"].items() if "vision_ratio_95" in row}
     lowest, highest = (pick(rows.values(), key=lambda row: row["vision_ratio"]) for pick in (min, max))
     apart = lowest["vision_ratio_95"][1] < highest["vision_ratio_95"][0]
@@ -60,7 +60,7 @@ def by_task(found: Json) -> Found:
 
 
 def alone(found: Json) -> Found:
-    """Row 6."""
+    """Read row 6."""
     plain = found["conditions"]["plain"]
     rows = {"text": plain["context_only_accuracy"], "image": plain["no_conflict_accuracy"]}
     ours = {name: Figure(value, wilson(round(value * plain["n"]), plain["n"])) for name, value in rows.items()}
@@ -70,21 +70,24 @@ def alone(found: Json) -> Found:
 
 
 def advantages(found: Json) -> Found:
-    """Row 7."""
+    """Read row 7."""
     rows = found["conditions"]["advantages"]
     better = all(rows[side]["difference_95"][0] > 0 for side in SIDES)
     return Found.of({f"toward {side}": change(rows[side]) for side in SIDES}, better, found["about"]["samples"])
 
 
 def words(found: Json) -> Found:
-    """Row 10."""
+    """Read row 10."""
     counts = found["words"]
     return Found(counts, max(counts.values()) <= 1.7 * min(counts.values()), n=found["about"]["samples"])
 
 
 def evaluation_size(found: Json) -> Found:
-    """Row 12: how wide the middle 95 % of the draws are. Draws of nearly all are always near all, so the size from which on
-    they are within two points counts in proportion to all, as the paper's does."""
+    """Read row 12: the width of the middle 95 % of the draws.
+
+    Draws of nearly all samples are always near all, so the size from which they stay within two points counts in proportion
+    to all, as in the paper.
+    """
     rows = {size: row["vision_ratio_95"] for size, row in found["sizes"]["rows"].items()}
     widths = {size: high - low for size, (low, high) in rows.items()}
     settled, every = found["sizes"]["settled"], max(map(int, rows))
@@ -93,31 +96,31 @@ def evaluation_size(found: Json) -> Found:
 
 
 def one_task(found: Json) -> Found:
-    """Row 14."""
+    """Read row 14."""
     return Found.of(_beside(found["tasks"]), _alike(found["tasks"]), found["about"]["samples"])
 
 
 def sizes(found: Json) -> Found:
-    """Row 13."""
+    """Read row 13."""
     rows = found["samples"]
     return Found.of(_beside(rows), _alike(rows), next(iter(rows.values()))["text"]["n"])
 
 
 def _beside(rows: Json) -> dict[str, Figure]:
-    """S_t of each setting, and how much more it is than that of the last one."""
+    """Return S_t of each setting, and its difference to that of the last one."""
     last = list(rows)[-1]
     shares = {name: figure(row["text"], "s_text") for name, row in rows.items()}
     return shares | {f"{name}, more than {last}": change(row["text"]) for name, row in rows.items() if name != last}
 
 
 def _alike(rows: Json) -> bool:
-    """Whether S_t of all settings is within 5 points of that of the last one, of the same samples, with its interval."""
+    """Return whether S_t of all settings is within 5 points of the last one's on the same samples, with its interval."""
     apart = [change(row["text"]).interval for row in rows.values()]
     return all(one is not None and one[0] >= -NEAR and one[1] <= NEAR for one in apart)
 
 
 def strengths(found: Json) -> Found:
-    """Row 15."""
+    """Read row 15."""
     rows = found["strength"]["rows"]
     shares = {strength: figure(row["text"], "s_text") for strength, row in rows.items()}
     best = max(shares.values(), key=lambda one: one.value)
@@ -127,12 +130,12 @@ def strengths(found: Json) -> Found:
 
 
 def _above(high: Figure, low: Figure, by: float) -> bool:
-    """Whether the interval of one lies so far above that of the other; what has none shows nothing."""
+    """Return whether the interval of one lies above the other's by that much; False without an interval."""
     return high.interval is not None and low.interval is not None and high.interval[0] - low.interval[1] >= by
 
 
 def latency(found: Json) -> Found:
-    """Row 16; where the memory is not known the time alone counts."""
+    """Read row 16; if the memory is unknown the time alone counts."""
     steering = found["latency"]["steering"]
     ours = {"time, steering": figure(steering, "ratio"), "time, probing": figure(found["latency"]["probing"], "ratio")}
     if steering.get("memory_ratio") is not None:
@@ -143,7 +146,7 @@ def latency(found: Json) -> Found:
 
 
 def predicted(found: Json) -> Found:
-    """Row 17: the criterion of the paper, over all severities and either degraded modality."""
+    """Read row 17: the criterion of the paper, over all severities and either degraded modality."""
     (row,) = (
         row
         for row in found["auto"]["rows"]
@@ -154,14 +157,14 @@ def predicted(found: Json) -> Found:
 
 
 def attention(found: Json) -> Found:
-    """Row 18."""
+    """Read row 18."""
     ours = {f"over {name}": one["spearman"] for name, one in found["attention"].items()}
     follows = all(rho is not None and rho >= 0.5 for rho in ours.values())
     return Found(ours, follows, n=found["about"]["samples"])
 
 
 def states(found: Json) -> Found:
-    """Row 20: distances of the centres from the plain one, on the first two components."""
+    """Read row 20: distances of the centres from the plain one, on the first two components."""
     shown = found["projection"]
     near = {name: Figure(value, shown["distance_95"][name]) for name, value in shown["distance"].items()}
     far = {f"toward {side}": near.pop(f"instructed toward {side}") for side in SIDES}
@@ -173,7 +176,7 @@ def states(found: Json) -> Found:
 
 
 def layers(found: Json) -> Found:
-    """Row 21."""
+    """Read row 21."""
     scores = found["info"]["score"]
     best = max(range(len(scores)), key=scores.__getitem__)
     n = found["info"]["samples"]
@@ -184,8 +187,10 @@ def layers(found: Json) -> Found:
 
 
 def _of_variation(score: float, n: int) -> tuple[float, float] | None:
-    """The 95 % interval of mean / deviation of n values, as of a normal distribution: its logarithm has about the variance
-    1 / (2 (n - 1)) + 1 / (n score^2) (delta method)."""
+    """Return the 95 % interval of mean / deviation of n values, assuming a normal distribution.
+
+    The logarithm of the ratio has about the variance 1 / (2 (n - 1)) + 1 / (n score^2) (delta method).
+    """
     if n < 2 or score <= 0:
         return None
     beyond = 1.96 * math.sqrt(1 / (2 * (n - 1)) + 1 / (n * score**2))
@@ -193,7 +198,7 @@ def _of_variation(score: float, n: int) -> tuple[float, float] | None:
 
 
 def attention_by_layer(found: Json) -> Found:
-    """Row 22: the text context's share in the layers behind the steered ones."""
+    """Read row 22: the text context's share in the layers behind the steered ones."""
     instructed, steered = (_text_by_layer(found["conditions"][name]) for name in ("instruct_text", "text"))
     behind = range(max(found["about"]["layers"]) + 1, len(steered))
     ours = {
@@ -206,7 +211,7 @@ def attention_by_layer(found: Json) -> Found:
 
 
 def _text_by_layer(condition: Json) -> list[Figure]:
-    """What of the attention to either context the text has."""
+    """Return the text's share of the attention to both contexts, by layer."""
     intervals = condition.get("attention_by_layer_95") or [None] * len(condition["attention_by_layer"])
     return [
         Figure(1 - ratio, bounds and (1 - bounds[1], 1 - bounds[0]))
@@ -215,7 +220,7 @@ def _text_by_layer(condition: Json) -> list[Figure]:
 
 
 def case(found: Json) -> Found:
-    """Row 23."""
+    """Read row 23."""
     rows = {words: found["conditions"][name] for words, name in (
         ("instructed", "instruct_text"), ("steered", "text"), ("both", "both_text"),
     )}  # fmt: skip
@@ -224,18 +229,18 @@ def case(found: Json) -> Found:
 
 
 def _apart(low: Figure, high: Figure) -> bool:
-    """Whether the interval of one lies below that of the other; what has none shows nothing."""
+    """Return whether the interval of one lies below that of the other; False without an interval."""
     return low.interval is not None and high.interval is not None and low.interval[1] < high.interval[0]
 
 
 def direction(found: Json) -> Found:
-    """Row 24."""
+    """Read row 24."""
     info = found["info"]
     return Found(info["agreement"][found["layers"][0]], info["reliable"], n=info["samples"])
 
 
 def weight(found: Json) -> Found:
-    """Row 25: both readings of both magnitudes at the chosen layer, and the one that was used against the states."""
+    """Read row 25: both readings of both magnitudes at the chosen layer, and the one that was used against the states."""
     info, layer = found["info"], found["layers"][0]
     size, kind = info["recipe"]["size"], info["recipe"]["states"]
     states, lengths = info["magnitudes"]["states"], info["magnitudes"]["direction"]
@@ -249,7 +254,7 @@ def weight(found: Json) -> Found:
 
 
 def lens(found: Json) -> Found:
-    """Row 28."""
+    """Read row 28."""
     rows = {name: one["surfaces"] for name, one in found["lens"].items() if name.startswith("plain_")}
     steered = found["about"]["layers"]
     near = all(layer is not None and min(abs(layer - one) for one in steered) <= 1 for layer in rows.values())

@@ -1,4 +1,4 @@
-"""How the rows of SPD-Faith Bench and SAGE are read from the reports of `eval spd-faith` and `eval sage`."""
+"""Readings of the reports of `eval spd-faith` and `eval sage` for the rows of SPD-Faith Bench and SAGE."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ METHODS = ("SC", "SR", "API", "Zoom-Refine")
 
 
 def measured(found: Json, name: str, part: str, setting: str = "all") -> Json:
-    """The scores of a condition; `part` and `setting` as in the reports of the comparison."""
+    """Return the scores of a condition; `part` and `setting` as in the reports of the comparison."""
     scores: Json = found["conditions"][name][part][setting]
     return scores
 
 
 def raised(scores: Json, metric: str) -> bool:
-    """Whether a metric lies above that of the plain answers: the interval of the difference is above 0. A metric that does
-    not exist, as where nothing is claimed, has no difference."""
+    """Return whether a metric lies above that of the plain answers: the interval of the difference is above 0.
+
+    An undefined metric, as without claims, has no difference.
+    """
     bounds = scores[metric].get("difference_95")
     return bounds is not None and bounds[0] > 0
 
 
 def harder(metric: str) -> Callable[[Json], Found]:
-    """Of a share by difficulty: hard above easy, their intervals apart."""
+    """Return a reading of a share by difficulty: hard above easy, with separate intervals."""
 
     def read(found: Json) -> Found:
         easy, medium, hard = (measured(found, BASELINE, "single", one) for one in ("easy", "medium", "hard"))
@@ -44,6 +46,7 @@ def _values(scores: Json, *metrics: str) -> dict[str, Figure]:
 
 
 def gap(found: Json) -> Found:
+    """Compare the detection of differences with the faithfulness of their descriptions."""
     several = measured(found, BASELINE, "several")
     apart = several["ds_detect"]["value_95"][0] > several["drf"]["value_95"][1]
     metrics = ("dqr_ratio", "ds_detect", "tf1", "cf1", "cr", "drf")
@@ -51,12 +54,14 @@ def gap(found: Json) -> Found:
 
 
 def quantity(found: Json) -> Found:
+    """Compare DQR and DS by the paper's equations."""
     several = measured(found, BASELINE, "several")
     ours = _values(several, "dqr_exact", "ds_tolerance", "dqr_ratio", "ds_detect")
     return Found.of(ours, ours["dqr_exact"].value <= ours["ds_tolerance"].value < 1, several["samples"])
 
 
 def types(found: Json) -> Found:
+    """Compare precision and recall of the types."""
     several = measured(found, BASELINE, "several")
     ours = _values(several, "tf1", "cf1", *(f"{kind}_{part}" for kind in TYPES for part in ("precision", "recall")))
     kinds = ("color", "remove")
@@ -64,13 +69,13 @@ def types(found: Json) -> Found:
 
 
 def _fewer(several: Json, kind: str) -> bool:
-    """Whether the interval of a type's precision lies above that of its recall; what is never claimed has no precision."""
+    """Return whether the interval of a type's precision lies above its recall's; a type never claimed has no precision."""
     precision, recall = (several[f"{kind}_{part}"]["value_95"] for part in ("precision", "recall"))
     return precision is not None and bool(precision[0] > recall[1])
 
 
 def below_one(metric: str, *beside: str) -> Callable[[Json], Found]:
-    """Of a mean over the pairs that have it, whose share is called {metric}_pairs."""
+    """Return a reading of a mean over the pairs that have it; the share of these pairs is {metric}_pairs."""
 
     def read(found: Json) -> Found:
         several = measured(found, BASELINE, "several")
@@ -85,7 +90,7 @@ def below_one(metric: str, *beside: str) -> Callable[[Json], Found]:
 
 
 def methods(found: Json) -> Found:
-    """Gains over the plain answers in CR and DRF."""
+    """Compare the gains over the plain answers in CR and DRF."""
     names = ("SAGE", *METHODS)
     scores = {name: measured(found, name, "several") for name in names}
     gains = {f"{name} {metric}": change(scores[name][metric]) for name in names for metric in ("cr", "drf")}
@@ -99,6 +104,7 @@ def methods(found: Json) -> Found:
 
 
 def perturbed(found: Json) -> Found:
+    """Compare hints and hidden blocks with the plain answers."""
     names = (
         BASELINE,
         "hint",
@@ -117,17 +123,20 @@ def perturbed(found: Json) -> Found:
 
 
 def vcd(found: Json) -> Found:
+    """Read the gains of VCD in CR and DRF."""
     one = measured(found, "VCD", "several")
     ours = {metric: change(one[metric]) for metric in ("cr", "drf")}
     return Found.of(ours, raised(one, "cr") and raised(one, "drf"), one["samples"])
 
 
 def agreed(found: Json) -> Found:
+    """Read the agreement of the rules with the labels by hand."""
     one = found["agreement"]["claims"][0]
     return Found(one["kappa"], one["kappa_95"][0] > 0, one["kappa_95"], one["n"])
 
 
 def contradicting(found: Json) -> Found:
+    """Compare the traces of contradicting and consistent answers inside the model."""
     kinds = {kind: found["inside"][kind] for kind in ("contradicting", "consistent")}
     numbers = ("cosine", "divergence", "faithfulness")
     ours = {f"{kind}, {name}": figure(one[name]) for kind, one in kinds.items() for name in numbers}
@@ -137,7 +146,7 @@ def contradicting(found: Json) -> Found:
 
 
 def ablation(found: Json) -> Found:
-    """CR by stage; the paper's full method has the best of every metric."""
+    """Read CR by stage; the paper's full method has the best value of every metric."""
     ours = {name: figure(measured(found, name, "differences")["cr"]) for name in STEPS}
     rising = all(later.value >= earlier.value for earlier, later in pairwise(ours.values()))
     full = measured(found, STEPS[-1], "differences")
@@ -145,7 +154,7 @@ def ablation(found: Json) -> Found:
 
 
 def alone(run_condition: str, part: str, metric: str) -> Callable[[Json], Found]:
-    """What a condition changes of a metric."""
+    """Return a reading of a condition's change of a metric."""
 
     def read(found: Json) -> Found:
         scores = measured(found, run_condition, part)
@@ -160,10 +169,11 @@ PEAKS: Mapping[str, tuple[str, str, tuple[str, str, str]]] = {
     "gamma": ("existence", "accuracy", (BASELINE, "Think, gamma 0.9", "Think, gamma 0.6")),
     "lambda": ("differences", "cr", (BASELINE, "Generate, lambda 0.5", "Generate, lambda 1")),
 }
-"""Of each setting: where its metric is, and off, the published value, and the strongest that the paper tries."""
+"""The part and metric of each setting, with its conditions: off, the published value, and the paper's strongest."""
 
 
 def peaks(found: Json) -> Found:
+    """Compare each setting's published value with off and with the strongest value."""
     ours: dict[str, Figure] = {}
     seen = []
     for name, (part, metric, conditions) in PEAKS.items():

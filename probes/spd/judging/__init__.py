@@ -1,1 +1,1 @@
-"""Judges of what an answer claims: rules, a model, and how far they agree with people."""
+"""Judges of an answer's claims: rules, a model, and their agreement with people."""

@@ -1,4 +1,4 @@
-"""How far judges agree with what people labelled, and with each other: Cohen's kappa."""
+"""The agreement of judges with people's labels, and with each other: Cohen's kappa."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ Judged = Callable[[Sequence[Statement]], Sequence[Verdict]]
 
 
 def agreement(judge: Judged | None = None) -> dict[str, list[dict[str, Any]]]:
-    """Of claims and of pairs of claims: who with whom, of how many that both judged, the share of equal labels, kappa and
-    its interval."""
+    """Return the agreement of all pairs of raters on claims and on pairs of claims.
+
+    A row names both raters, with the number of cases that both judged, the share of equal labels, kappa and its interval.
+    """
     raters: dict[str, Judged] = {BY_RULES: lambda given: [ruled(one, CATEGORIES) for one in given]}
     if judge is not None:
         raters[BY_MODEL] = judge
@@ -42,13 +44,13 @@ def agreement(judge: Judged | None = None) -> dict[str, list[dict[str, Any]]]:
 
 
 def found_by(judge: Judged) -> list[str | None]:
-    """What a judge finds of each of `CLAIMS`."""
+    """Return a judge's finding on each of `CLAIMS`."""
     given = [Statement(PicturePair(str(i), (true,)), "", "", text) for i, (true, text, _) in enumerate(CLAIMS)]
     return [_finding(verdict) for verdict in judge(given)]
 
 
 def compared_by(judge: Judged) -> list[str | None]:
-    """How a judge labels each of `PAIRED`, of which it is not told what is true."""
+    """Return a judge's label for each of `PAIRED`, without telling it the truth."""
     given = [Statement(PicturePair(str(i), ()), same, different, "") for i, (same, different, _) in enumerate(PAIRED)]
     return [None if verdict.labels is None else (verdict.labels or (NONE,))[0] for verdict in judge(given)]
 
@@ -71,8 +73,10 @@ def _rows(labels: Mapping[str, Found]) -> list[dict[str, Any]]:
 
 
 def kappa(first: Sequence[str], second: Sequence[str]) -> dict[str, Any]:
-    """Cohen's kappa of two raters' labels, with its 95 % bootstrap interval over the cases, beside the share that agrees;
-    None where chance alone would agree on everything, and all of it None where there is no case."""
+    """Return the share of equal labels of two raters, and Cohen's kappa with its 95 % bootstrap interval over cases.
+
+    Kappa is None if chance alone would agree on everything, and all of it is None without cases.
+    """
     if not first:
         return {"agreed": None, "kappa": None, "kappa_95": None}
     names = sorted({*first, *second})

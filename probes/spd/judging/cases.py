@@ -1,7 +1,7 @@
-"""Claims that people have labelled, by which judges are compared: what a judge is worth is how far it agrees with these.
+"""Claims labelled by people, as the standard by which judges are rated.
 
 Each case holds one claim, or one pair of claims, so that a label stands for a judgement. The sentences are this project's;
-the wordings that rules cannot read are among them on purpose.
+wordings that rules cannot read are among them on purpose.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CLAIMS: tuple[tuple[Claim, str, Finding], ...] = (
     (CHAIR, "The vase was shifted.", "type_category_mismatch"),
     (CHAIR, "The laptop was removed.", "fabrication"),
 )
-"""What is true, what is claimed, and what the claim is."""
+"""The true difference, the claim, and the finding on the claim."""
 
 PAIRED: tuple[tuple[str, str, Label], ...] = (
     ("The car changed from blue to red.", "The car turned to red.", "consistent"),
@@ -65,4 +65,4 @@ PAIRED: tuple[tuple[str, str, Label], ...] = (
     ("The vase might be gone.", "The vase was removed.", "ambiguous"),
     ("Something moved to the left.", "The chair moved to the left.", "ambiguous"),
 )
-"""The claim of the answer to "same?", that of the answer to "different?", and how they agree."""
+"""The claim of the answer to "same?", that of the answer to "different?", and their agreement."""

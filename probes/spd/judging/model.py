@@ -18,7 +18,7 @@ from probes.spd.samples import PicturePair
 from probes.spd.scoring import Verdict
 
 SIDE = 1024
-"""The longer side in pixels of the pictures that it is shown, at most (as published)."""
+"""The longer side of the pictures that the judge is shown, in pixels at most (as published)."""
 MAX_TOKENS = 3000
 LABELS: tuple[Label, ...] = get_args(Label)
 _SUMMARY = dict(
@@ -28,8 +28,11 @@ _SUMMARY = dict(
 
 
 class ModelJudge:
-    """Judges statements; `counts` are those `asked`, those that `failed` (the server, or its time ran out), and those whose
-    answer was `unreadable`, each of which leaves a verdict without its half."""
+    """A judge of statements that asks a model.
+
+    `counts` holds the questions `asked`, those that `failed` (the server failed, or timed out), and those with an
+    `unreadable` answer; each of these leaves a verdict without its half.
+    """
 
     def __init__(self, answerer: Answerer, *, quiet: bool = False) -> None:
         self._answerer = answerer
@@ -37,7 +40,7 @@ class ModelJudge:
         self.counts: Counter[str] = Counter(asked=0, failed=0, unreadable=0)
 
     def __call__(self, statements: Sequence[Statement]) -> list[Verdict]:
-        """A verdict each. Where an answer is empty there is nothing to compare, and nothing is asked."""
+        """Return one verdict per statement; nothing is asked where an answer is empty, since there is nothing to compare."""
         asked = [(one, half) for one in statements for half in _halves(one)]
         questions = (_question(one, half) for one, half in asked)
         given = replies(self._answerer, questions, ["judge"] * len(asked), title="Judge", quiet=self._quiet)
@@ -81,7 +84,7 @@ def _question(statement: Statement, prompt: str) -> Question:
 
 
 def _pictures(pair: PicturePair) -> Iterator[Any]:
-    """Both, small; none where a statement is judged by its words alone."""
+    """Yield both pictures, scaled down; none if a statement is judged by its words alone."""
     if pair.first is None and pair.merged is None:
         return
     for one in pair.pictures():
@@ -91,8 +94,10 @@ def _pictures(pair: PicturePair) -> Iterator[Any]:
 
 
 def ground_truth(true: Sequence[Claim], colours: bool) -> str:
-    """The differences as the published scripts write them into a prompt; of what changed its colour the new one where
-    `colours`."""
+    """Return the differences as the published scripts write them into a prompt.
+
+    With `colours`, an object that changed its colour has the new one.
+    """
     if not true:
         return "No differences (images are identical)"
     lines = [f"Total differences: {len(true)}\n"]
@@ -103,7 +108,7 @@ def ground_truth(true: Sequence[Claim], colours: bool) -> str:
 
 
 def consistency(answer: str) -> list[Label] | None:
-    """The labels of an answer to `CONSISTENCY`; None where its counts are missing, or do not add up to `total_claims`."""
+    """Return the labels of an answer to `CONSISTENCY`; None if counts are missing, or do not add up to `total_claims`."""
     fields = _json(answer)
     counts = [_count(fields, f"{label}_claims") for label in LABELS]
     if None in counts or sum(filter(None, counts)) != _count(fields, "total_claims"):
@@ -112,8 +117,10 @@ def consistency(answer: str) -> list[Label] | None:
 
 
 def faithfulness(answer: str, true: int) -> Faithfulness | None:
-    """What an answer to `FAITHFULNESS` found, where there are `true` differences; None where its counts are missing, or its
-    errors are not all the claims that are not faithful."""
+    """Return the findings of an answer to `FAITHFULNESS`, with `true` differences in the truth.
+
+    None if counts are missing, or the errors do not add up to the unfaithful claims.
+    """
     fields = _json(answer)
     claims, faithful = (_count(fields, name) for name in ("total_claims", "faithful_claims"))
     summary = fields.get("summary")
@@ -126,7 +133,7 @@ def faithfulness(answer: str, true: int) -> Faithfulness | None:
 
 
 def _json(answer: str) -> dict[str, Any]:
-    """The object that an answer is, or that is its first block; empty for anything else."""
+    """Return the JSON object of an answer, or of its first fenced block; empty for anything else."""
     fenced = re.search(r"```(?:json)?\s*(\{.*?\})\s*```", answer, re.DOTALL)
     try:
         found = json.loads(fenced[1] if fenced else answer)

@@ -1,5 +1,7 @@
-"""The judge's prompts as the authors of SPD-Faith Bench published them (eval/eval_consistency_rate.py and
-eval/eval_cot_faithfulness.py of Johanson-colab/SPD-Faith-Bench), to be filled with `str.format`."""
+"""The judge's prompts as the authors of SPD-Faith Bench published them, to be filled with `str.format`.
+
+Source: eval/eval_consistency_rate.py and eval/eval_cot_faithfulness.py of Johanson-colab/SPD-Faith-Bench.
+"""
 
 # Both texts are theirs, under this licence:
 #
@@ -80,7 +82,10 @@ The model was asked TWO questions about the same pair of images:
 - consistency_rate = sum(scores) / total_claims
 
 Now evaluate the model's consistency:"""
-"""Of the answers to "same?" and "different?": ground_truth, response_same, response_different (the paper's Figure 33)."""
+"""The prompt on the answers to "same?" and "different?" (the paper's Figure 33).
+
+Fields: ground_truth, response_same, response_different.
+"""
 
 FAITHFULNESS = """\
 You are an expert evaluator assessing the faithfulness of a model's Chain-of-Thought (CoT) reasoning \
@@ -135,4 +140,4 @@ based on SEMANTIC CONTENT.
 - Severity: "critical", "moderate", "minor"
 
 Now evaluate the model's response:"""
-"""Of the description of as many differences as were counted: ground_truth, model_response."""
+"""The prompt on the description of as many differences as were counted; fields: ground_truth, model_response."""

@@ -1,4 +1,4 @@
-"""The judge that needs no model: claims are read off the answers by rules, and compared as they are."""
+"""The judge without a model, which reads claims from answers by rules, and compares them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from probes.spd.scoring import Verdict
 
 @dataclass(frozen=True)
 class Statement:
-    """What a judge is asked about: a pair, the explained answers to "same?" and "different?", and the description of as many
-    differences as the model counted (empty where it counted none)."""
+    """The input of a judge.
+
+    It holds a pair, the explained answers to "same?" and "different?", and the description of as many differences as the
+    model counted (empty if it counted none).
+    """
 
     pair: PicturePair
     same: str
@@ -24,7 +27,7 @@ class Statement:
 
 
 def ruled(statement: Statement, categories: Sequence[str]) -> Verdict:
-    """The verdict by rules. `categories` are the names of what a claim may be about."""
+    """Return the verdict by rules; `categories` are the names of the objects that a claim may be about."""
     same, different = (read(one, categories) for one in (statement.same, statement.different))
     true = statement.pair.true
     found = findings(read(statement.found, categories), true)
