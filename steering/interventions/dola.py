@@ -76,7 +76,7 @@ class Dola(Options):
             )
         if self.normalise and mllm.final_norm is None:
             raise RequestError(
-                f"'dola.normalise' needs the final norm, which is not known of {mllm.name}.", param="dola.normalise"
+                f"'dola.normalise' needs the final norm, which was not found in {mllm.name}.", param="dola.normalise"
             )
 
     def candidates(self, mllm: MLLM) -> list[int]:

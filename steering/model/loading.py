@@ -71,7 +71,7 @@ def load(
         raise UnsupportedModel(f"'dtype' must be one of auto, {', '.join(DTYPES)}; got {dtype!r}.")
     laid = "device_map" if device_map is not None else "tensor_parallel" if tensor_parallel > 1 else None
     if laid is not None and device != "auto":
-        raise UnsupportedModel(f"{laid!r} says where a model is; leave 'device' out, which is {str(device)!r}.")
+        raise UnsupportedModel(f"{laid!r} already places the model; leave 'device' out, which is {str(device)!r}.")
     if laid is not None and find_spec("accelerate") is None:
         raise UnsupportedModel(f"{laid!r} needs accelerate: pip install 'helmsight[parallel]'.")
     if quantization not in (None, *QUANTIZATIONS):
@@ -108,7 +108,9 @@ def load(
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):
             raise
-        raise UnsupportedModel(f"The weights of {path} are of other sizes than its config.json says.") from error
+        raise UnsupportedModel(
+            f"The weights of {path} differ in size from those that its config.json states."
+        ) from error
     model = model.eval().requires_grad_(False)
     refuse_sinks(model)
     if device_map is not None:
@@ -126,7 +128,7 @@ def load(
         mllm = MLLM(model, processor, name, folder, ranks, quantization, unread, kept)
     except (AttributeError, TypeError) as error:
         raise UnsupportedModel(
-            f"{config.model_type} cannot be served: it is not built of a decoder that reads image tokens: {error}."
+            f"{config.model_type} cannot be served: it has no decoder that reads image tokens: {error}."
         ) from error
     if laid is None:
         place = str(path if folder is None else folder.resolve())
@@ -197,8 +199,8 @@ def refuse_offloaded(model: Any) -> None:
     outside = [name or "all of it" for name, place in places.items() if str(place) in ("cpu", "disk")]
     if outside and len({str(place) for place in places.values()}) > 1:
         raise UnsupportedModel(
-            f"The devices do not hold the model: {outside[0]} and {len(outside) - 1} more of {len(places)} parts are left "
-            "over. It needs more of them, or a smaller dtype."
+            f"The model does not fit the devices: {outside[0]} and {len(outside) - 1} more of {len(places)} parts are left "
+            "over. Use more devices, or a smaller dtype."
         )
 
 

@@ -58,7 +58,7 @@ def render(
     if unread := [name for name in options.variables if name not in variables]:
         known = ", ".join(sorted(variables)) or "nothing"
         raise RequestError(
-            f"'chat_template_kwargs.{unread[0]}' is nothing that the model's chat template can be given; it reads: {known}.",
+            f"'chat_template_kwargs.{unread[0]}' is no variable that the model's chat template reads; it reads: {known}.",
             param=f"chat_template_kwargs.{unread[0]}",
             code="unknown_parameter",
         )

@@ -50,5 +50,5 @@ def _summary(readout: Readout, said: Any) -> Mapping[str, Scalar]:
     try:
         return readout.summary(said)
     except Exception:
-        log.exception("The readout %r could not sum up what it said.", readout.name)
+        log.exception("The readout %r could not summarise its result.", readout.name)
         return {}

@@ -94,7 +94,7 @@ def _pairs(schema: dict[str, Any], strict: bool) -> str:
             value = "(" + " | ".join(json.dumps(text) for text in texts) + ")"
         elif strict and (beyond := one.keys() - _SPOKEN_OF):
             raise RequestError(
-                f"'tools' cannot be enforced: {min(beyond)} of {name!r}, a text that stands in tags.",
+                f"'tools' cannot be enforced: {min(beyond)} of {name!r}, a text that is written in tags.",
                 param="tools",
                 code="unsupported_value",
             )

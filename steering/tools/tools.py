@@ -33,7 +33,7 @@ class Tools:
         for number, tool in enumerate(self.functions):
             _check(tool, f"tools[{number}]")
         if len(self.names) < len(self.functions):
-            raise RequestError("'tools' must have names of their own, each function another.", param="tools")
+            raise RequestError("'tools' must have unique function names.", param="tools")
         if isinstance(self.required, str) and self.required not in self.names:
             raise RequestError(
                 f"'tool_choice' must name one of the tools ({', '.join(sorted(self.names))[:200]}).",

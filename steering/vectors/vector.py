@@ -256,11 +256,11 @@ class SteeringVector:
             fields = {name: tensors[name] for name in _TENSORS}
             name, kind, fingerprint, digest = (metadata[key] for key in ("name", "kind", "fingerprint", "sha256"))
         except SafetensorError as error:
-            raise _foreign("its tensors are not as safetensors has them, or it was cut off") from error
+            raise _foreign("its tensors are no valid safetensors, or it was cut off") from error
         except KeyError as error:
             raise _foreign(f"its '{error.args[0]}' is missing") from error
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise _foreign("what it says about itself cannot be read") from error
+            raise _foreign("its metadata cannot be read") from error
         if metadata.get("format") != FORMAT:
             raise VectorError(
                 f"Unknown steering vector format {str(metadata.get('format'))[:64]!r}.", code="bad_vector"

@@ -130,7 +130,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, "tool_choice", "must name one of the tools"),
     ({"tool_choice": {"type": "function"}}, "tool_choice.function", "is required"),
     ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "must be 'function'; got 'allowed_tools'"),
-    ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "names of their own"),
+    ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "unique function names"),
     ({"response_format": {"type": "json_object"}}, "tools", "exclude one another"),
     ({"tool_choice": "required", "force": "No."}, "force", "exclude one another"),
     (

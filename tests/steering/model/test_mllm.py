@@ -191,7 +191,7 @@ def test_weights_that_do_not_fit_the_config_are_told_in_a_sentence(root: Path, t
     config = json.loads((folder / "config.json").read_text())
     config["text_config"]["intermediate_size"] *= 2
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(steering.UnsupportedModel, match=r"of other sizes than its config\.json says\.$"):
+    with pytest.raises(steering.UnsupportedModel, match=r"differ in size from those that its config\.json states\.$"):
         steering.load(folder, device="cpu")
 
 

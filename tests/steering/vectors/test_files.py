@@ -130,10 +130,10 @@ def test_foreign_files_are_refused() -> None:
     [
         (b"", "no safetensors file, or was cut off"),
         (b"PK\x03\x04 not safetensors at all", "no safetensors file, or was cut off"),
-        (make().to_bytes()[:-5], "its tensors are not as safetensors has them"),
+        (make().to_bytes()[:-5], "its tensors are no valid safetensors"),
         (save({"weight": torch.zeros(3)}), "its 'layers' is missing"),
         (save({"weight": torch.zeros(3)}, {"layers": "[1]", "info": "{}"}), "its 'direction' is missing"),
-        (save({"weight": torch.zeros(3)}, {"layers": "[1"}), "what it says about itself cannot be read"),
+        (save({"weight": torch.zeros(3)}, {"layers": "[1"}), "its metadata cannot be read"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_words(data: bytes, why: str) -> None:
