@@ -21,7 +21,7 @@ BLOCK_TIME = "0"
 POLICY = "active"
 """The policy with which GNU's library spins half as long instead of a twentieth if threads outnumber processors.
 
-It counts the threads of every thread that ever shared an operation, however long it has been idle, such as the one that
+The library counts the threads of every thread that ever shared an operation, even of idle ones such as the one that
 loaded the model: otherwise each decode of a large one would take twice as long.
 """
 
