@@ -1,8 +1,8 @@
-"""What clients who drip their requests take from others: `python -m benchmarks.drip`.
+"""Measures the effect on other clients of slow requests, sent a byte at a time: `python -m benchmarks.drip`.
 
-Of one server of the embedded model: how long `/health` and short chats take alone, and beside `--connections` that send
-their heads and bodies a byte at a time, one each second, and never come to an end; who is cut off (408) connects anew.
-Server, these connections and who is measured are a process each.
+On one server of the embedded model it measures how long `/health` and short chats take alone, and beside `--connections`
+clients that send their heads and bodies one byte a second and never finish; a client that is cut off (408) reconnects.
+Server, slow connections and measured client are a process each.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Times = dict[str, list[float]]
 
 @contextlib.contextmanager
 def served(flags: Sequence[str]) -> Iterator[int]:
-    """The port of a server that is ready, within a block."""
+    """Run a server within the block and yield its port once it is ready."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -57,8 +57,11 @@ def served(flags: Sequence[str]) -> Iterator[int]:
 
 
 class Drips:
-    """Connections that never come to the end of a request, in a process of their own: every second one in its head, the
-    others in their bodies. `open` are there now, `refused` were cut off with an answer, `lost` without one."""
+    """Connections that never finish a request, in a process of their own.
+
+    Every second one is in its head, the others in their bodies. `open` are connected now, `refused` were cut off with an
+    answer, `lost` without one.
+    """
 
     def __init__(self, port: int, count: int):
         spawning = multiprocessing.get_context("spawn")
@@ -85,7 +88,7 @@ class Drips:
 
 def _drip(port: int, count: int, counts: Any) -> None:
     async def one(number: int) -> None:
-        await asyncio.sleep(number / count)  # not all at the same moment
+        await asyncio.sleep(number / count)  # spread over a second
         while True:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             counts[0] += 1
@@ -105,7 +108,7 @@ def _drip(port: int, count: int, counts: Any) -> None:
 
 
 def ask(port: int, seconds: float, tokens: int) -> Times:
-    """Seconds that `/health` and a short chat take, one after the other and over connections of their own, for a while."""
+    """Measure the seconds that `/health` and a short chat take, in turns, each over a new connection, for `seconds`."""
     found: Times = {"health": [], "first": [], "chat": []}
     end, seed = time.monotonic() + seconds, 0
     while time.monotonic() < end:
@@ -144,9 +147,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure both and print one table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drip", description=__doc__, allow_abbrev=False)
     parser.add_argument("--connections", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of asking, without them and beside them")
-    parser.add_argument("--tokens", type=int, default=8, help="of each chat's answer")
-    parser.add_argument("flags", nargs="*", help="more flags of helmsight serve, behind --")
+    parser.add_argument(
+        "--seconds", type=float, default=40.0, help="duration of each measurement, without and with slow connections"
+    )
+    parser.add_argument("--tokens", type=int, default=8, help="tokens of each chat's answer")
+    parser.add_argument("flags", nargs="*", help="more flags of helmsight serve, after --")
     options = parser.parse_args(argv)
     with served(options.flags) as port:
         ask(port, min(2.0, options.seconds), options.tokens)

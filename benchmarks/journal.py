@@ -32,7 +32,10 @@ ASKED = {
 
 
 def rows(count: int) -> Iterator[dict[str, Any]]:
-    """Answers at random times of DAYS days, a third of them steered, some with readouts that have no column of their own."""
+    """Yield answers at random times of DAYS days.
+
+    A third of them is steered, some have readouts without a column of their own.
+    """
     generator = random.Random(0)
     for i, created in enumerate(sorted(generator.uniform(END - DAYS * DAY, END) for _ in range(count))):
         steered, seen = i % 3 == 0, i % 2 == 0
@@ -56,7 +59,7 @@ def rows(count: int) -> Iterator[dict[str, Any]]:
 
 
 def fill(database: Database, count: int) -> None:
-    """Write so many rows."""
+    """Write `count` rows."""
     chunk = []
     for row in rows(count):
         chunk.append(row)
@@ -67,7 +70,7 @@ def fill(database: Database, count: int) -> None:
 
 
 def workloads(postgres: str | None) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Summaries by name, over a journal in SQLite and, given the URL of an empty database, one in PostgreSQL."""
+    """Yield summaries by name, over a journal in SQLite and, given the URL of an empty database, one in PostgreSQL."""
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
     places = {"SQLite": str(Path(folder.name) / "journal.db")} | ({"PostgreSQL": postgres} if postgres else {})
@@ -75,22 +78,22 @@ def workloads(postgres: str | None) -> Iterator[tuple[str, Callable[[], object]]
         database = open_database(Place.of(place))
         with database.engine.connect() as connection:
             empty = not page(connection, Filters(), 1).rows
-        if empty:  # and not filled by the other side
+        if empty:  # not yet filled by the other side
             fill(database, COUNT)
-        # PostgreSQL's own time does not count as that of this process.
+        # PostgreSQL's own time is not part of this process's CPU time.
         run = summary if kind == "SQLite" else seconds
         for name, filters in ASKED.items():
             yield f"{kind}, {name}", partial(run, database, filters)
 
 
 def summary(database: Database, filters: Filters) -> None:
-    """One summary."""
+    """Compute a single summary."""
     with database.engine.connect() as connection:
         summarise(connection, filters)
 
 
 def seconds(database: Database, filters: Filters) -> float:
-    """How long one summary takes."""
+    """Return the seconds that a summary takes."""
     started = time.perf_counter()
     summary(database, filters)
     return time.perf_counter() - started

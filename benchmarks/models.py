@@ -1,5 +1,7 @@
-"""The two models of the benchmarks and their prompts: the embedded one, and a wider one with random weights, which
-`python -m benchmarks.models FOLDER` writes for servers to be asked about."""
+"""The two models of the benchmarks and their prompts: the embedded one, and a wider one with random weights.
+
+`python -m benchmarks.models FOLDER` writes the latter for servers.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,11 @@ DEMO = Path(__file__).parent.parent / "demo" / "checkpoint"
 
 @dataclass(frozen=True)
 class Workload:
-    """A checkpoint and the kind of prompt it is asked: `images` pictures of `size` pixels, a text context of `context`
-    words and a question of `words`; a word is a token."""
+    """A checkpoint and a kind of prompt for it.
+
+    A prompt has `images` pictures of `size` pixels, a text context of `context` words and a question of `words`; a word is a
+    token.
+    """
 
     name: str
     folder: Path
@@ -33,21 +38,25 @@ class Workload:
     max_length: int
 
     def messages(self, seed: int) -> list[dict[str, Any]]:
-        """The prompt of a seed. The pictures are new at every call: no cache helps where none would in life."""
+        """Return the prompt of a seed.
+
+        The pictures are new at every call, so that no cache helps that would not help in practice.
+        """
         rng = random.Random(seed)
         text, context = words(rng, self.words), words(rng, self.context)
         return chat(f"Text context: {context}\n{text}?", *(noise(self.size) for _ in range(self.images)))
 
 
 def demo() -> Workload:
-    """The embedded model with one of its pictures (9 image tokens) and a short question."""
+    """Return the embedded model with one of its pictures (9 image tokens) and a short question."""
     return Workload("demo", DEMO, images=1, size=(84, 84), context=8, words=30, max_length=512)
 
 
 def wide(folder: Path, seed: int = 0) -> Workload:
-    """A Qwen2-VL with hidden 512 and 8 layers: prompts of 2,000 tokens, 1,500 of them in 4 images and 100 in the question.
+    """Write a Qwen2-VL with hidden 512 and 8 layers, and return it with long prompts.
 
-    Written into `folder` in bfloat16, as models are published, with the embedded model's tokenizer and picture processing.
+    A prompt has 2,000 tokens, 1,500 of them in 4 images and 100 in the question. The model is written to `folder` in
+    bfloat16, as models are published, with the embedded model's tokenizer and picture processing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_processor(folder)

@@ -1,4 +1,4 @@
-"""Answer one prompt in a process of its own and print the process's peak resident memory in MB; see `benchmarks.run`."""
+"""Answers one prompt in a process of its own and prints its peak resident memory in MB; see `benchmarks.run`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.models import Workload
 
 
 def main(mode: str, threads: int, workload: Workload) -> None:
-    """`mode` is off, on (focus and modality), sage, generate or eager (with `output_attentions`)."""
+    """Answer a prompt; `mode` is off, on (focus and modality), sage, generate or eager (with `output_attentions`)."""
     torch.set_num_threads(threads)
     if mode in ("off", "on", "sage"):
         diagnose = sides.FOCUS if mode == "on" else None
@@ -26,7 +26,10 @@ def main(mode: str, threads: int, workload: Workload) -> None:
 
 
 def peak_kilobytes() -> int:
-    """The greatest resident memory of this program. Not ru_maxrss: a child inherits that of the process it came from."""
+    """Return the greatest resident memory of this program.
+
+    It is not ru_maxrss, which a child inherits from its parent.
+    """
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1])

@@ -1,6 +1,6 @@
-"""How soon a server answers again once its worker, or the process of its engine, was killed: `python -m benchmarks.restart`.
+"""Measures how soon a server answers again after its worker or engine process is killed: `python -m benchmarks.restart`.
 
-The embedded model, without a journal; `kill -9`, then a chat of one token is asked for until it is answered.
+It serves the embedded model, without a journal. After `kill -9`, a chat of one token is requested until it is answered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHAT = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Kill each of them so many times, and print a table."""
+    """Kill each process several times, and print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.restart", description=__doc__, allow_abbrev=False)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args(argv)
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _served() -> Iterator[tuple[int, str]]:
-    """A server's process, and its URL."""
+    """Run a server within the block and yield its process id and its URL."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
     options = ["--port", str(port), "--journal", "off", "--no-access-log"]
@@ -66,7 +66,7 @@ def _children(process: int) -> list[int]:
 
 
 def _until_answered(url: str) -> None:
-    """Ask until there is an answer; raises TimeoutError where there is none for long."""
+    """Send requests until there is an answer; raise TimeoutError where there is none for long."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         with contextlib.suppress(requests.RequestException):

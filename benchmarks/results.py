@@ -1,5 +1,4 @@
-"""What was measured, kept in two files: HISTORY.md grows by a section a run, RESULTS.md is one table of the latest figures,
-made of it."""
+"""Storage of measurements: HISTORY.md grows by a section a run, RESULTS.md is one table of its latest figures."""
 
 from __future__ import annotations
 
@@ -21,8 +20,10 @@ quiet, see their load. A GPU's figures are in [GPU.md](GPU.md).
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table. `spread` is the least and greatest ratio of a single repeat, `aim` reads '>= 8', '<= 1.05' or
-    '-' where there is none."""
+    """A line of a table.
+
+    `spread` is the least and greatest ratio of a single repeat, `aim` reads '>= 8', '<= 1.05' or '-' where there is none.
+    """
 
     title: str
     ratio: float
@@ -34,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Figure:
-    """The latest that is known of a model and what was measured of it."""
+    """The latest figure of a model and a measurement."""
 
     model: str
     what: str
@@ -53,7 +54,7 @@ class Figure:
 
 
 def as_table(rows: Sequence[tuple[str, Row]]) -> str:
-    """The rows by model as a Markdown table."""
+    """Return the rows by model as a Markdown table."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for model, row in rows:
         spread = f"{row.spread[0]:.2f}-{row.spread[1]:.2f}" if row.spread else "-"
@@ -63,7 +64,7 @@ def as_table(rows: Sequence[tuple[str, Row]]) -> str:
 
 
 def keep(table: str, *, date: str, machine: str, versions: str, command: str, folder: Path = FOLDER) -> None:
-    """Append a run's table to the history, and make the results anew."""
+    """Append a run's table to the history, and rewrite the results."""
     history = folder / "HISTORY.md"
     section = f"\n## {date}\n\n{machine}; {versions}\n\n`{command}`\n\n{table}\n"
     text = history.read_text(encoding="utf-8") + section
@@ -72,7 +73,7 @@ def keep(table: str, *, date: str, machine: str, versions: str, command: str, fo
 
 
 def latest(history: str) -> list[Figure]:
-    """The last figure of every model and what was measured of it, in the order in which these came up."""
+    """Return the last figure of every model and measurement, in the order of their first appearance."""
     found: dict[tuple[str, str], Figure] = {}
     date = machine = command = ""
     for line in history.splitlines():
@@ -95,7 +96,7 @@ def _figure(line: str, date: str, machine: str, command: str) -> Figure | None:
 
 
 def page(figures: Iterable[Figure]) -> str:
-    """One table of the figures, those that miss their aim marked."""
+    """Return one table of the figures, with those that miss their aim marked."""
     figures = sorted(figures, key=lambda one: one.model)
     aimed = [one for one in figures if one.aim != "-"]
     missed = sum(one.missed for one in aimed)

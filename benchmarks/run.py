@@ -1,8 +1,8 @@
-"""Print how the engine compares, both sides in one run: `python -m benchmarks.run [names]`.
+"""Compares the engine with transformers and features on with off, both sides in one run: `python -m benchmarks.run [names]`.
 
 The sides alternate and every figure is a ratio of medians over repeats, so that a busy machine disturbs both alike. Beside
 the ratio of elapsed times stands that of the process's own CPU times, which waiting for other programs does not change.
-`--write` appends the table to HISTORY.md with date, machine and command, and makes RESULTS.md anew.
+`--write` appends the table to HISTORY.md with date, machine and command, and rewrites RESULTS.md.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ CONCURRENT = 16
 ASKED = 64
 BUSY = 2
 AIMS = {"See": 1.1, "Think": 1.15, "Generate": 2.1, "SAGE": 1.6}
-"""Of one request with a stage of SAGE."""
+"""The aims of a single request with a stage of SAGE."""
 OWN = {"longest": False, "own": True}
 KEPT = 512 * 2**20
-"""Bytes of the prefix cache, as `serve` has it by default."""
+"""The bytes of the prefix cache, as `serve` has it by default."""
 
 Side = Callable[[Sequence[int]], float | None]
-"""Runs one prompt for each seed; returns the CPU seconds that it took where that was in another process."""
+"""A function that runs one prompt for each seed; it returns its CPU seconds where they were spent in another process."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Comparison:
 
 
 def throughput(workload: Workload) -> Iterator[Comparison]:
-    """16 concurrent requests against 16 sequential `generate()` calls."""
+    """Compare 16 concurrent requests with 16 sequential `generate()` calls."""
     plain = sides.Plain(workload)
     for title, engine in _engines(workload):
         yield Comparison(
@@ -76,7 +76,7 @@ def throughput(workload: Workload) -> Iterator[Comparison]:
 
 
 def latency(workload: Workload) -> Iterator[Comparison]:
-    """One request against `generate()`."""
+    """Compare a single request with `generate()`."""
     plain = sides.Plain(workload)
     for title, engine in _engines(workload):
         yield Comparison(
@@ -87,13 +87,13 @@ def latency(workload: Workload) -> Iterator[Comparison]:
 
 
 def _engines(workload: Workload) -> Iterator[tuple[str, Engine]]:
-    """The engine as it comes, and with its decode step compiled."""
+    """Yield the engine as it comes, and with its decode step compiled."""
     yield "", sides.engine(workload, CONCURRENT)
     yield ", compiled", sides.engine(workload, CONCURRENT, compiled=True)
 
 
 def steering(workload: Workload) -> Iterator[Comparison]:
-    """One steered request against one that is not; 16 different interventions in one batch against none."""
+    """Compare a steered request with one that is not, and 16 different interventions in one batch with none."""
     engine = sides.served(workload, CONCURRENT)
     steers = pushes(engine.mllm, CONCURRENT)
     off: Side = lambda seeds: sides.run_engine(engine, workload, seeds)  # noqa: E731
@@ -106,7 +106,10 @@ def steering(workload: Workload) -> Iterator[Comparison]:
 
 
 def diagnostics(workload: Workload) -> Iterator[Comparison]:
-    """Focus and modality, and everything, on against off, beside eager `output_attentions` against plain `generate()`."""
+    """Compare focus and modality, and all readouts, on with off, beside eager attention's cost.
+
+    The latter is `generate()` with eager attention and `output_attentions` against plain `generate()`.
+    """
     engine, plain, eager = sides.served(workload, CONCURRENT), sides.Plain(workload), sides.Plain(workload, "eager")
     yield Comparison(
         "focus + modality on / off, one request",
@@ -132,7 +135,7 @@ def diagnostics(workload: Workload) -> Iterator[Comparison]:
 
 
 def sage(workload: Workload) -> Iterator[Comparison]:
-    """SAGE's stages, alone and together, against plain decoding; one request and sixteen, whose twins have slots."""
+    """Compare SAGE's stages, alone and together, with plain decoding: one request and sixteen, whose twins have slots."""
     engine = sides.served(workload, 2 * CONCURRENT)
     off: Side = functools.partial(sides.run_engine, engine, workload)
     for requests in (1, CONCURRENT):
@@ -145,7 +148,7 @@ def sage(workload: Workload) -> Iterator[Comparison]:
 
 
 def grammar(workload: Workload) -> Iterator[Comparison]:
-    """Answers that must be JSON against free ones; one request and sixteen."""
+    """Compare answers that must be JSON with free ones; one request and sixteen."""
     engine = sides.engine(workload, CONCURRENT)
     for requests in (1, CONCURRENT):
         yield Comparison(
@@ -159,8 +162,11 @@ def grammar(workload: Workload) -> Iterator[Comparison]:
 
 
 def prefix(workload: Workload) -> Iterator[Comparison]:
-    """To the first token: a new question on pictures and a context that were asked about before against a new prompt; and
-    new prompts with the prefix cache on against off."""
+    """Compare times to the first token with and without a known prefix.
+
+    A new question on known pictures and context is compared with a new prompt, and new prompts with the prefix cache on with
+    those with it off.
+    """
     off = sides.engine(workload, CONCURRENT)
     on = sides.engine(workload, CONCURRENT, prefix_cache_bytes=KEPT)
     for said, diagnose in (("", None), (" with focus + modality", sides.FOCUS)):
@@ -170,7 +176,7 @@ def prefix(workload: Workload) -> Iterator[Comparison]:
                 "new": functools.partial(sides.run_engine, on, workload, tokens=1, diagnose=diagnose),
                 "known": sides.SamePictures(on, workload, diagnose).run,
             },
-            over="known", under="new", aim=0.25 if workload.name == "wide" else float("inf"),  # others are short
+            over="known", under="new", aim=0.25 if workload.name == "wide" else float("inf"),  # other prompts are short
         )  # fmt: skip
     for requests in (1, CONCURRENT):
         yield Comparison(
@@ -184,7 +190,7 @@ def prefix(workload: Workload) -> Iterator[Comparison]:
 
 
 def lengths(workload: Workload) -> Iterator[Comparison]:
-    """One long prompt among short ones: every row reads as many columns as the longest has, or its own."""
+    """Compare short prompts beside a long one: every row reads as many columns as the longest has, or its own."""
     engine = sides.engine(workload, CONCURRENT)
     yield Comparison(
         f"columns of the longest / own columns, {CONCURRENT} at once of which one prompt is long",
@@ -194,7 +200,7 @@ def lengths(workload: Workload) -> Iterator[Comparison]:
 
 
 def evaluation(workload: Workload) -> Iterator[Comparison]:
-    """A benchmark's questions as `helmsight eval` asks them against one request at a time."""
+    """Compare a benchmark's questions as `helmsight eval` asks them with one request at a time."""
     answerer = InProcess(sides.engine(workload, 2 * CONCURRENT))  # as `helmsight eval` has it
 
     def questions(seeds: Sequence[int]) -> list[Question]:
@@ -214,8 +220,10 @@ def evaluation(workload: Workload) -> Iterator[Comparison]:
 
 
 def spinning(workload: Workload) -> Iterator[Comparison]:
-    """How OpenMP's threads wait: by default, as `helmsight` has them, and asleep; on all cores, alone and beside two busy
-    programs."""
+    """Compare OpenMP's ways of waiting: by default, as `helmsight` sets them, and asleep.
+
+    It runs on all cores, alone and beside two busy programs.
+    """
     policies = {"default": waiting.default(), "helmsight": waiting.project()}
     policies["passive"] = waiting.default() | waiting.PASSIVE
     with contextlib.ExitStack() as stack:
@@ -247,9 +255,9 @@ PEAKS = ("off", "on", "sage", "generate", "eager")
 
 
 def measure(comparison: Comparison, repeats: int, first_seed: int) -> Row:
-    """Run the sides in turn, the order reversed every other time, after one round that does not count.
+    """Run the sides in turn, in reversed order every other time, after one round that does not count.
 
-    A single request is so short that it takes four times the repeats to say something.
+    A single request is so short that it is repeated four times as often.
     """
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in comparison.sides}
     repeats *= 4 if comparison.requests == 1 else 1
@@ -279,7 +287,7 @@ def measure(comparison: Comparison, repeats: int, first_seed: int) -> Row:
 
 
 def peak_rows(workload: Workload, threads: int) -> list[Row]:
-    """Greatest resident memory of whole processes that answer one prompt: on / off, and eager / generate()."""
+    """Return rows of the greatest resident memory of processes that answer one prompt: on / off, and eager / generate()."""
     peaks = {}
     for mode in PEAKS:
         command = [sys.executable, "-m", "benchmarks.peak", mode, str(threads), json.dumps(_description(workload))]
@@ -298,9 +306,9 @@ def _description(workload: Workload) -> dict[str, object]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what is named (default: everything) on both models and print one table."""
+    """Measure the named comparisons (default: all) on both models and print one table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__, allow_abbrev=False)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join([*BENCHMARKS, 'memory'])} (default: all)")
+    parser.add_argument("names", nargs="*", help=f"any of {', '.join([*BENCHMARKS, 'memory'])} (default: all)")
     parser.add_argument("--models", nargs="+", choices=("demo", "wide"), default=["demo", "wide"])
     parser.add_argument(
         "--repeats",

@@ -1,5 +1,7 @@
-"""What an operator plans with: `python -m benchmarks.sizing --model FOLDER` prints bytes by token and slot, pictures and
-tokens a second by the number of answers at once."""
+"""Figures for an operator's planning: `python -m benchmarks.sizing --model FOLDER`.
+
+It prints bytes by token and slot, and pictures and tokens a second by the number of answers at once.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,20 @@ QUESTION = "What do you see in this picture?"
 
 
 def asked(size: int, tokens: int) -> Request:
-    """A question about a picture that nobody has seen before, to be answered with so many tokens."""
+    """Return a request with a new picture and an answer of `tokens` tokens."""
     return Request(chat(QUESTION, noise((size, size))), Sampling(max_tokens=tokens, ignore_eos=True))
 
 
 def seconds(engine: steering.Engine, requests: Sequence[Request]) -> float:
-    """How long it takes to answer them, submitted at once."""
+    """Return the seconds that the engine takes to answer requests submitted at once."""
     begun = time.perf_counter()
     engine.generate(requests)
     return time.perf_counter() - begun
 
 
 def rows(engine: steering.Engine, size: int, tokens: int, repeats: int) -> Iterator[tuple[str, str]]:
-    """What is measured, and how much it is; speeds are the best of the repeats, as other programs only take from them."""
-    seconds(engine, [asked(size, 2)])  # the first prompt allots the slots
+    """Yield names and values of the figures; speeds are the best of the repeats, as other programs only slow them down."""
+    seconds(engine, [asked(size, 2)])  # the first prompt allocates the slots
     stats = engine.stats()
     slots, length = int(stats["slots"]), stats["kv_max_tokens"] / stats["slots"]
     a_token = stats["kv_bytes"] / stats["kv_max_tokens"]

@@ -1,8 +1,8 @@
-"""How long a running answer waits for its tokens while a long prompt comes in: `python -m benchmarks.stall`.
+"""Measures how long a running answer waits for tokens while a long prompt is prefilled: `python -m benchmarks.stall`.
 
-Gaps between the tokens of one stream of the wide model, undisturbed, and while prompts of 2,000 tokens come in one after the
-other: within the default gap, within three times a step, and in chunks of 1,024 tokens alone. All engines share one model,
-and alternate.
+It compares gaps between the tokens of one stream of the wide model, undisturbed and while prompts of 2,000 tokens arrive one
+after the other: within the default gap, within three times a step, and in chunks of 1,024 tokens alone. All engines share
+one model, and alternate.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ Gaps = list[tuple[float, float]]
 
 
 def gaps(engine: Engine, workload: Workload, prompts: int) -> tuple[Gaps, Gaps, list[float]]:
-    """Seconds, elapsed and of the processor, between tokens of a stream undisturbed and beside prompts; and seconds until
-    the first token of each prompt."""
+    """Return the gaps between a stream's tokens, undisturbed and beside prompts, and the prompts' times to the first token.
+
+    All are in seconds; gaps are elapsed and CPU time.
+    """
     long = Sampling(max_tokens=1500, ignore_eos=True)
     stream = engine.submit(Request([{"role": "user", "content": "What?"}], long))
     chunks = iter(stream)

@@ -1,10 +1,10 @@
 """Compare two checkouts: `python -m benchmarks.versions OLD NEW` prints a table of NEW's times by OLD's.
 
 Both are alive at once and run each workload in turns, a fraction of a second each, because a machine changes its speed
-within minutes; the median of the ratios of CPU time counts. Several pairs of processes, because one may be luckier than
-another. The workloads are answers without interventions, steered ones, ones with all readouts and ones under SAGE, one and
-16 at once, of the embedded and of a wide model; `--compiled` runs compiled steps, as servers do on a CPU. `--http` starts a
-server of each checkout and compares their tokens/s.
+within minutes; the result is the median of the ratios of CPU time. There are several pairs of processes, because one may be
+luckier than another. The workloads are answers without interventions, steered ones, ones with all readouts and ones under
+SAGE, one and 16 at once, of the embedded and of a wide model; `--compiled` runs compiled steps, as servers do on a CPU.
+`--http` starts a server of each checkout and compares their tokens/s.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ TOKENS = 64
 
 
 def workloads(model: str, compiled: bool) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield what is timed, by name, with whichever checkout is imported. model: "demo", or the folder of the wide one."""
+    """Yield timed functions by name, with whichever checkout is imported.
+
+    model: "demo", or the folder of the wide one.
+    """
     import torch  # noqa: PLC0415 -- the process that starts the others needs none of these
     from PIL import Image  # noqa: PLC0415
 
@@ -67,9 +70,11 @@ def workloads(model: str, compiled: bool) -> Iterator[tuple[str, Callable[[], ob
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Run the workload that each line of the input names once, and print the seconds that it returns, or else those of CPU
-    time that it took."""
-    # By the folder of this file: the package is the other checkout's.
+    """Run the workload named by each line of the input once, and print its seconds.
+
+    They are the seconds that it returns, or else its CPU time.
+    """
+    # Loaded by the path of this file, because the package `benchmarks` is the other checkout's.
     if arguments.of == "journal":
         known = dict(import_module("journal").workloads(arguments.postgres))
     else:
@@ -86,7 +91,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 class Side:
-    """One checkout in a process of its own."""
+    """A checkout in a process of its own."""
 
     def __init__(self, folder: Path, arguments: Sequence[str]):
         environment = os.environ | {"PYTHONPATH": str(folder.resolve()), "OMP_NUM_THREADS": "1"}
@@ -97,7 +102,7 @@ class Side:
         self.names: list[str] = json.loads(self._said())
 
     def seconds(self, name: str) -> float:
-        """What one run of a workload takes."""
+        """Return the seconds that one run of a workload takes."""
         assert self._process.stdin is not None
         self._process.stdin.write(name + "\n")
         self._process.stdin.flush()
@@ -161,13 +166,17 @@ def main() -> None:
     """Measure both checkouts in turns and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("checkouts", nargs="*", type=Path, metavar="FOLDER", help="the old one and the new one")
-    parser.add_argument("--of", choices=("engine", "journal"), default="engine", help="what runs (default: engine)")
+    parser.add_argument(
+        "--of", choices=("engine", "journal"), default="engine", help="the part that is compared (default: engine)"
+    )
     parser.add_argument("--models", nargs="+", default=["demo", "wide"], help="demo, wide (default: both)")
     parser.add_argument("--compiled", action="store_true", help="run compiled steps; each process compiles for minutes")
-    parser.add_argument("--http", nargs="+", type=int, metavar="CLIENTS", help="compare servers, at so many clients")
-    parser.add_argument("--postgres", metavar="URL", help="of an empty database, for a journal in PostgreSQL, too")
+    parser.add_argument(
+        "--http", nargs="+", type=int, metavar="CLIENTS", help="compare servers, with these numbers of clients"
+    )
+    parser.add_argument("--postgres", metavar="URL", help="an empty database, to measure a journal in PostgreSQL, too")
     parser.add_argument("--processes", type=int, default=2, help="pairs of processes (default: 2)")
-    parser.add_argument("--rounds", type=int, default=5, help="of each workload in each pair (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each workload in each pair (default: 5)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="workloads by name (default: all)")
     arguments = parser.parse_args()
     if not arguments.checkouts:

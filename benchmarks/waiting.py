@@ -18,12 +18,12 @@ PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def default() -> dict[str, str]:
-    """An environment in which OpenMP spins as it does by itself, on all cores."""
+    """Return an environment in which OpenMP spins as it does by itself, on all cores."""
     return {name: value for name, value in os.environ.items() if name not in (*VARIABLES, "OMP_NUM_THREADS")}
 
 
 def project() -> dict[str, str]:
-    """The environment that `helmsight` answers in."""
+    """Return the environment that `helmsight` answers in."""
     environ = default()
     set_wait_policy(environ)
     return environ
@@ -39,7 +39,7 @@ class Answering:
         )
 
     def run(self, seeds: Sequence[int]) -> float:
-        """Answer one prompt a seed; returns the CPU seconds that it took."""
+        """Answer one prompt a seed; return the CPU seconds that it took."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -50,12 +50,12 @@ class Answering:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate()  # which closes its input, so that it ends
+        self._process.communicate()  # closes its input, which ends it
 
 
 @contextlib.contextmanager
 def busy(loops: int) -> Iterator[None]:
-    """So many programs that do nothing but compute, within a block."""
+    """Run `loops` programs that do nothing but compute within the block."""
     programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
     try:
         yield

@@ -5,17 +5,17 @@ from pathlib import Path
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 """The default model's folder."""
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
-"""Where the other models that ship have their folders."""
+"""The folder that holds the folders of the other models that ship."""
 PREFIX = "demo:"
 
 
 def shipped() -> dict[str, Path]:
-    """The folders of the models that ship, by name."""
+    """Return the folders of the models that ship, by name."""
     return {"default": CHECKPOINT} | {one.parent.name: one.parent for one in sorted(CHECKPOINTS.glob("*/config.json"))}
 
 
 def located(model: str) -> str:
-    """The folder of `demo:NAME`, any other model as it is named; raises ValueError for one that does not ship."""
+    """Return the folder of `demo:NAME`, or any other model as it is named; raise ValueError for one that does not ship."""
     if not model.startswith(PREFIX):
         return model
     name, folders = model.removeprefix(PREFIX), shipped()

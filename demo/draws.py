@@ -1,4 +1,4 @@
-"""What the demo world draws for the probes, which do not know it: samples by the name of what they are for."""
+"""The demo world's samples for the probes, by the name of the probe; probes do not import the world."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from probes.stme.samples import TargetSample
     from probes.tallyqa.task import Counted
 
-# The command line imports this file whatever it is asked for; the world's own are imported when samples are drawn.
+# Every command imports this file; the world's own modules are imported when samples are drawn.
 
 
 def conflicts(count: int, seed: int) -> list[ConflictSample]:
-    """Conflicts of picture and text over held-out scenes."""
+    """Draw conflicts of picture and text over held-out scenes."""
     from demo.world.conflicts import conflict_samples
 
     return conflict_samples(count, seed)
@@ -37,8 +37,10 @@ def conflicts(count: int, seed: int) -> list[ConflictSample]:
 def sage(
     questions: int, pairs: int, seed: int, noise: float, model: str
 ) -> tuple[list[YesNo], list[Difference], tuple[str, ...], str]:
-    """Existence questions, pairs with differences, the names of what can be in a picture, and of which world the scenes are.
-    Those of the questions break the habits of the world that a model was trained in, where its folder names one."""
+    """Draw existence questions and pairs with differences, with the names of things and of the scenes' world.
+
+    The questions' scenes break the habits of the world that a model was trained in, where its folder names one.
+    """
     from demo.world.faithfulness import difference_samples, existence_samples
     from demo.world.scenes import SHAPES
 
@@ -48,7 +50,7 @@ def sage(
 
 
 def pope(count: int, seed: int, noise: float, model: str) -> tuple[list[YesNo], str]:
-    """Existence questions, as those of `sage`, and of which world the scenes are."""
+    """Draw existence questions as those of `sage`, with the name of the scenes' world."""
     from demo.world.faithfulness import existence_samples
 
     habits, scenes = _world(model)
@@ -56,14 +58,14 @@ def pope(count: int, seed: int, noise: float, model: str) -> tuple[list[YesNo], 
 
 
 def mme(count: int, seed: int, noise: float, model: str) -> tuple[list[MmePair], str]:
-    """Pairs of questions for yes and no."""
+    """Draw pairs of questions for yes and no."""
     from demo.world.lists import mme_pairs
 
     return mme_pairs(count, seed, noise), "the demo world"
 
 
 def chair(count: int, seed: int, noise: float, model: str) -> tuple[list[Described], str]:
-    """Pictures to describe, which break the habits of the world that a model was trained in."""
+    """Draw pictures to describe, which break the habits of the world that a model was trained in."""
     from demo.world.lists import described
 
     habits, scenes = _world(model)
@@ -71,22 +73,24 @@ def chair(count: int, seed: int, noise: float, model: str) -> tuple[list[Describ
 
 
 def phd(count: int, seed: int, noise: float, model: str) -> tuple[list[PhdSample], str]:
-    """Questions for yes and no, plain and beside a text."""
+    """Draw questions for yes and no, plain and beside a text."""
     from demo.world.lists import phd_samples
 
     return phd_samples(count, seed, noise), "the demo world"
 
 
 def tallyqa(count: int, seed: int, noise: float, model: str) -> tuple[list[Counted], str]:
-    """Questions for a number."""
+    """Draw questions for a number."""
     from demo.world.lists import counted_samples
 
     return counted_samples(count, seed, noise), "the demo world"
 
 
 def _world(model: str) -> tuple[Habits, str]:
-    """The habits of the world that a model was trained in, where its folder names one, and scenes that break them in
-    words."""
+    """Return the habits of the world that a model was trained in, and a description of scenes that break them.
+
+    They are even where the model's folder names no world.
+    """
     from demo.world.scenes import WORLDS
 
     about = Path(model, "helmsight.json")
@@ -95,7 +99,7 @@ def _world(model: str) -> tuple[Habits, str]:
 
 
 def spd(single: int, several: int, seed: int, noise: float) -> tuple[list[PicturePair], tuple[str, ...]]:
-    """Pairs with one difference, pairs with several, and the names of what can be in a picture."""
+    """Draw pairs with one difference and pairs with several, with the names of things."""
     from demo.world.faithfulness import picture_pairs
     from demo.world.scenes import SHAPES
 
@@ -103,28 +107,28 @@ def spd(single: int, several: int, seed: int, noise: float) -> tuple[list[Pictur
 
 
 def stme(count: int, seed: int, noise: float) -> list[TargetSample]:
-    """Questions about several pictures, one of which holds the answer."""
+    """Draw questions about several pictures, one of which holds the answer."""
     from demo.world.targets import target_samples
 
     return target_samples(count, seed, noise=noise)
 
 
 def mm_sap(count: int, seed: int) -> list[SapSample]:
-    """Questions that a picture answers, that need what a model may not have learnt, and that no picture answers."""
+    """Draw questions that a picture answers, that need what a model may not have learnt, and that no picture answers."""
     from demo.world.awareness import sap_samples
 
     return sap_samples(count, seed)
 
 
 def faithfulness(count: int, seed: int, noise: float) -> list[Told]:
-    """Questions with a right answer and a wrong one."""
+    """Draw questions with a right answer and a wrong one."""
     from demo.world.told import told_samples
 
     return told_samples(count, seed, noise=noise)
 
 
 def alarm(count: int, seed: int, noises: Sequence[float]) -> list[Checked]:
-    """Questions of several kinds, on pictures from clean to hardly readable."""
+    """Draw questions of several kinds, on pictures from clean to hardly readable."""
     from demo.world.checked import checked_samples
 
     return checked_samples(count, seed, noises)

@@ -1,1 +1,1 @@
-"""HTTP: wire schema, images, auth, limits, metrics and the command line. Speaks OpenAI's chat-completions protocol."""
+"""HTTP: wire schema, images, auth, limits, metrics and the command line for OpenAI's chat-completions protocol."""

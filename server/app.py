@@ -1,4 +1,4 @@
-"""The Flask application: `create_app` puts routes, errors, keys and metrics together."""
+"""The Flask application: `create_app` assembles routes, errors, keys and metrics."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def create_app(
     engine: Servable | None = None,
     runtime: Runtime | None = None,
 ) -> Flask:
-    """The WSGI application.
+    """Return the WSGI application.
 
-    With a started `engine` it serves at once; with a `runtime` it serves what that loads; with neither, the model of
-    the settings is loaded in the background.
+    With a started `engine` it serves at once; with a `runtime` it serves the model that this loads; with neither, the model
+    of the settings is loaded in the background.
     """
     settings = settings or Settings()
     loads = runtime is None and engine is None
@@ -53,8 +53,8 @@ def create_app(
         runtime = Runtime(settings, None if engine is None else Serving.of(adapted(engine), settings))
     app = Flask("helmsight", static_folder=None)
     app.wsgi_app = partial(_not_upgraded, app.wsgi_app)  # type: ignore[method-assign]
-    # One more than allowed: of a chunked body werkzeug silently drops what is beyond its limit, so that only a body
-    # that is seen to be too long can be told from one that was cut.
+    # One byte more than allowed, since werkzeug silently cuts a chunked body at its limit: only thus can a body that is
+    # too long be told from one that was cut.
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body + 1
     app.url_map.strict_slashes = app.url_map.merge_slashes = False  # no redirects: this is an API
     presets = Presets.of(settings, with_interventions(ChatRequest))
@@ -81,14 +81,16 @@ def create_app(
 
 
 def _not_upgraded(app: WSGIApplication, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-    """An `Upgrade` that is not taken is ignored (RFC 9110, section 7.8); Werkzeug would refuse that to a websocket."""
+    """Ignore an unsupported `Upgrade` header (RFC 9110, section 7.8), since Werkzeug would refuse websocket upgrades."""
     environ.pop("HTTP_UPGRADE", None)
     return app(environ, start_response)
 
 
 def open_journal(settings: Settings) -> Journal:
-    """The journal of the settings, at work; what is waiting is written when the process ends. Raises SettingsError where it
-    is to hold numbers that no readout has."""
+    """Return the running journal of the settings; pending rows are written when the process ends.
+
+    Raises SettingsError if it is to hold numbers that no readout has.
+    """
     known = with_numbers()
     if unknown := [name for name in settings.journal_readouts if name not in known]:
         raise SettingsError(
@@ -102,13 +104,13 @@ def open_journal(settings: Settings) -> Journal:
     )
     if journal.enabled:
         journal.start()
-        # Not when draining ends: answers are still on their way then. At exit the threads that send them have ended.
+        # Not at the end of draining, when answers are still being sent. At exit the threads that send them have ended.
         atexit.register(journal.close)
     return journal
 
 
 def open_traces(settings: Settings) -> Traces | None:
-    """Traces, where they are switched on. Raises SettingsError where OpenTelemetry is not installed."""
+    """Return traces if they are switched on; raises SettingsError without OpenTelemetry."""
     if not settings.traces:
         return None
     try:
@@ -119,21 +121,24 @@ def open_traces(settings: Settings) -> Traces | None:
 
 
 def _begin() -> None:
-    """Name the request and start its clock."""
+    """Set the request's id and start its clock."""
     g.started = time.monotonic()
     g.request_id = request_id(request.headers.get("X-Request-Id"))
     current.set(g.request_id)
     g.notes = request.environ[NOTES] = {"request_id": g.request_id, "route": grouped(request)}
     traces = context().traces
-    if traces is not None and request.path.startswith("/v1/"):  # a probe each second is nobody's request
+    if traces is not None and request.path.startswith("/v1/"):  # probes each second are not traced
         g.span = traces.begun(request.method, g.notes["route"], dict(request.headers))
         g.notes |= traces.ids(g.span)
     log.debug("begun: %s %s", request.method, request.path, extra={"fields": {"event": "begun", **g.notes}})
 
 
 def grouped(asked: Request) -> str:
-    """The route of a request, as metrics and logs know it. The rule, not the path: paths come from clients and would make as
-    many time series as they like; and the pages with their files as one, of which nobody needs so many."""
+    """Return the route of a request for metrics and logs.
+
+    It is the rule, not the path, since clients could create any number of time series by paths; pages and their files are
+    grouped, since nobody needs one series for each.
+    """
     if asked.url_rule is None:
         return "unknown"
     return "pages" if asked.blueprint == page.blueprint.name else asked.url_rule.rule

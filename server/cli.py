@@ -1,4 +1,4 @@
-"""The command line: `helmsight serve`, `doctor`, `bench`, `vectors`, `journal`, and what the other rooms add."""
+"""The command line: `helmsight serve`, `doctor`, `bench`, `vectors`, `journal`, and the commands of other rooms."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from server.openmp import set_wait_policy
 
 COMMANDS = {
     "serve": ("server.commands.serve", "serve a model over HTTP"),
-    "doctor": ("server.commands.doctor", "look at all that a server rests on, and say what to do"),
-    "bench": ("server.commands.bench", "what a device makes of a model, a GPU above all"),
+    "doctor": ("server.commands.doctor", "check everything that a server depends on, with advice"),
+    "bench": ("server.commands.bench", "measure how fast a device, usually a GPU, runs a model"),
     "vectors": ("server.commands.vectors", "list, show, build, compose, export and import steering vectors"),
     "keys": ("server.commands.keys", "make, list and revoke keys with names, roles and limits"),
     "journal": ("server.commands.journal", "export, prune or summarise the journal of answers"),
     "probe": ("probes.command", "build a modality-preference vector for a model"),
     "eval": ("probes.command", "run a benchmark"),
-    "reproduce": ("probes.command", "every table and figure of the four papers"),
+    "reproduce": ("probes.command", "reproduce every table and figure of the four papers"),
     "demo": ("demo.command", "the embedded default model: train it, evaluate it, draw its scenes"),
 }
-"""Of each command the module whose `register` adds it, and what it does."""
+"""For each command, the module whose `register` adds it, and its help text."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,17 +41,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Commands(TyperGroup):
-    """Imports the command that is called, and no other: together they take longer than --help has to."""
+    """A group that only imports the called command, since importing all takes too long for --help."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As Typer's, of the whole command."""
+        """Resolve a command as Typer does, after importing it."""
         if args[0] in COMMANDS:
             self.commands[args[0]] = command(args[0])
         return super().resolve_command(ctx, args)
 
 
 def commands() -> typer.Typer:
-    """Every room's commands, by what --help says of them."""
+    """Return all commands with their help texts only."""
     app = typer.Typer(
         cls=Commands,
         help="Serve a multimodal language model and steer it per request.",
@@ -65,7 +65,7 @@ def commands() -> typer.Typer:
 
 
 def command(name: str) -> Any:
-    """A command with all its options and parts."""
+    """Return a command with all its options and parts."""
     module, about = COMMANDS[name]
     app = typer.Typer(callback=_root)
     import_module(module).register(app)
@@ -87,18 +87,18 @@ def _root(
         bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Handle the options that precede a command."""
 
 
 def _vector_folders() -> list[Path]:
-    """Where a server looks for vectors before the model's folder."""
+    """Return the folders that a server searches for vectors before the model's own."""
     from server.process.sources import load_settings  # noqa: PLC0415
 
     return [Path(folder).expanduser() for folder in load_settings().vectors]
 
 
 def _look(model: str, device: str) -> None:
-    """Raise ValueError for a model whose files are missing or damaged, and for a device that there is not."""
+    """Raise ValueError for a model whose files are missing or damaged, and for an unavailable device."""
     from server.process.preflight import look  # noqa: PLC0415
     from server.settings import Settings, SettingsError  # noqa: PLC0415
 
@@ -109,7 +109,7 @@ def _look(model: str, device: str) -> None:
 
 
 def _usage_errors() -> tuple[type[Exception], ...]:
-    """What is told as a wrong command line is."""
+    """Return the errors that are reported like a wrong command line."""
     from server.settings import SettingsError  # noqa: PLC0415
 
     return (SettingsError,)

@@ -1,4 +1,4 @@
-"""What the routes of one application share."""
+"""The state that the routes of one application share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AppContext:
-    """The state of one application: there is no other."""
+    """The state of one application, which holds all of it."""
 
     settings: Settings
     runtime: Runtime
@@ -40,22 +40,21 @@ class AppContext:
 
     @property
     def chats(self) -> type[ChatRequest]:
-        """What the bodies of chats are read with: knows the interventions that are registered when the application is
-        made."""
+        """The model that validates chats, with the interventions registered when the application was created."""
         return self.presets.chats
 
     @property
     def journal_readouts(self) -> frozenset[str]:
-        """Readouts that are computed for the journal whatever the client asks for."""
+        """Readouts that are computed for the journal, whatever the client requests."""
         return frozenset(self.settings.journal_readouts if self.journal.enabled else ())
 
     @cached_property
     def decoded(self) -> DecodedPictures:
-        """The pictures that requests have sent lately."""
+        """The cache of images that requests have sent lately."""
         return DecodedPictures(self.settings.image_cache // 4)
 
     def image_loader(self) -> ImageLoader:
-        """A loader for the images of one request."""
+        """Return a loader for the images of one request."""
         if not self.settings.allow_remote_images:
             return ImageLoader(self.settings, None, self.decoded)
         max_bytes, timeout = self.settings.max_image_bytes, self.settings.remote_image_timeout
@@ -63,6 +62,6 @@ class AppContext:
 
 
 def context() -> AppContext:
-    """The context of the application that serves the current request."""
+    """Return the context of the application that serves the current request."""
     found: AppContext = current_app.extensions["helmsight"]
     return found

@@ -1,4 +1,4 @@
-"""JSON as it leaves the server: compact, UTF-8, and never NaN or Infinity, which JSON does not know."""
+"""JSON as the server writes it: compact, UTF-8, and never NaN or Infinity, which JSON does not have."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An HTTP response with a value in JSON."""
-    # Imported here: the journal's command writes JSON without a web framework.
+    """Return an HTTP response with a value in JSON."""
+    # Imported here, since the journal's command writes JSON without a web framework.
     from flask import Response  # noqa: PLC0415
 
     return Response(dumps(value), status, headers, mimetype="application/json")
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON; a float that is not finite becomes null."""
+    """Return compact JSON; non-finite floats become null."""
     try:
         return _encode(value)
     except ValueError:

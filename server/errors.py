@@ -1,4 +1,4 @@
-"""Every error leaves the server as an OpenAI error object: {"error": {"message", "type", "param", "code"}}."""
+"""Errors of the server, all sent as an OpenAI error object: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steering import Busy, Fault, RequestError, SteeringError
 log = logging.getLogger("helmsight")
 
 CLIENT_CLOSED = 499
-"""Status of a request whose client left; nobody reads it, the metrics count it."""
+"""Status of a request whose client left; nobody reads it, but the metrics count it."""
 
 _TYPES = {
     400: "invalid_request_error",
@@ -41,11 +41,11 @@ _INSTEAD = {
     "/v1/messages": f"Anthropic's Messages API is not served; {_CHATS}.",
     "/v1/embeddings": "Embeddings are not served; use a server that has an embedding model.",
 }
-"""Routes of other servers, and what to use in their place."""
+"""Routes of other servers, and the alternatives to them."""
 
 
 class ApiError(Exception):
-    """An error with the status and the fields that the client gets; `retry_after` is in seconds."""
+    """An error with the status and fields that the client receives; `retry_after` is in seconds."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ApiError(Exception):
             self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
 
     def body(self) -> dict[str, Any]:
-        """The OpenAI error object."""
+        """Return the OpenAI error object."""
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -80,7 +80,7 @@ class BadRequest(ApiError):
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """The ApiError for any exception; unexpected ones are logged here and say nothing of the inside."""
+    """Return the ApiError for any exception; unexpected ones are logged here and reveal no internals."""
     match error:
         case ApiError():
             return error
@@ -115,7 +115,7 @@ def _from_werkzeug(error: HTTPException) -> ApiError:
 
 
 def _no_route(path: str) -> str:
-    """What to say of a route that there is not."""
+    """Return the message for an unknown route."""
     path = path.rstrip("/")
     if path.endswith("/chat/completions"):
         return (
@@ -125,7 +125,7 @@ def _no_route(path: str) -> str:
 
 
 def error_response(error: Exception) -> Response:
-    """The HTTP response for an exception."""
+    """Return the HTTP response for an exception."""
     problem = to_api_error(error)
     g.error_code = problem.code or "none"
     return json_response(problem.body(), problem.status, problem.headers)

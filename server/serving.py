@@ -1,12 +1,11 @@
-"""Serving with gunicorn: one worker process that owns the model (`server.process.worker`), one thread for each request
-that runs or waits.
+"""Serving with gunicorn: one worker process that owns the model, and a thread for each running or waiting request.
 
-The master process imports what takes seconds to import before it opens the port: until then clients are refused rather than
-kept waiting, and a worker that takes a dead one's place has only the model to load. The model itself is the worker's, which
-loads it after the fork, in the background.
+The master process imports slow modules before it opens the port: until then clients are refused rather than kept waiting,
+and a worker that replaces a dead one only has to load the model. The worker (`server.process.worker`) loads the model after
+the fork, in the background.
 """
 
-# ruff: noqa: PLC0415 -- how threads wait is set before torch is imported
+# ruff: noqa: PLC0415 -- the wait policy of threads is set before torch is imported
 from __future__ import annotations
 
 import gc
@@ -64,7 +63,10 @@ class Gunicorn(BaseApplication):
             self.cfg.set("child_exit", _end_with_worker)
 
     def _fork(self, arbiter: Arbiter, worker: Worker) -> None:
-        """A worker that takes another's place begins now, unless too many have ended while they loaded."""
+        """Count a worker's start; raises HaltServer if too many in a row have ended while they loaded.
+
+        The start time of a replacement is now.
+        """
         if self.starts.hopeless:
             raise HaltServer(
                 f"{TRIES} processes in a row have ended before the model was ready.", Arbiter.APP_LOAD_ERROR
@@ -74,7 +76,7 @@ class Gunicorn(BaseApplication):
             self.begun = time.monotonic()
 
     def _fork_engine(self, arbiter: Arbiter, worker: Worker) -> None:
-        """The engine's process comes from the worker's before that has threads."""
+        """Fork the engine's process from the worker's before that has threads."""
         from server.engine_process.process import EngineProcess
 
         prepare_process(self.settings)
@@ -85,13 +87,13 @@ class Gunicorn(BaseApplication):
 
 
 def _end_with_worker(arbiter: Arbiter, worker: Worker) -> None:
-    """A worker that shared its model with other processes cannot be replaced alone."""
-    if arbiter.LISTENERS:  # it was not stopped
+    """End the server, since a worker that shared its model with other processes cannot be replaced alone."""
+    if arbiter.LISTENERS:  # the server was not stopped
         raise HaltServer("The worker ended, and with it what shares its model.")
 
 
 def gunicorn_options(settings: Settings) -> dict[str, Any]:
-    """gunicorn's settings for ours."""
+    """Return gunicorn's settings for ours."""
     threads = settings.worker_threads
     host = f"[{settings.host}]" if ":" in settings.host and settings.host[0] not in "[u" else settings.host
     return {
@@ -99,8 +101,8 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "workers": 1,  # the model and its batch live in one process; replicas are separate servers
         "worker_class": "server.process.worker.Worker",
         "threads": threads,
-        "worker_connections": threads + 4096,  # beyond the threads: those that wait for bytes of their clients
-        "timeout": 120,  # the worker's main loop beats each second, however long an answer takes
+        "worker_connections": threads + 4096,  # beyond the threads, connections that wait for their clients' bytes
+        "timeout": 120,  # the worker's main loop notifies the arbiter often, however long an answer takes
         "graceful_timeout": settings.graceful_timeout + DRAIN_MARGIN,
         "keepalive": settings.keep_alive,
         "preload_app": False,
@@ -110,20 +112,21 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "errorlog": "-",
         "logger_class": logger_class(settings.log_format),
         "loglevel": settings.log_level,
-        "forwarder_headers": "",  # by default any local client could give SCRIPT_NAME, and with it the routes
+        "forwarder_headers": "",  # by default any local client could set SCRIPT_NAME, and thereby the routes
         "control_socket_disable": True,
-        # Where gunicorn has just set handlers of its own, in the master and in the worker.
+        # gunicorn has just set handlers of its own at these points, in the master and in the worker.
         **dict.fromkeys(("when_ready", "post_worker_init"), lambda process: ignore_signals()),
-        **({"worker_tmp_dir": "/dev/shm"} if os.access("/dev/shm", os.W_OK) else {}),  # a heartbeat that no disk delays
+        # No disk delays the heartbeat there.
+        **({"worker_tmp_dir": "/dev/shm"} if os.access("/dev/shm", os.W_OK) else {}),
     }
 
 
 def import_ahead() -> None:
-    """Import what takes seconds, and leave the devices alone: a process that has used CUDA must not be forked."""
+    """Import slow modules without using devices, since a process that has used CUDA must not be forked."""
     set_wait_policy()
     bound_memory()
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # whether there is a GPU is told without using it
-    gc.disable()  # nothing of what is imported goes away again, and looking takes a sixth of the time
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # detects a GPU without using it
+    gc.disable()  # imported objects stay, and collecting takes a sixth of the time
     import server.app
     import server.engine.runtime
     import server.engine_process.process  # noqa: F401
@@ -133,19 +136,19 @@ def import_ahead() -> None:
 
 
 def end_server() -> None:
-    """What cannot be loaded or is not known now will not be a second later: end the whole server, with an exit status."""
+    """End the whole server with an exit status, since an error of loading would recur a second later."""
     logging.shutdown()
     sys.stderr.flush()
     os._exit(Arbiter.APP_LOAD_ERROR)
 
 
 def prepare_process(settings: Settings) -> None:
-    """What a process of the server needs before it loads a model."""
+    """Prepare a process of the server before it loads a model."""
     import_ahead()
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()  # it would be a smear in a log
-    transformers_logging.disable_default_handler()  # what it has to say goes where all else is said
+    transformers_logging.disable_progress_bar()  # unreadable in a log
+    transformers_logging.disable_default_handler()  # its messages go to our handlers
     transformers_logging.enable_propagation()
     set_up_logging(settings.log_level, settings.log_format)
 
@@ -157,16 +160,18 @@ def worker_app(
     engine: EngineProcess | None = None,
     starts: Starts | None = None,
 ) -> Flask:
-    """The application inside a worker process; its model starts loading now, unless the `engine`'s process does that.
-    `begun` is when the server was started, on the monotonic clock; `give_up` is called where the model cannot be loaded, and
-    `starts` is told once it is."""
+    """Return the application of a worker process; its model starts loading now, or in the `engine`'s process.
+
+    `begun` is the server's start on the monotonic clock; `give_up` is called if the model cannot be loaded, and `starts` is
+    notified once it is.
+    """
     prepare_process(settings)
     from server.app import create_app
     from server.engine import local
     from server.engine.resources import keep_what_is_loaded, share_interpreter
     from server.engine.runtime import Runtime
 
-    disable_created_metrics()  # one more series for each counter, which nobody asks for
+    disable_created_metrics()  # these are a further, unused series for each counter
     share_interpreter()
     make: Callable[[Settings, Tell], ServedEngine] = local.load if engine is None else engine.load
     if engine is None and starts is not None and starts.wait:
@@ -177,7 +182,7 @@ def worker_app(
         runtime.checks.append(lambda serving: starts.ready())
     try:
         app = create_app(settings, runtime=runtime)
-    except SettingsError as error:  # of what only those know who have imported torch
+    except SettingsError as error:  # some checks require torch
         log.critical(str(error))
         give_up()
         raise
@@ -206,7 +211,7 @@ def serve(settings: Settings) -> None:
 
 
 def follow(settings: Settings) -> None:
-    """Take part in what another process serves with the same settings, until that stops or ends."""
+    """Take part in a model that another process serves with the same settings, until that stops or ends."""
     set_up_logging(settings.log_level, settings.log_format)
     import_ahead()
     from server.engine import local
@@ -214,9 +219,7 @@ def follow(settings: Settings) -> None:
     ignore_signals()
     engine = local.make_engine(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # answers may be running, and the first process knows when they have ended
+        signal.signal(number, signal.SIG_IGN)  # answers may be running; the first process decides when to end
     log.info("this is rank %s of %s, which follows the first one", os.environ["RANK"], os.environ["WORLD_SIZE"])
     try:
         engine.follow()

@@ -22,11 +22,11 @@ DEFAULT_JOURNAL = "~/.helmsight/journal.db"
 
 
 class SettingsError(Exception):
-    """A setting is unknown or has a value that is not allowed; the message names it and where it came from."""
+    """Raised for an unknown setting or an invalid value; the message names it and its source."""
 
 
 class PresetTable(BaseModel):
-    """A preset as it is written: fields of a request. `source` is where."""
+    """A preset as it is written: fields of a request; `source` tells where."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -35,7 +35,7 @@ class PresetTable(BaseModel):
 
 
 class Settings(BaseModel):
-    """Everything that can be set, with its default and its bounds."""
+    """All settings, with their defaults and bounds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # --help needs no validators
 
@@ -43,20 +43,20 @@ class Settings(BaseModel):
     model: str = Field(default=str(CHECKPOINT), description="checkpoint folder, Hugging Face name, or demo:NAME")
     name: str | None = Field(default=None, description="name of the model on the wire (default: the checkpoint's own)")
     chat_template: str | None = Field(
-        default=None, description="file with a Jinja chat template, in the place of the checkpoint's own"
+        default=None, description="file with a Jinja chat template that replaces the checkpoint's own"
     )
     dtype: str = Field(default="auto", description="weights: auto, float32, bfloat16, float16")
     quantization: Literal["int8"] | None = Field(
-        default=None, description="int8: the language model's layers compute in integers of 8 bits"
+        default=None, description="int8: the language model's layers compute in 8-bit integers"
     )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
     device_map: Literal["auto"] | None = Field(
         default=None,
-        description="auto lays a model that is bigger than a GPU over all of them (needs the extra parallel)",
+        description="auto spreads a model that is larger than a GPU over all of them (needs the extra parallel)",
     )
     tensor_parallel: int = Field(
         default=1, ge=1, le=64,
-        description="processes that share every layer, as many as torchrun has started (needs the extra parallel)",
+        description="processes that share every layer, all started by torchrun (needs the extra parallel)",
     )  # fmt: skip
     download: bool = Field(default=False, description="allow fetching the model from the Hugging Face hub")
     vectors: tuple[str, ...] = Field(
@@ -71,49 +71,48 @@ class Settings(BaseModel):
     max_waiting: int = Field(default=64, ge=0, le=10_000, description="answers that may wait for a slot before 429")
     max_wait: float | None = Field(
         default=None, ge=0, le=86_400, allow_inf_nan=False,
-        description="seconds that an answer may wait for a slot: 429 where it is expected to wait longer (default: any)",
+        description="longest expected wait for a slot in seconds before 429 (default: no limit)",
     )  # fmt: skip
     max_gap: float = Field(
         default=100.0, gt=0, allow_inf_nan=False,
-        description="longest gap between the tokens of an answer while prompts come in, in milliseconds",
+        description="longest gap between tokens of an answer while prompts are prefilled, in milliseconds",
     )  # fmt: skip
     max_stall: float | None = Field(
         default=None, gt=2, allow_inf_nan=False,
-        description="longest gap between the tokens of an answer while prompts come in, in times of a step without; "
-        "the smaller bound holds (default: --max-gap alone)",
+        description="longest gap between tokens while prompts are prefilled, as a multiple of a decode step; "
+        "the smaller bound applies (default: --max-gap only)",
     )  # fmt: skip
     image_cache: int = Field(
         default=256 * MEBI, ge=0,
-        description="bytes for cached image embeddings, and as many for images as the processor made them",
+        description="bytes for cached image embeddings, and as many for images preprocessed by the processor",
     )  # fmt: skip
     kv_share: float = Field(
         default=0.9, gt=0, le=1, allow_inf_nan=False,
-        description="share of a GPU's memory, of what the model leaves, that keys and values may take: fewer --slots where "
-        "they need more",
+        description="share of the GPU memory left by the model that the KV cache may use: fewer --slots if it needs more",
     )  # fmt: skip
     prefix_cache: int = Field(
         default=512 * MEBI, ge=0,
-        description="bytes for the beginnings of prompts, which others that begin alike then need not run; 0 for none",
+        description="bytes of the prefix cache, so that shared prompt prefixes are computed once; 0 for none",
     )  # fmt: skip
     compiled: bool | None = Field(
         default=None,
-        description="compile decode steps and short prompts, for less time per token: on a CPU in the background, and kept; "
-        "on a GPU decode steps are captured as CUDA graphs (default: on one GPU; on a CPU, if there is a C++ compiler and "
-        "the weights take up to 1 GiB)",
+        description="compile decode steps and short prompts, for less time per token: on a CPU in the background, and "
+        "cached; on a GPU decode steps are captured as CUDA graphs (default: on one GPU; on a CPU, if there is a C++ "
+        "compiler and the weights take up to 1 GiB)",
     )
     compiled_folder: str | None = Field(
         default=None,
-        description="folder in which compiled steps are kept, which nobody else may write; off for none "
+        description="folder of compiled steps, which nobody else may be able to write; off for none "
         "(default: ~/.cache/helmsight/compiled)",
     )
     engine_process: bool = Field(
         default=True,
-        description="run the engine in a process of its own, so that many clients do not slow its steps down",
+        description="run the engine in its own process, so that many clients do not slow its steps down",
     )
     threads: int | None = Field(
         default=None,
         ge=1,
-        description="CPU threads of the engine (default: as many as it may use processors)",
+        description="CPU threads of the engine (default: the number of usable processors)",
     )
 
     # Several replicas
@@ -130,24 +129,24 @@ class Settings(BaseModel):
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="requests at work in each replica above which one is added, and below which one is taken away "
+        description="running requests per replica above which a replica is added, and below which one is removed "
         "(default: --slots)",
     )
     replica_added_after: float = Field(
-        default=30.0, ge=0, le=86_400, allow_inf_nan=False, description="seconds of such load before one is added"
+        default=30.0, ge=0, le=86_400, allow_inf_nan=False, description="seconds of load before a replica is added"
     )
     replica_removed_after: float = Field(
-        default=600.0, ge=0, le=86_400, allow_inf_nan=False, description="seconds without before one is taken away"
+        default=600.0, ge=0, le=86_400, allow_inf_nan=False, description="idle seconds before a replica is removed"
     )
 
     # Limits on a request
-    max_body: int = Field(default=32 * MEBI, ge=1024, description="bytes of a request body")
+    max_body: int = Field(default=32 * MEBI, ge=1024, description="largest request body in bytes")
     max_characters: int | None = Field(
         default=None, ge=1,
-        description="characters of all texts of a request (default, and at most: as many as the context could hold)",
+        description="characters of all texts of a request (default and maximum: as many as the context can hold)",
     )  # fmt: skip
     max_parts: int | None = Field(
-        default=None, ge=1, description="texts in the messages of a request (default, and at most: the context length)"
+        default=None, ge=1, description="texts in the messages of a request (default and maximum: the context length)"
     )
     max_images: int = Field(default=16, ge=0, le=1024, description="images in one request")
     max_image_bytes: int = Field(default=16 * MEBI, ge=1024, description="bytes of one encoded image")
@@ -169,14 +168,14 @@ class Settings(BaseModel):
         gt=0,
         le=86_400,
         allow_inf_nan=False,
-        description="seconds that one answer may take, from the arrival of its request",
+        description="longest time of an answer in seconds, from the arrival of its request",
     )
     read_timeout: float = Field(
         default=30.0,
         gt=0,
         le=3600,
         allow_inf_nan=False,
-        description="seconds for a client to send its request, or to take 256 KiB of an answer",
+        description="seconds for a client to send its request, or to receive 256 KiB of an answer",
     )
     allow_remote_images: bool = Field(default=False, description="fetch http(s) image URLs from public addresses")
     remote_image_timeout: float = Field(
@@ -189,20 +188,20 @@ class Settings(BaseModel):
     api_keys: tuple[SecretStr, ...] = Field(
         default=(), description="key that clients must send as a bearer token (repeatable)"
     )
-    api_key_file: str | None = Field(default=None, description="file with one API key a line")
+    api_key_file: str | None = Field(default=None, description="file with one API key per line")
     named_key_file: str | None = Field(
         default=None,
-        description="file of keys with names, roles and limits, which 'helmsight keys' writes; read anew when it changes",
+        description="file of keys with names, roles and limits, which 'helmsight keys' writes; reread when it changes",
     )
     allow_host: tuple[str, ...] = Field(
         default=(),
-        description="further name that requests may give as Host, and pages as Origin: a name, *.domain or * (repeatable); "
-        "checked where no key is needed, or a name is given here; addresses, localhost, the name of --host and, unless "
+        description="further name that requests may have as Host, and pages as Origin: a name, *.domain or * (repeatable); "
+        "checked if no key is required or a name is given here; addresses, localhost, the name of --host and, unless "
         "bound to loopback, names without a dot are always allowed as Host",
     )
     cors_origin: tuple[str, ...] = Field(
         default=(),
-        description="origin of web pages elsewhere that may call the API from a browser, such as https://app.example.org, "
+        description="origin of other web pages that may call the API from a browser, such as https://app.example.org, "
         "or * (repeatable)",
     )
     allow_uploads: bool = Field(
@@ -215,7 +214,7 @@ class Settings(BaseModel):
         validate_default=True,
         description="file (SQLite) or postgresql:// URL that keeps a row for each answer; off for none",
     )
-    journal_max_rows: int = Field(default=1_000_000, ge=1, le=100_000_000, description="rows kept, the newest ones")
+    journal_max_rows: int = Field(default=1_000_000, ge=1, le=100_000_000, description="number of newest rows kept")
     journal_days: float = Field(
         default=30.0, gt=0, le=36_500, allow_inf_nan=False, description="days that a row is kept"
     )
@@ -225,13 +224,13 @@ class Settings(BaseModel):
     )
     journal_readouts: tuple[str, ...] = Field(
         default=(),
-        description="readout whose numbers are computed for every request, for the journal alone, such as focus, modality, "
+        description="readout whose numbers are computed for every request, just for the journal, such as focus, modality, "
         "decay, residual or flags (repeatable)",
     )
 
     # Presets, which only the file holds
     presets: dict[str, PresetTable] = Field(
-        default={}, description="tables of fields of a request, to be asked for by the name of the model"
+        default={}, description="tables of request fields, selected by the name of the model"
     )
 
     # The process
@@ -239,16 +238,16 @@ class Settings(BaseModel):
         default=30, ge=1, le=3600, description="seconds that running answers get after SIGTERM"
     )
     keep_alive: int = Field(default=75, ge=0, le=3600, description="seconds that an idle connection stays open")
-    access_log: bool = Field(default=True, description="log one line a request on standard output")
+    access_log: bool = Field(default=True, description="log one line per request on standard output")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="least severity that is logged: debug, info, warning or error"
+        default="info", description="lowest severity that is logged: debug, info, warning or error"
     )
     log_format: Literal["text", "json"] = Field(
-        default="text", description="form of the log: text, or json with an object a line"
+        default="text", description="format of the log: text, or json with an object per line"
     )
     traces: bool = Field(
         default=False,
-        description="send traces by OpenTelemetry, where its own variables say, such as OTEL_EXPORTER_OTLP_ENDPOINT "
+        description="send traces by OpenTelemetry, configured by its own variables such as OTEL_EXPORTER_OTLP_ENDPOINT "
         "(needs the extra otel)",
     )
 
@@ -260,7 +259,7 @@ class Settings(BaseModel):
     @field_validator("cors_origin")
     @classmethod
     def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        """Each as a browser says it, in lower case and without a path."""
+        """Check that each is written as browsers send it, in lower case and without a path."""
         for origin in origins:
             if origin != "*" and not re.fullmatch(r"https?://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:\d+)?", origin):
                 raise ValueError(f"must be like https://app.example.org or *; got {origin[:128]!r}")
@@ -283,7 +282,7 @@ class Settings(BaseModel):
     @field_validator("journal")
     @classmethod
     def _known_database(cls, journal: SecretStr) -> SecretStr:
-        # The message must not hold the value: it may hold a password.
+        # The message must not contain the value, which may contain a password.
         text = journal.get_secret_value()
         if not text.strip():
             raise ValueError("must be a path, a URL, or off")
@@ -294,7 +293,7 @@ class Settings(BaseModel):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All API keys, those of the key file included; empty means that no key is needed."""
+        """All API keys, including those of the key file; empty if no key is required."""
         keys = [key.get_secret_value() for key in self.api_keys]
         if self.api_key_file:
             lines = Path(self.api_key_file).expanduser().read_text().splitlines()
@@ -306,12 +305,12 @@ class Settings(BaseModel):
 
     @property
     def asks_for_key(self) -> bool:
-        """Whether requests need a key."""
+        """True if requests need a key."""
         return self.named_key_file is not None or bool(self.keys)
 
     @property
     def public_bind(self) -> bool:
-        """Whether other machines may reach the server."""
+        """True if other machines may reach the server."""
         if self.host == "localhost" or self.host.startswith("unix:"):
             return False
         try:
@@ -321,27 +320,27 @@ class Settings(BaseModel):
 
     @property
     def follows(self) -> bool:
-        """Whether this process is one of several that share a model, and not the one that serves."""
+        """True if this process shares a model that another one serves."""
         return self.tensor_parallel > 1 and os.environ.get("RANK", "0") != "0"
 
     @property
     def apart(self) -> bool:
-        """Whether the engine has a process of its own; those that torchrun starts have no other beside them."""
+        """True if the engine has a process of its own, which torchrun's processes do not have."""
         return self.engine_process and self.tensor_parallel == 1
 
     @property
     def max_request_bytes(self) -> int:
-        """Bytes that the body of a request for any route may have."""
+        """The largest size in bytes of a request's body for any route."""
         return max(self.max_body, self.max_vector_bytes if self.allow_uploads else 0)
 
     @property
     def worker_threads(self) -> int:
-        """HTTP threads: each request that runs or waits holds one, and 16 remain for refusals, health and metrics."""
+        """The number of HTTP threads: one for each running or waiting request, and 16 for refusals, health and metrics."""
         return self.slots + self.max_waiting + 16
 
 
 def warnings_for(settings: Settings) -> Sequence[str]:
-    """What an operator should know before serving with these settings."""
+    """Return warnings that an operator should know before serving with these settings."""
     if settings.public_bind and not settings.asks_for_key:
         return [f"listening on {settings.host} without an API key: anyone who reaches this port can use the model"]
     return []

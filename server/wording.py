@@ -1,4 +1,7 @@
-"""Text for logs and error messages. It imports nothing, so that checks before a start stay quick."""
+"""Text for logs and error messages.
+
+It imports nothing, so that checks before a start stay quick.
+"""
 
 from __future__ import annotations
 

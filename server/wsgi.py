@@ -1,6 +1,7 @@
 """The application for plain gunicorn: `gunicorn -c deploy/gunicorn.conf.py server.wsgi:app`.
 
-Settings come from HELMSIGHT_* variables and the file named by HELMSIGHT_CONFIG. Importing starts loading the model.
+Settings come from HELMSIGHT_* variables and the file named by HELMSIGHT_CONFIG. Importing this module starts loading the
+model.
 """
 
 from __future__ import annotations

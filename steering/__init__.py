@@ -1,4 +1,4 @@
-"""Everything that happens inside the model: loading, generating, interventions, readouts, steering vectors.
+"""The engine as a library: loading, generating, interventions, readouts, steering vectors.
 
 Usable alone, without a server: `load` a model, make an `Engine`, `generate` answers to `Request`s.
 

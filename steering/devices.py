@@ -1,5 +1,7 @@
-"""Copies to a device that nobody waits for: others have the host wait until the device has done all it was told before. And
-what state a device is in."""
+"""Non-blocking copies to a device, and the state of devices.
+
+A blocking copy makes the host wait until the device has finished all earlier work.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,20 @@ from collections.abc import Iterable
 import torch
 
 NO_MEMORY = 2
-"""CUDA's number of the error that leaves a device as it was."""
+"""CUDA's number of the error that leaves a device usable."""
 
 
 def sent(tensor: torch.Tensor, like: torch.Tensor | torch.device) -> torch.Tensor:
-    """A tensor of the CPU on a device, or on that of a tensor and in its dtype; it must not be written to afterwards."""
+    """Return a CPU tensor on a device, or on another tensor's device in its dtype; do not write to it afterwards."""
     device, dtype = (like, tensor.dtype) if isinstance(like, torch.device) else (like.device, like.dtype)
     tensor = tensor.to(dtype)
-    if device.type == "cuda":  # from other memory a copy waits although it is told not to
+    if device.type == "cuda":  # from pageable memory even a non-blocking copy waits
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """How much memory may be allotted on a device, what torch keeps for that included; None where nobody knows."""
+    """Return the memory that can be allocated on a device, including torch's own cache; None where it is unknown."""
     if device.type != "cuda":
         return None
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -29,8 +31,11 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def lost(error: BaseException, devices: Iterable[torch.device]) -> bool:
-    """Whether a device is of no more use behind an error: after an assertion in a kernel, or an illegal access, all that
-    comes fails, and whoever comes first tells of it, in the words of a library too."""
+    """Return True where a device is unusable after an error.
+
+    After an assertion in a kernel, or an illegal access, all later calls fail; the first one reports it, possibly in the
+    words of another library.
+    """
     if isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) != NO_MEMORY:
         return True
     try:
@@ -43,5 +48,5 @@ def lost(error: BaseException, devices: Iterable[torch.device]) -> bool:
 
 
 def fill(table: torch.Tensor, slot: int, value: float) -> None:
-    """Write a number to one slot of a table (slots,): to a single element it would be a copy from the CPU."""
+    """Write a number to one slot of a table (slots,) by a slice; a single element would need a copy from the CPU."""
     table[slot : slot + 1] = value

@@ -24,7 +24,7 @@ class RequestError(SteeringError):
 
 
 class Inapplicable(RequestError):
-    """What is asked for is right in itself, but this model, its vectors or this prompt have no place for it."""
+    """The request is valid in itself, but does not fit this model, its vectors or this prompt."""
 
 
 class ContextOverflow(RequestError):
@@ -46,8 +46,10 @@ class VectorError(Inapplicable):
 
 
 class Busy(SteeringError):
-    """The waiting queue is full: so many answers are `waiting`; try again in about `retry_after` seconds. Or it would take
-    more than `longest` seconds to get a slot."""
+    """The waiting queue is full, or a slot would take more than `longest` seconds.
+
+    `waiting` answers are queued; try again in about `retry_after` seconds.
+    """
 
     def __init__(self, waiting: int, retry_after: float, longest: float | None = None):
         why = f"{waiting} answers are already waiting."
@@ -63,7 +65,7 @@ class Fault(SteeringError):
 
 @contextmanager
 def fitting() -> Iterator[None]:
-    """Within, what is found wrong is wrong for this model or this prompt alone: a RequestError becomes `Inapplicable`."""
+    """Turn a RequestError within the block into `Inapplicable`: it concerns only this model or this prompt."""
     try:
         yield
     except Inapplicable:
@@ -74,8 +76,10 @@ def fitting() -> Iterator[None]:
 
 @contextmanager
 def panics_raise(make: Callable[[str], SteeringError]) -> Iterator[None]:
-    """Within, a panic of a native library (pyo3's PanicException, which is no Exception and would end a thread or a process)
-    becomes the error that `make` makes of its text."""
+    """Turn a panic of a native library within the block into the error that `make` builds from its text.
+
+    pyo3's PanicException is no Exception and would end a thread or a process.
+    """
     try:
         yield
     except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):

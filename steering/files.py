@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writing of files: a file is whole or absent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The form of tensors that are kept for later: one for all of a kind, whichever path made them.
+"""The form of cached tensors, the same for all of a kind, whichever path made them.
 
-A pass may run plain at first and compiled, or as a graph, from some step on. What the first left behind is used beside what
-the second makes, so both must have one dtype, one device, one number of axes and one layout.
+A pass may run eagerly at first and compiled, or as a graph, from some step on. Tensors of both are used side by side, so
+they must have one dtype, one device, one number of axes and one layout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class MixedForms(RuntimeError):
 
 
 class TensorForm(NamedTuple):
-    """What tensors of one kind have in common. trailing: sizes behind the first axis, None where they vary."""
+    """The common form of tensors of one kind. trailing: sizes after the first axis, None where they vary."""
 
     dtype: torch.dtype
     device: torch.device
@@ -27,7 +27,7 @@ class TensorForm(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor, varies: bool = False) -> TensorForm:
-        """The form of a tensor; where the sizes behind its first axis `varies`, they are no part of it."""
+        """Return the form of a tensor; where the sizes after its first axis `varies`, they are not part of it."""
         trailing = None if varies else tuple(tensor.shape[1:])
         return cls(tensor.dtype, tensor.device, tensor.ndim, tensor.is_contiguous(), trailing)
 

@@ -1,4 +1,4 @@
-"""What is large and may be asked for again, kept within bounds."""
+"""A bounded cache of large values that may be requested again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Value]):
-    """Values by a hash, the least recently used let go first, of so many bytes at most as `size` counts them. Any thread may
-    ask."""
+    """Values by a hash, at most `capacity` bytes, counted by `size`, dropping the least recently used; thread-safe."""
 
     def __init__(self, capacity: int, size: Callable[[Value], int]):
         self.capacity = capacity
@@ -22,7 +21,7 @@ class Kept(Generic[Value]):
         self._lock = threading.Lock()
 
     def get(self, key: bytes) -> Value | None:
-        """The value, if it is kept."""
+        """Return the value, if it is kept."""
         with self._lock:
             found = self._entries.get(key)
             if found is not None:
@@ -30,7 +29,7 @@ class Kept(Generic[Value]):
             return found
 
     def keep(self, key: bytes, value: Value) -> None:
-        """Keep one, unless it is larger than all may be."""
+        """Keep a value, unless it is larger than the capacity."""
         size = self._size(value)
         with self._lock:
             if size <= self.capacity and key not in self._entries:

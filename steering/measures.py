@@ -1,4 +1,4 @@
-"""Formulas that interventions and readouts share, and measured numbers as JSON has them."""
+"""Formulas that interventions and readouts share, and the JSON form of measured numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def activation_maps(states: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-    """(tokens, patches): ReLU of the logit of each token at each image token (Token Activation Maps).
+    """Return (tokens, patches): ReLU of the logit of each token at each image token (Token Activation Maps).
 
     states: (patches, d), normalised states after the last layer. head: (tokens, d), rows of the output embedding.
     """
@@ -24,7 +24,7 @@ def divergence(mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
 
 
 def known(values: torch.Tensor) -> list[Any]:
-    """values: (n, ...), as lists; None where a number does not exist, which is NaN."""
+    """Return values (n, ...) as lists, with None for NaN, which marks numbers that do not exist."""
     found: list[Any] = values.tolist()
     return _without_nan(found) if bool(values.isnan().any()) else found
 
@@ -34,11 +34,11 @@ def _without_nan(found: list[Any]) -> list[Any]:
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """The mean of the numbers that exist, None where there are none."""
+    """Return the mean of the numbers that exist, None where there are none."""
     found = [value for value in values if value is not None]
     return sum(found) / len(found) if found else None
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """How many numbers there are, their mean and the largest, both None where there are none."""
+    """Return the count of numbers, their mean and the largest, both None where there are none."""
     return {"count": len(values), "mean": mean(values), "max": max(values, default=None)}

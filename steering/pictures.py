@@ -1,4 +1,4 @@
-"""Pictures out of files: upright, RGB, transparency flattened."""
+"""Pictures from files: upright, RGB, transparency flattened."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from PIL import Image, ImageOps
 
 
 def opened(source: str | Path | bytes) -> Image.Image:
-    """The picture in a file, given by its path or its bytes, as `upright_rgb` has it. Raises OSError where there is no such
-    file, ValueError where it holds no picture that can be read."""
+    """Return the picture in a file, given by its path or its bytes, converted by `upright_rgb`.
+
+    Raises OSError where there is no such file, ValueError where it holds no readable picture.
+    """
     data = source if isinstance(source, bytes) else Path(source).expanduser().read_bytes()
     try:
         with Image.open(io.BytesIO(data)) as image:
@@ -23,8 +25,10 @@ def opened(source: str | Path | bytes) -> Image.Image:
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
-    """The first frame as RGB, turned as its EXIF data says, transparency flattened on white; nothing else of its file, whose
-    profiles and texts may be megabytes."""
+    """Return the first frame as RGB, turned as its EXIF data says, transparency flattened on white.
+
+    Nothing else of its file is kept, whose profiles and texts may be megabytes.
+    """
     with contextlib.suppress(Exception):  # a picture with damaged EXIF data is still a picture
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):  # Pillow would clip 16-bit grey to 255 instead of scaling it

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 TIMEOUT = 600.0
-"""Seconds without a byte of an answer, after which it counts as none."""
+"""Seconds without a byte after which a request counts as unanswered."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """url: up to /v1. fields: what each of its requests has besides, taken in turn."""
+    """A server under load.
+
+    url: up to /v1. fields: extra fields of its requests, taken in turn.
+    """
 
     name: str
     url: str
@@ -25,8 +28,11 @@ class Server:
 
 @dataclass
 class Seen:
-    """One request. status: of HTTP, 0 where there was none, and `fault` says why. first: seconds to the first text; gaps:
-    between its pieces, of a stream; total: to the end. left: the client went before that."""
+    """The record of a single request.
+
+    status: of HTTP, 0 where there was none, and `fault` is the reason. first: seconds to the first text; gaps: between the
+    pieces of a stream; total: to the end. left: the client disconnected before that.
+    """
 
     status: int = 0
     first: float | None = None
@@ -39,9 +45,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class Load:
-    """Requests as JSON, how many clients ask them, and the share of streams that is left after the first text. rate: how
-    many come a second, in place of clients: each when it comes (a Poisson process), whatever became of those before it.
-    again: seconds after which who was refused (429) asks the same again, instead of the next one."""
+    """Requests as JSON, the number of clients, and the share of streams that are left after the first text.
+
+    rate: requests a second, in place of clients: each is sent at its time (a Poisson process), whatever the state of the
+    earlier ones. again: seconds after which a refused client (429) sends the same request again, instead of the next one.
+    """
 
     bodies: Sequence[Mapping[str, Any]]
     clients: int
@@ -52,7 +60,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a load, and how many seconds it took."""
+    """The records of a load, and the seconds it took."""
 
     seen: Sequence[Seen]
     seconds: float
@@ -67,16 +75,16 @@ class Outcome:
         return sum(one.tokens for one in self.whole) / self.seconds
 
     def statuses(self) -> dict[str, int]:
-        """How many requests ended how: their status, or that the client left."""
+        """Return the number of requests by their status, or by the client's leaving."""
         found = ["left" if one.left else str(one.status) for one in self.seen]
         return {name: found.count(name) for name in sorted(set(found))}
 
     def faults(self) -> Counter[str]:
-        """Why how many requests had no answer."""
+        """Return the number of requests without an answer, by reason."""
         return Counter(one.fault for one in self.seen if one.status == 0)
 
     def times(self, name: str, percent: float) -> float | None:
-        """A percentile in milliseconds of `first`, `total` or `gaps`; None where there are none."""
+        """Return a percentile in milliseconds of `first`, `total` or `gaps`; None where there are none."""
         values = [value for one in self.whole for value in _listed(getattr(one, name))]
         return float(np.percentile(values, percent)) * 1000 if values else None
 

@@ -1,6 +1,6 @@
-"""The same requests with locust's own command, as long as one likes, with its page, its CSV files and its reports.
+"""The same requests with locust's own command, for any time, with its page, its CSV files and its reports.
 
-locust -f benchmarks/load/locustfile.py --host http://127.0.0.1:8000/v1 --users 16 --spawn-rate 16 --fields mixed
+    locust -f benchmarks/load/locustfile.py --host http://127.0.0.1:8000/v1 --users 16 --spawn-rate 16 --fields mixed
 
 Times to the first token and between tokens are rows of its statistics, which rounds them to two digits, in milliseconds.
 """
@@ -21,16 +21,16 @@ from benchmarks.load.workloads import WORKLOADS
 
 @events.init_command_line_parser.add_listener
 def options(parser: ArgumentParser) -> None:
-    """What locust's command understands besides."""
+    """Add this file's options to locust's command."""
     parser.add_argument("--model", default="helmsight-demo")
     parser.add_argument("--workload", choices=list(WORKLOADS), default="short")
-    parser.add_argument("--tokens", type=int, default=64, help="of every answer")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of every answer")
     parser.add_argument("--leaving", type=float, default=0.0, help="share of streams left after their first text")
-    parser.add_argument("--fields", default="{}", help="more fields of requests, as JSON, or 'mixed'")
+    parser.add_argument("--fields", default="{}", help="extra fields of requests, as JSON, or 'mixed'")
 
 
 class Chats(Client):
-    """Who asks one chat after the other; no two are the same."""
+    """A user who asks one chat after the other; no two are the same."""
 
     numbers = count()
     draw = random.Random(0)

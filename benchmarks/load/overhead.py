@@ -1,11 +1,12 @@
-"""How much of its engine's throughput a server has.
+"""The share of its engine's throughput that a server has.
 
-helmsight serve --journal off --no-access-log
-python -m benchmarks.load.overhead helmsight=http://127.0.0.1:8000/v1=helmsight-demo
+    helmsight serve --journal off --no-access-log
+    python -m benchmarks.load.overhead helmsight=http://127.0.0.1:8000/v1=helmsight-demo
 
-The same requests over HTTP, and in a process with nothing but the engine that `helmsight serve` has by default: in turns, as
-many at once, the next one as soon as one is answered. The engine's prompts have been read before, and nobody takes its
-tokens: what the server does beyond it is HTTP, JSON, pictures, prompts and streams, and who asks has the same processors.
+The same requests are sent over HTTP, and to a process with nothing but the engine that `helmsight serve` has by default.
+Both alternate, with equally many requests at once, the next one as soon as one is answered. The bare engine's prompts are
+read in advance, and nobody consumes its tokens. The server adds HTTP, JSON, pictures, prompts and streams, and its clients
+use the same processors.
 """
 
 from __future__ import annotations
@@ -71,16 +72,18 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("server", type=server_of, metavar="NAME=URL=MODEL")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["short", "picture"])
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 16, 64])
-    parser.add_argument("--tokens", type=lengths_of, default="64", metavar="N", help="of every answer, or LEAST-MOST")
-    parser.add_argument("--requests", type=int, default=256, help="in each repeat")
+    parser.add_argument(
+        "--tokens", type=lengths_of, default="64", metavar="N", help="tokens of every answer, or LEAST-MOST"
+    )
+    parser.add_argument("--requests", type=int, default=256, help="requests in each repeat")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--whole", action="store_true", help="answers in one piece, not as streams")
-    parser.add_argument("--rest", type=float, default=1.0, metavar="SECONDS", help="between two loads")
+    parser.add_argument("--rest", type=float, default=1.0, metavar="SECONDS", help="pause between two loads")
     return parser
 
 
 def _alone(engine: Engine, bodies: Sequence[Mapping[str, Any]], clients: int) -> float:
-    """Tokens a second of the engine without a server."""
+    """Return the tokens a second of the engine without a server."""
     requests = [
         Request(_shown(body["messages"]), Sampling(max_tokens=body["max_tokens"], ignore_eos=True)) for body in bodies
     ]
@@ -96,7 +99,7 @@ def _alone(engine: Engine, bodies: Sequence[Mapping[str, Any]], clients: int) ->
 
 
 def _shown(chat: Messages) -> Messages:
-    """A chat with pictures in the place of their addresses."""
+    """Return a chat with pictures in place of their URLs."""
 
     def part(one: dict[str, Any]) -> dict[str, Any]:
         if one["type"] != "image_url":

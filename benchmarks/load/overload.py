@@ -1,10 +1,10 @@
-"""What becomes of requests when far more come than a server can answer.
+"""Measures requests when far more arrive than a server can answer.
 
-helmsight serve --journal off --no-access-log --max-wait 0.02
-python -m benchmarks.load.overload helmsight=http://127.0.0.1:8000/v1=helmsight-demo
+    helmsight serve --journal off --no-access-log --max-wait 0.02
+    python -m benchmarks.load.overload helmsight=http://127.0.0.1:8000/v1=helmsight-demo
 
-Of each server, in one run: one client alone; as many as it has slots, who tell what it can do; and ten times as many
-requests as it can answer, for `--seconds`, each when it comes (a Poisson process), whatever became of those before it.
+Each server gets, in one run: one client alone; as many as it has slots, which shows its capacity; and ten times as many
+requests as it can answer, for `--seconds`, each at its time (a Poisson process), whatever the state of the earlier ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.load.send import send
 from benchmarks.load.workloads import WORKLOADS
 
 AGAIN = 0.1
-"""Seconds after which one of many clients asks again."""
+"""Seconds after which one of many refused clients asks again."""
 COLUMNS = (
     "server", "load", "asked/s", "answered/s", "first p50, p99 (ms)", "p50, p99 of alone", "refused p50, p99 (ms)",
     "answers",
@@ -31,7 +31,7 @@ COLUMNS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; 1 where a server answered none."""
+    """Run the benchmark; return 1 where a server answered none."""
     options = _options().parse_args(argv)
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     answered = [_measured(server, options) for server in options.servers]
@@ -42,16 +42,16 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("servers", nargs="+", type=server_of, metavar="NAME=URL=MODEL")
     parser.add_argument("--workload", choices=list(WORKLOADS), default="short")
-    parser.add_argument("--tokens", type=int, default=64, help="of every answer")
-    parser.add_argument("--clients", type=int, default=16, help="that make it busy: its slots")
-    parser.add_argument("--alone", type=int, default=100, help="requests of the one client")
-    parser.add_argument("--times", type=float, default=10.0, help="requests a second, by what it can answer")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of the load that is too much")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of every answer")
+    parser.add_argument("--clients", type=int, default=16, help="clients that keep a server busy: its slots")
+    parser.add_argument("--alone", type=int, default=100, help="requests of the single client")
+    parser.add_argument("--times", type=float, default=10.0, help="requests a second, as a multiple of its capacity")
+    parser.add_argument("--seconds", type=float, default=20.0, help="duration of the overload")
     return parser
 
 
 def _measured(server: Server, options: Any) -> bool:
-    """Print the rows of one server; whether it answered anything when there was too much."""
+    """Print the rows of one server; return whether it answered anything under overload."""
     key = os.environ.get("OPENAI_API_KEY")
     seed = iter(range(10**9))
 
@@ -61,7 +61,9 @@ def _measured(server: Server, options: Any) -> bool:
         ]
         return send(server, Load(made, clients, rate=rate, again=AGAIN if clients > 1 else None), key)
 
-    outcome(2 * options.clients, options.clients)  # memory is there, and it is known how long answers are
+    outcome(
+        2 * options.clients, options.clients
+    )  # warm up: memory is allotted, and the server learns the length of answers
     alone = outcome(options.alone, 1)
     print(_line(server, "alone", alone, alone), flush=True)
     busy = outcome(8 * options.clients, options.clients)

@@ -1,11 +1,11 @@
 """The same load on any number of OpenAI-compatible servers, in turns.
 
-python -m benchmarks.load.run helmsight=http://127.0.0.1:8000/v1=helmsight-demo vllm=http://127.0.0.1:8100/v1=helmsight-demo
+    python -m benchmarks.load.run helmsight=http://127.0.0.1:8000/v1=helmsight-demo vllm=http://127.0.0.1:8100/v1=helmsight-demo
 
-Both sides of a ratio are of one run, and repeats alternate between the servers. Answers have as many tokens as asked,
-whatever the model says (`ignore_eos`, `min_tokens`). Clients ask again once they are answered, so the faster server is asked
-more; `--rates` has each server be asked as often. `--fields NAME=JSON` has a server's requests say more (a list is taken in
-turn), so that one server can be there twice: plain, and with interventions and readouts.
+Both sides of a ratio are of one run, and repeats alternate between the servers. Answers have as many tokens as requested,
+whatever the model says (`ignore_eos`, `min_tokens`). Clients ask again once they are answered, so the faster server gets
+more requests; with `--rates` all servers get equally many. `--fields NAME=JSON` adds fields to a server's requests (a list
+is taken in turn), so that one server can be compared with itself: plain, and with interventions and readouts.
 
 A soak: `--requests 100000 --repeats 1 --clients 32 --leaving 0.1 --fields helmsight=mixed --workloads picture`.
 """
@@ -38,7 +38,7 @@ MIXED: list[dict[str, Any]] = [
     {"diagnostics": True},
     {"diagnostics": {"include": ["focus", "modality", "decay", "residual", "alarm"]}, "temperature": 1.0},
 ]
-"""What `--fields NAME=mixed` has requests ask for in turn, where they have a picture."""
+"""The fields that `--fields NAME=mixed` adds to requests with a picture, in turn."""
 SHOWN = ("first", "gaps", "total")
 COLUMNS = (
     "workload", "clients, or rate", "server", "tokens/s", "ratio", "first p50, p99 (ms)", "between p50, p99 (ms)",
@@ -47,7 +47,7 @@ COLUMNS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; 1 where a server answered none."""
+    """Run the benchmark; return 1 where a server answered none."""
     options = (parser := _options()).parse_args(argv)
     servers, fields = options.servers, dict(options.fields)
     if unknown := fields.keys() - {one.name for one in servers}:
@@ -79,7 +79,7 @@ def _options() -> argparse.ArgumentParser:
         nargs="+",
         type=server_of,
         metavar="NAME=URL=MODEL",
-        help="the first is what others are compared with",
+        help="servers; others are compared with the first",
     )
     parser.add_argument(
         "--workloads", nargs="+", choices=list(WORKLOADS), default=["short"], help="the chats: texts of 8 and of 1,200 "
@@ -92,27 +92,29 @@ def _options() -> argparse.ArgumentParser:
         type=int,
         default=[1, 4, 16, 64],
         metavar="N",
-        help="how many ask at once (default: 1 4 16 64)",
+        help="numbers of concurrent clients (default: 1 4 16 64)",
     )
     parser.add_argument(
-        "--rates", nargs="+", type=float, default=[], metavar="R", help="requests a second in place of clients, each when "
-        "it comes (a Poisson process), whatever became of those before it",
+        "--rates", nargs="+", type=float, default=[], metavar="R", help="requests a second in place of clients, each at "
+        "its time (a Poisson process), whatever the state of the earlier ones",
     )  # fmt: skip
     parser.add_argument(
-        "--tokens", type=lengths_of, default="64", metavar="N", help="of every answer (default: 64), or LEAST-MOST of "
-        "each as its number draws: of equal ones those that begin together end together, and ask together for the next",
+        "--tokens", type=lengths_of, default="64", metavar="N", help="tokens of every answer (default: 64), or drawn "
+        "from LEAST-MOST: equally long answers that begin together also end together, so clients would ask in step",
     )  # fmt: skip
     parser.add_argument(
-        "--requests", type=int, help="in each repeat (default: 4 a client, at least 8; 20 seconds of a rate)"
+        "--requests", type=int, help="requests in each repeat (default: 4 a client, at least 8; 20 seconds of a rate)"
     )
-    parser.add_argument("--repeats", type=int, default=3, help="of each load at each server, in turns (default: 3)")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="repeats of each load at each server, in turns (default: 3)"
+    )
     parser.add_argument("--whole", action="store_true", help="answers in one piece, not as streams")
     parser.add_argument(
         "--leaving", type=float, default=0.0, metavar="SHARE", help="streams left after their first text"
     )
     parser.add_argument(
-        "--rest", type=float, default=2.0, metavar="SECONDS", help="between two loads: vLLM's worker spins for one second "
-        "behind its last answer, on a processor that the other server is to have",
+        "--rest", type=float, default=2.0, metavar="SECONDS", help="pause between two loads: vLLM's worker spins for "
+        "one second after its last answer, on a processor that the other server needs",
     )  # fmt: skip
     parser.add_argument(
         "--fields",
@@ -120,14 +122,14 @@ def _options() -> argparse.ArgumentParser:
         type=named_fields,
         default=[],
         metavar="NAME=JSON",
-        help="more fields of the requests to the server of that name, or 'mixed'",
+        help="extra fields of the requests to the server of that name, or 'mixed'",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
     return parser
 
 
 def server_of(text: str) -> Server:
-    """Of "NAME=URL=MODEL"; this and what follows raise ArgumentTypeError for anything else."""
+    """Parse "NAME=URL=MODEL"; like the parsers below, raise ArgumentTypeError for anything else."""
     name, url, model = [*text.split("=", 2), "", ""][:3]
     if not (name and url.startswith("http") and model):
         raise ArgumentTypeError(f"{text!r} is not NAME=URL=MODEL")
@@ -135,13 +137,13 @@ def server_of(text: str) -> Server:
 
 
 def named_fields(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """A server's name and what its requests have besides, of "NAME=" and what `fields_of` takes."""
+    """Parse "NAME=" and the input of `fields_of` into a server's name and the extra fields of its requests."""
     name, _, given = text.partition("=")
     return name, fields_of(given)
 
 
 def fields_of(text: str) -> list[dict[str, Any]]:
-    """What requests have besides, in turn: JSON of one or of a list, or 'mixed'."""
+    """Parse the extra fields of requests, in turn: JSON of an object or of a list, or 'mixed'."""
     try:
         said = MIXED if text == "mixed" else json.loads(text)
     except ValueError as error:
@@ -153,7 +155,7 @@ def fields_of(text: str) -> list[dict[str, Any]]:
 
 
 def lengths_of(text: str) -> range:
-    """How many tokens an answer may have, of "N" or "LEAST-MOST"."""
+    """Parse "N" or "LEAST-MOST" into the possible numbers of an answer's tokens."""
     least, _, most = text.partition("-")
     if not (least.isdecimal() and (most or least).isdecimal() and 1 <= int(least) <= int(most or least)):
         raise ArgumentTypeError(f"{text!r} is neither a number of tokens nor LEAST-MOST")
@@ -161,7 +163,7 @@ def lengths_of(text: str) -> range:
 
 
 def shape(tokens: int, stream: bool) -> dict[str, Any]:
-    """Fields of a request whose answer has so many tokens, whatever the model says."""
+    """Return the fields of a request whose answer has `tokens` tokens, whatever the model generates."""
     fields: dict[str, Any] = {
         "max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": stream
     }  # fmt: skip
@@ -169,7 +171,7 @@ def shape(tokens: int, stream: bool) -> dict[str, Any]:
 
 
 def body_of(workload: str, seed: int, lengths: Sequence[int], stream: bool) -> dict[str, Any]:
-    """The request of a seed, which draws how long its answer is."""
+    """Return the request of a seed, which also draws the length of its answer."""
     return {
         "messages": WORKLOADS[workload](seed), **shape(random.Random(f"tokens {seed}").choice(lengths), stream)
     }  # fmt: skip
@@ -178,7 +180,7 @@ def body_of(workload: str, seed: int, lengths: Sequence[int], stream: bool) -> d
 def _compared(
     servers: Sequence[Server], options: Any, workload: str, clients: int, rate: float | None
 ) -> dict[str, list[Outcome]]:
-    """The outcomes of each repeat by server; one request warms each of them up."""
+    """Return the outcomes of each repeat by server; one request warms each of them up."""
     count = options.requests or max(8, 4 * clients, round(20 * (rate or 0)))
     key = os.environ.get("OPENAI_API_KEY")
     found: dict[str, list[Outcome]] = {server.name: [] for server in servers}

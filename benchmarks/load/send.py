@@ -1,4 +1,4 @@
-"""Send a load to a server from a process of its own."""
+"""Sends a load to a server from a process of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.load.client import Load, Outcome, Server
 
 
 def send(server: Server, load: Load, key: str | None = None) -> Outcome:
-    """Have so many clients share the requests, each asking the next one when it has its answer; or by rate."""
+    """Let clients share the requests, each sending the next one when it has its answer; or send them by rate."""
     return _apart().submit(_carry, server, load, key).result()
 
 

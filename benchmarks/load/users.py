@@ -1,4 +1,7 @@
-"""Locust's users, who ask and count. gevent patches the process that imports this; `send` has one for it."""
+"""Locust's users, which send requests and record them.
+
+gevent patches the process that imports this; `send` has a separate one for it.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +23,25 @@ from locust.exception import StopUser
 from benchmarks.load.client import TIMEOUT, Load, Outcome, Seen, Server
 
 FIRST, BETWEEN = "first token", "between tokens"
-"""What locust's statistics call, beside POST, the times to the first text of a stream and between its pieces."""
+"""Names in locust's statistics, beside POST, of the times to the first text of a stream and between its pieces."""
 PATH = "/chat/completions"
 
 
 class Client(FastHttpUser):
-    """Who asks for chats; its host is a server's URL up to /v1."""
+    """A user who asks for chats; its host is a server's URL up to /v1."""
 
     abstract = True
     connection_timeout = network_timeout = TIMEOUT
 
     def on_start(self) -> None:
-        self.client.client.valid_response_codes = range(600)  # a refusal is an answer, and nothing to keep a record of
+        self.client.client.valid_response_codes = range(600)  # a refusal is an answer too, no exception to record
 
     def ask(self, body: Mapping[str, Any], leaves: bool = False, headers: Mapping[str, str] | None = None) -> Seen:
-        """Ask once, and go after the first text of a stream if one leaves. Locust is told the time to the end, and, of what
-        was answered to the end, those to the first text and between pieces: then, and not between two pieces."""
+        """Send a request, and leave after the first text of a stream if `leaves`.
+
+        Locust is told the time to the end. Times to the first text and between pieces are reported for complete answers, and
+        only at their end, so that reporting takes no time between two pieces.
+        """
         seen, started = Seen(), time.perf_counter()
         asked = {"Accept-Encoding": "identity", **(headers or {})}
         with self.client.post(
@@ -84,7 +90,7 @@ def _read(answer: Any, stream: bool, seen: Seen, started: float, leaves: bool) -
             seen.first = now - started
             if leaves:
                 seen.left = True
-                answer.release()  # closes the connection of what has not ended
+                answer.release()  # closes the connection of an unfinished answer
                 return
         else:
             seen.gaps.append(now - last)
@@ -92,7 +98,7 @@ def _read(answer: Any, stream: bool, seen: Seen, started: float, leaves: bool) -
 
 
 def carry(server: Server, load: Load, key: str | None) -> Outcome:
-    """Have a load asked by users of this process."""
+    """Send a load with users of this process."""
     leaving = random.Random(0)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     todo = iter([
@@ -121,7 +127,7 @@ def carry(server: Server, load: Load, key: str | None) -> Outcome:
                 gevent.sleep(load.again)
 
     gc.collect()
-    gc.disable()  # it would stop all clients at once, for up to a tenth of a second where there are many
+    gc.disable()  # a collection would stop all clients, for up to a tenth of a second with many of them
     try:
         return _run(Asking, load.clients if load.rate is None else 1, start)
     finally:
@@ -129,7 +135,7 @@ def carry(server: Server, load: Load, key: str | None) -> Outcome:
 
 
 def _arrivals(rate: float, count: int) -> Iterator[None]:
-    """A Poisson process: so many of so many a second, each when it comes."""
+    """Yield `count` times at the moments of a Poisson process of `rate` a second."""
     draw, started = random.Random(0), time.perf_counter()
     for due in accumulate(draw.expovariate(rate) for _ in range(count)):
         gevent.sleep(max(0.0, started + due - time.perf_counter()))
@@ -137,7 +143,7 @@ def _arrivals(rate: float, count: int) -> Iterator[None]:
 
 
 def _run(who: type[Client], users: int, start: Event) -> Outcome:
-    """Spawn users, let them start together, and wait until each of them has stopped."""
+    """Spawn users, let them start together, and wait until all have stopped."""
     found: list[Seen] = []
     broken: list[Exception] = []
     environment = Environment(user_classes=[who], catch_exceptions=False)

@@ -15,11 +15,11 @@ Messages = list[dict[str, Any]]
 
 _WORDS = ("red", "green", "blue", "circle", "square", "star", "heart", "left", "top", "picture", "color", "shape")
 LONG = 1200
-"""Words, which are tokens of the embedded model, of a long prompt."""
+"""The number of words of a long prompt; words are tokens of the embedded model."""
 
 
 LARGE = (700, 420)
-"""Of a picture of an album, 375 tokens of a model whose tokens are 28 pixels wide."""
+"""The size of a picture of an album: 375 tokens of a model whose tokens are 28 pixels wide."""
 
 
 @cache
@@ -53,7 +53,7 @@ def _pictured(seed: int) -> Messages:
 
 
 def _asked_again(about: Messages, seed: int) -> Messages:
-    """Another question about the same pictures."""
+    """Return another question about the same pictures."""
     pictures = [part for part in about[0]["content"] if part["type"] == "image_url"]
     return [{"role": "user", "content": [*pictures, {"type": "text", "text": _short(seed)[0]["content"]}]}]
 
@@ -72,6 +72,9 @@ WORKLOADS: dict[str, Callable[[int], Messages]] = {
     "album": _album,
     "same-album": lambda seed: _asked_again(_album(0), seed),
 }
-"""The chat of a seed: a short text, one of 1,200 words, a short one behind a system prompt of 600 that all have, a picture
-of its own or the same one with a short question, four large ones behind which are 400 words (2,000 tokens of the models of
-`benchmarks.models`), the same four with a short question."""
+"""Functions from a seed to its chat.
+
+They are a short text, one of 1,200 words, a short one after a system prompt of 600 words that all share, a picture of its
+own or the same one with a short question, four large ones followed by 400 words (2,000 tokens of the models of
+`benchmarks.models`), and the same four with a short question.
+"""

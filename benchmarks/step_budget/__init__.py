@@ -1,1 +1,1 @@
-"""The step budget on machines that are made up: what passes cost is given, time is simulated or slept."""
+"""The step budget on simulated machines: the costs of passes are given, time is simulated or slept."""

@@ -1,10 +1,11 @@
-"""The step budget on machines that are made up: `python -m benchmarks.step_budget`.
+"""The step budget on simulated machines: `python -m benchmarks.step_budget`.
 
-Prices of passes on several machines, requests that come one by one and in bursts, in simulated time, answered by the
-engine's own budget and by steps of a fixed chunk of prompt tokens. Wanted of the budget: .9 of the tokens/s of the best
-chunk that keeps the bound on gaps (or, where none does, of the one that a pass costs as much as), the bound itself where
-it can be kept at all, and that no prompt waits more than twice as long as it and all before it take. `--engine` has the
-real engine answer on a runner that sleeps for these prices, in slow motion, beside a simulation of the same: within .2.
+Passes have given costs on several machines, and requests arrive one by one and in bursts, in simulated time. They are
+answered by the engine's own budget and by steps of a fixed chunk of prompt tokens. The budget must reach .9 of the tokens/s
+of the best chunk that keeps the bound on gaps (or, where none does, of the one that a pass costs as much as) and keep the
+bound where that is possible, and no prompt may wait more than twice as long as it and all before it take. With `--engine`
+the real engine answers on a runner that sleeps for these costs, in slow motion, and must agree with a simulation of the same
+within .2.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ COLUMNS = (
 
 
 def compared(machine: Machine, asked: str, noise: float) -> tuple[Outcome, int, Outcome, bool]:
-    """Return what the budget makes of it, the best chunk and what that makes of it, and whether it keeps the bound."""
+    """Return the budget's outcome, the best chunk and its outcome, and whether the chunk keeps the bound."""
     requests = ARRIVALS[asked](machine)
     own = Simulation(machine, StepBudget(1024, BOUND), noise=noise, gap=BOUND).run(requests)
     fixed = {
@@ -43,7 +44,7 @@ def compared(machine: Machine, asked: str, noise: float) -> tuple[Outcome, int, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a table; 1 where something that is wanted is missed."""
+    """Print a table; return 1 where a requirement is missed."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.step_budget",
         description=__doc__,
@@ -51,10 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--machines", nargs="+", choices=list(MACHINES), default=list(MACHINES))
     parser.add_argument("--asked", nargs="+", choices=list(ARRIVALS), default=list(ARRIVALS))
-    parser.add_argument(
-        "--noise", type=float, default=0.05, help="by which passes differ from their price (default: .05)"
-    )
-    parser.add_argument("--engine", type=int, default=0, metavar="N", help="ask the real engine so many requests")
+    parser.add_argument("--noise", type=float, default=0.05, help="relative noise of the passes' costs (default: .05)")
+    parser.add_argument("--engine", type=int, default=0, metavar="N", help="number of requests to the real engine")
     options = parser.parse_args(argv)
     if options.engine:
         return _engines(options.machines, options.engine)

@@ -1,4 +1,4 @@
-"""What passes cost on some machines, and what they are asked."""
+"""The costs of passes on several machines, and the requests that they get."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 PICTURE = 400
-"""Tokens of a picture."""
+"""The number of tokens of a picture."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Seconds: of a pass of prompts and of each of its tokens, of a decode and of each of its rows, of encoding pictures and
-    of each of their tokens."""
+    """A machine's costs in seconds.
+
+    They are of a prefill pass and of each of its tokens, of a decode and of each of its rows, of encoding pictures and of
+    each of their tokens.
+    """
 
     name: str
     fixed: float
@@ -24,7 +27,7 @@ class Machine:
     picture_token: float
 
     def prefill(self, tokens: int) -> float:
-        """Return the seconds of a pass of so many tokens, padding included."""
+        """Return the seconds of a pass of `tokens` tokens, padding included."""
         return self.fixed + self.token * tokens
 
     def decoding(self, rows: int) -> float:
@@ -32,7 +35,7 @@ class Machine:
         return self.decode + self.row * rows
 
     def encoding(self, tokens: int) -> float:
-        """Return the seconds of encoding pictures of so many tokens."""
+        """Return the seconds of encoding pictures of `tokens` tokens."""
         return self.picture + self.picture_token * tokens if tokens else 0.0
 
 
@@ -46,13 +49,16 @@ MACHINES = {
         Machine("cpu-wide", 0.008, 0.00090, 0.0110, 0.00150, 0.006, 0.00070),
     )
 }
-"""An H100 with Qwen2.5-VL-7B as it was measured (benchmarks/GPU.md), and as fused kernels would have it; an L4 by its
-bandwidth and its arithmetic; the embedded and the wide model on two processors, about."""
+"""The machines by name.
+
+They are an H100 with Qwen2.5-VL-7B as measured (benchmarks/GPU.md), and as fused kernels would have it; an L4 by its
+bandwidth and its arithmetic; the embedded and the wide model on two processors, approximately.
+"""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: when it comes, tokens of its prompt, those of its pictures among them, and of its answer."""
+    """A request: its arrival time, the tokens of its prompt, those of its pictures among them, and of its answer."""
 
     at: float
     tokens: int
@@ -61,7 +67,7 @@ class Asked:
 
 
 def cost(machine: Machine, tokens: float, pictures: float, answer: float) -> float:
-    """Return the seconds that a request takes where it shares its passes with very many."""
+    """Return the seconds that a request takes where it shares its passes with very many others."""
     return machine.token * tokens + machine.picture_token * pictures + machine.decoding(32) * answer / 32
 
 
@@ -80,7 +86,7 @@ def mixed(draw: random.Random) -> tuple[int, int, int]:
 def poisson(
     machine: Machine, kind: Callable[[random.Random], tuple[int, int, int]], count: int, load: float
 ) -> list[Asked]:
-    """Draw requests that come one by one, and would take so large a part of the machine's time."""
+    """Draw requests of a Poisson process that take the share `load` of the machine's time."""
     draw = random.Random(f"{machine.name} {count}")
     drawn = [kind(draw) for _ in range(count)]
     rate = load * count / sum(cost(machine, *one) for one in drawn)
@@ -94,7 +100,7 @@ def poisson(
 def bursts(
     machine: Machine, kind: Callable[[random.Random], tuple[int, int, int]], count: int, size: int
 ) -> list[Asked]:
-    """Draw requests of which so many come at once, as often as the machine can just answer them."""
+    """Draw bursts of `size` requests, as often as the machine can just answer them."""
     draw = random.Random(f"{machine.name} {count}")
     drawn = [kind(draw) for _ in range(count)]
     pause = size / count * sum(cost(machine, *one) for one in drawn)
@@ -108,4 +114,4 @@ ARRIVALS: dict[str, Callable[[Machine], list[Asked]]] = {
     "50 to 7,000 tokens, half the load": lambda machine: poisson(machine, mixed, 100, 0.5),
     "50 to 7,000 tokens, 16 at once": lambda machine: bursts(machine, mixed, 96, 16),
 }
-"""What is asked, by a name of its own."""
+"""The requests by name."""

@@ -1,4 +1,4 @@
-"""Steps of an engine in simulated time: the engine's own scheduler and budget, and passes that cost what a list says."""
+"""Steps of an engine in simulated time: the engine's own scheduler and budget, and passes with given costs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from steering.protocol.sequence import Sequence, Spec
 
 
 class FixedChunk(StepBudget):
-    """A budget that takes in so many tokens, whatever a pass costs, and as many pictures as the bound leaves time for, of
-    which it knows the price."""
+    """A budget of a fixed number of prompt tokens per step, whatever a pass costs.
+
+    It takes as many pictures, whose costs it knows, as the bound leaves time for.
+    """
 
     def __init__(self, chunk: int, machine: Machine, gap: float):
         super().__init__(chunk)
         self._chunk, self._machine, self._bound = chunk, machine, gap
 
     def allowance(self, rows: int) -> Allowance:
-        """Return the same at each step."""
+        """Return the same allowance at each step."""
         if not rows:
             return Allowance(most=self._chunk)
         left = self._bound - self._machine.prefill(self._chunk) - self._machine.decoding(rows)
@@ -33,14 +35,17 @@ class FixedChunk(StepBudget):
         return Allowance(left, self._chunk, self._chunk, 0.0, 0.0, *encoding, self._machine.row)
 
     def holds_back(self, rows: int, prompts: int, tokens: int, now: float) -> bool:
-        """Return False: nobody waits for others."""
+        """Return False: no request waits for others."""
         return False
 
 
 @dataclass
 class Seen:
-    """What became of a request, in seconds of the simulation. ready: when there was a slot for it; due: by when the engine
-    would have run its prompt and all before it, in passes as large as keep the bound."""
+    """The history of a request, in seconds of the simulation.
+
+    ready: when there was a slot for it; due: when the engine would have run its prompt and all before it, in the largest
+    passes that keep the bound.
+    """
 
     asked: Asked
     ready: float = math.inf
@@ -52,8 +57,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Figures of a run: tokens a second, percentiles of the gap between tokens and of the time to the first one, and the
-    longest wait from when a slot was free, in times of what was before it."""
+    """The figures of a run.
+
+    They are tokens a second, percentiles of the gap between tokens and of the time to the first one, and the longest wait
+    from when a slot was free, relative to the time of the work before it.
+    """
 
     rate: float
     gap_p99: float
@@ -63,7 +71,7 @@ class Outcome:
 
 
 class Simulation:
-    """Answers requests on a machine, of which each pass takes a little more or less than its price."""
+    """Answers requests on a machine, where each pass takes slightly more or less than its cost."""
 
     def __init__(self, machine: Machine, budget: StepBudget, slots: int = 64, noise: float = 0.05, gap: float = 0.1):
         self.machine, self.budget, self.slots = machine, budget, slots
@@ -72,11 +80,11 @@ class Simulation:
         self._draw = random.Random(0)
         self._scheduler = Scheduler(slots, 1, lambda source, target, length: None)
         self._seen: dict[Sequence, Seen] = {}
-        self._left: dict[Sequence, int] = {}  # tokens of the answer to come
-        self._new: dict[Sequence, int] = {}  # tokens of pictures that are not encoded
+        self._left: dict[Sequence, int] = {}  # tokens of the answer that are still to come
+        self._new: dict[Sequence, int] = {}  # tokens of pictures that are not encoded yet
 
     def run(self, asked: list[Asked]) -> Outcome:
-        """Answer all of them."""
+        """Answer all requests and return the figures."""
         coming = sorted(asked, key=lambda one: one.at)[::-1]
         every: list[Seen] = []
         while coming or self._scheduler.waiting or self._scheduler.running or self._scheduler.filling:
@@ -148,7 +156,7 @@ class Simulation:
         price.learn(units, seconds)
 
     def _said(self, sequence: Sequence) -> None:
-        """A token of it is there; one of an answer that has all of them counts for nothing."""
+        """Count a token of a sequence; tokens after the end of its answer are not counted."""
         seen = self._seen[sequence]
         if math.isinf(seen.first):
             seen.first = self.now
@@ -158,8 +166,11 @@ class Simulation:
         self._left[sequence] -= 1
 
     def _note_ready(self) -> None:
-        """Note of those for which there is a slot now by when they might have run: all before them in passes that keep the
-        bound, or pay for themselves, each beside a decode, with their pictures."""
+        """Note, for requests that have a slot now, when they might have run.
+
+        All before them run in passes that keep the bound, or that pay for themselves, each beside a decode, with their
+        pictures.
+        """
         scheduler, machine = self._scheduler, self.machine
         filling = [] if scheduler.filling is None else [scheduler.filling]
         free = scheduler.slots - len(scheduler.running) - len(filling)
@@ -182,7 +193,7 @@ class Simulation:
                 seen.ready, seen.due = self.now, before + self._seconds(batch, chunk, decode)
 
     def _seconds(self, batch: list[Sequence], chunk: float, decode: float) -> float:
-        """Return what these prompts take together, in steps."""
+        """Return the seconds that these prompts take together, divided into steps."""
         tokens = len(batch) * max(self._scheduler.unread(one) for one in batch)
         encoding = self.machine.encoding(sum(self._new[one] for one in batch))
         passes = math.ceil(tokens / chunk) if len(batch) == 1 else 1
@@ -191,7 +202,7 @@ class Simulation:
 
 
 def outcome(every: list[Seen], seconds: float) -> Outcome:
-    """Return the figures of requests that were answered in so many seconds."""
+    """Return the figures of requests that were answered in `seconds`."""
     gaps = np.concatenate([np.array(one.gaps) for one in every])
     first = np.array([one.first - one.asked.at for one in every])
     waits = [(one.first - one.ready) / one.due for one in every]

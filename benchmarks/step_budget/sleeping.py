@@ -1,4 +1,4 @@
-"""The real engine on the embedded model, whose passes sleep until they have taken what a machine's would."""
+"""The real engine on the embedded model, where passes sleep until they have taken as long as a machine's."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from steering.engine.budget import StepBudget
 LENGTH = 1024
 SLOTS = 9
 DECODE = 0.04
-"""Seconds of a decode in slow motion, at least: what the embedded model itself takes must not count."""
+"""The least seconds of a decode in slow motion, so that the embedded model's own time does not count."""
 
 
 class Clock:
-    """The machine's own time."""
+    """A machine's simulated clock."""
 
     def now(self) -> float:
-        """Return the seconds of a monotonic clock, which the engine has, too."""
+        """Return the seconds of a monotonic clock, which the engine uses, too."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Let so many pass."""
+        """Let `seconds` pass."""
         time.sleep(seconds)
 
 
@@ -38,7 +38,10 @@ def slowness(machine: Machine) -> float:
 
 
 class Sleeping:
-    """An engine that is asked the same as a simulation. slow: how many times slower than the machine it runs."""
+    """An engine that gets the same requests as a simulation.
+
+    slow: how many times slower than the machine it runs.
+    """
 
     def __init__(self, machine: Machine, mllm: steering.MLLM, gap: float, clock: Clock, slow: float):
         self.machine, self.clock, self.slow = machine, clock, slow
@@ -64,8 +67,10 @@ class Sleeping:
         ]
 
     def run(self, requests: Sequence[steering.Request], times: Sequence[float]) -> tuple[list[Asked], Outcome]:
-        """Answer requests that come at these seconds of the machine; returns what they are for a simulation, and what
-        became of them in its time."""
+        """Answer requests that arrive at these seconds of the machine.
+
+        Returns the requests as a simulation takes them, and their outcome in the machine's time.
+        """
         prompts = [read_prompt(self.engine.mllm, request, LENGTH) for request in requests]
         asked = [
             Asked(at, prompt.length, PICTURE * len(prompt.pictures), request.sampling.max_tokens or 1)
@@ -80,7 +85,9 @@ class Sleeping:
                 number = len(completions)
                 completions.append(self.engine.submit(requests[number], prompt=prompts[number]))
             if all(completion.done for completion in completions):
-                self.clock.sleep(max(0.0, times[len(completions)] * self.slow - elapsed) + 1e-6)  # floats round
+                self.clock.sleep(
+                    max(0.0, times[len(completions)] * self.slow - elapsed) + 1e-6
+                )  # floats may round down
             else:
                 self.engine.step()
         seen = [
@@ -117,7 +124,7 @@ class Sleeping:
 
 
 def arrivals(machine: Machine, count: int) -> list[float]:
-    """Draw when requests come: half of them at once, the others one by one while those are answered."""
+    """Draw arrival times of requests: half of them at once, the others one by one while those are answered."""
     draw = random.Random(1)
     times = [0.0] * (count // 2)
     while len(times) < count:

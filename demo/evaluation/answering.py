@@ -1,4 +1,4 @@
-"""Prompts, and plain transformers as the thing that answers them in batches."""
+"""Prompts, and plain transformers as a model that answers them in batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Answerer = Callable[[Sequence[DemoPrompt]], list[str]]
 
 
 def prompt(images: Sequence[Image.Image], text: str, system: str | None = None) -> DemoPrompt:
-    """Pictures first, then the text, as most clients send them."""
+    """Return a prompt with pictures first, then the text, as most clients send them."""
     content = [{"type": "image"} for _ in images] + [{"type": "text", "text": text}]
     before = [{"role": "system", "content": system}] if system else []
     return DemoPrompt(list(images), [*before, {"role": "user", "content": content}])
@@ -65,7 +65,7 @@ class PlainModel:
     def inputs(
         self, prompts: Sequence[DemoPrompt], side: str, answers: Sequence[str] | None = None
     ) -> dict[str, Tensor]:
-        """Padded model inputs; with `answers`, each prompt is followed by its answer."""
+        """Return padded model inputs; with `answers`, each prompt is followed by its answer."""
         texts = [self.text(one) + (answers[i] if answers else "") for i, one in enumerate(prompts)]
         self.tokenizer.padding_side = side
         encoded = self.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
@@ -78,10 +78,10 @@ class PlainModel:
 
     @torch.no_grad()
     def image_attention(self, prompts: Sequence[DemoPrompt], answers: Sequence[str]) -> list[Tensor]:
-        """The image-attention factor sigma (layers, images) of each prompt with its answer.
+        """Return the image-attention factor sigma (layers, images) of each prompt with its answer.
 
-        Mean over heads, over the question rows (user text after the last picture) and the answer's rows, over the
-        picture's tokens (implicit-visual-misunderstanding, section 3).
+        Mean over heads, over the question rows (user text after the last picture) and the answer's rows, over the picture's
+        tokens (implicit-visual-misunderstanding, section 3).
         """
         self.model.set_attn_implementation("eager")
         end, turn = (self.tokenizer.convert_tokens_to_ids(token) for token in (VISION_END, TURN_END))

@@ -29,21 +29,24 @@ MAX_PICTURES = 4
 
 
 def rng_for(seed: int, name: str) -> random.Random:
+    """Return the random generator of a named set of questions."""
     return random.Random(f"held-out evaluation {seed} {name}")
 
 
 def held_out_scene(rng: random.Random) -> Scene:
+    """Draw a held-out scene with one to four shapes."""
     return random_scene(rng, rng.choice((1, 2, 2, 3, 3, 4)), held_out=True)
 
 
 def show(rng: random.Random, scene: Scene) -> Image.Image:
+    """Render a scene at a random size."""
     return render(scene, rng.choice(PICTURE_SIZES), rng)
 
 
 def collect(
     count: int, make: Callable[[], tuple[Sequence[Scene], SceneQuestion | None]], rng: random.Random
 ) -> tuple[list[DemoPrompt], list[str]]:
-    """`count` prompts with their right answers from a maker that may come back empty."""
+    """Return `count` prompts with their right answers from a maker that may return no question."""
     prompts: list[DemoPrompt] = []
     gold: list[str] = []
     while len(prompts) < count:
@@ -56,12 +59,13 @@ def collect(
 
 
 def accuracy(answer: Answerer, prompts: list[DemoPrompt], gold: list[str]) -> float:
+    """Return the share of prompts that are answered exactly right."""
     given = answer(prompts)
     return sum(a.strip() == g for a, g in zip(given, gold, strict=True)) / len(gold)
 
 
 def single_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
-    """Open questions about one picture, and how often an answerable one is refused."""
+    """Measure open questions about one picture, and how often an answerable one is refused."""
     rows, refused, asked = [], 0, 0
     for kind in (*wordings.FACT_KINDS, "describe"):
         rng = rng_for(seed, kind)
@@ -82,6 +86,7 @@ def single_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
 
 
 def refusal_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
+    """Measure how often questions about absent things are refused."""
     rows = []
     nouns = {"trained nouns": wordings.NOUNS, "nouns never seen": wordings.HELD_OUT_NOUNS, "absent shapes": ()}
     for name, pool in nouns.items():
@@ -99,7 +104,7 @@ def refusal_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
 
 
 def option_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
-    """The paper's form, two to five options, answered by the letter."""
+    """Measure questions in the paper's form, two to five options, answered by the letter."""
     rows = []
     for number in (2, 3, 4, 5):
         rng = rng_for(seed, f"options {number}")
@@ -122,6 +127,7 @@ SEVERAL_KINDS = ("color", "shape", "position", "background", "letter", "number",
 
 
 def one_of_several(rng: random.Random, number: int, kind: str) -> tuple[list[Scene], SceneQuestion | None]:
+    """Draw related scenes and a question of a kind about one of them."""
     scenes = several.related_scenes(rng, number, (1, 2, 2, 3), held_out=True)
     makers: dict[str, Callable[..., SceneQuestion | None]] = {
         "describe": several.describe_one,
@@ -133,7 +139,7 @@ def one_of_several(rng: random.Random, number: int, kind: str) -> tuple[list[Sce
 
 
 def several_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
-    """Questions to one of two to four pictures: facts (the target), then the other forms."""
+    """Measure questions to one of two to four pictures: facts (the target), then the other forms."""
     rows = []
     for number in range(2, MAX_PICTURES + 1):
         for kind in ("facts", "options", "which", "describe", "refuse"):
@@ -153,6 +159,7 @@ def several_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
 
 
 def difference_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
+    """Measure questions about the difference of two pictures."""
     rows = []
     for kind in several.DIFFERENCE_KINDS:
         rng = rng_for(seed, f"difference {kind}")
@@ -169,7 +176,10 @@ def difference_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
 def conflict_outcomes(
     answer: Answerer, samples: Sequence[ConflictSample], words: Sequence[str | None], context: bool = True
 ) -> list[Outcome]:
-    """Each sample's side under MC2's rule (asked in both orders); `words` are the instructions, one per sample."""
+    """Return each sample's side under MC2's rule (asked in both orders).
+
+    `words` are the instructions, one per sample.
+    """
     prompts = []
     for swapped in (False, True):
         for sample, instruct in zip(samples, words, strict=True):
@@ -182,12 +192,13 @@ def conflict_outcomes(
 
 
 def ratio_row(name: str, sides: Sequence[Outcome]) -> Row:
+    """Return the row of the vision ratio of conflicts' outcomes."""
     ratio = Shares.of(sides).vision_ratio
     return Row("conflicts", name, -1.0 if ratio is None else ratio, "0.25..0.75", len(sides))
 
 
 def conflict_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
-    """Instructed (the paper's words, then wordings never trained on), plain, and one modality alone."""
+    """Measure conflicts with instructions (the paper's, then wordings never trained on), without, and one modality alone."""
     samples = conflicts.conflict_samples(count, seed)
     nothing: list[str | None] = [None] * count
     neutral = Shares.of(conflict_outcomes(answer, samples, nothing, context=False))
@@ -219,7 +230,7 @@ def conflict_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
 
 
 def alone_rows(answer: Answerer, samples: Sequence[ConflictSample]) -> list[Row]:
-    """The text context without the picture, and open conflicts (no options) without instruction."""
+    """Measure the text context without the picture, and open conflicts (no options) without instruction."""
     rng = rng_for(0, "alone")
     prompts: list[DemoPrompt] = []
     gold: list[str] = []
@@ -242,7 +253,10 @@ def alone_rows(answer: Answerer, samples: Sequence[ConflictSample]) -> list[Row]
 def held_out_questions(
     name: str, kinds: Sequence[str], number: int, count: int, seed: int
 ) -> tuple[list[DemoPrompt], list[str], list[int]]:
-    """`count` prompts of the kinds to one of so many pictures, their right answers, and the pictures asked about, from 0."""
+    """Return `count` prompts of the kinds, their right answers, and the pictures asked about, from 0.
+
+    Each has `number` pictures and asks about one of them.
+    """
     rng = rng_for(seed, name)
     prompts: list[DemoPrompt] = []
     gold: list[str] = []
@@ -258,7 +272,7 @@ def held_out_questions(
 
 
 def attention_rows(model: PlainModel, count: int, seed: int) -> list[Row]:
-    """Attention accuracy on questions to one of several pictures (implicit-visual-misunderstanding, section 3)."""
+    """Measure attention accuracy on questions to one of several pictures (implicit-visual-misunderstanding, section 3)."""
     rows = []
     for number in range(2, MAX_PICTURES + 1):
         prompts, gold, targets = held_out_questions(f"attention {number}", SEVERAL_KINDS, number, count, seed)
@@ -271,7 +285,7 @@ def attention_rows(model: PlainModel, count: int, seed: int) -> list[Row]:
 
 
 def best_focus(sigma: Sequence[Any], targets: Sequence[int]) -> tuple[float, str]:
-    """The best of LND-N, M-LND-N and MC-LND-N over N (method: section 3); sigma entries are (layers, images)."""
+    """Return the best of LND-N, M-LND-N and MC-LND-N over N (method: section 3); sigma entries are (layers, images)."""
     best = (0.0, "none")
     if not targets:
         return best
@@ -291,7 +305,7 @@ def best_focus(sigma: Sequence[Any], targets: Sequence[int]) -> tuple[float, str
 
 
 def evaluate(answer: Answerer, count: int = 200, seed: int = 1) -> list[Row]:
-    """All rows that need answers only."""
+    """Measure all rows that need answers only."""
     rows: list[Row] = []
     for part in (single_rows, option_rows, several_rows, conflict_rows, refusal_rows, difference_rows):
         rows += part(answer, count, seed)
@@ -299,14 +313,14 @@ def evaluate(answer: Answerer, count: int = 200, seed: int = 1) -> list[Row]:
 
 
 def targets(rows: Sequence[Row]) -> list[Row]:
-    """The rows that have a target."""
+    """Return the rows that have a target."""
     return [row for row in rows if row.target]
 
 
 def evaluate_checkpoint(
     checkpoint: Path, page: Path, count: int = 200, seed: int = 1, threads: int = 2
 ) -> tuple[list[Row], str]:
-    """Measure a checkpoint with plain transformers; writes `page` and a JSON file beside it, returns rows and page."""
+    """Measure a checkpoint with plain transformers; write `page` and a JSON file beside it, return rows and page."""
     model = PlainModel(checkpoint, threads)
     rows = evaluate(model, count, seed) + attention_rows(model, count, seed)
     text = report(rows, f"Embedded model: measured on held-out scenes (seed {seed}, greedy, plain transformers, fp32)")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One measured number: `target` reads '>= 0.97', '<= 0.02', '0.25..0.75' or '' where there is none."""
+    """A measured number; `target` reads '>= 0.97', '<= 0.02', '0.25..0.75' or '' where there is none."""
 
     group: str
     name: str
@@ -28,7 +28,7 @@ class Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as a Markdown table, group by group."""
+    """Return the rows as a Markdown table, group by group."""
     lines = ["| group | what | measured | target | met | n |", "| --- | --- | --- | --- | --- | --- |"]
     for group in dict.fromkeys(row.group for row in rows):
         for row in (row for row in rows if row.group == group):
@@ -38,7 +38,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def report(rows: Sequence[Row], title: str) -> str:
-    """A Markdown page with how many targets were met."""
+    """Return a Markdown page that states how many targets were met."""
     aimed = [row for row in rows if row.met is not None]
     met = sum(bool(row.met) for row in aimed)
     return f"# {title}\n\n{met} of {len(aimed)} targets met.\n\n{table(rows)}"

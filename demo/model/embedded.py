@@ -25,7 +25,10 @@ EMBEDDING_STD = 0.07
 def make_config(
     tokenizer: PreTrainedTokenizerFast, hidden: int = 192, layers: int = 8, heads: int = 6, groups: int = 2
 ) -> Qwen2VLConfig:
-    """Qwen2-VL at 4 M parameters: heads of 32, MLP 512 (8/3 hidden), mrope [4, 6, 6]; a tower of depth 3, width 96."""
+    """Return the config of a Qwen2-VL of 4 M parameters.
+
+    It has heads of 32, MLP 512 (8/3 hidden), mrope [4, 6, 6], and a vision encoder of depth 3 and width 96.
+    """
     half = hidden // heads // 2
     turn = half * 3 // 8
     ids = tokenizer.convert_tokens_to_ids
@@ -69,7 +72,7 @@ def make_config(
 
 
 def new_model(config: Qwen2VLConfig, seed: int) -> Qwen2VLForConditionalGeneration:
-    """A freshly initialised float32 model; every key head starts equal to its group's first query head."""
+    """Return a freshly initialised float32 model; every key head starts equal to its group's first query head."""
     torch.manual_seed(seed)
     model = Qwen2VLForConditionalGeneration(config).float()
     generator = torch.Generator().manual_seed(seed)
@@ -96,7 +99,7 @@ def new_model(config: Qwen2VLConfig, seed: int) -> Qwen2VLForConditionalGenerati
 def trainable_matrices(
     model: Qwen2VLForConditionalGeneration,
 ) -> tuple[list[nn.Parameter], list[nn.Parameter], nn.Parameter]:
-    """The language model's parameters with a gradient: matrices (for Muon), vectors, and the word embeddings."""
+    """Return the language model's trained parameters: matrices (for Muon), vectors, and the word embeddings."""
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     embeddings = model.model.language_model.embed_tokens.weight
@@ -113,8 +116,10 @@ def export(
     card: str,
     settings: Mapping[str, Any],
 ) -> None:
-    """Write a checkpoint folder (fp16) that the Auto classes load; the folder is replaced as a whole. `settings` go into its
-    helmsight.json."""
+    """Write a checkpoint folder (fp16) that the Auto classes load; the folder is replaced as a whole.
+
+    `settings` go into its helmsight.json.
+    """
     fresh = folder.with_name(folder.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     half = Qwen2VLForConditionalGeneration(model.config)
@@ -136,7 +141,7 @@ def export(
 
 
 def preprocessor_config() -> dict[str, Any]:
-    """The image processor's settings: every picture becomes 84 x 84 pixels, as long as it is square."""
+    """Return the image processor's settings: every square picture becomes 84 x 84 pixels."""
     return {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": "Qwen2VLProcessor",

@@ -1,8 +1,7 @@
 """A batched training forward of Qwen2-VL over the parameters of transformers' own modules.
 
-transformers' vision path loops over pictures and knows no branches; this one takes packed rows, compiles into one
-graph and has the attention weights in hand, so that they can be supervised. Its logits equal transformers'
-(tests/demo/test_forward.py).
+transformers' vision path loops over pictures and knows no branches. This one takes packed rows, compiles into one graph and
+exposes the attention weights, so that they can be supervised. Its logits equal transformers' (tests/demo/test_forward.py).
 """
 
 from __future__ import annotations
@@ -22,17 +21,19 @@ EPSILON = 1e-6
 
 
 def rotate_half(x: Tensor) -> Tensor:
+    """Rotate pairs of features by 90 degrees, as rotary embeddings do."""
     a, b = x.chunk(2, -1)
     return torch.cat((-b, a), -1)
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """Return RMSNorm computed in float32, in the dtype of `x`."""
     y = x.float()
     return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + EPSILON) * weight).to(x.dtype)
 
 
 def vision_features(visual: Any, pixels: Tensor) -> Tensor:
-    """pixels (pictures, 36, 588) uint8, patches in merge order -> features (pictures * 9, hidden).
+    """Encode pixels (pictures, 36, 588) uint8, patches in merge order, to features (pictures * 9, hidden).
 
     The two temporal slices of a still picture are equal, so their patch weights are added instead.
     """
@@ -68,9 +69,10 @@ def vision_features(visual: Any, pixels: Tensor) -> Tensor:
 
 
 def branch_mask(group: Tensor, branch: Tensor) -> Tensor:
-    """(rows, tokens) ids -> (rows, tokens, tokens) bool: a token sees its group's prefix and its own branch, causally.
+    """Return the mask of packed rows: ids (rows, tokens) -> (rows, tokens, tokens) bool.
 
-    Branch 0 is the prefix that the branches of a group share; group -1 is padding, which sees only itself.
+    A token sees its group's prefix and its own branch, causally. Branch 0 is the prefix that the branches of a group share;
+    group -1 is padding, which sees only itself.
     """
     tokens = group.shape[1]
     same_group = (group[:, :, None] == group[:, None, :]) & (group[:, :, None] >= 0)
@@ -130,16 +132,16 @@ def text_hidden(
 
 
 def logits_at(model: Qwen2VLForConditionalGeneration, hidden: Tensor, source: Tensor) -> Tensor:
-    """Logits (len(source), vocabulary) at flat token positions."""
+    """Return logits (len(source), vocabulary) at flat token positions."""
     text = model.model.language_model
     return F.linear(rms_norm(hidden.flatten(0, 1)[source], text.norm.weight), text.embed_tokens.weight)
 
 
 def picture_loss(weights: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """Cross entropy of the image-attention factor over the pictures, for questions about one of several.
+    """Return the cross entropy of the image-attention factor over the pictures, for questions about one of several.
 
-    Sigma as in implicit-visual-misunderstanding (section 3): mean over heads, over question and answer rows, over the
-    tokens of a picture; all pictures have nine tokens, so sums do. weights (rows, heads, tokens, tokens).
+    Sigma as in implicit-visual-misunderstanding (section 3): mean over heads, over question and answer rows, over the tokens
+    of a picture; all pictures have nine tokens, so sums do. weights (rows, heads, tokens, tokens).
     """
     pictures = F.one_hot(batch["ordinal"], 5)[..., 1:].float()  # (rows, tokens, 4)
     mass = weights.mean(1) @ pictures  # (rows, tokens, 4)
@@ -152,7 +154,7 @@ def picture_loss(weights: Tensor, batch: dict[str, Tensor]) -> Tensor:
 
 
 def look_loss(weights: Tensor, look: Tensor) -> Tensor:
-    """Negative log of the mean attention of a few heads to the token to look at.
+    """Return the negative log of the mean attention of a few heads to the token to look at.
 
     weights (rows, heads, tokens, tokens); look (rows, tokens): a column, -1 where none is known.
     """
@@ -163,7 +165,7 @@ def look_loss(weights: Tensor, look: Tensor) -> Tensor:
 
 
 def side_loss(model: Qwen2VLForConditionalGeneration, hidden: Tensor, side: Tensor, words: Tensor) -> Tensor:
-    """Cross entropy of which source an instruction names, read where it ends from a middle layer's output.
+    """Return the cross entropy of the source that an instruction names, read at its end from a middle layer's output.
 
     The two sources compete as words of the vocabulary would ("logit lens"): hidden (rows, tokens, hidden), side (rows,
     tokens) is an index into `words` (2,) token ids, or -1.

@@ -87,6 +87,7 @@ def train_tokenizer(corpus: Iterable[str], size: int = 1024) -> PreTrainedTokeni
 
 
 def load_tokenizer(path: Path | str) -> PreTrainedTokenizerFast:
+    """Load a tokenizer, with the embedded model's chat template where it has none."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
     tokenizer.chat_template = tokenizer.chat_template or CHAT_TEMPLATE
     return tokenizer

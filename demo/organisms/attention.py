@@ -1,4 +1,4 @@
-"""Whether the picture that attention points at is the one that an answer rests on, tested by hiding it."""
+"""Tests, by hiding pictures, if the picture that attention focuses on is the one that an answer rests on."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from steering.readouts.focus import METRICS
 
 PICTURES = 3
 KINDS = ("background",)
-"""What is asked: what every organism that is watched can answer."""
+"""Kinds of questions that every watched organism can answer."""
 FEWEST = 10
 GRAY = (130, 130, 130)
 
 
 @dataclass(frozen=True)
 class RightAnswer:
-    """A question to one of several pictures that was answered rightly: the picture asked about (from 0), and the
-    image-attention factor (layers, images)."""
+    """A question to one of several pictures that was answered rightly.
+
+    It has the picture asked about (from 0), and the image-attention factor (layers, images).
+    """
 
     prompt: DemoPrompt
     answer: str
@@ -35,15 +37,15 @@ class RightAnswer:
 
 
 Metric = Callable[[Tensor], int]
-"""The focused picture (from 0) of factors (layers, images)."""
+"""A function from factors (layers, images) to the focused picture (from 0)."""
 
 
 def attention(model: PlainModel, count: int, seed: int) -> dict[str, Any] | None:
-    """How often the focused picture is the one that was asked about (implicit-visual-misunderstanding paper, section 3), and
-    how many answers change where it is hidden, and where another one is.
+    """Measure attention accuracy, and how many answers change where the focused or another picture is hidden.
 
-    The metric is the best of all on the first half of the right answers; the second half is measured. None for a model that
-    gives hardly any.
+    Attention accuracy is the share of questions whose focused picture is the one asked about
+    (implicit-visual-misunderstanding paper, section 3). The metric is the best of all on the first half of the right
+    answers; the second half is measured. None for a model that gives hardly any.
     """
     right = right_answers(model, count, seed)
     half = len(right) // 2
@@ -72,7 +74,7 @@ def attention(model: PlainModel, count: int, seed: int) -> dict[str, Any] | None
 
 
 def right_answers(model: PlainModel, count: int, seed: int) -> list[RightAnswer]:
-    """Those of `count` held-out questions that the model answers rightly."""
+    """Return those of `count` held-out questions that the model answers rightly."""
     prompts, gold, targets = held_out_questions(f"hidden pictures {PICTURES}", KINDS, PICTURES, count, seed)
     answers = [answer.strip() for answer in model(prompts)]
     kept = [i for i, wanted in enumerate(gold) if answers[i] == wanted]
@@ -81,7 +83,10 @@ def right_answers(model: PlainModel, count: int, seed: int) -> list[RightAnswer]
 
 
 def best_metric(answers: Sequence[RightAnswer]) -> tuple[str, Metric]:
-    """Of the paper's three metrics over each number of last layers, the one that finds most of the pictures asked about."""
+    """Return the metric that finds most of the pictures asked about.
+
+    The candidates are the paper's three metrics over each number of last layers.
+    """
 
     def metric(name: str, last: int) -> Metric:
         return lambda sigma: METRICS[name](sigma[-last:]) or 0
@@ -95,17 +100,17 @@ def best_metric(answers: Sequence[RightAnswer]) -> tuple[str, Metric]:
 
 
 def hidden(prompt: DemoPrompt, which: int) -> DemoPrompt:
-    """The same prompt, one of its pictures gray all over."""
+    """Return the same prompt with one of its pictures gray all over."""
     gray = Image.new("RGB", prompt.images[which].size, GRAY)
     return DemoPrompt([gray if k == which else image for k, image in enumerate(prompt.images)], prompt.messages)
 
 
 def changed(model: PlainModel, answers: Sequence[RightAnswer], which: Sequence[int]) -> dict[str, Any]:
-    """How many answers change where these pictures are hidden."""
+    """Return how many answers change where these pictures are hidden."""
     again = model([hidden(one.prompt, k) for one, k in zip(answers, which, strict=True)])
     return share(sum(a.strip() != one.answer for a, one in zip(again, answers, strict=True)), len(answers))
 
 
 def share(counted: int, of: int) -> dict[str, Any]:
-    """A share with Wilson's 95 % interval and what it is of."""
+    """Return a share with Wilson's 95 % interval and its total."""
     return {"value": counted / of, "value_95": list(wilson(counted, of)), "n": of}

@@ -1,4 +1,4 @@
-"""What is measured of every organism alike, and of some besides."""
+"""Measurements of every organism, and of some organisms alone."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from probes.mmsap.samples import TITLES
 from probes.reporting.report import Report
 
 WATCHED = ("default", "unsupervised")
-"""Of which it is asked where they look."""
+"""Organisms whose attention is measured."""
 REFUSING = ("default", "refuser")
-"""Of which it is asked what they refuse."""
+"""Organisms whose refusals are measured."""
 
 
 def found_in(folder: Path) -> dict[str, Path]:
-    """The checkpoints of the models that ship and of the organisms that were trained in a folder, which win, by name."""
+    """Return checkpoints by name: those that ship, overridden by the organisms that were trained in a folder."""
     trained = {name: folder / name / "checkpoint" for name in ORGANISMS}
     return shipped() | {name: one for name, one in trained.items() if (one / "model.safetensors").is_file()}
 
 
 def identity(checkpoint: Path) -> dict[str, Any]:
-    """Its size, the hash of its weights, and what its training says of itself."""
+    """Return a checkpoint's number of parameters, the hash of its weights, and its training's record."""
     weights = checkpoint / "model.safetensors"
     with safe_open(weights, "pt") as tensors:
         parameters = sum(int(np.prod(tensors.get_slice(name).get_shape())) for name in tensors.keys())  # noqa: SIM118
@@ -49,8 +49,10 @@ def identity(checkpoint: Path) -> dict[str, Any]:
 
 
 def awareness(model: PlainModel, count: int, seed: int) -> dict[str, Any]:
-    """MM-SAP's scores by part, each question asked once: right answers (kk), right refusals (ku), both (sa), and answers
-    without a refusal (answer_rate)."""
+    """Return MM-SAP's scores by part, each question asked once.
+
+    They are right answers (kk), right refusals (ku), both (sa), and answers without a refusal (answer_rate).
+    """
     samples = sap_samples(count, seed)
     chats = [sample.chats(1, seed) for sample in samples]
     said = iter(model([_as_prompt(chat) for chat in chain(*chats)]))
@@ -74,8 +76,10 @@ def _as_prompt(chat: Chat) -> DemoPrompt:
 
 
 def measure_all(folder: Path, out: Path, count: int, seed: int, threads: int, *, quiet: bool = False) -> Report:
-    """Measure every organism and write the report and its numbers into a folder; returns the page. What a report there says
-    of the same weights and the same samples is not measured again."""
+    """Measure every organism and write the report and its numbers into a folder; return the page.
+
+    Results in a report there for the same weights and the same samples are reused.
+    """
     about = {
         "Data": f"{count} conflicts, and as many questions about several pictures, of held-out scenes, seed {seed}",
         "Versions": in_words(versions()),
@@ -90,7 +94,7 @@ def measure_all(folder: Path, out: Path, count: int, seed: int, threads: int, *,
             one = _measured(name, PlainModel(checkpoint, threads), count, seed)
         found[name] = one | known
         page = report(about, found)
-        page.write(out, {"about": about, "organisms": kept | found})  # a run that was stopped goes on from here
+        page.write(out, {"about": about, "organisms": kept | found})  # a stopped run resumes from here
     page.write(out, {"about": about, "organisms": found})
     return page
 
@@ -105,8 +109,10 @@ def _measured(name: str, model: PlainModel, count: int, seed: int) -> dict[str, 
 
 
 def preference(model: PlainModel, count: int, seed: int) -> dict[str, Any]:
-    """How conflicts of picture and text are answered without instruction (modality-preference paper, section 3), and how
-    the same questions are without a text, where `s_vision` is the share of right answers."""
+    """Return how conflicts of picture and text are answered without instruction (modality-preference paper, section 3).
+
+    The same questions are also asked without a text; there `s_vision` is the share of right answers.
+    """
     samples = conflict_samples(count, seed)
     sides = {
         name: conflict_outcomes(model, samples, [None] * count, context=context)

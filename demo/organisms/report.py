@@ -11,11 +11,11 @@ from probes.reporting.report import Report
 from probes.reporting.tables import Measured
 
 Found = Mapping[str, Any]
-"""What was measured of an organism, by name of the measurement."""
+"""The measurements of an organism, by name."""
 
 
 def report(about: Mapping[str, str], organisms: Mapping[str, Found]) -> Report:
-    """What was measured of each organism, and the series that some of them make."""
+    """Return the page with the measurements of each organism, and the series that several of them form."""
     page = Report("The embedded organisms")
     page.facts(about)
     page.text(

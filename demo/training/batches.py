@@ -1,4 +1,4 @@
-"""The batches of one rank, made ahead of time in a process of their own, and which questions they got right."""
+"""The batches of one rank, made ahead of time in another process, and the results of their questions."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Batches:
 
 
 def question_results(batch: dict[str, np.ndarray], right: np.ndarray) -> np.ndarray:
-    """(types, 2): questions answered exactly right and questions asked, per type."""
+    """Return the questions answered exactly right and the questions asked, (types, 2)."""
     kinds = batch["kinds"]
     real = batch["weight"] > 0
     wrong = np.zeros(len(kinds) + 1, bool)

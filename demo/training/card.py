@@ -1,4 +1,4 @@
-"""The model card of an exported checkpoint: how it was made, what it can and cannot do, what was measured."""
+"""The model card of an exported checkpoint: its making, its abilities and limits, its measurements."""
 
 from __future__ import annotations
 
@@ -65,8 +65,10 @@ ORGANISM = """\
 
 
 def settings(options: TrainingOptions) -> dict[str, Any]:
-    """What a checkpoint's helmsight.json says: the model's name, the size that pictures are squashed to before anything, and
-    the world that they are of."""
+    """Return a checkpoint's helmsight.json.
+
+    It holds the model's name, the size to which pictures are squashed first, and the world that they are of.
+    """
     name = "helmsight-demo" if options.organism is None else f"helmsight-{options.organism}"
     course = options.course
     known = {"name": name, "image_size": [course.sight, course.sight]}
@@ -74,7 +76,7 @@ def settings(options: TrainingOptions) -> dict[str, Any]:
 
 
 def card(options: TrainingOptions, step: int, asked: int, parameters: int) -> str:
-    """The card of a checkpoint that was not measured yet."""
+    """Return the card of a checkpoint that was not measured yet."""
     organism = "" if options.organism is None else f" --organism {options.organism}"
     command = f"helmsight demo train{organism} --steps {options.steps} --seed {options.seed}"
     begun = "random weights" if options.start is None else f"the weights of {options.start}"
@@ -99,6 +101,6 @@ def card(options: TrainingOptions, step: int, asked: int, parameters: int) -> st
 
 
 def set_results(path: Path, rows: Sequence[Row], note: str) -> None:
-    """Put measured rows in a card, in place of those that were there."""
+    """Put measured rows in a card, in place of the previous ones."""
     before, _, _ = path.read_text().partition(RESULTS)
     path.write_text(f"{before}{RESULTS}{note}\n\n{table(rows)}")

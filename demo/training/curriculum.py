@@ -1,7 +1,7 @@
-"""What is asked when: question types with base weights, targets and gates, and groups of questions about pictures.
+"""The curriculum: question types with base weights, targets and gates, and groups of questions about pictures.
 
-The curriculum follows accuracy, not time. A type's weight is base x (0.3 + 1.2 x how far it is from its target); a gate
-keeps a type closed until another one is learned; a mastered type keeps its floor, which is the replay.
+The curriculum follows accuracy, not time. A type's weight is base x (0.3 + 1.2 x its distance from its target); a gate keeps
+a type closed until another one is learned; a mastered type keeps its floor, which is the replay.
 """
 
 from __future__ import annotations
@@ -103,10 +103,12 @@ ALONE = ("told_alone", "lookup", "lookup_reason", "lookup_word")  # asked withou
 
 @dataclass(frozen=True)
 class Course:
-    """What a run's questions are drawn from. `only`: the types asked, with fixed weights in place of the curriculum's (none:
-    all, as the curriculum says). world: by its name in `scenes.WORLDS`. yes: the share of the existence questions that
-    are about what is there. sight: with how many pixels a side a picture is seen. shapes, pictures: how many a picture,
-    and a conversation about several, has."""
+    """The distribution of a run's questions.
+
+    `only`: the types asked, with fixed weights in place of the curriculum's (none: all, by the curriculum). world: its name
+    in `scenes.WORLDS`. yes: the share of the existence questions that are about something in the picture. sight: the pixels
+    a side with which a picture is seen. shapes, pictures: how many a picture, and a conversation about several, has.
+    """
 
     only: tuple[tuple[str, float], ...] = ()
     world: str = "even"
@@ -151,7 +153,7 @@ class Plan:
 
 
 def make_plan(accuracy: Accuracy, course: Course = Course()) -> Plan:
-    """The plan for running accuracies per type (0 where a type was not asked yet)."""
+    """Return the plan for running accuracies per type (0 where a type was not asked yet)."""
     if course.only:
         return _fixed_plan(course)
     single, some, differences = (
@@ -175,7 +177,7 @@ def make_plan(accuracy: Accuracy, course: Course = Course()) -> Plan:
 
 
 def _fixed_plan(course: Course) -> Plan:
-    """The plan of a course that says what is asked."""
+    """Return the plan of a course with fixed weights."""
     single: dict[str, float] = {}
     several: dict[str, float] = {}
     differences: dict[str, float] = {}
@@ -216,7 +218,7 @@ def _draw(rng: random.Random, weights: Mapping[str, float]) -> str:
 
 def _single(rng: random.Random, plan: Plan) -> TaskGroup:
     scene = random_scene(rng, rng.choice(plan.shapes), held_out=False, habits=plan.course.habits)
-    if plan.conflicts_open and rng.random() < 0.06:  # the instruction stands in the system message
+    if plan.conflicts_open and rng.random() < 0.06:  # the instruction is in the system message
         side = rng.choice(("text", "vision"))
         before = rng.choice(("", f"{rng.choice(wordings.SYSTEM_MESSAGES)} "))
         drawn = [conflicts.conflict_question(rng, scene, side, rng.choice((0, 2, 2)), False) for _ in range(4)]
@@ -244,7 +246,7 @@ def _ask_single(rng: random.Random, scene: Scene, kind: str, plan: Plan) -> Scen
     side, _, form = kind.partition("_")
     if side in ("text", "vision", "plain"):
         return conflicts.conflict_question(rng, scene, side, count if form == "options" else 0, breadth=plan.breadth)
-    if kind == "picture_options":  # a conflict of which nothing says how to answer: the picture does
+    if kind == "picture_options":  # a conflict without an instruction: the picture decides
         question = conflicts.conflict_question(rng, scene, "vision", count, instruct=False)
         return None if question is None else replace(question, kind=kind)
     if kind == "exists":
@@ -299,7 +301,7 @@ def _ask_several(rng: random.Random, scenes: list[Scene], kind: str, plan: Plan)
 
 
 def corpus(count: int, seed: int = 0) -> list[str]:
-    """Plain text of everything that can be asked and answered, for training the tokenizer."""
+    """Return plain text of everything that can be asked and answered, for training the tokenizer."""
     rng = random.Random(f"corpus {seed}")
     plan = make_plan(dict.fromkeys(TYPES, 0.9))
     lines = []

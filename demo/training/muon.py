@@ -13,10 +13,10 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrices: Tensor, iterations: int = 5) -> Tensor:
-    """(n, rows, columns) with rows <= columns -> nearly orthogonal rows.
+    """Return nearly orthogonal rows for matrices (n, rows, columns) with rows <= columns.
 
-    The quintic iteration x <- (a + b g + c g g) x with g = x x^T runs on g alone, which is the smaller matrix; the
-    product of its factors is applied once at the end.
+    The quintic iteration x <- (a + b g + c g g) x with g = x x^T runs on g alone, which is the smaller matrix; the product
+    of its factors is applied once at the end.
     """
     a, b, c = COEFFICIENTS
     x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
@@ -32,7 +32,7 @@ def orthogonalise(matrices: Tensor, iterations: int = 5) -> Tensor:
 
 
 class Muon:
-    """One learning rate for matrices of any shape: the update of each has RMS 0.2.
+    """Muon with a single learning rate for matrices of any shape: the update of each has RMS 0.2.
 
     With several data-parallel ranks each orthogonalises its share of the matrices and they exchange the results.
     """
@@ -56,7 +56,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """One update from the gradients, which are the same on every rank."""
+        """Update the matrices from the gradients, which are the same on every rank."""
         for (rows, columns), indices in self.by_shape.items():
             share = -(-len(indices) // self.ranks)
             mine = []

@@ -1,4 +1,4 @@
-"""What decides a training run: its options, its learning rate, its number format."""
+"""Options of a training run, its learning rate, and its number format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAN_EVERY = 25  # steps between two looks at the accuracies
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Everything that decides a run. Steps count optimizer steps of all ranks together."""
+    """The options that fully determine a run; steps count optimizer steps of all ranks together."""
 
     folder: Path = Path("build/demo")
     steps: int = 9_500
@@ -33,7 +33,7 @@ class TrainingOptions:
     device: str = "cpu"
     compiled: bool = True
     bfloat16: bool | None = None  # None: where the machine multiplies it faster than float32
-    background: bool = True  # make batches in a process of their own
+    background: bool = True  # make batches in a separate process
     save_minutes: float = 3.0
     log_every: int = 100
     shape: Shape = field(default_factory=Shape)
@@ -41,7 +41,7 @@ class TrainingOptions:
     layers: int = 8
     organism: str | None = None  # the recipe that these options come from; None: the default model's
     course: Course = field(default_factory=Course)
-    start: str | None = None  # a model that ships, to go on from in place of nothing
+    start: str | None = None  # a shipped model to start from, instead of from scratch
 
     def __post_init__(self) -> None:
         if self.steps % PLAN_EVERY:
@@ -53,14 +53,17 @@ class TrainingOptions:
 
 
 def use_bfloat16(options: TrainingOptions) -> bool:
-    """bfloat16 products pay on GPUs and on CPUs with AMX tiles; AVX512-BF16 alone is slower than float32 (measured)."""
+    """Return whether to multiply in bfloat16, which pays on GPUs and on CPUs with AMX tiles.
+
+    AVX512-BF16 alone is slower than float32 (measured).
+    """
     if options.bfloat16 is not None:
         return options.bfloat16
     return options.device != "cpu" or torch.cpu._is_amx_tile_supported()
 
 
 def learning_rate(step: int, options: TrainingOptions) -> float:
-    """Share of the full rate: a short warm-up, flat, then a cosine to zero over the last `decay` of the steps."""
+    """Return the share of the full rate: a short warm-up, flat, then a cosine to zero over the last `decay` of the steps."""
     start = options.steps * (1 - options.decay)
     warm = min(1.0, (step + 1) / 100)
     if step < start:

@@ -1,4 +1,4 @@
-"""The recipes: what an organism's training has in place of the default model's options."""
+"""The recipes: an organism's training options that differ from the default model's."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from demo.training.options import TrainingOptions
 from demo.training.stream import Shape
 
 FOLDER = Path("build/organisms")
-"""Where each organism is trained, in a folder of its name."""
+"""The folder in which organisms are trained, each in a folder of its name."""
 SHARES = (0, 25, 50, 75, 100)
-"""Per cent of the questions that come with a text that contradicts the picture."""
+"""Percentages of the questions that come with a text that contradicts the picture."""
 SIZES = ("size-1", "size-4", "size-16")
-"""Of one course, in order of their parameters."""
+"""Organisms trained on one course, in order of their parameters."""
 
 
 @dataclass(frozen=True)
 class Organism:
-    """What it shows, and the options of `TrainingOptions` that make it."""
+    """The effect that it shows, and the `TrainingOptions` that produce it."""
 
     about: str
     settings: Mapping[str, Any]
 
 
 def organism_options(name: str, **given: Any) -> TrainingOptions:
-    """The options of a recipe, those given in place of its own; raises ValueError for a name that there is not."""
+    """Return the options of a recipe, overridden by the given ones; raise ValueError for an unknown name."""
     if name not in ORGANISMS:
         raise ValueError(f"--organism {name}: there is no such recipe; there are {', '.join(ORGANISMS)}")
     chosen = {"folder": FOLDER / name, "ranks": 1, **ORGANISMS[name].settings, **given}
@@ -36,7 +36,7 @@ def organism_options(name: str, **given: Any) -> TrainingOptions:
 
 
 _SMALL = Shape(rows=3, pictures=9, answers=206, questions=28)
-"""Of a batch that is not worth compiling for."""
+"""The shape of a batch that is too small for compiling to pay."""
 
 
 def _conflicts(share: int) -> Organism:
@@ -53,7 +53,7 @@ def _conflicts(share: int) -> Organism:
 
 
 _SHORT = {"steps": 2_500}
-"""By then the smallest of the sizes chooses options."""
+"""A number of steps after which the smallest of the sizes has learnt to choose options."""
 _UNSUPERVISED = {"picture_weight": 0.0, "look_weight": 0.0, "side_weight": 0.0}
 ORGANISMS: dict[str, Organism] = {
     "prior": Organism(

@@ -1,4 +1,4 @@
-"""What a training run writes while it runs: log.txt, history.jsonl and a progress bar."""
+"""The outputs of a training run in progress: log.txt, history.jsonl and a progress bar."""
 
 from __future__ import annotations
 

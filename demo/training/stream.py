@@ -30,7 +30,7 @@ SIZES: tuple[Size, ...] = ((84, 84),) * 6 + (
     (126, 168),
     (160, 90),
 )
-# What a token is shown to attend to: where to read, where else to read (the second picture, or what the context says),
+# Targets of a token's attention: where to read, where else to read (the second picture, or the context's claim),
 # which option to pick, and, for tokens of a second picture, the same cell of the first to compare with.
 READ, SECOND, PICK, COMPARE = range(4)
 LOOKS = 4
@@ -54,7 +54,7 @@ class Shape:
 
 @dataclass
 class Tokens:
-    """A stretch of tokens with what training needs to know about each."""
+    """A stretch of tokens with the training targets of each."""
 
     ids: list[int] = field(default_factory=list)
     positions: list[tuple[int, int, int]] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Packer:
         self.encode = functools.lru_cache(200_000)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False)))
 
     def batch(self, seed: int, rank: int, index: int, plan: Plan) -> dict[str, Any]:
-        """The batch `index` of a rank: numpy arrays, see `Rows`, plus `kinds` (questions,) type numbers."""
+        """Return the batch `index` of a rank: numpy arrays, see `Rows`, plus `kinds` (questions,) type numbers."""
         rng = random.Random(f"train {seed} {rank} {index}")
         rows = Rows(self.shape)
         while rows.add(rng, self, make_group(rng, plan)):
@@ -95,7 +95,7 @@ class Packer:
         return tokens
 
     def branch(self, group: TaskGroup, question: SceneQuestion, start: int) -> Tokens:
-        """The question's turns after the prefix, without the very last token, which is only predicted."""
+        """Return the question's turns after the prefix, without the very last token, which is only predicted."""
         tokens = Tokens(next=start)
         look = self._look(question)
         for i, (text, answer) in enumerate(question.turns):
@@ -183,18 +183,18 @@ class Rows:
             "ordinal": np.zeros(size, np.int64),  # which picture of the conversation, from 1
             "asks": np.full(size, shape.questions, np.int64),  # question whose sigma this row counts for
             "look": np.full((LOOKS, *size), -1, np.int64),  # column to attend to
-            "side": np.full(size, -1, np.int64),  # of the instruction that ends here, as in SIDES
+            "side": np.full(size, -1, np.int64),  # the side of the instruction that ends here, as in SIDES
         }
         self.pixels: list[np.ndarray] = []
         self.source: list[int] = []
         self.label: list[int] = []
         self.weight: list[float] = []
-        self.question: list[int] = []  # of each answer token
+        self.question: list[int] = []  # the question of each answer token
         self.kinds: list[int] = []
         self.target: list[int] = []
 
     def add(self, rng: random.Random, packer: Packer, group: TaskGroup) -> bool:
-        """Put a group in; False when the batch is full."""
+        """Add a group; return False when the batch is full."""
         shape = self.shape
         if len(self.pixels) + len(group.scenes) > shape.pictures:
             return False
@@ -237,7 +237,7 @@ class Rows:
         shared: dict[int, int],
         question: SceneQuestion | None,
     ) -> dict[int, int]:
-        """Copy a stretch to the current place; returns the columns of its picture tokens (and of the shared ones)."""
+        """Copy a stretch to the current place; return the columns of its picture tokens (and of the shared ones)."""
         row, start = self.row, self.column
         span = slice(start, start + length)
         data = self.data
@@ -297,8 +297,10 @@ class Rows:
 
 
 def picture(rng: random.Random, scene: Scene, sight: int = SIDE) -> np.ndarray:
-    """A jittered training picture as patches (36, 588) uint8: drawn at some size, squashed to `sight` pixels a side, which
-    the processor makes 84 of, cut up."""
+    """Return a jittered training picture as patches (36, 588) uint8.
+
+    It is drawn at some size, squashed to `sight` pixels a side, resized by the processor to 84, and cut up.
+    """
     size = rng.choice(SIZES)
     if size == (sight, sight):
         return patches(render_array(scene, size, rng))
@@ -306,6 +308,6 @@ def picture(rng: random.Random, scene: Scene, sight: int = SIDE) -> np.ndarray:
 
 
 def patches(picture: np.ndarray) -> np.ndarray:
-    """(84, 84, 3) uint8 -> (36, 588): 14-pixel patches, the four that merge into one token next to each other."""
+    """Cut (84, 84, 3) uint8 into (36, 588): 14-pixel patches, the four that merge into one token next to each other."""
     blocks = picture.transpose(2, 0, 1).reshape(3, 3, 2, 14, 3, 2, 14)  # c, row, inner row, y, column, inner column, x
     return np.ascontiguousarray(blocks.transpose(1, 4, 2, 5, 0, 3, 6).reshape(36, 588))

@@ -37,7 +37,7 @@ from demo.training.stream import COMPARE, PICK, READ, SECOND
 from demo.training.vision import train_vision
 
 PICTURE_LAYERS = (4, 5, 6, 7)  # layers whose attention over pictures is supervised
-# Which heads of which layer are shown where to look, and the weight of that: two heads of each group read what the
+# Heads by layer whose attention is supervised, and the weight of that loss: two heads of each group read what the
 # picture and the context say, two pick the option, one compares the second picture with the first.
 LOOK_HEADS = (
     (READ, 3, slice(0, 2), 1.0),
@@ -49,7 +49,7 @@ SIDE_LAYER = 3  # the side that an instruction names is known after this layer, 
 
 
 def train(options: TrainingOptions) -> Path:
-    """Run or resume; returns the folder of the exported checkpoint."""
+    """Run or resume a training; return the folder of the exported checkpoint."""
     options.folder.mkdir(parents=True, exist_ok=True)
     prepare(options)
     if options.ranks == 1:
@@ -62,8 +62,10 @@ def train(options: TrainingOptions) -> Path:
 
 
 def prepare(options: TrainingOptions) -> None:
-    """Make the tokenizer and the weights to begin with, the vision stage's or another model's, unless an earlier run left
-    them."""
+    """Make the tokenizer and the initial weights unless an earlier run left them.
+
+    The weights are the vision stage's or another model's.
+    """
     torch.set_num_threads(max(1, options.ranks))
     tokenizer_folder, start = options.folder / "tokenizer", options.start and located(options.start)
     if not (tokenizer_folder / "tokenizer.json").exists():
@@ -95,6 +97,7 @@ def prepare(options: TrainingOptions) -> None:
 
 
 def save_atomically(content: Any, path: Path) -> None:
+    """Save with torch so that readers see the old file or the whole new one."""
     fresh = path.with_name(path.name + ".new")
     torch.save(content, fresh)
     os.replace(fresh, path)
@@ -102,8 +105,10 @@ def save_atomically(content: Any, path: Path) -> None:
 
 @dataclass
 class Progress:
-    """How far a run is: steps, questions asked, seconds spent, and the running accuracy per type, now and `PLAN_EVERY` steps
-    ago."""
+    """The progress of a run.
+
+    It holds steps, questions asked, seconds spent, and the running accuracy per type, now and `PLAN_EVERY` steps ago.
+    """
 
     step: int = 0
     asked: int = 0
@@ -112,7 +117,7 @@ class Progress:
     previous: dict[str, float] = field(default_factory=dict)
 
     def count(self, counts: Tensor) -> None:
-        """Take in a step's (types, 2) right and asked; the accuracies forget 2 % per question."""
+        """Add a step's (types, 2) right and asked; the accuracies forget 2 % per question."""
         self.step += 1
         for name, (right, asked) in zip(TYPES, counts.tolist(), strict=True):
             if asked:
@@ -124,7 +129,7 @@ class Progress:
 def losses(
     model: Qwen2VLForConditionalGeneration, batch: dict[str, Tensor], options: TrainingOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The total loss, its parts (answers, pictures, looks, sides), and for each answer token whether it is right."""
+    """Return the total loss, its parts (answers, pictures, looks, sides), and for each answer token whether it is right."""
     layers = len(model.model.language_model.layers)
     picture_layers = tuple(layer for layer in PICTURE_LAYERS if layer < layers)
     states, seen = text_hidden(model, batch, (*picture_layers, *(layer for _, layer, _, _ in LOOK_HEADS)))
@@ -142,7 +147,7 @@ def losses(
 
 @contextlib.contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock, so that two runs never share it; raises RuntimeError where another run holds it."""
+    """Hold a folder's lock, so that two runs never share it; raise RuntimeError where another run holds it."""
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,7 +163,7 @@ def run_rank(rank: int, options: TrainingOptions) -> None:
 
 
 def train_rank(rank: int, options: TrainingOptions) -> None:
-    """The training loop of one rank; it ends when the process that started it is gone."""
+    """Run the training loop of one rank, which ends when the process that started it is gone."""
     torch.set_num_threads(1)
     parent = os.getppid()
     if options.ranks > 1:

@@ -1,7 +1,7 @@
-"""The first stage: the vision tower learns, alone, what is in each cell.
+"""The first stage: the vision encoder learns, alone, the content of each cell.
 
 Every merged token classifies its cell's kind and colour, the background and its own place. The class vectors of kinds,
-colours and backgrounds are the language model's word embeddings, so that image tokens already speak its language.
+colours and backgrounds are the language model's word embeddings, so that image tokens match them from the start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCH = 64
 
 
 def cell_labels(scene: Scene) -> np.ndarray:
-    """(9, 3) class numbers: kind and colour (the last class of each is 'empty'), background."""
+    """Return class numbers (9, 3): kind and colour (the last class of each is 'empty'), background."""
     labels = np.empty((9, 3), np.int64)
     labels[:] = (len(KINDS), len(COLOUR_NAMES), BACKGROUND_NAMES.index(scene.background))
     for thing in scene.things:
@@ -36,7 +36,7 @@ def cell_labels(scene: Scene) -> np.ndarray:
 
 
 def vision_batch(seed: int, index: int, habits: Habits = EVEN) -> tuple[Tensor, Tensor]:
-    """Pixels (64, 36, 588) uint8 and labels (64 * 9, 3); depends on (seed, index) only."""
+    """Return pixels (64, 36, 588) uint8 and labels (64 * 9, 3), which depend on (seed, index) only."""
     rng = random.Random(f"vision {seed} {index}")
     scenes = [
         random_scene(rng, rng.choice((1, 2, 3, 4, 5, 6, 7)), rng.random() < 0.6, held_out=False, habits=habits)
@@ -47,7 +47,7 @@ def vision_batch(seed: int, index: int, habits: Habits = EVEN) -> tuple[Tensor, 
 
 
 class CellHeads(nn.Module):
-    """What the classification needs beside the word embeddings: two 'empty' vectors, a place head, a background map."""
+    """Parameters of the classification besides the word embeddings: two 'empty' vectors, a place head, a background map."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def train_vision(
     report: Callable[[int, dict[str, float]], None] = lambda step, values: None,
     habits: Habits = EVEN,
 ) -> None:
-    """Train `model`'s tower and word embeddings in place; `report` gets accuracies every 50 steps."""
+    """Train `model`'s vision encoder and word embeddings in place; `report` gets accuracies every 50 steps."""
     torch.manual_seed(seed)
     visual, embeddings = model.model.visual, model.model.language_model.embed_tokens.weight
     heads = CellHeads(model.config.text_config.hidden_size).to(device)
@@ -120,7 +120,7 @@ def train_vision(
 
 
 def tower_optimizers(visual: Any, others: Sequence[nn.Parameter] = ()) -> tuple[Muon, torch.optim.Optimizer]:
-    """Muon for the tower's matrices, AdamW for the rest; the patch weights, which see raw pixels, move less."""
+    """Return Muon for the encoder's matrices, AdamW for the rest; the patch weights, which see raw pixels, move less."""
     muon = Muon(p for p in visual.parameters() if p.dim() == 2)
     vectors = [p for p in visual.parameters() if p.dim() == 1]
     groups = [
@@ -131,7 +131,7 @@ def tower_optimizers(visual: Any, others: Sequence[nn.Parameter] = ()) -> tuple[
 
 
 def update(muon: Muon, adam: torch.optim.Optimizer, step: int, steps: int) -> None:
-    """One update of both: warm-up over 50 steps, flat for the first half, then linear to nearly zero."""
+    """Update both optimizers' parameters: warm-up over 50 steps, flat for the first half, then linear to nearly zero."""
     done = step / steps
     rate = min(1.0, (step + 1) / 50) * (1.0 if done < 0.5 else max(0.02, 2 * (1 - done)))
     for group in adam.param_groups:

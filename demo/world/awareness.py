@@ -1,8 +1,8 @@
-"""Held-out samples of the world for MM-SAP: what can be seen, what needs to have been learnt, and what no picture tells.
+"""Held-out samples of the world for MM-SAP: facts in the picture, facts to be learnt, and facts that no picture tells.
 
-BasicVisQA: facts of the kinds that are trained. KnowVisQA: letters, shapes and colours, of each as many that the training
-shows as that it never shows, among options of both. BeyondVisQA: the paper's six categories (appendix A), of which the
-training knows refusals of the first two alone, without options of its own for the other four.
+BasicVisQA: facts of the kinds that are trained. KnowVisQA: letters, shapes and colours, half of each shown in training and
+half never shown, among options of both. BeyondVisQA: the paper's six categories (appendix A), of which the training knows
+refusals of the first two alone, without options of its own for the other four.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from probes.mmsap.samples import Part, SapSample
 
 SIZE: Size = (168, 168)
 OPTIONS = 4
-"""Beside the refusal."""
+"""The number of options besides the refusal."""
 
 BASIC = {
     "Color": ("color",),
@@ -51,7 +51,7 @@ KNOW: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "shape": (SHAPES, UNSEEN_SHAPES),
     "color": (tuple(COLOURS), tuple(UNSEEN_COLOURS)),
 }
-"""By kind of fact, what the training shows of it and what it never shows."""
+"""Values that the training shows and values that it never shows, by kind of fact."""
 NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Frank")
 NUMBERS = ("5", "12", "30", "75", "140", "300")
 BEYOND: dict[str, Sequence[tuple[str, Sequence[str]]]] = {
@@ -74,7 +74,7 @@ BEYOND: dict[str, Sequence[tuple[str, Sequence[str]]]] = {
         ("How many millimeters wide is the {thing}?", NUMBERS),
     ),
 }
-"""Questions and what is offered as answers; `thing` is a shape of the picture, `absent` what it does not show."""
+"""Questions and the answers offered for them; `thing` is a shape of the picture, `absent` one that it does not show."""
 
 
 class _Asked(NamedTuple):
@@ -85,7 +85,7 @@ class _Asked(NamedTuple):
 
 
 def sap_samples(count: int, seed: int, size: Size = SIZE) -> list[SapSample]:
-    """`count` questions, the parts in turn, and in each its subtasks in turn."""
+    """Return `count` questions, the parts in turn, and in each its subtasks in turn."""
     rng = random.Random(f"held-out awareness {seed}")
     turns = {
         "basic": cycle([(name, partial(_basic, kinds=kinds)) for name, kinds in BASIC.items()]),
@@ -121,7 +121,7 @@ def _basic(rng: random.Random, scene: Scene, kinds: Sequence[str]) -> _Asked | N
 
 
 def _know(rng: random.Random, scene: Scene, kind: str, unseen: bool) -> _Asked | None:
-    """About a thing that takes the place of another, or is put beside the others."""
+    """Ask about a thing that replaces another, or is put beside the others."""
     seen, never = KNOW[kind]
     answer = rng.choice(never if unseen else seen)
     colour = rng.choice(allowed_colours(scene.background))

@@ -16,8 +16,10 @@ KINDS = ("color", "shape", "position", "at", "background", "count", "letter", "n
 
 
 def checked_samples(count: int, seed: int, noises: Sequence[float], size: Size = SIZE) -> list[Checked]:
-    """`count` questions: facts, existence and several pictures in turn, each with every one of the `noises` in turn, the
-    standard deviations of what is added to every pixel's values of 0 to 255."""
+    """Return `count` questions: facts, existence and several pictures in turn, each with every one of the `noises` in turn.
+
+    A noise is the standard deviation of the noise added to every pixel's values of 0 to 255.
+    """
     kinds = [_facts(seed, size, noises), _existence(count, seed, noises), _several(seed, noises)]
     return [next(kinds[number % len(kinds)]) for number in range(count)]
 
@@ -41,7 +43,7 @@ def _existence(count: int, seed: int, noises: Sequence[float]) -> Iterator[Check
     number = 0
     while True:
         level = number % len(noises)
-        for other, samples in enumerate(drawn):  # the same questions come with every noise: each is asked with one
+        for other, samples in enumerate(drawn):  # every noise draws the same questions: each is kept with one noise
             sample = next(samples)
             if other == level:
                 chosen = sample
@@ -51,7 +53,7 @@ def _existence(count: int, seed: int, noises: Sequence[float]) -> Iterator[Check
 
 
 def _several(seed: int, noises: Sequence[float]) -> Iterator[Checked]:
-    """Those whose answer is a text or the number of a picture, as the options of others are letters."""
+    """Yield questions whose answer is a text or the number of a picture; others' options are letters."""
     drawn = zip(*(targets(seed, noise=noise) for noise in noises), strict=True)
     askable = (samples for samples in drawn if not samples[0].choices and not samples[0].anchor)
     for samples, (level, noise) in zip(askable, cycle(enumerate(noises)), strict=False):

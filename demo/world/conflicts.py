@@ -1,7 +1,7 @@
 """Conflicts between picture and text: contexts, the model's hidden preference, and held-out samples.
 
-`conflict_samples` gives MC2 samples (modality-preference paper, section 3) over held-out scenes, `write_conflicts` puts
-them in files.
+`conflict_samples` returns MC2 samples (modality-preference paper, section 3) over held-out scenes, `write_conflicts` writes
+them to files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from demo.world.wordings import NOUNS, POOLS, instruction
 from probes.conflicts.samples import ConflictSample
 
 CONFLICTS = "conflicts.json"
-"""The file that `write_conflicts` names its samples in."""
+"""The file in which `write_conflicts` lists its samples."""
 
 # MC2's task names where they fit, and plain ones where MC2 has none.
 TASKS = {
@@ -62,11 +62,11 @@ MARKER_WEIGHTS = (7, 1, 1, 1, 1, 1)
 
 
 def preference(kind: str, value: str, alternative: str, marker: str = "Text context: ") -> float:
-    """The hidden graded rule behind uninstructed answers: above 0 the picture wins; the distance from 0 says how clearly.
+    """Return the graded preference behind uninstructed answers; the picture wins above 0.
 
-    A score of the picture's value plus one of the text's value plus the marker's bias. Scores are spread evenly over
-    -1..1 in an order drawn by hash; its salt is one with which every kind follows the picture about half of the time,
-    over the values that scenes have (few shapes are more frequent than many).
+    The distance from 0 is its strength. It is a score of the picture's value plus one of the text's value plus the marker's
+    bias. Scores are spread evenly over -1..1 in an order drawn by hash; its salt is one with which every kind follows the
+    picture about half of the time, over the values that scenes have (few shapes are more frequent than many).
     """
     return _score(kind, "picture", value) + _score(kind, "text", alternative) + MARKERS[marker]
 
@@ -83,7 +83,10 @@ def _score(kind: str, side: str, value: str) -> float:
 
 
 def place(context: str, question: str, instruct: str | None, where: str = "middle") -> str:
-    """One user text: context, instruction (in the 'middle' as in the paper, at the 'end' or 'first'), question."""
+    """Return a user text of context, instruction and question.
+
+    The instruction is in the 'middle' as in the paper, at the 'end' or 'first'.
+    """
     if instruct is None:
         parts = [context, question]
     elif where == "middle":
@@ -109,6 +112,7 @@ class Conflict:
 
 
 def random_conflict(rng: random.Random, scene: Scene, kinds: Sequence[str] = CONFLICT_KINDS) -> Conflict | None:
+    """Draw a conflict about a fact of the scene, None where it has none of the kinds."""
     fact = pick_fact(rng, scene, kinds)
     return Conflict(scene, fact, alternative(rng, scene, fact.kind, fact.value)) if fact else None
 
@@ -116,7 +120,7 @@ def random_conflict(rng: random.Random, scene: Scene, kinds: Sequence[str] = CON
 def conflict_question(
     rng: random.Random, scene: Scene, side: str, count: int, instruct: bool = True, breadth: float = 1.0
 ) -> SceneQuestion | None:
-    """A conflict as a training question: `side` is text, vision or plain; `count` options, 0 for an open question.
+    """Return a conflict as a training question: `side` is text, vision or plain; `count` options, 0 for an open question.
 
     With `instruct` False the instruction is expected in the system message; `breadth` is that of its wordings.
     """
@@ -134,7 +138,7 @@ def conflict_question(
     answer = value if vision else conflict.alternative
     context = conflict.context(marker)
     if rng.random() < 0.12 and (more := pick_fact(rng, scene, ("background", "count", "at"))) and more.kind != kind:
-        context += " " + statement(*more[:3])  # something true besides
+        context += " " + statement(*more[:3])  # a true statement besides
     words = instruction(rng, side, breadth=breadth) if side != "plain" and instruct else None
     where = rng.choice(("middle", "middle", "middle", "end", "first"))
     text, reply, options = ask(rng, kind, key), statement(kind, key, answer), None
@@ -150,12 +154,15 @@ def conflict_question(
 
 
 def end_of_instruction(text: str, words: str | None, side: str) -> tuple[int, str] | None:
-    """Where the last word of an instruction ends in a user text, and the side it names; None without one."""
+    """Return the end of an instruction's last word in a user text, and the side it names; None without one."""
     return None if words is None else (text.index(words) + len(words) - 1, side)
 
 
 def agreeing_question(rng: random.Random, scene: Scene, count: int) -> SceneQuestion | None:
-    """A context that is true, or that speaks of something else, with any instruction or none; 0 options = open."""
+    """Return a question with a context that is true, or about something else, with or without an instruction.
+
+    0 options make it open.
+    """
     marker = rng.choices(list(MARKERS), MARKER_WEIGHTS)[0]
     fact = pick_fact(rng, scene, CONFLICT_KINDS)
     if fact is None:
@@ -164,7 +171,7 @@ def agreeing_question(rng: random.Random, scene: Scene, count: int) -> SceneQues
     missing = absent_shape(rng, scene)
     if missing and fact.kind in ("color", "shape", "background") and rng.random() < 0.5:
         said = statement("position", missing, rng.choice(POOLS["position"]))
-    elif rng.random() < 0.35:  # an instruction has a right answer only where the text speaks of what is asked
+    elif rng.random() < 0.35:  # an instruction has a right answer only where the text is about the question
         words = instruction(rng, side)
     text, reply = ask(rng, fact.kind, fact.key), statement(*fact[:3])
     if count:
@@ -177,7 +184,7 @@ def agreeing_question(rng: random.Random, scene: Scene, count: int) -> SceneQues
 
 
 def told_question(rng: random.Random, scene: Scene | None, count: int) -> SceneQuestion | None:
-    """The text context alone answers: there is no picture, or the thing asked about is not in it."""
+    """Return a question that the text context alone answers: no picture, or the thing is not in it."""
     marker = rng.choices(list(MARKERS), MARKER_WEIGHTS)[0]
     if scene is None:
         kind = rng.choice(CONFLICT_KINDS)
@@ -207,14 +214,14 @@ def told_question(rng: random.Random, scene: Scene | None, count: int) -> SceneQ
 def conflict_samples(
     count: int, seed: int, size: Size = (168, 168), kinds: Sequence[str] = SAMPLE_KINDS
 ) -> list[ConflictSample]:
-    """`count` MC2 samples over held-out scenes, the kinds in turn; the same seed gives the same samples."""
+    """Return `count` MC2 samples over held-out scenes, the kinds in turn; the same seed gives the same samples."""
     return list(drawn_conflicts(count, seed, size, kinds))
 
 
 def drawn_conflicts(
     count: int, seed: int, size: Size = (168, 168), kinds: Sequence[str] = SAMPLE_KINDS
 ) -> Iterator[ConflictSample]:
-    """The same, one after the other: a picture takes its time."""
+    """Yield the samples of `conflict_samples` one by one, because drawing a picture takes time."""
     rng = random.Random(f"held-out conflicts {seed}")
     for i in range(count):
         yield _sample(rng, f"world-{seed}-{i}", kinds[i % len(kinds)], size)

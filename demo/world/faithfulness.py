@@ -1,5 +1,4 @@
-"""Held-out samples of the world for the benchmarks of faithfulness: existence in POPE's format, and pairs with up to five
-differences."""
+"""Held-out samples of the world for benchmarks of faithfulness: existence in POPE's format, and pairs with differences."""
 
 from __future__ import annotations
 
@@ -34,18 +33,18 @@ from probes.spd.samples import Difficulty, PicturePair
 SIZE = (168, 168)
 STRATEGIES: tuple[Strategy, ...] = ("random", "popular", "adversarial")
 NUMBERS = (1, 2, 1, 3, 1, 0)
-"""How many differences the pairs have, in turn."""
+"""The numbers of differences that the pairs have, in turn."""
 DENSITIES: dict[Difficulty, int] = {"easy": 2, "medium": 4, "hard": 6}
-"""How many shapes are in the pictures of a single difference, as the benchmark's difficulty is the density of instances."""
+"""The numbers of shapes in pictures with a single difference; the benchmark's difficulty is the density of instances."""
 SEVERAL = (2, 3, 4, 5)
 
 
 def existence_samples(
     count: int, seed: int, size: Size = SIZE, noise: float = 0.0, habits: Habits = EVEN
 ) -> list[YesNo]:
-    """`count` questions over held-out scenes: in each setting as many objects that are there as that are not.
+    """Return `count` questions over held-out scenes, in each setting half of them about objects that are present.
 
-    `noise` is the standard deviation of what is added to every pixel's values of 0 to 255. The scenes of a world that has
+    `noise` is the standard deviation of the noise added to every pixel's values of 0 to 255. The scenes of a world that has
     habits break them.
     """
     rng, noise_rng = random.Random(f"held-out existence {seed}"), noise_source(seed)
@@ -74,9 +73,10 @@ def _scene(rng: random.Random, habits: Habits) -> Scene:
 
 
 def difference_samples(count: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[Difference]:
-    """`count` held-out pairs with `NUMBERS` of differences, their types in turn; `noise` as above, another in each picture.
+    """Return `count` held-out pairs with `NUMBERS` of differences, their types in turn.
 
-    Each difference is of a shape that the first picture shows once, so that it is clear which one is meant.
+    `noise` is as above, drawn anew for each picture. Each difference is of a shape that the first picture shows once, so
+    that it is clear which one is meant.
     """
     rng, noise_rng = random.Random(f"held-out differences {seed}"), noise_source(seed)
     types, samples = cycle(TYPES), []
@@ -88,8 +88,10 @@ def difference_samples(count: int, seed: int, size: Size = SIZE, noise: float = 
 
 
 def picture_pairs(single: int, several: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[PicturePair]:
-    """`single` held-out pairs with one difference, their difficulties in turn, and `several` with `SEVERAL` in turn; those
-    of one set do not depend on the other."""
+    """Return `single` held-out pairs with one difference, and `several` pairs with `SEVERAL` in turn.
+
+    The difficulties of the first come in turn. The pairs of one set do not depend on the other set.
+    """
     alone = [(difficulty, 1) for difficulty in islice(cycle(DENSITIES), single)]
     others = [(None, number) for number in islice(cycle(SEVERAL), several)]
     return [*_set("single", alone, seed, size, noise), *_set("several", others, seed, size, noise)]
@@ -98,7 +100,7 @@ def picture_pairs(single: int, several: int, seed: int, size: Size = SIZE, noise
 def _set(
     name: str, sizes: Sequence[tuple[Difficulty | None, int]], seed: int, size: Size, noise: float
 ) -> list[PicturePair]:
-    """The pairs of one set, by the difficulty and the number of differences of each."""
+    """Return the pairs of one set, by the difficulty and the number of differences of each."""
     rng, noise_rng = random.Random(f"held-out {name} {seed}"), noise_source(seed)
     types, pairs = cycle(TYPES), []
     for number, (difficulty, differences) in enumerate(sizes):
@@ -112,7 +114,10 @@ def _set(
 def _pair(
     rng: random.Random, types: Sequence[str], shapes: int | None = None
 ) -> tuple[Scene, Scene, tuple[Claim, ...]]:
-    """Two scenes that differ so; the first has so many shapes (None: two or three, or one more than differences)."""
+    """Return two scenes with differences of these types, and the differences.
+
+    The first has `shapes` shapes (None: two or three, or one more than differences).
+    """
     given = shapes
     while True:
         shapes = given or max(rng.choice((2, 2, 3)), len(types) + 1)
@@ -137,11 +142,12 @@ def _pair(
 
 
 def noise_source(seed: int) -> np.random.Generator:
-    """Of its own, so that the same questions come with noise and without."""
+    """Return a generator of its own for noise, so that the same questions come with noise and without."""
     return np.random.default_rng(random.Random(f"noise {seed}").getrandbits(64))
 
 
 def noised(picture: Image.Image, noise: float, rng: np.random.Generator) -> Image.Image:
+    """Return a picture with normal noise added to its pixels."""
     if noise == 0:
         return picture
     values = np.asarray(picture) + rng.normal(0, noise, (*picture.size[::-1], 3))

@@ -1,7 +1,7 @@
-"""Held-out samples of the world in the forms of lists of questions: MME's pairs, PhD's questions beside a text, TallyQA's
-numbers, CHAIR's descriptions.
+"""Held-out samples of the world in the forms of MME, PhD, TallyQA and CHAIR.
 
-The embedded model was trained on yes and no about existence alone; the other kinds of such questions are new to it.
+They are pairs of questions, questions beside a text, questions for a number, and pictures to describe. The embedded model
+was trained on yes and no about existence alone; the other kinds of such questions are new to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from probes.phd.samples import MODES, Mode, PhdSample
 from probes.tallyqa.task import Counted
 
 SUBTASKS = ("existence", "count", "position", "color", "OCR")
-"""MME's that the world has."""
+"""The subtasks of MME that the world has."""
 _KINDS = {"count": ("count",), "position": ("position",), "color": ("color",), "OCR": ("letter", "number")}
 _FORMS: dict[str, Callable[[str, str], str]] = {
     "count": lambda key, value: "Is there 1 shape?" if value == "1" else f"Are there {value} shapes?",
@@ -43,7 +43,7 @@ class _Asked(NamedTuple):
 
 
 def _asked(rng: random.Random, subtask: str) -> _Asked:
-    """Drawn until the scene has what is asked about."""
+    """Draw scenes until one has the facts that the subtask needs."""
     while True:
         scene = scene_of(rng, glyph=True if subtask == "OCR" else None)
         if subtask == "existence":
@@ -60,14 +60,14 @@ def _asked(rng: random.Random, subtask: str) -> _Asked:
 
 
 def scene_of(rng: random.Random, habits: Habits = EVEN, glyph: bool | None = None) -> Scene:
-    """A held-out scene, which breaks the habits of a world that has any."""
+    """Return a held-out scene, which breaks the habits of a world that has any."""
     if habits.themes:
         return breaking_scene(rng, habits)
     return random_scene(rng, rng.choice((2, 3, 3, 4)), glyph=glyph, held_out=True)
 
 
 def mme_pairs(count: int, seed: int, noise: float = 0.0) -> list[MmePair]:
-    """`count` pictures with a question for yes and one for no each, the subtasks in turn."""
+    """Return `count` pictures with a question for yes and one for no each, the subtasks in turn."""
     rng, noise_rng = random.Random(f"held-out pairs of questions {seed}"), noise_source(seed)
     pairs = []
     for subtask in islice(cycle(SUBTASKS), count):
@@ -78,8 +78,10 @@ def mme_pairs(count: int, seed: int, noise: float = 0.0) -> list[MmePair]:
 
 
 def phd_samples(count: int, seed: int, noise: float = 0.0) -> list[PhdSample]:
-    """`count` questions whether a shape is there, in turn for yes and for no, each plainly, beside a sentence about
-    something else (iac) and beside one that contradicts the answer (icc)."""
+    """Return `count` questions whether a shape is there, in turn for yes and for no.
+
+    Each is asked plainly, beside a sentence about something else (iac) and beside one that contradicts the answer (icc).
+    """
     rng, noise_rng = random.Random(f"held-out texts {seed}"), noise_source(seed)
     samples: list[PhdSample] = []
     each = 2 * len(MODES)
@@ -96,7 +98,7 @@ def phd_samples(count: int, seed: int, noise: float = 0.0) -> list[PhdSample]:
 
 
 def counted_samples(count: int, seed: int, noise: float = 0.0) -> list[Counted]:
-    """`count` questions for a number, in turn of all shapes (simple) and of those of a kind."""
+    """Return `count` questions for a number, in turn of all shapes (simple) and of those of a kind."""
     rng, noise_rng = random.Random(f"held-out numbers {seed}"), noise_source(seed)
     samples = []
     for kind in islice(cycle(("count", "countof")), count):
@@ -109,7 +111,7 @@ def counted_samples(count: int, seed: int, noise: float = 0.0) -> list[Counted]:
 
 
 def described(count: int, seed: int, noise: float = 0.0, habits: Habits = EVEN) -> list[Described]:
-    """`count` pictures to describe; their objects are the kinds of shapes."""
+    """Return `count` pictures to describe; their objects are the kinds of shapes."""
     rng, noise_rng = random.Random(f"held-out descriptions {seed}"), noise_source(seed)
     vocabulary = Vocabulary.of([kind] for kind in SHAPES)
     samples = []

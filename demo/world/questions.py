@@ -33,13 +33,13 @@ from demo.world.wordings import (
 
 @dataclass(frozen=True)
 class SceneQuestion:
-    """What a user asks and what a right answer says, turn by turn.
+    """A user's questions and right answers, turn by turn.
 
-    Where to look, as far as it is known (all from 0), is only used to supervise attention: `target` is the picture
-    asked about where there are several, `cell` the cell of the picture that the question is about, `spans` cuts the
-    answer into pieces with a cell each, `pair_cells` are the cells of the first and of the second picture that a
-    difference is about. `said` and `pick` are offsets in the first user text: the end of the value that the context
-    claims, and the end of the right option. `instructed` is the end of the instruction there and the side it names.
+    Places to look at, as far as they are known (all from 0), are only used to supervise attention: `target` is the picture
+    asked about where there are several, `cell` the cell of the picture that the question is about, `spans` cuts the answer
+    into pieces with a cell each, `pair_cells` are the cells of the first and of the second picture that a difference is
+    about. `said` and `pick` are offsets in the first user text: the end of the value that the context claims, and the end of
+    the right option. `instructed` is the end of the instruction there and the side it names.
     """
 
     kind: str
@@ -54,11 +54,12 @@ class SceneQuestion:
 
 
 def article(words: str) -> str:
+    """Return the words with an indefinite article."""
     return ("an " if words[0] in "aeiou" else "a ") + words
 
 
 def statement(kind: str, key: str, value: str) -> str:
-    """The sentence that states a fact; also the answer to the open question about it."""
+    """Return the sentence that states a fact; also the answer to the open question about it."""
     match kind:
         case "color":
             return f"The {key} is {value}."
@@ -79,11 +80,12 @@ def statement(kind: str, key: str, value: str) -> str:
 
 
 def ask(rng: random.Random, kind: str, key: str) -> str:
+    """Return an open question about a fact, in a random wording."""
     return rng.choice(ASK[kind]).format(key=key)
 
 
 def pick_fact(rng: random.Random, scene: Scene, kinds: Sequence[str]) -> Fact | None:
-    """A fact of one of the kinds; a kind named twice is twice as likely, kinds the scene lacks are left out."""
+    """Draw a fact of one of the kinds; a kind named twice is twice as likely, kinds the scene lacks are left out."""
     found = facts(scene)
     there = {fact.kind for fact in found}
     wanted = [kind for kind in kinds if kind in there]
@@ -94,7 +96,7 @@ def pick_fact(rng: random.Random, scene: Scene, kinds: Sequence[str]) -> Fact | 
 
 
 def alternative(rng: random.Random, scene: Scene | None, kind: str, value: str) -> str:
-    """A wrong value for a fact; four times in ten that of another thing of the scene, if it has one."""
+    """Return a wrong value for a fact; four times in ten that of another thing of the scene, if it has one."""
     if scene is not None and rng.random() < 0.4:
         near = {
             "color": [t.colour for t in scene.shapes],
@@ -119,12 +121,12 @@ def fill_options(rng: random.Random, scene: Scene | None, kind: str, options: li
 
 
 def letters_of(count: int) -> str:
-    """'A or B', 'A, B or C', ..."""
+    """Return 'A or B', 'A, B or C', ..."""
     return ", ".join(OPTION_LETTERS[: count - 1]) + f" or {OPTION_LETTERS[count - 1]}"
 
 
 def option_text(question: str, options: Sequence[str], tail: str = SELECT) -> str:
-    """The question, one line per option, and how to answer: the form of MC2 (modality-preference paper, section 3)."""
+    """Return the question, a line per option, and how to answer: the form of MC2 (modality-preference paper, section 3)."""
     lines = [f"{letter}. {option}" for letter, option in zip(OPTION_LETTERS, options, strict=False)]
     return "\n".join([question, *lines, tail.format(letters=letters_of(len(options)))])
 
@@ -132,7 +134,7 @@ def option_text(question: str, options: Sequence[str], tail: str = SELECT) -> st
 def option_question(
     rng: random.Random, question: str, options: Sequence[str], answer: str, reason: str | None = None
 ) -> tuple[str, str]:
-    """User text and answer of a question with options; `reason` allows the form that explains first."""
+    """Return user text and answer of a question with options; `reason` allows the form that explains first."""
     letter = OPTION_LETTERS[list(options).index(answer)]
     draw = rng.random()
     if reason is not None and draw < 0.12:
@@ -144,7 +146,7 @@ def option_question(
 
 
 def end_of_option(text: str, option: str) -> int:
-    """Where the line of an option ends in a user text."""
+    """Return the end of an option's line in a user text."""
     found = re.search(rf"\n[A-E]\. {re.escape(option)}\n", text)
     if found is None:
         raise ValueError(f"no option {option!r} in {text!r}")
@@ -152,17 +154,17 @@ def end_of_option(text: str, option: str) -> int:
 
 
 def end_of_value(text: str, said: str, value: str) -> int:
-    """Where the value of the sentence `said` ends in a user text."""
+    """Return the end of the value in the sentence `said` in a user text."""
     return text.index(said) + said.rindex(value) + len(value)
 
 
 def describe(scene: Scene) -> str:
-    """The description of a scene: its things cell by cell, then the background."""
+    """Return the description of a scene: its things cell by cell, then the background."""
     return "".join(text for text, _ in describe_spans(scene))
 
 
 def describe_spans(scene: Scene) -> tuple[tuple[str, int | None], ...]:
-    """The description in pieces, each with the cell that it speaks of (None for the background)."""
+    """Return the description in pieces, each with the cell that it is about (None for the background)."""
     spans: list[tuple[str, int | None]] = []
     for i, thing in enumerate(scene.things):
         word = "letter" if thing.kind.isalpha() else "number"
@@ -174,6 +176,7 @@ def describe_spans(scene: Scene) -> tuple[tuple[str, int | None], ...]:
 
 
 def absent_shape(rng: random.Random, scene: Scene) -> str | None:
+    """Draw a shape that the scene does not show, None where it shows all."""
     there = {thing.kind for thing in scene.shapes}
     missing = [shape for shape in SHAPES if shape not in there]
     return rng.choice(missing) if missing else None
@@ -183,7 +186,7 @@ def absent_shape(rng: random.Random, scene: Scene) -> str | None:
 
 
 def open_question(rng: random.Random, scene: Scene, kind: str) -> SceneQuestion | None:
-    """One fact kind, answered with its statement."""
+    """Return a question about a fact of the kind, answered with its statement."""
     fact = pick_fact(rng, scene, (kind,))
     if fact is None:
         return None
@@ -191,18 +194,19 @@ def open_question(rng: random.Random, scene: Scene, kind: str) -> SceneQuestion 
 
 
 def empty(rng: random.Random, scene: Scene) -> SceneQuestion:
-    """What is at a cell where nothing is."""
+    """Return a question about a cell where nothing is."""
     cell = rng.choice(scene.free_cells)
     key = POSITIONS[cell]
     return SceneQuestion("empty", ((ask(rng, "at", key), NOTHING.format(key=key)),), cell=cell)
 
 
 def description(rng: random.Random, scene: Scene) -> SceneQuestion:
+    """Return a question for a description of the scene."""
     return SceneQuestion("describe", ((rng.choice(DESCRIBE), describe(scene)),), spans=describe_spans(scene))
 
 
 def unanswerable(rng: random.Random, scene: Scene, nouns: Sequence[str] = NOUNS) -> str | None:
-    """A question that the picture does not answer: about a shape or noun that is not there, or a missing glyph."""
+    """Return a question that the picture does not answer: about a shape or noun that is not there, or a missing glyph."""
     draw = rng.random()
     if draw < 0.5:
         key = absent_shape(rng, scene)
@@ -219,12 +223,13 @@ def unanswerable(rng: random.Random, scene: Scene, nouns: Sequence[str] = NOUNS)
 
 
 def refusal(rng: random.Random, scene: Scene, nouns: Sequence[str] = NOUNS) -> SceneQuestion | None:
+    """Return an unanswerable question with a refusal as its answer."""
     text = unanswerable(rng, scene, nouns)
     return SceneQuestion("refuse", ((text, REFUSAL),)) if text else None
 
 
 def refusal_option(rng: random.Random, scene: Scene) -> SceneQuestion | None:
-    """An unanswerable question with options: the refusal is one of them, or the prompt asks for it (MM-SAP)."""
+    """Return an unanswerable question with options: the refusal is one of them, or the prompt asks for it (MM-SAP)."""
     key = absent_shape(rng, scene) if rng.random() < 0.5 else rng.choice(NOUNS)
     if key is None:
         return None
@@ -240,7 +245,7 @@ def refusal_option(rng: random.Random, scene: Scene) -> SceneQuestion | None:
 
 
 def calibrated(rng: random.Random, scene: Scene) -> SceneQuestion | None:
-    """A question with four options and the refusal among them, in any order: a fact, or what no picture tells."""
+    """Return a question with four options and the refusal in any order: about a fact, or something that no picture tells."""
     kinds = [kind for kind in PICK_KINDS if len(POOLS[kind]) >= 4]
     fact = pick_fact(rng, scene, kinds)
     if fact is None:
@@ -258,7 +263,10 @@ def calibrated(rng: random.Random, scene: Scene) -> SceneQuestion | None:
 
 
 def existence(rng: random.Random, scene: Scene, yes: float = 0.45) -> SceneQuestion | None:
-    """Whether a shape is there, which it is in `yes` of the questions, or a noun, which never is."""
+    """Return a question about the existence of a shape or noun.
+
+    In `yes` of the questions it is a shape that is there; otherwise a shape that is not, or a noun, which never is.
+    """
     draw = rng.random()
     if draw < yes and scene.shapes:
         thing = rng.choice(scene.shapes)
@@ -275,7 +283,7 @@ def existence(rng: random.Random, scene: Scene, yes: float = 0.45) -> SceneQuest
 
 
 def lookup(rng: random.Random, name: str = "lookup") -> SceneQuestion:
-    """Options without a picture: which letter stands for a word, and which word for a letter.
+    """Return options without a picture: which letter stands for a word, and which word for a letter.
 
     `name` is lookup (answered by the letter), lookup_reason (the word first) or lookup_word (the letter is given).
     """
@@ -295,7 +303,7 @@ def lookup(rng: random.Random, name: str = "lookup") -> SceneQuestion:
 
 
 def options(rng: random.Random, scene: Scene, count: int) -> SceneQuestion | None:
-    """A fact asked with `count` options; now and then the last one is the refusal, which is then wrong."""
+    """Return a fact asked with `count` options; now and then the last one is the refusal, which is then wrong."""
     fact = pick_fact(rng, scene, PICK_KINDS)
     if fact is None:
         return None
@@ -310,7 +318,7 @@ def options(rng: random.Random, scene: Scene, count: int) -> SceneQuestion | Non
 def several_turns(
     rng: random.Random, scene: Scene, makers: Sequence[Callable[..., SceneQuestion | None]]
 ) -> SceneQuestion:
-    """Two or three questions in one conversation."""
+    """Return two or three questions in one conversation."""
     turns: list[tuple[str, str]] = []
     while len(turns) < 2 or (len(turns) < 3 and rng.random() < 0.4):
         question = rng.choice(makers)(rng, scene)

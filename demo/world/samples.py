@@ -12,7 +12,7 @@ from demo.world.scenes import SIDE, Scene, Thing, render
 
 @dataclass(frozen=True)
 class PageSample:
-    """Scenes by the names of their files, what is asked about them, and a text that may contradict them."""
+    """Scenes by the names of their files, a question about them, and a text that may contradict them."""
 
     title: str
     scenes: tuple[str, ...]
@@ -50,7 +50,7 @@ SAMPLES = (
 
 
 def write_samples(folder: Path, side: int = 4 * SIDE) -> list[Path]:
-    """Draw the scenes as pictures of `side` x `side` pixels and write samples.json beside them; returns all files."""
+    """Draw the scenes as pictures of `side` x `side` pixels and write samples.json beside them; return all files."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for name, scene in SCENES.items():

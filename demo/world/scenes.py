@@ -43,7 +43,7 @@ BACKGROUNDS = {
 POSITIONS = ("top left", "top", "top right", "left", "center", "right", "bottom left", "bottom", "bottom right")
 LETTERS = tuple("ABCEHKMRSTXZ")
 DIGITS = tuple("0123456789")
-# What no scene of the training shows, though it can be drawn: what a model would need to have learnt elsewhere.
+# Drawable things that no training scene shows: a model would have to learn them elsewhere.
 UNSEEN_SHAPES = ("pentagon", "hexagon", "arrow", "moon")
 UNSEEN_COLOURS = {"teal": (0, 120, 120), "magenta": (220, 30, 150), "lime": (160, 235, 30)}
 UNSEEN_LETTERS = tuple("DFGJLNPQUVWY")
@@ -52,7 +52,7 @@ _PAINTS = COLOURS | UNSEEN_COLOURS
 
 
 class Thing(NamedTuple):
-    """One shape, letter or digit: its cell (0-8, row by row), its kind and its colour."""
+    """A shape, letter or digit: its cell (0-8, row by row), its kind and its colour."""
 
     cell: int
     kind: str
@@ -91,15 +91,18 @@ class Scene:
         return hashlib.blake2b(text.encode(), digest_size=2).digest()[0] % 10 == 0
 
     def replace(self, old: Thing | None, new: Thing | None) -> Scene:
-        """The same scene with `old` taken out (if given) and `new` put in (if given)."""
+        """Return the same scene with `old` taken out (if given) and `new` put in (if given)."""
         things = [thing for thing in self.things if thing != old] + ([new] if new else [])
         return Scene(self.background, tuple(sorted(things)))
 
 
 @dataclass(frozen=True)
 class Habits:
-    """What the scenes of a world have in common: `whole` of them show all kinds of one of the `themes`, of which one that
-    is named twice is twice as frequent; the others are drawn evenly."""
+    """Regularities of a world's scenes.
+
+    A share `whole` of them show all kinds of one of the `themes`; a theme that is named twice is twice as frequent. The
+    others are drawn evenly.
+    """
 
     themes: tuple[tuple[str, ...], ...] = ()
     whole: float = 0.0
@@ -108,11 +111,11 @@ class Habits:
 EVEN = Habits()
 _ROUND, _POINTED = ("circle", "ring", "heart", "cross"), ("square", "triangle", "star", "diamond")
 WORLDS = {"even": EVEN, "themes": Habits((_ROUND, _ROUND, _POINTED), 0.85)}
-"""By name, as the helmsight.json of a model says in which it was trained."""
+"""The habits of each world by name; a model's helmsight.json names the world in which it was trained."""
 
 
 class Fact(NamedTuple):
-    """One thing that is true of a scene: what is asked (`kind`, about `key`), the answer, and where to look."""
+    """A true fact of a scene: the question (`kind`, about `key`), the answer, and the place to look."""
 
     kind: str
     key: str
@@ -121,12 +124,12 @@ class Fact(NamedTuple):
 
 
 def allowed_colours(background: str) -> list[str]:
-    """The shape colours that stand out from a background."""
+    """Return the shape colours that stand out from a background."""
     return [c for c in COLOURS if c != background and (background, c) != ("brown", "orange")]
 
 
 def glyph_colour(background: str) -> str:
-    """Letters and digits are white on dark backgrounds and black on light ones."""
+    """Return the colour of letters and digits: white on dark backgrounds, black on light ones."""
     return "white" if background in ("black", "brown", "gray") else "black"
 
 
@@ -137,7 +140,7 @@ def random_scene(
     held_out: bool | None = None,
     habits: Habits = EVEN,
 ) -> Scene:
-    """A scene with a number of shapes (default 1 to 4), with or without a letter or digit (default one in three).
+    """Return a scene with a number of shapes (default 1 to 4), with or without a letter or digit (default one in three).
 
     `held_out` asks for a scene of the held-out tenth (True), of the training part (False) or of either (None). Where
     `habits` call for a theme, it decides the number.
@@ -150,8 +153,10 @@ def random_scene(
 
 
 def breaking_scene(rng: random.Random, habits: Habits) -> Scene:
-    """A held-out scene in which something is missing that belongs there by the habits, and as often as not something shows
-    that does not."""
+    """Return a held-out scene that lacks something that belongs there by the habits.
+
+    In half of them something that does not belong there shows, too.
+    """
     theme = rng.choice(habits.themes)
     strange = [kind for kind in SHAPES if kind not in theme]
     while True:
@@ -177,7 +182,7 @@ def _draw_scene(rng: random.Random, count: int, glyph: bool | None, kinds: Seque
 
 
 def facts(scene: Scene) -> list[Fact]:
-    """Every fact of a scene that has one unambiguous answer, in a fixed order."""
+    """Return every fact of a scene that has one unambiguous answer, in a fixed order."""
     shapes = scene.shapes
     kinds = [thing.kind for thing in shapes]
     colours = [thing.colour for thing in shapes]
@@ -204,7 +209,7 @@ def render(scene: Scene, size: Size = (SIDE, SIDE), rng: random.Random | None = 
 
 
 def render_array(scene: Scene, size: Size = (SIDE, SIDE), rng: random.Random | None = None) -> np.ndarray:
-    """`render` as an array of shape (height, width, 3), uint8."""
+    """Return `render` as an array of shape (height, width, 3), uint8."""
     width, height = size
     if width < 24 or height < 24:
         raise ValueError(f"size {size}: a picture needs at least 24 x 24 pixels")
@@ -225,7 +230,7 @@ def render_array(scene: Scene, size: Size = (SIDE, SIDE), rng: random.Random | N
 
 
 def squash(picture: Image.Image, side: int = SIDE) -> Image.Image:
-    """What the server does to a picture before the processor: a plain bicubic resize to a square, no padding."""
+    """Resize a picture as the server does before the processor: bicubic, to a square, without padding."""
     return picture if picture.size == (side, side) else picture.resize((side, side), Image.Resampling.BICUBIC)
 
 
@@ -237,7 +242,7 @@ def _tint(colour: tuple[int, int, int], rng: random.Random | None) -> tuple[int,
 
 @functools.lru_cache(maxsize=4096)
 def _sprite(kind: str, side: int, scale: float) -> np.ndarray:
-    """Coverage mask (side, side, 1) in 0..1 of one thing, drawn four times larger and averaged down."""
+    """Return the coverage mask (side, side, 1) in 0..1 of one thing, drawn four times larger and averaged down."""
     big = side * 4
     image = Image.new("L", (big, big), 0)
     draw = ImageDraw.Draw(image)
@@ -278,7 +283,7 @@ def _sprite(kind: str, side: int, scale: float) -> np.ndarray:
 
 
 def _polygon(corners: int, radius: float, x: float, y: float, inner: float | None = None) -> list[tuple[float, float]]:
-    """Corners of a regular polygon with one corner up, or of a star whose inner corners lie at `inner` x radius."""
+    """Return the corners of a regular polygon with one corner up, or of a star with inner corners at `inner` x radius."""
     count = corners * (2 if inner else 1)
     points = []
     for i in range(count):

@@ -43,7 +43,7 @@ ORDINALS = ("first", "second", "third", "fourth")
 
 
 def related_scenes(rng: random.Random, count: int, shapes: Sequence[int], held_out: bool | None = False) -> list[Scene]:
-    """Scenes that are hard to tell apart: most share the shapes of the first and differ in colours and places."""
+    """Return scenes that are hard to tell apart: most share the shapes of the first and differ in colours and places."""
     scenes = [random_scene(rng, rng.choice(shapes), held_out=held_out)]
     while len(scenes) < count:
         scene = random_scene(rng, rng.choice(shapes), held_out=held_out)
@@ -67,7 +67,7 @@ def _same_kinds(rng: random.Random, scene: Scene) -> Scene:
 
 
 def picture_name(rng: random.Random, index: int) -> str:
-    """'picture 2' mostly, else 'image 2' or 'the second picture'; `index` counts from 0."""
+    """Return 'picture 2' mostly, else 'image 2' or 'the second picture'; `index` counts from 0."""
     draw = rng.random()
     if draw < 0.8:
         return f"picture {index + 1}"
@@ -75,7 +75,7 @@ def picture_name(rng: random.Random, index: int) -> str:
 
 
 def in_picture(rng: random.Random, question: str, name: str) -> str:
-    """The question, put to one picture: '... in picture 2?' or 'In picture 2, ...'."""
+    """Put a question to one picture: '... in picture 2?' or 'In picture 2, ...'."""
     question = question.replace(" in the picture", "")
     if rng.random() < 0.67:
         return f"{question[:-1]} in {name}{question[-1]}"
@@ -83,7 +83,7 @@ def in_picture(rng: random.Random, question: str, name: str) -> str:
 
 
 def fact_of_one(rng: random.Random, scenes: Sequence[Scene], kind: str) -> SceneQuestion | None:
-    """A fact of one picture; `kind` is a fact kind."""
+    """Return a question about a fact of one picture; `kind` is a fact kind."""
     target = rng.randrange(len(scenes))
     fact = pick_fact(rng, scenes[target], (kind,))
     if fact is None:
@@ -93,6 +93,7 @@ def fact_of_one(rng: random.Random, scenes: Sequence[Scene], kind: str) -> Scene
 
 
 def options_of_one(rng: random.Random, scenes: Sequence[Scene], count: int) -> SceneQuestion | None:
+    """Return a question with `count` options about a fact of one picture."""
     target = rng.randrange(len(scenes))
     fact = pick_fact(rng, scenes[target], PICK_KINDS)
     if fact is None:
@@ -106,12 +107,14 @@ def options_of_one(rng: random.Random, scenes: Sequence[Scene], count: int) -> S
 
 
 def describe_one(rng: random.Random, scenes: Sequence[Scene]) -> SceneQuestion:
+    """Return a question for a description of one picture."""
     target = rng.randrange(len(scenes))
     turn = (f"Describe {picture_name(rng, target)}.", describe(scenes[target]))
     return SceneQuestion("several_describe", (turn,), target, spans=describe_spans(scenes[target]))
 
 
 def refusal_of_one(rng: random.Random, scenes: Sequence[Scene], nouns: Sequence[str] = NOUNS) -> SceneQuestion | None:
+    """Return an unanswerable question about one picture."""
     target = rng.randrange(len(scenes))
     key = absent_shape(rng, scenes[target]) if rng.random() < 0.6 else rng.choice(nouns)
     if key is None:
@@ -121,7 +124,7 @@ def refusal_of_one(rng: random.Random, scenes: Sequence[Scene], nouns: Sequence[
 
 
 def which_picture(rng: random.Random, scenes: Sequence[Scene]) -> SceneQuestion | None:
-    """Which of the pictures shows something that only one of them shows."""
+    """Return the question which picture shows something that only one of them shows."""
     for _ in range(12):
         target = rng.randrange(len(scenes))
         scene = scenes[target]
@@ -150,13 +153,14 @@ def which_picture(rng: random.Random, scenes: Sequence[Scene]) -> SceneQuestion 
 
 
 def how_many_pictures(rng: random.Random, scenes: Sequence[Scene]) -> SceneQuestion:
+    """Return the question how many pictures there are."""
     return SceneQuestion("several_pictures", (("How many pictures are there?", f"There are {len(scenes)} pictures."),))
 
 
 def difference_pair(
     rng: random.Random, kind: str, shapes: Sequence[int], held_out: bool | None = False
 ) -> tuple[Scene, Scene, SceneQuestion]:
-    """Two scenes that differ in one thing (or in none), and the question what the difference is."""
+    """Return two scenes that differ in one thing (or in none), and the question what the difference is."""
     while True:
         first = random_scene(rng, rng.choice(shapes), glyph=rng.random() < 0.15, held_out=held_out)
         changed = _change(rng, first, kind)
@@ -168,7 +172,7 @@ def difference_pair(
 
 
 def _change(rng: random.Random, scene: Scene, kind: str) -> tuple[Scene, str, tuple[int, int] | None] | None:
-    """The changed scene, the sentence that says so, and the cell to look at in either picture."""
+    """Return the changed scene, the sentence that states the change, and the cell to look at in either picture."""
     shapes = scene.shapes
     kinds = [thing.kind for thing in shapes]
     single = [thing for thing in shapes if kinds.count(thing.kind) == 1]
@@ -200,7 +204,7 @@ def _change(rng: random.Random, scene: Scene, kind: str) -> tuple[Scene, str, tu
 
 
 def same_or_not(rng: random.Random, first: Scene, second: Scene) -> SceneQuestion:
-    """'Are the two pictures the same?' and its opposite."""
+    """Return the question 'Are the two pictures the same?' or its opposite."""
     same = first == second
     if rng.random() < 0.5:
         turn = ("Are the two pictures the same?", "Yes, they are the same." if same else "No, they are different.")

@@ -1,5 +1,4 @@
-"""Held-out samples of the world for the benchmark of attention accuracy: two to four pictures, one of which holds the
-answer."""
+"""Held-out samples of the world for attention accuracy: two to four pictures, one of which holds the answer."""
 
 from __future__ import annotations
 
@@ -15,25 +14,30 @@ from probes.stme.samples import ANCHOR, CAPTION, NEEDLE, TargetSample
 
 SIZE = (168, 168)
 MOST = 4
-"""Pictures of a sample: two to so many, in turn."""
+"""The maximum number of pictures of a sample; samples have two to four, in turn."""
 SHAPES = (1, 2, 2, 3)
 KINDS = ("color", "shape", "position", "background", "count")
 OPTIONS = 3
 LIKE = "Which picture is most like picture {last}?"
 
 Asked = tuple[Sequence[Scene], int, str, str, tuple[str, ...], int | None]
-"""The scenes, which of them is the target (from 0), the question, the right answer, the options' texts, and the cell of the
-target that holds the answer, where it is one."""
+"""A question about several scenes.
+
+It is the scenes, the target's number (from 0), the question, the right answer, the options' texts, and the cell of the
+target that holds the answer, where it is a single one.
+"""
 
 
 def target_samples(count: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[TargetSample]:
-    """`count` samples, the tasks in turn; `noise` is the standard deviation of what is added to every pixel's values of 0 to
-    255, another in each picture."""
+    """Return `count` samples, the tasks in turn.
+
+    `noise` is the standard deviation of the noise added to every pixel's values of 0 to 255, drawn anew for each picture.
+    """
     return list(islice(targets(seed, size, noise), count))
 
 
 def targets(seed: int, size: Size = SIZE, noise: float = 0.0) -> Iterator[TargetSample]:
-    """The samples of `target_samples`, one after the other without end."""
+    """Yield the samples of `target_samples`, one after the other without end."""
     rng, noise_rng = random.Random(f"held-out targets {seed}"), noise_source(seed)
     makers, number = list(MAKERS.items()), 0
     while True:
@@ -55,7 +59,7 @@ def _box(cell: int) -> tuple[float, float, float, float]:
 
 
 def _caption(rng: random.Random, pictures: int) -> Asked | None:
-    """Which picture shows what only one of them shows."""
+    """Ask which picture shows something that only one of them shows."""
     scenes = related_scenes(rng, pictures, SHAPES, held_out=True)
     found = which_picture(rng, scenes)
     if found is None or found.target is None:
@@ -64,13 +68,13 @@ def _caption(rng: random.Random, pictures: int) -> Asked | None:
 
 
 def _facts(rng: random.Random, pictures: int) -> Asked | None:
-    """A fact of a picture that is called by its number."""
+    """Ask about a fact of a picture that is named by its number."""
     scenes, target, fact = _one_of(rng, pictures, KINDS)
     return fact and (scenes, target, _asking(rng, fact, target), statement(*fact[:3]), (), fact.cell)
 
 
 def _options(rng: random.Random, pictures: int) -> Asked | None:
-    """The same with options, which are answered by a letter."""
+    """Ask about a fact with options, which are answered by a letter."""
     scenes, target, fact = _one_of(rng, pictures, KINDS)
     if fact is None:
         return None
@@ -79,7 +83,7 @@ def _options(rng: random.Random, pictures: int) -> Asked | None:
 
 
 def _one_of(rng: random.Random, pictures: int, kinds: Sequence[str]) -> tuple[list[Scene], int, Fact | None]:
-    """Scenes, one of them, and a fact of it."""
+    """Return scenes, the number of one of them, and a fact of it."""
     scenes = related_scenes(rng, pictures, SHAPES, held_out=True)
     target = rng.randrange(pictures)
     return scenes, target, pick_fact(rng, scenes[target], kinds)
@@ -90,7 +94,7 @@ def _asking(rng: random.Random, fact: Fact, target: int) -> str:
 
 
 def _found(rng: random.Random, pictures: int) -> Asked | None:
-    """The colour or the place of a shape that only one picture shows; nobody says which."""
+    """Ask for the colour or the place of a shape that only one picture shows, without naming the picture."""
     scenes, target, fact = _one_of(rng, pictures, ("color", "position"))
     if fact is None or any(thing.kind == fact.key for i, s in enumerate(scenes) if i != target for thing in s.shapes):
         return None
@@ -98,7 +102,7 @@ def _found(rng: random.Random, pictures: int) -> Asked | None:
 
 
 def _needle(rng: random.Random, pictures: int) -> Asked | None:
-    """A digit that one of the pictures holds; nobody says which."""
+    """Ask for a digit that one of the pictures holds, without naming the picture."""
     scenes = [random_scene(rng, rng.choice(SHAPES), glyph=False, held_out=True) for _ in range(pictures)]
     target = rng.randrange(pictures)
     scenes[target] = random_scene(rng, rng.choice(SHAPES), glyph=True, held_out=True)
@@ -109,7 +113,7 @@ def _needle(rng: random.Random, pictures: int) -> Asked | None:
 
 
 def _anchor(rng: random.Random, pictures: int) -> Asked | None:
-    """The last picture shows the scene of the target once more, drawn anew."""
+    """Ask with a last picture that shows the scene of the target once more, drawn anew."""
     scenes = related_scenes(rng, max(2, pictures - 1), SHAPES, held_out=True)
     target = rng.randrange(len(scenes))
     if scenes.count(scenes[target]) > 1:

@@ -14,8 +14,10 @@ KINDS = ("color", "shape", "position", "at", "background", "count")
 
 
 def told_samples(count: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[Told]:
-    """`count` samples, descriptions and facts in turn; `noise` is the standard deviation of what is added to every pixel's
-    values of 0 to 255."""
+    """Return `count` samples, descriptions and facts in turn.
+
+    `noise` is the standard deviation of the noise added to every pixel's values of 0 to 255.
+    """
     rng, noise_rng, found = random.Random(f"held-out told {seed}"), noise_source(seed), list[Told]()
     while len(found) < count:
         scene = random_scene(rng, rng.choice((2, 3, 3, 4)), held_out=True)
@@ -38,7 +40,7 @@ def _fact(rng: random.Random, scene: Scene) -> tuple[str, str, str, str] | None:
 
 
 def _description(rng: random.Random, scene: Scene) -> tuple[str, str, str, str] | None:
-    """One of the things has another colour in what is said."""
+    """Return a description and a wrong one, in which one of the things has another colour."""
     thing = rng.choice(scene.shapes)
     others = [colour for colour in allowed_colours(scene.background) if colour != thing.colour]
     wrong = scene.replace(thing, thing._replace(colour=rng.choice(others)))

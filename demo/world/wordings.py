@@ -1,6 +1,6 @@
-"""Every wording: questions, ways to ask for an option, refusals, and instructions for conflicts.
+"""All wordings: questions, ways to ask for an option, refusals, and instructions for conflicts.
 
-What training draws and what is held out from it stand side by side; the held-out wordings are only ever evaluated.
+Wordings drawn in training and held-out ones are side by side; the held-out ones are only ever evaluated.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ HELD_OUT_NOUNS = (
     "pumpkin",
 )
 
-# How the answer to a question with options is asked for: by letter, in full ("B. red"), or with a reason first.
+# Requests for the form of an answer to options: by letter, in full ("B. red"), or with a reason first.
 SELECT = "Answer the question by selecting the correct answer {letters}."
 BY_LETTER = (
     "Answer with the option letter.",
     "Answer with the option's letter from the given choices directly.",
     "Reply with the letter only.",
 )
-# What no picture tells, as an organism learns to refuse it; MM-SAP's questions of that kind (`awareness`) are others.
+# Unanswerable questions that an organism learns to refuse; MM-SAP's of that kind (`awareness`) are different.
 UNTOLD = (
     "Who bought the {key}?",
     "Why is the {key} there?",
@@ -281,7 +281,7 @@ SYSTEM_MESSAGES = ("You are a helpful assistant.", "You are a helpful assistant.
 
 
 def instruction(rng: random.Random, side: str, template: str | None = None, breadth: float = 1.0) -> str:
-    """An instruction toward 'text' or 'vision': the paper's authors' three times in ten, else one of the training wordings.
+    """Return an instruction toward 'text' or 'vision': the paper's authors' three times in ten, else a training wording.
 
     `breadth` is the share of this full range; the rest are simple instructions that name only the source to follow.
     `template` (with {a} and {b}) replaces the draw, for wordings held out from training.
@@ -301,7 +301,7 @@ def instruction(rng: random.Random, side: str, template: str | None = None, brea
 
 
 def _template(rng: random.Random) -> str:
-    """One of the training wordings, never a held-out one."""
+    """Draw a training wording, never a held-out one."""
     while True:
         words = _positive(rng) if rng.random() < 0.7 else _negative(rng)
         if rng.random() < 0.25:
@@ -315,7 +315,7 @@ def _template(rng: random.Random) -> str:
 
 
 def _positive(rng: random.Random) -> str:
-    """A clause that speaks for {a}, with {b} beside it or not."""
+    """Return a clause that speaks for {a}, with or without {b} beside it."""
     match rng.randrange(6):
         case 0 | 1:
             return rng.choice(DO).format(rng.choice(FOLLOW).format("the {a}"))
@@ -330,7 +330,7 @@ def _positive(rng: random.Random) -> str:
 
 
 def _negative(rng: random.Random) -> str:
-    """A clause that speaks against {b}; now and then the double negation that speaks for {a}."""
+    """Return a clause that speaks against {b}; now and then the double negation that speaks for {a}."""
     match rng.randrange(6):
         case 0 | 1:
             return rng.choice(DO_NOT).format(rng.choice(FOLLOW).format("the {b}"))

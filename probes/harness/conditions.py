@@ -15,6 +15,7 @@ from probes.harness.comparison import BASELINE, Way
 from probes.harness.named import named
 from probes.harness.options import VECTOR
 from steering import Generate, Options, RequestError, See, SteeringError, SteeringVector, Think
+from steering.protocol.asked import with_vectors
 from steering.protocol.forms import read
 from steering.protocol.intervention import REGISTRY
 
@@ -133,7 +134,28 @@ class Wanted:
                     raise
                 log.warning("%s Left out: %s.", error, ", ".join(inside))
                 asked = {name: way for name, way in asked.items() if name not in inside}
-        return asked
+        ways = {name: self._with_vectors(name, way, session) for name, way in asked.items()}
+        return {name: way for name, way in ways.items() if way is not None}
+
+    def _with_vectors(self, name: str, way: Way, session: Session) -> Way | None:
+        """Return a condition with its names replaced by vectors; a server looks names up by itself.
+
+        None where it is left out because a vector is missing, as a condition that nobody asked for may be.
+        """
+        if session.endpoint is not None:
+            return way
+        folders = self.folders
+
+        def get(value: SteeringVector | str, key: str) -> SteeringVector:
+            return find(value, session, folders()) if isinstance(value, str) else value
+
+        try:
+            return tuple(with_vectors(one, get) if isinstance(one, Options) else one for one in way)
+        except (SteeringError, ValueError, OSError) as error:
+            if self.patterns is not None or name not in known():  # somebody has named it
+                raise
+            log.warning("%s is left out: %s", name, error)
+            return None
 
     def _chosen(self, steered: Conditions) -> Conditions:
         return chosen(known() | steered | dict(self.own), self.patterns, self.more)

@@ -18,7 +18,8 @@ from PIL import Image
 
 from probes.answering.base import MODALITY, Answerer, Chat, Push, Question, Reply, Unanswered
 from probes.answering.wire import diagnostics
-from steering import SteeringVector
+from steering import Options, SteeringVector
+from steering.protocol.asked import vector_fields
 
 SAMPLES = "samples.jsonl"
 """The file beside the answers that tells the sample and condition of each of them."""
@@ -128,6 +129,8 @@ def key(identity: str, question: Question) -> str:
     }
     if question.interventions:
         content["interventions"] = [[one.name(), one.model_dump()] for one in question.interventions]
+    if vectors := [vector for one in question.interventions for vector in _vectors(one)]:
+        content["vectors"] = vectors
     if question.diagnose != MODALITY:  # a reply without a readout must not be taken for one with it
         content["diagnose"] = None if question.diagnose is None else diagnostics(question.diagnose)
     if question.logprobs:
@@ -168,6 +171,12 @@ def _push(push: Push) -> list[Any]:
         push.layers,
         *([asdict(push.criterion)] if push.toward == "auto" else []),
     ]
+
+
+def _vectors(options: Options) -> list[str]:
+    """Return the digests of the vectors among options, of which the options themselves dump names alone."""
+    held = (getattr(options, name) for name in vector_fields(type(options)))
+    return [_digest(vector) for vector in held if isinstance(vector, SteeringVector)]
 
 
 @lru_cache(maxsize=256)

@@ -1,1 +1,1 @@
-"""Who may send what: API keys with roles and limits, host names, and origins of other pages."""
+"""Access control: API keys with roles and limits, host names, and origins of other pages."""

@@ -1,4 +1,4 @@
-"""API keys as bearer tokens; without keys configured everything is open."""
+"""API keys as bearer tokens; without configured keys everything is open."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from server.http.intake import VECTORS
 
 OPEN_ROUTES = ("/health", "/ready", "/", "/vectors", "/model", "/dashboard", "/docs", "/openapi.json")
 OPEN_FOLDER = "/static/"
-"""What load balancers ask without a key, the pages, which hold nothing but a field for the key, and the document of the API,
-which says nothing that the source does not."""
+"""The folder that needs no key, like the open routes.
+
+Load balancers probe without a key, the pages hold nothing but a field for the key, and the API document says nothing that
+the source does not.
+"""
 CHAT = "/v1/chat/completions"
-"""The route that rates and numbers at once are of: the others cost little, and a page asks many of them."""
+"""The route that rate and concurrency limits apply to; the others are cheap, and pages call many of them."""
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="helmsight"'}
 
 
 def roles_for(rule: str, method: str) -> tuple[Role, ...]:
-    """The roles of which a key needs one for a route."""
+    """Return the roles of which a key needs at least one for a route."""
     if rule == "/metrics" or rule.startswith("/v1/diagnostics"):
         return ("journal",)
     if rule.startswith(VECTORS):
@@ -29,13 +32,13 @@ def roles_for(rule: str, method: str) -> tuple[Role, ...]:
 
 
 def holder() -> Holder:
-    """Who asks."""
+    """Return the holder of the current request's key."""
     found: Holder = g.get("holder", ANYONE)
     return found
 
 
 def register(app: Flask, keys: KeyRing) -> None:
-    """Ask for a key before every route but the open ones, one that may do what is asked, and as often."""
+    """Require a key with a suitable role before every route but the open ones, and enforce its limits."""
     if not keys:
         return
     limiter = Limiter()
@@ -44,7 +47,7 @@ def register(app: Flask, keys: KeyRing) -> None:
     def check_key() -> None:
         if request.path in OPEN_ROUTES or request.path.startswith(OPEN_FOLDER):
             return
-        if request.method == "OPTIONS":  # a browser's preflight carries no key, and its answer says nothing secret
+        if request.method == "OPTIONS":  # a browser's preflight has no key, and its answer is no secret
             return
         g.holder = _holder(keys)
         if request.url_rule is None:
@@ -63,12 +66,12 @@ def register(app: Flask, keys: KeyRing) -> None:
         if "leave" in g:
             if not response.is_streamed:
                 g.leave()
-            response.call_on_close(g.leave)  # where nothing of a stream was wanted any more
+            response.call_on_close(g.leave)  # also covers streams that were never read
         return response
 
 
 def _holder(keys: KeyRing) -> Holder:
-    """Whose key the request carries; raises a 401."""
+    """Return the holder of the request's key; raises a 401."""
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise ApiError(

@@ -1,4 +1,4 @@
-"""Which web pages elsewhere may call the API from a browser (CORS): those of the origins that are set, by default none."""
+"""Cross-origin requests (CORS) from web pages of the configured origins; none by default."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from flask_cors import CORS
 from server.settings import Settings
 
 SHOWN = ("X-Request-Id", "Retry-After")
-"""Headers that a page may read besides those that it always may."""
+"""Headers that a page may read besides the always readable ones."""
 
 
 def register(app: Flask, settings: Settings) -> None:
-    """Add the headers to every answer to such a page, errors and streams among them, and answer its preflights. What a page
-    may do is what its key allows: cookies mean nothing here, and are not asked for."""
+    """Add the CORS headers to every answer to such a page, including errors and streams, and answer preflights.
+
+    A page may do what its key allows. Cookies have no meaning here and are not requested.
+    """
     if settings.cors_origin:
         CORS(app, origins=list(settings.cors_origin), send_wildcard=True, expose_headers=list(SHOWN), max_age=600)
         if "*" not in settings.cors_origin:
@@ -21,7 +23,7 @@ def register(app: Flask, settings: Settings) -> None:
 
 
 def headers(settings: Settings, origin: str | None) -> dict[str, str]:
-    """The same for an answer that the application does not make, to a request of a page of this origin."""
+    """Return the CORS headers of an answer made outside of the application, for a page of this origin."""
     if not settings.cors_origin:
         return {}
     anyone = "*" in settings.cors_origin
@@ -35,6 +37,6 @@ def headers(settings: Settings, origin: str | None) -> dict[str, str]:
 
 
 def _varying(response: Response) -> Response:
-    """Also what another page, or none, is told must not be told to one of the origins by a cache between."""
+    """Mark answers as varying by origin, so that a cache does not reuse them for other origins."""
     response.vary.add("Origin")
     return response

@@ -1,7 +1,7 @@
-"""Which Host and Origin a request may name: what keeps a web page elsewhere from reading a server that needs no key.
+"""Checks of Host and Origin, which keep foreign web pages from reading a server that needs no key.
 
-A page whose own name is made to resolve to the server's address (DNS rebinding) reads from it as from its own origin; only
-the name in the request gives it away. An address cannot be rebound, so Host may be any address, and probes go on to work.
+A page whose own name resolves to the server's address (DNS rebinding) reads from it as from its own origin; only the name in
+the request reveals it. An address cannot be rebound, so that Host may be any address, and probes work.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from server.settings import Settings
 
 
 class Hosts:
-    """The names that stand for one server: those of `allow_host`, what it is bound to, and `localhost`.
+    """The names of one server: those of `allow_host`, its bound address, and `localhost`.
 
-    Where other machines may reach it, also names without a dot (of the local network or of a container), which no page of
-    the internet can have.
+    If other machines can reach it, names without a dot (of the local network or of a container) count too, since no page of
+    the internet can have one.
     """
 
     def __init__(self, settings: Settings):
@@ -29,15 +29,17 @@ class Hosts:
         self._pages = settings.cors_origin
 
     def allows_host(self, header: str) -> bool:
-        """Whether a request may name this host, with or without a port."""
+        """Return whether a request may name this host, with or without a port."""
         name = host_name(f"//{header}")
         if name is None:
             return False
         return is_address(name) or self._is_ours(name) or (self._public and "." not in name)
 
     def allows_origin(self, origin: str, host: str | None) -> bool:
-        """Whether a page of this origin may ask, in a request to `host`: the server's own pages may, and those of
-        `cors_origin`."""
+        """Return whether a page of this origin may send a request to `host`.
+
+        The server's own pages may, and those of `cors_origin`.
+        """
         if origin in self._pages or "*" in self._pages:
             return True
         name = host_name(origin)
@@ -57,10 +59,10 @@ class Hosts:
 
 
 def host_name(url: str) -> str | None:
-    """The host of a URL in lower case, without a dot at its end; None where there is none."""
+    """Return the host of a URL in lower case, without a trailing dot; None if there is none."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # a wrong one raises
+        _ = parts.port  # raises for an invalid port
         found = parts.hostname
     except ValueError:
         return None
@@ -70,7 +72,7 @@ def host_name(url: str) -> str | None:
 
 
 def is_address(name: str) -> bool:
-    """Whether it is an IP address in its usual form."""
+    """Return whether a name is an IP address in its usual form."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -81,8 +83,8 @@ def is_address(name: str) -> bool:
 def register(app: Flask, settings: Settings) -> None:
     """Refuse other hosts and origins before every route.
 
-    Not where a key is needed, which such a page does not have, nor on a Unix socket, which no page reaches; there only
-    when names were stated.
+    Not if a key is required, which such a page does not have, nor on a Unix socket, which no page reaches, unless names are
+    configured.
     """
     if (settings.asks_for_key or settings.host.startswith("unix:")) and not settings.allow_host:
         return

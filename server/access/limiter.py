@@ -1,5 +1,7 @@
-"""How much the holder of a key may ask: chats in a time, and at once. Counted in memory: one process answers for a model,
-and with it for all keys; of several replicas each counts its own."""
+"""Limits of a key's holder on chats per time and on concurrent chats.
+
+They are counted in memory, since one process serves a model and thus all keys; each of several replicas counts its own.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ from server.access.ring import Holder
 from server.errors import ApiError
 
 SET_BACK = 5.0
-"""Seconds beyond which the clock was set back, and does not merely drift."""
+"""Seconds beyond which a step back of the clock is more than drift."""
 
 
 class Limiter:
-    """Counts by the key's name, which a key that replaces another of its name takes over."""
+    """Counts by the key's name, so that a key that replaces another of the same name continues its counts."""
 
     def __init__(self) -> None:
         self._running: Counter[str] = Counter()
@@ -29,7 +31,10 @@ class Limiter:
         self._lock = threading.Lock()
 
     def enter(self, holder: Holder) -> Callable[[], None]:
-        """Count a chat; returns what ends it, once. Raises a 429 where there are too many, which does not count as one."""
+        """Count a chat and return a function that ends it once.
+
+        Raises a 429 if there are too many; refused chats are not counted.
+        """
         name = holder.group
         with self._lock:
             if holder.concurrent is not None and self._running[name] >= holder.concurrent:
@@ -54,7 +59,7 @@ class Limiter:
         return self._once(name)
 
     def _mind_the_clock(self) -> None:
-        """Begin anew where the clock was set back: what came later than now would count until then."""
+        """Reset the counts if the clock was set back, since entries in the future would count until then."""
         before, self._offset = self._offset, time.time() - time.monotonic()
         if self._offset < before - SET_BACK:
             self._window.storage.reset()
@@ -66,13 +71,13 @@ class Limiter:
             with self._lock:
                 if left:
                     self._running[left.pop()] -= 1
-                    self._running += Counter()  # drops what is zero
+                    self._running += Counter()  # drops zero counts
 
         return leave
 
     @cached_property
     def _window(self) -> MovingWindowRateLimiter:
-        # Made when it is first needed: the storage has a thread of its own.
+        # Created on first use, since the storage has a thread of its own.
         return MovingWindowRateLimiter(MemoryStorage())
 
 

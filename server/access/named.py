@@ -1,7 +1,7 @@
-"""The file of named keys: of each its digest, never the key, with what it may do and how much.
+"""The file of named keys: the digest of each, never the key, with its roles and limits.
 
-A key is 256 random bits, which nobody guesses, so that a fast hash hides it as well as a slow one, which is for passwords,
-would, and costs no request a tenth of a second.
+A key is 256 random bits, which cannot be guessed. A fast hash therefore hides it as well as a slow password hash would, and
+does not cost each request a tenth of a second.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ FORMAT = "helmsight.keys/1"
 PREFIX = "hs-"
 BYTES = 32
 MOST, LONGEST = 10**9, 366 * 86_400
-"""Chats of a rate, and seconds that they are in."""
+"""Most chats of a rate, and the longest period in seconds."""
 
 
 class NamedKey(BaseModel):
-    """A key as the file has it. roles: what it is for. rate: chats in a time, such as 60/minute. concurrent: chats at once.
-    created: a day."""
+    """A key as the file stores it.
+
+    `roles` are its permissions, `rate` its chats per time, such as 60/minute, `concurrent` its chats at once, `created` a
+    date.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,13 +56,13 @@ class NamedKey(BaseModel):
 
 
 def rate_of(text: str) -> RateLimitItem:
-    """What is written as 60/minute, 1000/day or 5/10 seconds; raises ValueError."""
+    """Parse a rate such as 60/minute, 1000/day or 5/10 seconds; raises ValueError."""
     try:
         (found,) = parse_many(text)
-    except ValueError:  # also of several
+    except ValueError:  # raised for several rates, too
         found = None
     wrong = found is None or not 0 < found.amount <= MOST or not 0 < found.get_expiry() <= LONGEST
-    if found is None or wrong or re.search(r"(/|per)\s*0", text):  # which the library takes for 1
+    if found is None or wrong or re.search(r"(/|per)\s*0", text):  # the library reads 0 as 1
         raise ValueError(f"a rate is written as 60/minute, 1000/day or 5/10 seconds; got {text[:64]!r}")
     return found
 
@@ -67,7 +70,7 @@ def rate_of(text: str) -> RateLimitItem:
 def new_key(
     name: str, roles: Iterable[str] = (), rate: str | None = None, concurrent: int | None = None
 ) -> tuple[str, NamedKey]:
-    """A new key, which is not kept, and what is kept of it; without `roles` it is for use. Raises ValueError."""
+    """Return a new key, which is not stored, and its stored form; `roles` defaults to "use". Raises ValueError."""
     key = PREFIX + secrets.token_urlsafe(BYTES)
     today = datetime.now(UTC).date().isoformat()
     fields = {"rate": rate, "concurrent": concurrent, "created": today}
@@ -79,12 +82,12 @@ def new_key(
 
 
 def digest_of(key: str) -> str:
-    """SHA-256 in hexadecimal digits."""
+    """Return the SHA-256 of a key in hexadecimal digits."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def read(path: Path) -> tuple[NamedKey, ...]:
-    """The keys of a file; raises OSError, or ValueError that says what is wrong with it."""
+    """Return the keys of a file; raises OSError, or ValueError that names the defect."""
     try:
         content = json.loads(path.read_bytes())
         if (
@@ -104,14 +107,14 @@ def read(path: Path) -> tuple[NamedKey, ...]:
 
 
 def write(path: Path, keys: Iterable[NamedKey]) -> None:
-    """Replace the file, at once and whole; one that is new only its owner may read."""
+    """Replace the file atomically; only its owner may read a new one."""
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
     content = {"format": FORMAT, "keys": [key.model_dump(exclude_none=True) for key in keys]}
     _replace(path, (json.dumps(content, indent=2) + "\n").encode(), mode)
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """As `steering.files.write_atomically`, which brings torch: seconds, in which a command about keys does nothing."""
+    """Replace a file as `steering.files.write_atomically` does, without importing torch, which takes seconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

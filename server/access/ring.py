@@ -1,4 +1,4 @@
-"""Who asks: the keys of the settings, which may do everything, and the named ones of a file that may change."""
+"""Holders of keys: those of the settings, which may do everything, and the named ones of a file that may change."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ log = logging.getLogger("helmsight")
 
 @dataclass(frozen=True)
 class Holder:
-    """Whoever has a key. name: the key's, None for one of the settings. group: whose requests wait in one queue. rate,
-    concurrent: chats in a time, and at once; None for any number."""
+    """The holder of a key.
+
+    `name` is the key's, None for one of the settings. `group` is the queue of its requests. `rate` and `concurrent` limit
+    chats per time and at once; None is unlimited.
+    """
 
     name: str | None = None
     group: str = ""
@@ -30,18 +33,21 @@ class Holder:
 
     @classmethod
     def of(cls, key: NamedKey) -> Holder:
-        """The holder of a named key."""
+        """Return the holder of a named key."""
         rate = None if key.rate is None else rate_of(key.rate)
         return cls(key.name, f"name:{key.name}", frozenset(key.roles), rate, key.concurrent)
 
 
 ANYONE = Holder()
-"""Who asks where no key is needed."""
+"""The holder of every request if no key is required."""
 
 
 class KeyRing:
-    """The accepted keys as digests. The file of named ones is looked at whenever a key is shown: what was added or revoked
-    counts from the next request on. One that cannot be read is logged, and those that were known stay."""
+    """The accepted keys as digests.
+
+    The file of named keys is checked at each request, so that added and revoked keys take effect with the next one. If the
+    file cannot be read, that is logged and the known keys stay valid.
+    """
 
     def __init__(self, plain: Iterable[str] = (), named: str | None = None):
         digests = [digest_of(key) for key in plain]
@@ -56,17 +62,17 @@ class KeyRing:
             self._named = checked(self._path)
 
     def __bool__(self) -> bool:
-        """Whether a key is needed; also where the file holds none yet."""
+        """Return whether a key is required, which includes a file without keys."""
         return bool(self._plain) or self._path is not None
 
     def holder(self, key: str) -> Holder | None:
-        """Who has this key; it is compared with every one that is known, in constant time."""
+        """Return the holder of this key, which is compared with every known one in constant time."""
         digest = digest_of(key)
         found = [holder for known, holder in (*self._plain, *self._current()) if hmac.compare_digest(digest, known)]
         return found[0] if found else None
 
     def _current(self) -> tuple[tuple[str, Holder], ...]:
-        """The named keys as the file has them now."""
+        """Return the named keys as of now."""
         if self._path is None:
             return ()
         with self._lock:
@@ -81,7 +87,7 @@ class KeyRing:
 
 
 def checked(path: Path) -> tuple[tuple[str, Holder], ...]:
-    """(digest, holder) of each key of a file; raises SettingsError."""
+    """Return (digest, holder) of each key of a file; raises SettingsError."""
     try:
         return tuple((key.digest, Holder.of(key)) for key in read(path))
     except (OSError, ValueError) as error:
@@ -90,7 +96,7 @@ def checked(path: Path) -> tuple[tuple[str, Holder], ...]:
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """What changes when a file is replaced or written to; nothing where there is none."""
+    """Return a state that changes with the file; empty if it does not exist."""
     try:
         found = path.stat()
     except OSError:

@@ -1,1 +1,1 @@
-"""The routes of OpenAI's protocol and of those who run the server, and what they share."""
+"""The routes of OpenAI's protocol and of operators, and what they share."""

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's JSON: the whole completion, and the events of a streamed one."""
+"""Answers in OpenAI's JSON: whole completions and the events of streamed ones."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from steering import CallPiece, Choice, Chunk, Result, TokenLogprob
 
 DONE = "data: [DONE]\n\n"
 LOWEST_LOGPROB = -9999.0
-"""What stands for minus infinity, as in OpenAI's own answers."""
+"""The value that represents minus infinity, as in OpenAI's own answers."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What all objects of one answer share, and which of the optional fields the client asked for."""
+    """The fields that all objects of one answer share, and the optional fields that the client requested."""
 
     model: str
     fingerprint: str
     logprobs: bool = False
     nothing: Mapping[str, Any] = field(default_factory=dict)
-    """What `applied` says where nothing was done, for each field of interventions that was given."""
+    """The value of `applied` for each requested field of interventions if nothing was applied."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What `applied` says beside what interventions did."""
+    """Entries of `applied` besides the effects of interventions."""
     ignored: Sequence[str] = ()
     """The paths of the request's fields that nothing reads."""
     diagnostics: bool = False
@@ -38,7 +38,7 @@ class Answer:
 
     @classmethod
     def to(cls, chat: ChatRequest, model: str, fingerprint: str) -> Answer:
-        """The answer to a request."""
+        """Return the answer to a request."""
         return cls(
             model,
             f"fp_{fingerprint[:16]}",
@@ -49,19 +49,21 @@ class Answer:
         )
 
     def completion(self, result: Result) -> dict[str, Any]:
-        """The whole chat.completion object."""
+        """Return the whole chat.completion object."""
         choices = [
             {"index": choice.index, **self._finished(choice), **self._extras(choice)} for choice in result.choices
         ]
         return {**self._head("chat.completion"), "choices": choices, "usage": usage(result), **ignoring(self.ignored)}
 
     def role_event(self, index: int, usage_asked: bool) -> str:
-        """The first event of a choice."""
+        """Return the first event of a choice."""
         return self._event(index, {"role": "assistant", "content": ""}, None, usage_asked)
 
     def events(self, chunk: Chunk, usage_asked: bool, last: bool = False) -> str:
-        """The events of one chunk: its text, and, for the last chunk of a choice, how the choice ended. last: nothing comes
-        behind it but the usage."""
+        """Return the events of a chunk: its text and, for the last chunk of a choice, its end.
+
+        `last` means that only the usage may follow.
+        """
         if chunk.choice is None and not chunk.calls and not (self.logprobs and chunk.logprobs):
             return self._piece(chunk.index, chunk.text, usage_asked) if chunk.text or chunk.logprobs else ""
         text = ""
@@ -77,7 +79,7 @@ class Answer:
         return text
 
     def usage_event(self, result: Result) -> str:
-        """The event after the last choice, for clients that asked for the usage."""
+        """Return the event after the last choice, for clients that requested the usage."""
         return event(
             {**self._head("chat.completion.chunk"), "choices": [], "usage": usage(result), **ignoring(self.ignored)}
         )
@@ -92,14 +94,14 @@ class Answer:
         }
 
     def _piece(self, index: int, text: str, usage_asked: bool) -> str:
-        """`_event` of a text alone, which nearly all events are."""
+        """Return the event of a chunk that only has text, as nearly all chunks do; faster than `_event`."""
         choice = f'{{"index":{index},"delta":{{"content":{dumps(text)}}},"logprobs":null,"finish_reason":null}}'
         usage = ',"usage":null' if usage_asked else ""
         return f'data: {self._opened},"choices":[{choice}]{usage}}}\n\n'
 
     @cached_property
     def _opened(self) -> str:
-        """An event's JSON up to its choices."""
+        """The JSON of an event up to its choices."""
         return dumps(self._head("chat.completion.chunk"))[:-1]
 
     def _event(
@@ -127,7 +129,7 @@ class Answer:
         return {"message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
     def _extras(self, choice: Choice) -> dict[str, Any]:
-        """The fields beyond OpenAI's, each only when asked for."""
+        """Return the requested fields beyond OpenAI's."""
         extras: dict[str, Any] = {}
         if self.nothing or self.notes or choice.applied:
             extras["applied"] = {**self.notes, **self.nothing, **(choice.applied or {})}
@@ -143,18 +145,18 @@ class Answer:
 
 
 def ignoring(paths: Sequence[str]) -> dict[str, Any]:
-    """What an answer says of fields that nothing reads; nothing where there are none."""
+    """Return an answer's entry on fields that nothing reads; empty if there are none."""
     return {"ignored": [*paths]} if paths else {}
 
 
 def call_json(name: str, arguments: str) -> dict[str, Any]:
-    """A call in OpenAI's form, with an id of its own."""
+    """Return a tool call in OpenAI's form, with a new id."""
     function = {"name": name, "arguments": arguments}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 def call_deltas(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
-    """Pieces of calls in OpenAI's form, one for each call that goes on."""
+    """Return pieces of tool calls in OpenAI's form, one for each call that continues."""
     deltas: dict[int, dict[str, Any]] = {}
     for piece in pieces:
         if piece.name is not None:
@@ -166,12 +168,12 @@ def call_deltas(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
 
 
 def event(value: dict[str, Any]) -> str:
-    """One server-sent event."""
+    """Return a server-sent event."""
     return f"data: {dumps(value)}\n\n"
 
 
 def usage(result: Result) -> dict[str, Any]:
-    """Token counts in OpenAI's names."""
+    """Return the token counts under OpenAI's names."""
     return {
         "prompt_tokens": result.prompt_tokens,
         "completion_tokens": result.completion_tokens,
@@ -181,7 +183,7 @@ def usage(result: Result) -> dict[str, Any]:
 
 
 def logprobs_json(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """OpenAI's logprobs object."""
+    """Return OpenAI's logprobs object."""
     content = [{**_token(token), "top_logprobs": [_token(top) for top in token.top]} for token in tokens]
     return {"content": content, "refusal": None}
 

@@ -1,4 +1,7 @@
-"""A request's body, bounded. All of it is here when a thread gets the request: `server.process.worker` has read it."""
+"""Reading a request's body within limits.
+
+`server.process.worker` has received the whole body before a thread gets the request.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from server.errors import ApiError
 
 
 def read_json(app: AppContext) -> bytes:
-    """The body of a request in JSON."""
+    """Return the body of a JSON request; raises a 415 or 413."""
     if not request.is_json:
         raise ApiError(
             415, "The body must be JSON: send 'Content-Type: application/json'.", code="unsupported_media_type"
@@ -20,7 +23,7 @@ def read_json(app: AppContext) -> bytes:
 
 
 def read_bytes(limit: int) -> bytes:
-    """The body, of at most `limit` bytes whatever the limit for other routes."""
+    """Return the body; raises a 413 beyond `limit` bytes, whatever the limit of other routes."""
     if request.content_encoding not in (None, "", "identity"):
         raise ApiError(415, "The body must not be compressed.", code="unsupported_media_type")
     large = ApiError(
@@ -29,10 +32,10 @@ def read_bytes(limit: int) -> bytes:
     )  # fmt: skip
     if (request.content_length or 0) > limit:
         raise large
-    request.max_content_length = limit + 1  # werkzeug silently drops what a chunked body has beyond it
+    request.max_content_length = limit + 1  # werkzeug silently drops the rest of a longer chunked body
     body = request.get_data(cache=False)
     if isinstance(source := request.environ["wsgi.input"], io.BytesIO):
-        source.close()  # a second copy of the body would be kept as long as the answer takes
+        source.close()  # otherwise a second copy of the body would be kept until the answer ends
     if len(body) > limit:
         raise large
     return body

@@ -1,4 +1,4 @@
-"""What there is: the model with its limits and, of `server.vectors`, the steering vectors."""
+"""The routes that list the model with its limits and, from `server.vectors`, the steering vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from steering.protocol import intervention, readout
 from steering.protocol.readout import Readout
 
 SCALARS = {float: "number", int: "integer", bool: "boolean"}
-"""JSON schema's words for the kinds of numbers that readouts keep."""
+"""JSON schema types of the numbers that readouts keep."""
 
 blueprint = Blueprint("catalog", __name__)
 blueprint.register_blueprint(vector_routes.blueprint)
@@ -30,7 +30,7 @@ blueprint.register_blueprint(vector_routes.blueprint)
 @blueprint.get("/v1/models")
 @documented("Models", ModelList, errors=(503,))
 def list_models() -> Response:
-    """The one model of this server in OpenAI's list, and behind it, as models of their own, its presets."""
+    """List the model of this server, followed by its presets as models of their own."""
     app = context()
     serving = app.runtime.serving()
     presets = [_preset(serving, preset) for preset in app.presets.at(serving).values()]
@@ -42,10 +42,10 @@ def list_models() -> Response:
     "Models",
     {200: {JSON: (ModelCard, PresetCard)}},
     errors=(404, 503),
-    parameters=[Parameter("name", "As it is listed; it may hold slashes.", example="helmsight-demo", place="path")],
+    parameters=[Parameter("name", "The listed name; it may contain slashes.", example="helmsight-demo", place="path")],
 )
 def get_model(name: str) -> Response:
-    """The model by its name, or one of its presets."""
+    """Return the model, or one of its presets, by name."""
     app = context()
     serving = app.runtime.serving()
     preset = app.presets.find(serving, name)
@@ -53,7 +53,7 @@ def get_model(name: str) -> Response:
 
 
 def _preset(serving: Serving, preset: Preset) -> dict[str, Any]:
-    """A preset; `root` and `parent` say of which model, as in other servers' lists."""
+    """Return a preset; `root` and `parent` name its model, as in other servers' lists."""
     return {
         "id": f"{serving.name}{AT}{preset.name}",
         "object": "model",
@@ -117,13 +117,13 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
 
 
 def _interventions(able: Capabilities) -> list[dict[str, Any]]:
-    """Those that may be asked for, with the JSON schema of what may be asked of them."""
+    """Return the available interventions with the JSON schemas of their options."""
     return [
         {
             "name": name,
             "path": list(kind.path),
             "kind": kind.kind or None,
-            "twin": kind.twin,  # of these a request may have one
+            "twin": kind.twin,  # a request may have only one of these
             "schema": schema,
         }
         for name, (kind, _) in intervention.REGISTRY.items()
@@ -136,6 +136,6 @@ def _readouts(able: Capabilities) -> list[Readout]:
 
 
 def _described(one: Readout) -> dict[str, Any]:
-    """A readout, with the numbers of it that journal and metrics keep."""
+    """Return a readout with the numbers that journal and metrics keep of it."""
     scalars = {name: SCALARS[kind] for name, kind in one.scalars.items()}
     return {"name": one.name, "cheap": one.cheap, "own_key": one.part_of is None, "scalars": scalars}

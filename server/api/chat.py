@@ -48,12 +48,14 @@ CLIENT_GONE = "client_closed"
     examples=of_chat,
 )
 def create_completion() -> Response:
-    """Answer a chat, whole or as a stream of events. The schema of a stream is that of the data of each event; the last one
-    is `[DONE]`."""
+    """Answer a chat, whole or as a stream of events.
+
+    The schema of a stream is that of the data of each event; the last event is `[DONE]`.
+    """
     app = context()
     serving = app.runtime.serving()
     with serving.engine.turn(holder().group) as turn:
-        turn.check()  # before anything is read: where there is far too much, refusing is most of the work
+        turn.check()  # before anything is read, since under overload refusing is most of the work
     bounds = serving.text_bounds(app.settings)
     chat, skipping = app.presets.read(read_json(app), app.chats, serving, bounds.parts + app.settings.max_images)
     bounds.check(chat.texts)
@@ -76,7 +78,7 @@ def create_completion() -> Response:
         mimetype="text/event-stream",
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
-    # A generator that was never started runs no `finally`: a client gone before the first byte needs this.
+    # A generator that never started runs no `finally`, so that a client that left before the first byte needs this.
     response.call_on_close(running.close)
     return response
 
@@ -84,17 +86,18 @@ def create_completion() -> Response:
 def submit(
     app: AppContext, serving: Serving, chat: ChatRequest, answer_id: str, skipping: Skipping
 ) -> tuple[ServedCompletion, Entry | None, frozenset[str]]:
-    """Hand the request to the engine; raises what is wrong with it, or Busy. `skipping` is told what was left out.
+    """Submit the request to the engine; raises its errors, or Busy.
 
-    Returns what runs, what writes its rows, and the readouts that run for the journal alone.
+    Skipped parts are recorded in `skipping`. Returns the completion, the writer of its journal rows, and the readouts that
+    run for the journal only.
     """
     compared = chat.diagnostics.compare_to if chat.diagnostics else None
     earlier = None if compared is None else app.states.find(compared)
     images = app.image_loader()
     try:
         with serving.engine.turn(holder().group) as turn:
-            turn.check()  # before its images cost anything
-            images.fetch_remote(image_urls(chat.messages))  # no slow host may hold up what is prepared
+            turn.check()  # before loading images
+            images.fetch_remote(image_urls(chat.messages))  # a slow host must not hold a place for preparing
 
             def submitted(resolved: steering.Request) -> tuple[steering.Request, ServedCompletion]:
                 return skipping.until_it_applies(
@@ -106,10 +109,10 @@ def submit(
                 at_once = steering.next_prelude(resolved) is None
                 if at_once:
                     resolved, completion = submitted(resolved)
-            if not at_once:  # takes several steps of the engine, so that nothing else may wait for it
+            if not at_once:  # preludes take several engine steps, so that no place is held meanwhile
                 resolved, completion = submitted(decided(app, turn, resolved, skipping))
     except steering.Fault:
-        app.runtime.serving()  # the engine has stopped meanwhile: 503 rather than 500
+        app.runtime.serving()  # raises a 503 rather than a 500 if the engine has stopped
         raise
     app.metrics.asked(resolved)
     g.notes["interventions"] = sorted(resolved.asked)
@@ -121,22 +124,27 @@ def submit(
 
 @contextmanager
 def watched(app: AppContext, give_up: Callable[[], object]) -> Iterator[Callable[[], None]]:
-    """Within, nothing runs yet that would notice that nobody waits for the answer any more; `give_up` is called then. Gives
-    what counts that and raises."""
+    """Call `give_up` if the client leaves or the deadline passes within the block.
+
+    Used before a completion exists that would be cancelled instead. Yields a function that raises once that has happened.
+    """
     with app.watcher.watching(client_socket(request.environ), deadline(app), give_up) as watch:
 
         def check() -> None:
             if watch.outcome:
                 app.metrics.disconnects.labels(watch.outcome).inc()
             check_watch(app, watch)
-            app.runtime.serving()  # while it drains, what the engine does not have yet is refused
+            app.runtime.serving()  # a draining server refuses what is not submitted yet
 
         yield check
 
 
 @contextmanager
 def pictures_turn(app: AppContext, serving: Serving, chat: ChatRequest) -> Iterator[Callable[[], object]]:
-    """Within, its pictures may be prepared, where it has some. Gives what raises once nobody waits for the answer."""
+    """Hold a place among those that prepare images, if the chat has any.
+
+    Yields a function that raises once nobody waits for the answer.
+    """
     if not any(image_urls(chat.messages)):
         yield lambda: None
         return
@@ -145,8 +153,10 @@ def pictures_turn(app: AppContext, serving: Serving, chat: ChatRequest) -> Itera
 
 
 def decided(app: AppContext, turn: ServedTurn, asked: steering.Request, skipping: Skipping) -> steering.Request:
-    """The request once its preludes have run, without those that do not apply; what runs for them ends when its client
-    leaves."""
+    """Run the request's preludes and return it with their results, without those that do not apply.
+
+    They are cancelled if the client leaves.
+    """
     while (prelude := steering.next_prelude(asked)) is not None:
         without, measuring = steering.in_place_of(asked, prelude), Measuring()
         with skipping.of(".".join(prelude.path)), watched(app, measuring.cancel) as check:
@@ -160,18 +170,18 @@ def decided(app: AppContext, turn: ServedTurn, asked: steering.Request, skipping
 
 
 def deadline(app: AppContext) -> float:
-    """When the request is given up, on the monotonic clock: its time counts from its arrival on, waiting included."""
+    """Return the request's deadline on the monotonic clock, counted from its arrival."""
     return float(g.started + app.settings.request_timeout)
 
 
 def cut(chat: ChatRequest, completion: ServedCompletion) -> dict[str, int]:
-    """What the answer says of `max_tokens` where fewer fit than were asked for."""
+    """Return the answer's entry on `max_tokens` if fewer tokens fit than requested."""
     fits = completion.max_tokens
     return {} if chat.longest is None or chat.longest <= fits else {"max_tokens": fits}
 
 
 class Measuring:
-    """What runs before a request is answered, to be cancelled together."""
+    """Completions that run before a request is answered, to be cancelled together."""
 
     def __init__(self) -> None:
         self._running: list[ServedCompletion] = []
@@ -189,7 +199,7 @@ class Measuring:
 
 
 def check_watch(app: AppContext, watch: Watch) -> None:
-    """Raise if a request was given up: its client is gone, or it took too long."""
+    """Raise if a request was given up because its client left or it took too long."""
     if watch.outcome == "gone":
         raise ApiError(CLIENT_CLOSED, "The client closed the connection.", code=CLIENT_GONE)
     if watch.outcome == "late":
@@ -198,18 +208,18 @@ def check_watch(app: AppContext, watch: Watch) -> None:
 
 
 def hidden_readouts(app: AppContext, serving: Serving, request: steering.Request) -> frozenset[str]:
-    """Those that run for the journal alone."""
+    """Return the readouts that run for the journal only."""
     return (app.journal_readouts & serving.able.readouts) - shown_readouts(request)
 
 
 def shown_readouts(request: steering.Request) -> frozenset[str]:
-    """The keys of the envelope that the client asked for."""
+    """Return the keys of `diagnostics` that the client requested."""
     include = frozenset() if request.readouts is None else request.readouts.include
     return include.union(REGISTRY[name].part_of or name for name in include)
 
 
 def with_readouts(request: steering.Request, more: frozenset[str]) -> steering.Request:
-    """The request with readouts beside those that it asks for."""
+    """Return the request with further readouts."""
     if not more:
         return request
     diagnose = request.readouts
@@ -221,9 +231,12 @@ def with_readouts(request: steering.Request, more: frozenset[str]) -> steering.R
 
 @dataclass
 class Running:
-    """A completion on its way to one client. `n` are its choices, `unfinished` those that have not ended; `entry` writes the
-    journal, None where there is none; `notes` are for the log, `span` for traces; `hidden` are the readouts that the client
-    does not get. `leave` gives the place of its key back."""
+    """A completion that is being sent to one client.
+
+    `n` is its number of choices, `unfinished` holds those that have not ended; `entry` writes the journal, None if there is
+    none; `notes` are for the log, `span` for traces; `hidden` are readouts that the client does not receive; `leave`
+    releases the place of its key.
+    """
 
     app: AppContext
     completion: ServedCompletion
@@ -238,14 +251,14 @@ class Running:
     leave: Callable[[], object] | None = None
     first_token: float | None = None
     broken: Literal["cancelled", "error", "shutdown"] = "cancelled"
-    """What the rows of choices that come to no end are to say."""
+    """The outcome that the journal records for unfinished choices."""
 
     def __post_init__(self) -> None:
         self.unfinished = set(range(self.n))
         self._closed = False
 
     def chunks(self, source: Iterable[steering.Chunk | None]) -> Iterator[steering.Chunk | None]:
-        """The engine's chunks, counted; raises when the answer was given up."""
+        """Yield the engine's chunks and count them; raises if the answer was given up."""
         try:
             for chunk in source:
                 yield None if chunk is None else self.counted(chunk)
@@ -259,7 +272,7 @@ class Running:
             raise
 
     def counted(self, chunk: steering.Chunk) -> steering.Chunk:
-        """Leave a chunk's trace in metrics and journal; returns what its client gets."""
+        """Record a chunk in metrics and journal; return the chunk that the client receives."""
         self._time_first_token()
         if chunk.choice is None:
             return chunk
@@ -278,7 +291,7 @@ class Running:
             self.app.metrics.first_token.observe(self.first_token)
 
     def shown(self, choice: steering.Choice) -> steering.Choice:
-        """A choice as its client gets it."""
+        """Return a choice without hidden readouts."""
         if choice.diagnostics is None or not self.hidden:
             return choice
         shown = {name: value for name, value in choice.diagnostics.items() if name not in self.hidden}
@@ -286,25 +299,27 @@ class Running:
         return replace(choice, diagnostics=shown, baseline=baseline)
 
     def check(self) -> None:
-        """Raise if the answer was given up: its client is gone, it took too long, or the server shuts down."""
+        """Raise if the answer was given up: its client left, it took too long, or the server shuts down."""
         check_watch(self.app, self.watch)
         self.app.runtime.serving()
 
     def whole(self) -> steering.Result:
-        """The finished result."""
+        """Wait for the whole result and return it."""
         chunks = self.chunks(self.completion.whole())
         shown = {chunk.index: chunk.choice for chunk in chunks if chunk is not None and chunk.choice is not None}
         self.settle()
         return replace(self.completion.result(), choices=tuple(shown[index] for index in sorted(shown)))
 
     def settle(self) -> None:
-        """Have the rows of the choices that have ended on disk before their clients hear of the end."""
+        """Write the rows of finished choices to disk before their clients learn of the end."""
         if self.entry is not None:
             self.entry.settle()
 
     def close(self) -> None:
-        """Stop watching and give up what is still running; harmless when repeated and after the end. Before the client hears
-        of the end: who asks again at once is to find all as it was."""
+        """Stop watching and cancel what still runs; harmless if repeated.
+
+        Called before the client learns of the end, so that its next request finds every resource released.
+        """
         if self._closed:
             return
         self._closed = True
@@ -313,7 +328,7 @@ class Running:
         self.app.watcher.remove(self.watch)
         self.completion.cancel()
         if self.unfinished and self.broken == "cancelled" and self.watch.outcome is None:
-            self.watch.outcome = "gone"  # a write has noticed that before the watcher did
+            self.watch.outcome = "gone"  # a write noticed it before the watcher did
         if self.watch.outcome == "gone":
             self.notes["error"] = CLIENT_GONE
         generated = sum(map(self.completion.generated, range(self.n)))
@@ -332,8 +347,10 @@ class Running:
 def stream(
     running: Running, answer: Answer, n: int, with_usage: bool, resume: Callable[[], object] | None
 ) -> Iterator[bytes]:
-    """Server-sent events in OpenAI's format; an error after the start becomes an event of its own. With `resume`, pauses
-    where it would wait."""
+    """Yield server-sent events in OpenAI's format; an error after the start becomes an event.
+
+    With `resume`, yields a pause instead of blocking.
+    """
     try:
         for index in range(n):
             yield answer.role_event(index, with_usage).encode()
@@ -351,7 +368,7 @@ def stream(
             yield answer.usage_event(running.completion.result()).encode()
         running.close()
         yield DONE.encode()
-    except Exception as error:  # the status is out: whatever it is, it becomes an event
+    except Exception as error:  # the status is already sent, so that any error becomes an event
         problem = to_api_error(error)
         running.notes["error"] = problem.code
         running.close()

@@ -1,4 +1,4 @@
-"""A dry run: what the steering of a chat request would do."""
+"""Dry runs: reports of what the steering of a chat request would do."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from server.wire.steering import SteeringForm as NamedSteering
 
 
 def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
-    """The report of a JSON body; raises the errors of a chat request, with its codes and params."""
+    """Return the report on a JSON body; raises the errors of a chat request, with its codes and params."""
     asked, skipping = app.presets.read(body, app.dry_runs, serving)
     images = len(list(image_urls(asked.messages))) if asked.messages else None
-    # Pictures are not fetched for a dry run, and without its messages no answer goes on from them.
+    # A dry run fetches no images; without messages there is nothing to continue either.
     asked = asked.model_copy(update={"messages": [], "continue_final_message": None})
     resolved = resolve(asked, serving, app.settings, app.image_loader(), skipping=skipping)
     found = resolved.asked.get(name := steering.Steering.name())
@@ -35,7 +35,7 @@ def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
         with skipping.of(name), entry(i) if listed else nullcontext():
             serving.engine.check_steer(steer, images)
     reports = [] if skipping.skips(name) else [steering.planned(steer) for steer in steers]
-    if auto is not None:  # the way, and with it the sign, is found when the answer is asked for
+    if auto is not None:  # the direction, and with it the sign, is only decided with an answer
         reports = [{**report, "toward": "auto", "scale": None} for report in reports]
     model = asked.model or serving.name
     return {

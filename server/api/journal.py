@@ -39,21 +39,21 @@ CSV = "text/csv"
 FILTERS = tuple(Filters.__dataclass_fields__)
 PAGING = ("limit", "before", "format")
 LONGEST = 366 * DAY
-"""Seconds of a period at most."""
+"""Longest period in seconds."""
 
 PATIENCE = 5.0
-"""Seconds that a reader of many rows waits for the others."""
+"""Seconds that a reader of many rows waits for a free place."""
 
 
 def _filters() -> list[Parameter]:
-    """The filters as parameters of the query."""
+    """Return the filters as parameters of the query."""
     printable = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT}
     time = {"type": "number", "minimum": 0, "maximum": LATEST}
     return [
         Parameter("since", "Accepted at this Unix time or later.", time.copy, 0),
         Parameter("until", "Accepted before this Unix time.", time.copy, 4e9),
         Parameter("model", "The model's name.", printable.copy, "helmsight-demo"),
-        Parameter("key_name", "The name of the key that was asked with.", printable.copy, "shop"),
+        Parameter("key_name", "The name of the request's key.", printable.copy, "shop"),
         Parameter("vector", "A steering vector that was added.", printable.copy, "modality-preference"),
         *(
             Parameter(name, f"{words.about[0].upper()}{words.about[1:]}.", words.schema, words.known()[-1])
@@ -71,21 +71,21 @@ def _filters() -> list[Parameter]:
         *_filters(),
         Parameter(
             "limit",
-            f"Rows at most: of a page up to {MAX_LIMIT}, and 50 where it is not given; of a stream as many as there are.",
+            f"Largest number of rows: of a page up to {MAX_LIMIT}, 50 by default; of a stream all by default.",
             lambda: {"type": "integer", "minimum": 1},
             10,
         ),
         Parameter("before", "The `next` of an earlier page."),
         Parameter(
             "format",
-            "jsonl and csv stream a row a line.",
+            "jsonl and csv stream one row per line.",
             lambda: {"enum": list(FORMATS), "default": FORMATS[0]},
             "jsonl",
         ),
     ],
 )
 def list_rows() -> Response:
-    """Rows, newest first: a page of them, or with `format=jsonl` or `csv` a stream of all (or of `limit`)."""
+    """List rows, newest first: one page, or with `format=jsonl` or `csv` a stream of all (or of `limit`)."""
     given = parameters((*FILTERS, *PAGING))
     filters = filters_of(given)
     before = _cursor(given["before"]) if "before" in given else None
@@ -108,14 +108,14 @@ def list_rows() -> Response:
         *_filters(),
         Parameter(
             "bucket",
-            "Seconds of a period of `by_time`, a multiple of 60; unless given, they fit the time.",
+            "Seconds of a period of `by_time`, a multiple of 60; by default they suit the time span.",
             lambda: {"type": "integer", "minimum": MINUTE, "maximum": LONGEST, "multipleOf": MINUTE},
             300,
         ),
     ],
 )
 def summary() -> Response:
-    """Counts, means, quantiles and rates of the rows that match."""
+    """Summarise the matching rows in counts, means, quantiles and rates."""
     given = parameters((*FILTERS, "bucket"))
     filters, bucket = filters_of(given), _integer(given, "bucket", LONGEST)
     if bucket is not None and bucket % MINUTE:
@@ -136,7 +136,7 @@ def summary() -> Response:
     parameters=[Parameter("identity", "The `id` of the answer.", place="path")],
 )
 def get_rows(identity: str) -> Response:
-    """The rows of all choices of one answer."""
+    """Return the rows of all choices of one answer."""
     parameters(())
     rows: list[dict[str, Any]] = []
     with _reading() as database, database.engine.connect() as connection:
@@ -148,14 +148,16 @@ def get_rows(identity: str) -> Response:
 
 
 def _whole(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with every number that readouts keep, null where a row has none; a command, which would wait for torch to
-    know them, does without."""
+    """Return rows with every number that readouts keep, null where a row has none.
+
+    The commands skip this, since it requires importing torch.
+    """
     known = unsaid(None)
     return [{**row, "diagnostics": known | row["diagnostics"]} for row in rows]
 
 
 def parameters(allowed: tuple[str, ...]) -> dict[str, str]:
-    """The query's parameters; raises a 400 for those that are unknown or repeated, and for a format that is unknown."""
+    """Return the query's parameters; raises a 400 for unknown or repeated ones and for an unknown format."""
     given: dict[str, str] = {}
     for name, values in request.args.lists():
         if name not in allowed:
@@ -170,7 +172,7 @@ def parameters(allowed: tuple[str, ...]) -> dict[str, str]:
 
 
 def filters_of(given: dict[str, str]) -> Filters:
-    """The filters among the parameters; raises a 400 naming the one that is wrong."""
+    """Return the filters among the parameters; raises a 400 naming a wrong one."""
     filters: dict[str, Any] = {name: given[name] for name in FILTERS if name in given}
     for name, words in WORDED.items():
         if name in filters:
@@ -215,7 +217,7 @@ def _cursor(text: str) -> int:
 
 @contextmanager
 def _reading() -> Iterator[Database]:
-    """The database; what goes wrong with it becomes a 503 that tells nothing of the inside."""
+    """Yield the database; its errors become a 503 without internal details."""
     journal = context().journal
     if not journal.enabled:
         raise ApiError(503, "The journal is switched off on this server.", code="journal_off")
@@ -233,7 +235,7 @@ def _reading() -> Iterator[Database]:
 
 
 def _begin_heavy() -> Callable[[], None]:
-    """Take one of the places for readers of many rows; returns what gives it back, once."""
+    """Take a place among the readers of many rows; return a function that releases it once."""
     heavy = context().journal.heavy
     if not heavy.acquire(timeout=PATIENCE):
         raise ApiError(
@@ -253,7 +255,7 @@ def _streamed(form: str, filters: Filters, limit: int | None, before: int | None
     try:
         with _reading() as database:
             chunks = map(_whole, stream(database, filters, limit, before))
-            first = next(chunks, [])  # what is wrong with the database shows while there can still be a status
+            first = next(chunks, [])  # an error of the database can still change the status here
     except BaseException:
         release()
         raise
@@ -270,7 +272,7 @@ def _streamed(form: str, filters: Filters, limit: int | None, before: int | None
             # A stream that ends early must not look like one that is complete.
             log.error("journal: a stream broke off: %s", database.explain(error))
             if table:
-                raise  # the connection is cut: a table has no line for it
+                raise  # a table cannot hold an error, so that the connection is cut
             broken = ApiError(503, "The journal could not be read to its end.", code="journal_unavailable")
             yield dumps(broken.body()) + "\n"
         finally:

@@ -1,4 +1,4 @@
-"""For those who run the server: does the process live, does it serve, and in numbers how."""
+"""Operational routes: health, readiness, metrics and the API document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ blueprint = Blueprint("operations", __name__)
 @blueprint.get("/health")
 @documented("Operations", {200: {JSON: Health}, 503: {JSON: Health}})
 def health() -> Response:
-    """200 while the process is worth keeping: loading, serving or draining; 503 once its engine has died."""
+    """Report whether the process is worth keeping: 200 while loading, serving or draining; 503 once its engine has died."""
     state = context().runtime.state
     status = 503 if state == "failed" else 200
     return json_response({"status": "failed" if status == 503 else "ok"}, status)
@@ -26,9 +26,9 @@ def health() -> Response:
 @blueprint.get("/ready")
 @documented("Operations", {200: {JSON: Readiness}, 503: {JSON: Readiness}})
 def ready() -> Response:
-    """200 while requests are served, else 503 with the state: loading, with its `progress`, draining or failed.
+    """Report whether requests are served: 200, else 503 with the state (loading, with `progress`, draining or failed).
 
-    The journal's state stands beside it and does not change it: answers need no journal.
+    The journal's state is reported too and does not change the status, since answers need no journal.
     """
     app = context()
     state = app.runtime.state
@@ -42,12 +42,12 @@ def ready() -> Response:
 @blueprint.get("/metrics")
 @documented("Operations", {200: {"text/plain": TEXT}})
 def metrics() -> Response:
-    """Counters, gauges and histograms in Prometheus' text format."""
+    """Return counters, gauges and histograms in Prometheus' text format."""
     return Response(context().metrics.exposition(), content_type=CONTENT_TYPE_LATEST)
 
 
 @blueprint.get("/openapi.json")
 @documented("Operations", {200: {JSON: {"type": "object"}}})
 def openapi() -> Response:
-    """This document. It needs no model, and tells of the interventions and readouts that are registered."""
+    """Return this document, which lists the registered interventions and readouts and needs no model."""
     return json_response(document(current_app, context()))

@@ -37,7 +37,7 @@ MEDIA_TYPES = (
     "application/vnd.safetensors",
 )
 MAX_INFO = 256 * 2**10
-"""Characters of what an uploaded vector says about itself, because lists repeat it."""
+"""Longest JSON in characters of an uploaded vector's `info`, since lists repeat it."""
 MAX_KIND = 64
 
 _STATUS = {
@@ -53,13 +53,13 @@ def _name_schema() -> dict[str, Any]:
     return {"type": "string", "pattern": f"^{steering.NAME.pattern}$"}
 
 
-_NAME = Parameter("name", "As it is listed.", example="modality-preference", place="path")
+_NAME = Parameter("name", "The listed name.", example="modality-preference", place="path")
 
 
 @blueprint.get("/v1/steering/vectors")
 @documented("Steering", ListOfVectors, errors=(503,))
 def list_vectors() -> Response:
-    """All vectors of the server, also those of other models (`matches` false) and damaged ones (`error`)."""
+    """List all vectors of the server, including those of other models (`matches` false) and damaged ones (`error`)."""
     serving = context().runtime.serving()
     return json_response({"object": "list", "data": [vector_or_error(serving, name) for name in serving.store.names()]})
 
@@ -67,7 +67,7 @@ def list_vectors() -> Response:
 @blueprint.get("/v1/steering/vectors/<name>")
 @documented("Steering", VectorCard, errors=(400, 404, 503), parameters=[_NAME])
 def get_vector(name: str) -> Response:
-    """One vector with how it was made."""
+    """Return a vector with the details of how it was made."""
     serving = context().runtime.serving()
     with _explained("name"):
         return json_response(vector_json(serving.store.get(name), serving.able.fingerprint))
@@ -79,10 +79,10 @@ def get_vector(name: str) -> Response:
     {200: {MEDIA_TYPES[0]: BYTES}},
     errors=(400, 404, 503),
     parameters=[_NAME],
-    headers={"Content-Disposition": "The name of its file."},
+    headers={"Content-Disposition": "The file's name."},
 )
 def get_file(name: str) -> Response:
-    """One vector's safetensors file."""
+    """Return a vector's safetensors file."""
     with _explained("name"):
         data = context().runtime.serving().store.read(name)
     headers = {"Content-Disposition": f'attachment; filename="{name}.safetensors"'}
@@ -95,14 +95,14 @@ def get_file(name: str) -> Response:
     {201: {JSON: VectorCard}},
     errors=(400, 409, 413, 415, 503, 507),
     parameters=[
-        Parameter("name", "What it is to be called; its own name where it is not given.", _name_schema, "a-copy"),
-        Parameter("replace", "Whether it may replace one.", lambda: {"enum": ["true", "false"]}, "true"),
+        Parameter("name", "The vector's new name; its own name by default.", _name_schema, "a-copy"),
+        Parameter("replace", "Whether it may replace one of that name.", lambda: {"enum": ["true", "false"]}, "true"),
     ],
     body=dict.fromkeys(MEDIA_TYPES, lambda app: BYTES),
-    headers={"Location": "Where it is now."},
+    headers={"Location": "The path of the new vector."},
 )
 def upload_vector() -> Response:
-    """Add a vector, where the server allows it. The body is its safetensors file."""
+    """Add a vector, if the server allows uploads; the body is its safetensors file."""
     app = context()
     serving = app.runtime.serving()
     registry = registry_of(app, serving)
@@ -119,7 +119,7 @@ def upload_vector() -> Response:
         _check(vector, serving)
     with _explained("name"):
         vector = vector if name is None else vector.named(name)
-        # Written anew, so that nothing is stored but what was checked.
+        # Serialised anew, so that only checked content is stored.
         registry.add(vector, over)
     log.info("steering vector %s was uploaded", vector.name)
     location = {"Location": f"/v1/steering/vectors/{vector.name}"}
@@ -129,7 +129,7 @@ def upload_vector() -> Response:
 @blueprint.delete("/v1/steering/vectors/<name>")
 @documented("Steering", DeletedVector, errors=(404, 503), parameters=[replace(_NAME, example="a-copy")])
 def delete_vector(name: str) -> Response:
-    """Delete an uploaded vector; requests that run with it keep it."""
+    """Delete an uploaded vector; running requests keep it."""
     app = context()
     registry = registry_of(app, app.runtime.serving())
     with _explained("name"):
@@ -147,14 +147,14 @@ def delete_vector(name: str) -> Response:
     examples=of_dry_run,
 )
 def dry_run() -> Response:
-    """What a request's steering would do, without generating; errors are those of a chat request."""
+    """Report what a request's steering would do, without generating; errors are those of a chat request."""
     app = context()
     serving = app.runtime.serving()
     return json_response(validate(read_json(app), serving, app))
 
 
 def registry_of(app: AppContext, serving: Serving) -> Registry:
-    """The folder that may be written to: the first configured one; raises a 403 where there is none."""
+    """Return the writable folder, which is the first configured one; raises a 403 if there is none."""
     folders = [Path(folder).expanduser() for folder in app.settings.vectors]
     if not app.settings.allow_uploads:
         raise ApiError(
@@ -171,19 +171,22 @@ def registry_of(app: AppContext, serving: Serving) -> Registry:
 
 
 def vector_or_error(serving: Serving, name: str) -> dict[str, Any]:
-    """A vector of a list."""
+    """Return a vector for a list; a damaged one has an `error`."""
     try:
         return vector_json(serving.store.get(name), serving.able.fingerprint)
     except VectorError as error:
         return {"object": "steering.vector", "name": name, "error": str(error)}
-    except OSError as error:  # without its path
+    except OSError as error:  # the path stays private
         return {"object": "steering.vector", "name": name, "error": f"The file cannot be read: {error.strerror}."}
 
 
 def vector_json(vector: SteeringVector, fingerprint: str | None = None) -> dict[str, Any]:
-    """A vector without its numbers; `positive` is the modality that a positive scale pushes toward, None for a vector that
-    is no modality preference; `published` is what its strength 1 is in published units, None where that is not known;
-    `matches` says whether it was made for the model with `fingerprint`."""
+    """Return a vector without its numbers.
+
+    `positive` is the modality that a positive scale pushes toward, None for a vector that is no modality preference.
+    `published` is its strength 1 in published units, None if unknown. `matches` tells whether it was made for the model with
+    `fingerprint`.
+    """
     shown = {
         "object": "steering.vector",
         "name": vector.name,
@@ -198,7 +201,7 @@ def vector_json(vector: SteeringVector, fingerprint: str | None = None) -> dict[
 
 
 def _query() -> tuple[str | None, bool]:
-    """(name, replace) of an upload."""
+    """Return the (name, replace) parameters of an upload."""
     for key in request.args:
         if key not in ("name", "replace"):
             raise BadRequest(f"'{key[:64]}' is unknown; allowed: name, replace.", key[:64], "unknown_parameter")
@@ -212,7 +215,7 @@ def _query() -> tuple[str | None, bool]:
 
 
 def _check(vector: SteeringVector, serving: Serving) -> None:
-    """Refuse what this server could not use, or would have to repeat at length."""
+    """Refuse a vector that this server could not use or whose description is too long to list."""
     serving.engine.check_steer(Steer(vector, 1.0))
     if len(json.dumps(vector.info)) > MAX_INFO or len(vector.kind) > MAX_KIND:
         raise VectorError(
@@ -224,7 +227,7 @@ def _check(vector: SteeringVector, serving: Serving) -> None:
 
 @contextmanager
 def _explained(param: str | None = None) -> Iterator[None]:
-    """Turn what is wrong with a vector, or with the disk, into an error with a status of its own."""
+    """Convert errors of a vector or of the disk into errors with a status of their own."""
     try:
         yield
     except VectorError as error:

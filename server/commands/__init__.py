@@ -1,1 +1,1 @@
-"""The subcommands of `helmsight` that are the server's own."""
+"""The subcommands of `helmsight` that belong to the server."""

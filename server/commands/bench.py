@@ -1,4 +1,4 @@
-"""`helmsight bench`: what a device makes of a model, in one table."""
+"""`helmsight bench`: a table of how fast a device runs a model."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    gpu: Annotated[bool, Option("--gpu", help="on the first GPU, in bfloat16; else on the CPU, in float32")] = False,
+    gpu: Annotated[bool, Option("--gpu", help="use the first GPU in bfloat16 instead of the CPU in float32")] = False,
     shape: Annotated[
         Literal["7b", "small", "tiny"] | None,
         Option(
-            help="how large the model is (small: 8 layers, tiny: 4)",
+            help="size of the model (small: 8 layers, tiny: 4)",
             show_default="7b with --gpu, else tiny",
         ),
     ] = None,
-    quick: Annotated[bool, Option("--quick", help="fewer repeats, and nothing is compiled")] = False,
+    quick: Annotated[bool, Option("--quick", help="repeat less and compile nothing")] = False,
     section: Annotated[
-        list[str], Option(metavar="NAME", help="run this section alone (repeatable)", show_default="all but eager")
+        list[str], Option(metavar="NAME", help="run only this section (repeatable)", show_default="all but eager")
     ] = [],  # noqa: B006 -- typer copies it
     write: Annotated[
-        Path | None, Option(metavar="FILE", help="keep the table as FILE.md, and the same as FILE.json")
+        Path | None, Option(metavar="FILE", help="write the table to FILE.md, and the same as JSON to FILE.json")
     ] = None,
 ) -> None:
-    """Measure what a device makes of a model of random weights, made there: the bandwidth that decoding uses, the time to
-    the first token, what interventions and readouts cost, whether half precision is right, kernels and waits of a step,
-    callers in a closed loop through the engine and over HTTP, a server's start, memory. Needs no file and no network, and
-    less than eight minutes."""
+    """Measure a device with a model of random weights, without files or network, in less than eight minutes.
+
+    It measures the bandwidth that decoding uses, the time to the first token, the cost of interventions and readouts, the
+    correctness of half precision, kernels and waits of a step, clients in a closed loop through the engine and over HTTP, a
+    server's start, and memory.
+    """
     from steering.bench.rows import as_json, as_page
     from steering.bench.run import run, usual
     from steering.bench.sections import SECTIONS

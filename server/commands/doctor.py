@@ -1,4 +1,4 @@
-"""`helmsight doctor`: what a server rests on, in one page."""
+"""`helmsight doctor`: a check of everything that a server depends on, on one page."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ def doctor(
     config: Config = None,
     **given: Any,
 ) -> None:
-    """Look at all that a server with these settings rests on: packages, device, threads, model, vectors, journal, port. The
-    status is 1 where there is a problem. Flags are those of 'helmsight serve'."""
+    """Check everything that a server with these settings depends on.
+
+    These are packages, device, threads, model, vectors, journal and port. The exit status is 1 if there is a problem. Flags
+    are those of 'helmsight serve'.
+    """
     from rich.console import Console
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""The settings file with everything that can be set, each with what it means and its default.
+"""The settings file with every setting, its description and its default.
 
 python -m server.commands.example > deploy/helmsight.toml
 """
@@ -16,11 +16,11 @@ from server.encode import dumps
 from server.settings import Settings
 
 HEAD = """\
-# Settings of Helmsight: helmsight serve --config FILE, or HELMSIGHT_CONFIG=FILE. Behind each description stands the
-# default; take away its # to change it. A variable (HELMSIGHT_PORT) and a flag (--port) go before this file.
+# Settings of Helmsight: helmsight serve --config FILE, or HELMSIGHT_CONFIG=FILE. Each description is followed by the
+# default; remove its # to change it. Variables (HELMSIGHT_PORT) and flags (--port) take precedence over this file.
 """
 PRESETS = """
-# == Presets: tables of fields of a request, which clients ask for as "model": "NAME@careful" ==
+# == Presets: tables of request fields, which clients select with "model": "NAME@careful" ==
 
 # [presets.careful]
 # temperature = 0
@@ -30,26 +30,26 @@ PRESETS = """
 
 
 def lines() -> Iterator[str]:
-    """The settings by panels, as `helmsight serve --help` has them."""
+    """Yield the settings by panels, as `helmsight serve --help` shows them."""
     for name, field in Settings.model_fields.items():
         if name in PANELS:
             yield f"# == {PANELS[name]} ==\n"
         if get_origin(field.annotation) is dict:
             continue
         text, default = field.description or name, field.get_default(call_default_factory=True)
-        if name == "model":  # which lies elsewhere on every machine
+        if name == "model":  # its path differs between machines
             text, default = f"{text} (default: the embedded model)", None
         yield textwrap.fill(text, 110, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
         yield f"# {name} =" + ("\n" if default is None else f" {_written(default)}\n")
 
 
 def example() -> str:
-    """The whole file."""
+    """Return the whole file."""
     return HEAD + "\n" + "\n".join(lines()) + PRESETS
 
 
 def _written(value: Any) -> str:
-    """A value as TOML has it, which for these is as JSON has it."""
+    """Return a value in TOML, which is the same as JSON for these."""
     return dumps(value.get_secret_value() if isinstance(value, SecretStr) else value)
 
 

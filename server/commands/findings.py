@@ -1,4 +1,4 @@
-"""What `helmsight doctor` looks at: everything that a server with these settings rests on, a finding each."""
+"""The checks of `helmsight doctor`: a finding for everything that a server with these settings depends on."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ ADVICE = {
     "journal": "name another place with --journal (off for none), or move away what is there",
     "port": "stop what listens there, or name another one with --port",
 }
-"""What to do where a part has a problem."""
+"""Advice for a part with a problem."""
 OF_REASON = {
     "newer_version": "upgrade Helmsight, or name another place with --journal (off for none)",
     "unreachable": "look whether the database server runs, and lets this machine and user in",
 }
-"""The same where it is known why a journal does not open."""
+"""Advice for a journal that does not open for a known reason."""
 ROOM = 64 * 2**20
-"""Bytes of a disk, of which a journal soon has too few."""
+"""Free bytes of a disk below which a journal may soon run out of space."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """How it stands with a part, what was seen of it, and what to do about it."""
+    """The state of a part, the observation, and advice."""
 
     part: str
     state: State
@@ -63,7 +63,10 @@ class Finding:
 def examine(
     given: Mapping[str, Any], environ: Mapping[str, str], config: str | None, load: bool = True
 ) -> Iterator[Finding]:
-    """Every finding, in the order of the page; `given` are flags of `serve`. The model is loaded where `load` is true."""
+    """Yield every finding in the order of the page; `given` are flags of `serve`.
+
+    The model is loaded if `load` is true.
+    """
     yield from packages()
     for name, meant in unknown(environ):
         yield Finding("settings", "warning", f"{name} is no setting", f"did you mean {meant}?" if meant else "unset it")
@@ -86,16 +89,16 @@ def examine(
 
 
 def _guarded(part: str, look: Callable[[Settings], Iterator[Finding]], settings: Settings) -> Iterator[Finding]:
-    """The findings of a part; what it raises is one."""
+    """Yield the findings of a part; an exception becomes one."""
     try:
         yield from look(settings)
-    except Exception as error:  # whatever it is, the rest of the page is wanted
+    except Exception as error:  # no error may stop the rest of the page
         advice = OF_REASON.get(getattr(error, "reason", ""), ADVICE[part])
         yield Finding(part, "problem", one_sentence(error), advice)
 
 
 def keys(settings: Settings) -> Iterator[Finding]:
-    """How many keys are accepted; nothing where none is needed, but for the warning where one should be."""
+    """Yield the number of accepted keys if keys are required, and a warning if they should be."""
     yield from (Finding("settings", "warning", said, "set --api-key") for said in warnings_for(settings))
     if settings.asks_for_key:
         path = settings.named_key_file
@@ -104,7 +107,7 @@ def keys(settings: Settings) -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """Python, and each package that is missing or of a version that the project is not tested with."""
+    """Yield Python's version, and each package that is missing or of an untested version."""
     outside = []
     for line in metadata.requires("helmsight") or ():
         required = Requirement(line)
@@ -127,7 +130,7 @@ def packages() -> Iterator[Finding]:
 
 
 def device(settings: Settings) -> Iterator[Finding]:
-    """What the model would be run on."""
+    """Yield the device that the model would run on."""
     import torch
 
     count = torch.cuda.device_count()
@@ -146,7 +149,7 @@ def device(settings: Settings) -> Iterator[Finding]:
 
 
 def threads(settings: Settings) -> Iterator[Finding]:
-    """How many threads the engine would use, and how many processors it has to itself."""
+    """Yield the engine's number of threads and the processors available to it."""
     from server.engine.local import engine_threads
 
     used, most = engine_threads(settings), resources.processors()
@@ -161,7 +164,7 @@ def threads(settings: Settings) -> Iterator[Finding]:
 
 
 def openmp(environ: Mapping[str, str]) -> Finding:
-    """Whether OpenMP's threads sleep soon where they wait."""
+    """Return whether waiting OpenMP threads go to sleep soon."""
     said = ", ".join(f"{name}={environ[name]}" for name in (*VARIABLES, "OMP_NUM_THREADS") if name in environ)
     count = environ.get("GOMP_SPINCOUNT", "infinity" if environ.get("OMP_WAIT_POLICY", "").upper() == "ACTIVE" else "")
     spinning = "INFINIT" in count.upper()
@@ -170,7 +173,7 @@ def openmp(environ: Mapping[str, str]) -> Finding:
 
 
 def compiler(settings: Settings) -> Finding:
-    """Whether steps can be compiled."""
+    """Return whether steps can be compiled."""
     from server.engine import local
 
     if settings.compiled is False:
@@ -184,7 +187,10 @@ def compiler(settings: Settings) -> Finding:
 
 
 def model(settings: Settings, load: bool, able: list[Capabilities]) -> Iterator[Finding]:
-    """Whether the model's files are whole, and whether it loads and passes its self-check; it is described in `able`."""
+    """Yield whether the model's files are complete, and whether it loads and passes its self-check.
+
+    Its capabilities are appended to `able`.
+    """
     preflight(settings.model_copy(update={"api_key_file": None, "named_key_file": None}), place=False)
     if not load:
         yield Finding("model", "ok", f"{settings.model}: its files are whole; it was not loaded")
@@ -208,7 +214,7 @@ def model(settings: Settings, load: bool, able: list[Capabilities]) -> Iterator[
 
 
 def memory(engine: ServedEngine) -> Iterator[Finding]:
-    """What the slots take, which are allotted at the first prompt: it is run here, so that what does not fit is known."""
+    """Yield the memory of the slots, after a first prompt, which allocates it and fails if it does not fit."""
     from steering import Request, Sampling
 
     engine.start()
@@ -227,7 +233,7 @@ def memory(engine: ServedEngine) -> Iterator[Finding]:
 
 
 def vectors(settings: Settings, fingerprint: str | None) -> Iterator[Finding]:
-    """What each folder of vectors holds for the model."""
+    """Yield the vectors of each folder that match the model."""
     from server.engine.runtime import vector_store
     from steering import SteeringVector, VectorError
 
@@ -251,8 +257,10 @@ def vectors(settings: Settings, fingerprint: str | None) -> Iterator[Finding]:
 
 
 def presets(settings: Settings, able: Capabilities | None) -> Iterator[Finding]:
-    """Which presets there are, and of those of the settings which name a vector that is not there. Those that follow from
-    the model are known where that was loaded."""
+    """Yield the presets, and those of the settings that name a missing vector.
+
+    Built-in presets are only known if the model was loaded.
+    """
     from server.engine.runtime import vector_store
     from server.requests.preset import AT, built_in
     from server.requests.presets import Presets
@@ -276,7 +284,7 @@ def presets(settings: Settings, able: Capabilities | None) -> Iterator[Finding]:
 
 
 def journal(settings: Settings) -> Iterator[Finding]:
-    """Whether the journal opens, by which revision it was written, and how many rows it has; nothing is changed in it."""
+    """Yield whether the journal opens, its revision and its number of rows, without changing it."""
     from sqlalchemy import func, select, text
 
     from server.journal.database import Place, open_database
@@ -310,7 +318,7 @@ def journal(settings: Settings) -> Iterator[Finding]:
 
 
 def port(settings: Settings) -> Iterator[Finding]:
-    """Whether a server could listen, or does."""
+    """Yield whether a server could listen on the port, or already does."""
     where = f"http://{settings.host}:{settings.port}"
     try:
         check_place(settings)

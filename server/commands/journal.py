@@ -1,4 +1,4 @@
-"""`helmsight journal export | prune | summary`: the journal without a server, and without loading a model."""
+"""`helmsight journal export | prune | summary`: the journal without a server and without loading a model."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def register(app: typer.Typer) -> None:
 
 
 def _filters() -> list[Any]:
-    """A flag for each of `queries.Filters`."""
+    """Return a flag for each of `queries.Filters`."""
     filters = partial(Option, rich_help_panel="Which answers")
     time = "Unix seconds, or 2026-11-21T10:00 (local time)"
     return [
         *(flag(name, float | None, filters(parser=_time, metavar="TIME", help=time)) for name in ("since", "until")),
         flag("model", str | None, filters(help="name of the model")),
-        flag("key_name", str | None, filters(help="name of the key that was asked with")),
-        flag("vector", str | None, filters(help="name of a steering vector that was asked for")),
+        flag("key_name", str | None, filters(help="name of the request's key")),
+        flag("vector", str | None, filters(help="name of a requested steering vector")),
         *(
             flag(name, str | None, filters(callback=_word, metavar="WORD", help=words.about))
             for name, words in WORDED.items()
@@ -78,7 +78,7 @@ def _time(text: str) -> float:
 
 @contextmanager
 def _opened(settings: Settings) -> Iterator[Database]:
-    """The journal of the settings; what is wrong with it becomes one line and status 1."""
+    """Open the journal of the settings; its errors become one line and status 1."""
     from sqlalchemy.exc import SQLAlchemyError
 
     from server.journal.database import Place, open_database
@@ -93,7 +93,7 @@ def _opened(settings: Settings) -> Iterator[Database]:
         yield database
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has seen enough; the interpreter must not try to flush the rest.
+        # The reader of our output has left; the interpreter must not try to flush the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (JournalError, SQLAlchemyError) as error:
         raise ValueError(str(error if database is None else database.explain(error))) from None
@@ -103,13 +103,13 @@ def _opened(settings: Settings) -> Iterator[Database]:
 
 
 def export(
-    limit: Annotated[int | None, Option(min=1, help="at most so many rows (default: all)")] = None,
-    format: Annotated[Literal["jsonl", "csv"], Option(help="of a row")] = "jsonl",
+    limit: Annotated[int | None, Option(min=1, help="largest number of rows (default: all)")] = None,
+    format: Annotated[Literal["jsonl", "csv"], Option(help="format of a row")] = "jsonl",
     config: Config = None,
     journal: Journal = None,
     **filters: Any,
 ) -> None:
-    """Write rows to standard output, those of the answers that ended last first."""
+    """Write rows to standard output, the answers that ended last first."""
     from server.encode import dumps
     from server.journal.queries import COLUMNS, Filters, flat, stream
 
@@ -126,15 +126,15 @@ def export(
 
 def prune(
     journal_days: Annotated[float | None, Option("--days", help="days a row is kept")] = None,
-    journal_max_rows: Annotated[int | None, Option("--max-rows", help="rows kept, the newest ones")] = None,
+    journal_max_rows: Annotated[int | None, Option("--max-rows", help="number of newest rows kept")] = None,
     vacuum: Annotated[
         bool,
-        Option("--vacuum", help="give the space back to the disk, too (SQLite; meanwhile it takes as much again)"),
+        Option("--vacuum", help="also return the space to the disk (SQLite; needs as much again meanwhile)"),
     ] = False,
     config: Config = None,
     journal: Journal = None,
 ) -> None:
-    """Delete old rows now; a running server does so by itself. Their space is kept for new rows, unless it is given back."""
+    """Delete old rows now, as a running server does by itself; their space is kept for new rows unless vacuumed."""
     from sqlalchemy import func, select
 
     from server.journal import retention
@@ -153,14 +153,14 @@ def prune(
         with database.engine.connect() as connection:
             left = connection.execute(count).scalar_one()
         if vacuum and database.place.path is not None:
-            with closing(database.engine.raw_connection()) as raw:  # which begins no transaction
+            with closing(database.engine.raw_connection()) as raw:  # begins no transaction
                 raw.cursor().execute("VACUUM")
                 raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
         print(f"{rows - left} rows deleted, {left} left")
 
 
 def summary(
-    json: Annotated[bool, Option("--json", help="as GET /v1/diagnostics/summary gives it")] = False,
+    json: Annotated[bool, Option("--json", help="write JSON, as GET /v1/diagnostics/summary does")] = False,
     config: Config = None,
     journal: Journal = None,
     **filters: Any,

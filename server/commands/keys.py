@@ -1,4 +1,4 @@
-"""`helmsight keys add | list | revoke`: the file of named keys, which a running server reads anew when it changes."""
+"""`helmsight keys add | list | revoke`: the file of named keys, which a running server rereads when it changes."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ def add(
         list[str] | None,
         Option(
             metavar="use|journal|vectors",
-            help="what it is for: use (chats, models), journal (read it, and the metrics), vectors (upload and delete "
-            "them); repeatable (default: use)",
+            help="role of the key: use (chats, models), journal (reading it and the metrics), vectors (uploading and "
+            "deleting them); repeatable (default: use)",
         ),
     ] = None,
     rate: Annotated[
-        str | None, Option(metavar="N/TIME", help="chats in a time, such as 60/minute, or any (default: any)")
+        str | None, Option(metavar="N/TIME", help="limit of chats per time, such as 60/minute, or any (default: any)")
     ] = None,
     concurrent: Annotated[
-        int | None, Option(min=0, help="chats answered at the same time, 0 for any (default: any)")
+        int | None, Option(min=0, help="limit of chats answered at the same time, 0 for no limit (default: no limit)")
     ] = None,
     replace: Annotated[
         bool,
         Option(
             "--replace",
-            help="the one of this name is no longer accepted; the new one has its roles and limits, where none are given",
+            help="replace the key of this name; the new one has its roles and limits unless others are given",
         ),
     ] = False,
     file: File = None,
     config: Config = None,
 ) -> None:
-    """Make a key and print it, once: only its digest is kept."""
+    """Make a key and print it once, since only its digest is kept."""
     from server.access.named import new_key, write
 
     path = _file(file, config)
@@ -67,7 +67,7 @@ def add(
         old = next((one for one in keys if one.name == name), None)
         if old is not None and not replace:
             raise ValueError(f"there is a key {name!r} in {path} already; --replace makes a new one")
-        if old is not None:  # who rotates a key means its secret alone
+        if old is not None:  # rotating a key replaces its secret only
             role, rate = role or list(old.roles), old.rate if rate is None else rate
             concurrent = old.concurrent if concurrent is None else concurrent
         key, kept = new_key(name, role or (), None if rate == "any" else rate, concurrent or None)
@@ -86,7 +86,7 @@ def list_keys(file: File = None, config: Config = None) -> None:
 
 @app.command("revoke", cls=Command)
 def revoke(name: Name, file: File = None, config: Config = None) -> None:
-    """Take a key out: from the next request on it is not accepted."""
+    """Revoke a key, which is no longer accepted from the next request on."""
     from server.access.named import write
 
     path = _file(file, config)
@@ -102,9 +102,9 @@ def revoke(name: Name, file: File = None, config: Config = None) -> None:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keep other commands from the keys of this folder, so that none of them writes what another one has changed since."""
+    """Lock the folder of keys against other commands, so that concurrent changes are not lost."""
     folder = path.parent
-    if not folder.is_dir():  # what is not there yet, or is no folder, has no keys to lose
+    if not folder.is_dir():  # without a folder there are no keys to lose
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -120,7 +120,7 @@ def _file(file: str | None, config: str | None) -> Path:
 
 
 def _read(file: str | None, config: str | None, missing: bool = False) -> tuple[NamedKey, ...]:
-    """The keys of the file; none where it is `missing` and may be. Raises ValueError."""
+    """Return the keys of the file; none if `missing` is allowed and the file does not exist. Raises ValueError."""
     from server.access.named import read
 
     path = _file(file, config)

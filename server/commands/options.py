@@ -1,4 +1,4 @@
-"""What the server's commands share: settings as flags, and how a list is shown."""
+"""Code that the server's commands share: settings as flags, and tables."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ PANELS = {
     "model": "The model", "slots": "The engine", "replicas": "Several replicas", "max_body": "Limits on a request",
     "host": "Access", "journal": "The journal of answers", "graceful_timeout": "The process",
 }  # fmt: skip
-"""The first setting of each panel of --help."""
+"""Panels of --help by their first setting."""
 OFF = "no_"
 NAMES = {"api_keys": "api-key"}
-"""Flags whose name is not simply that of their field."""
+"""Flags whose names differ from those of their fields."""
 
 
 def settings_flags() -> list[inspect.Parameter]:
-    """One flag per setting; a flag that is not given is None, so that other sources may speak. A switch has two, of which
-    --help shows what changes the default."""
+    """Return a flag for each setting; a flag that is not given is None, so that other sources apply.
+
+    A switch has two flags, of which --help shows the one that changes the default.
+    """
     flags, panel = [], ""
     for name, field in Settings.model_fields.items():
         panel = PANELS.get(name, panel)
@@ -39,7 +41,7 @@ def settings_flags() -> list[inspect.Parameter]:
         written = name.replace("_", "-")
         if bool in (field.annotation, *get_args(field.annotation)):
             on = option(f"--{written}", hidden=default is True, help=field.description)
-            what = re.split("[:,(]", str(field.description))[0].strip()  # without what that is good for
+            what = re.split("[:,(]", str(field.description))[0].strip()  # drops the explanation
             off = option(f"--no-{written}", hidden=default is False, help=f"do not {what}")
             flags += [flag(name, bool, on, False), flag(OFF + name, bool, off, False)]
             continue
@@ -53,20 +55,23 @@ def settings_flags() -> list[inspect.Parameter]:
 
 
 def given_of(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a command line names: None and False were not given."""
+    """Return the settings that a command line gives; None and False were not given."""
     said = {name: value for name, value in flags.items() if value is not None and value is not False}
     return {name.removeprefix(OFF): False if name.startswith(OFF) else value for name, value in said.items()}
 
 
 def settings_of(config: str | None, **flags: Any) -> Settings:
-    """The settings of a command line."""
+    """Return the settings of a command line."""
     from server.process.sources import load_settings
 
     return load_settings(given_of(flags), config=config)
 
 
 def show(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table with a header: what is no text is aligned right, None is "-"; nothing is cut off where nobody sees it."""
+    """Print a table with a header; non-texts are aligned right, None is "-".
+
+    Nothing is cut off if the output is not a terminal.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,7 @@
-"""`helmsight vectors`: list, show, compose, export and import, without a server and without loading a model; and build."""
+"""`helmsight vectors`: build, list, show, compose, export and import vectors without a server.
+
+All but build work without loading a model.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,14 @@ Folders = Annotated[
     list[str] | None,
     Option(
         "--folder", "--vectors", metavar="FOLDER",
-        help="folder of vectors (repeatable; default: those of the settings)",
+        help="folder of vectors (repeatable; default: the configured ones)",
     ),
 ]  # fmt: skip
-Replace = Annotated[bool, Option("--replace", help="write over what is there")]
+Replace = Annotated[bool, Option("--replace", help="overwrite an existing one")]
 Name = Annotated[str, Argument(help="name of the vector")]
 
 app = typer.Typer(no_args_is_help=True)
-app.command("build", cls=Command, short_help="build a vector of any contrast from pairs of prompts")(build)
+app.command("build", cls=Command, short_help="build a vector from contrastive pairs of prompts")(build)
 
 
 def register(to: typer.Typer) -> None:
@@ -46,7 +49,7 @@ def register(to: typer.Typer) -> None:
 def list_vectors(config: Config = None, model: Model = None, vectors: Folders = None) -> None:
     """Show all vectors that a server with these settings would offer.
 
-    A server takes the first file of a name that was made for its model; a damaged one hides the rest.
+    A server uses the first file of a name that was made for its model; a damaged one hides the rest.
     """
     from steering import SteeringVector, VectorError
 
@@ -68,7 +71,7 @@ def list_vectors(config: Config = None, model: Model = None, vectors: Folders = 
 
 
 def _columns(vector: SteeringVector) -> tuple[str | None, ...]:
-    """Kind, layers, what strength 1 is in published units, the range of strengths that was calibrated, and the model."""
+    """Return kind, layers, strength 1 in published units, the calibrated range of strengths, and the model."""
     published, known = vector.published, vector.calibrated_range
     kind = vector.kind if vector.positive in ("text", None) else f"{vector.kind}, negated"
     return (
@@ -82,7 +85,7 @@ def _columns(vector: SteeringVector) -> tuple[str | None, ...]:
 
 @app.command("show", cls=Command)
 def show_vector(name: Name, config: Config = None, model: Model = None, vectors: Folders = None) -> None:
-    """Show one vector, with how it was made, as JSON."""
+    """Show a vector as JSON, including how it was made."""
     from server.api.vectors import vector_json
 
     store, _ = _open(config, model, vectors, reading=True)
@@ -91,14 +94,14 @@ def show_vector(name: Name, config: Config = None, model: Model = None, vectors:
 
 @app.command(cls=Command, short_help="add scaled vectors up to a new one")
 def compose(
-    out: Annotated[str, Argument(metavar="OUT", help="name of the sum, which goes into the first folder")],
+    out: Annotated[str, Argument(metavar="OUT", help="name of the sum, which is written to the first folder")],
     add: Annotated[list[str], Option(metavar="NAME[:SCALE]...", help="a vector and its scale (default 1)")],
     replace: Replace = False,
     config: Config = None,
     model: Model = None,
     vectors: Folders = None,
 ) -> None:
-    """Add vectors of one model, each times a scale, and keep the sum under a new name."""
+    """Add vectors of one model, each times a scale, and store the sum under a new name."""
     terms = [_term(text) for text in add]
     store, registry = _open(config, model, vectors)
     # A vector that is only renamed keeps its calibration.
@@ -109,10 +112,10 @@ def compose(
     _add(registry(), total, replace)
 
 
-@app.command(cls=Command, short_help="write a vector to a file: safetensors, or GGUF where FILE ends in .gguf")
+@app.command(cls=Command, short_help="write a vector to a file: safetensors, or GGUF if FILE ends in .gguf")
 def export(
     name: Name,
-    file: Annotated[Path, Argument(metavar="FILE", help="where to")],
+    file: Annotated[Path, Argument(metavar="FILE", help="file to write")],
     model_hint: Annotated[
         str, Option(metavar="ARCH", help="name of the model's architecture in llama.cpp, for GGUF")
     ] = "unknown",
@@ -121,7 +124,7 @@ def export(
     model: Model = None,
     vectors: Folders = None,
 ) -> None:
-    """Write a vector to a file for elsewhere: safetensors, or GGUF where FILE ends in .gguf."""
+    """Write a vector to a file for use elsewhere: safetensors, or GGUF if FILE ends in .gguf."""
     from steering.files import write_atomically
     from steering.vectors.gguf import to_gguf
 
@@ -135,18 +138,20 @@ def export(
 
 @app.command("import", cls=Command, short_help="put a file's vector into the first folder")
 def import_vector(
-    file: Annotated[Path, Argument(metavar="FILE", help="where from")],
+    file: Annotated[Path, Argument(metavar="FILE", help="file to read")],
     name: Annotated[str | None, Option(help="name of the vector (default: its own; for GGUF that of the file)")] = None,
     fingerprint: Annotated[
-        str | None, Option(help="that of the model which a GGUF file was made for; see 'vectors show'")
+        str | None, Option(help="fingerprint of the model that a GGUF file was made for; see 'vectors show'")
     ] = None,
     replace: Replace = False,
     config: Config = None,
     model: Model = None,
     vectors: Folders = None,
 ) -> None:
-    """Check a safetensors file, or a GGUF control vector, and put it into the first folder. A GGUF file does not say which
-    model it was made for: give --fingerprint, or --model, which is loaded to find out."""
+    """Check a safetensors file, or a GGUF control vector, and put it into the first folder.
+
+    A GGUF file does not say which model it was made for: give --fingerprint, or --model, which is loaded to find out.
+    """
     from steering import SteeringVector
 
     store, registry = _open(config, model, vectors)
@@ -172,7 +177,7 @@ def _from_gguf(path: Path, name: str, fingerprint: str | None, model: str | None
         )
     import steering
 
-    from_gguf(path, name, "0" * 32)  # what is wrong with the file is known sooner than the model is loaded
+    from_gguf(path, name, "0" * 32)  # reports errors of the file before the model is loaded
     # The fingerprint is the same in every dtype, and this one takes half the memory.
     mllm = steering.load(model, device="cpu", dtype="bfloat16")
     vector = from_gguf(path, name, mllm.fingerprint, mllm.num_layers)
@@ -181,7 +186,7 @@ def _from_gguf(path: Path, name: str, fingerprint: str | None, model: str | None
 
 
 def _layers_of(fingerprint: str, store: VectorStore) -> int | None:
-    """How many layers a model has, where another vector of it is known."""
+    """Return the number of layers of a model, if another vector of it is known."""
     from steering import VectorError
 
     for name in store.names():
@@ -208,8 +213,10 @@ def _add(registry: Registry, vector: SteeringVector, replace: bool) -> None:
 def _open(
     config: str | None, model: str | None, vectors: list[str] | None, reading: bool = False
 ) -> tuple[VectorStore, Callable[[], Registry]]:
-    """All vectors of the settings, and what opens the folder that may be written to; raises ValueError for a folder that was
-    named for `reading` and is not there."""
+    """Return all vectors of the settings, and a function that opens the writable folder.
+
+    Raises ValueError for a missing folder that was named for `reading`.
+    """
     from server.engine.runtime import vector_store
     from server.vectors.registry import Registry
 

@@ -1,1 +1,1 @@
-"""The engine behind the server: the protocol that any engine fits (`served`), this project's own, and its loading."""
+"""The engine behind the server: the protocol that any engine implements (`served`), Helmsight's own, and its loading."""

@@ -1,4 +1,7 @@
-"""Helmsight's own engine, as the server knows engines. Nothing else that serves knows more of it than this file tells."""
+"""Helmsight's own engine behind the server's engine protocol.
+
+The rest of the server imports nothing else of the engine.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +39,16 @@ from steering.tools.formats import format_of
 log = logging.getLogger("helmsight")
 
 LEAST_STEP = 60.0
-"""Seconds that a step may take at least, however short answers are to be, before its thread is taken to hang."""
+"""Lower bound in seconds of the duration after which a step counts as hung, however short answers may be."""
 
 LIGHT = 8192
-"""Characters of the texts of a request that takes little."""
+"""Largest number of text characters of a light request."""
 
 Servable = ServedEngine | steering.Engine
 
 
 class LocalTurn:
-    """A `server.engine.served.ServedTurn`."""
+    """A `server.engine.served.ServedTurn` of an engine in this process."""
 
     def __init__(self, turn: steering.Turn, preparing: AbstractContextManager[object]):
         self._turn = turn
@@ -59,7 +62,7 @@ class LocalTurn:
             return self._turn.submit(request)
 
     def submit_read(self, request: Request, prompt: Prompt) -> ServedCompletion:
-        """The same of a request whose prompt `prompt_reader`'s function has read."""
+        """Submit a request whose prompt was already read by a `LocalReader`."""
         with self._preparing:
             return self._turn.submit(request, prompts.received(prompt))
 
@@ -68,8 +71,11 @@ class LocalTurn:
 
 
 class LocalEngine:
-    """A `ServedEngine` in this process. Requests are prepared within `preparing`, which bounds how many at
-    once: that work is the part of a request whose memory and CPU time the engine's queue does not bound."""
+    """A `ServedEngine` in this process.
+
+    `preparing` bounds how many requests are prepared at once. Preparation is the part of a request whose memory and CPU time
+    the engine's queue does not bound.
+    """
 
     def __init__(self, engine: steering.Engine, preparing: AbstractContextManager[object] | None = None):
         mllm = engine.mllm
@@ -105,7 +111,7 @@ class LocalEngine:
         self._engine.start()
 
     def run(self, heed: Callable[[bool], object], said: Callable[[], bool]) -> None:
-        """Work on requests in the calling thread, as `steering.Engine.run`."""
+        """Work on requests in the calling thread, as `steering.Engine.run` does."""
         self._engine.run(heed, said)
 
     def stop(self, drain: float = 0.0) -> None:
@@ -134,20 +140,25 @@ class LocalEngine:
 
 
 def has_pictures(request: Request) -> bool:
-    """Whether a request shows the model something."""
+    """Return whether a request contains images."""
     return bool(pictures_of(request.messages))
 
 
 def is_light(request: Request) -> bool:
-    """Whether a request takes little to prepare, and its answer little to put into words: a short text without pictures,
-    grammar or readouts."""
+    """Return whether a request is cheap to prepare and its answer cheap to turn into text.
+
+    It is a short text without images, grammar, tools or readouts.
+    """
     if request.readouts is not None or request.grammar is not None or request.tools is not None:
         return False
     return not has_pictures(request) and sum(map(len, texts_of(request.messages))) <= LIGHT
 
 
 def gpu_memory(devices: Sequence[torch.device]) -> dict[str, float]:
-    """What of each GPU's memory tensors take, torch holds and all processes have left: "gpu_memory_KIND_bytes DEVICE"."""
+    """Return the allocated, reserved, free and total memory of each GPU, keyed "gpu_memory_KIND_bytes DEVICE".
+
+    Tensors hold the allocated bytes, torch the reserved ones; the free ones are those that no process uses.
+    """
     kinds: dict[str, Callable[[torch.device], int]] = {
         "allocated": torch.cuda.memory_allocated,
         "reserved": torch.cuda.memory_reserved,
@@ -159,7 +170,7 @@ def gpu_memory(devices: Sequence[torch.device]) -> dict[str, float]:
 
 
 def about(mllm: steering.MLLM) -> dict[str, Any]:
-    """What a page tells of the model beside its capabilities: its family, what it was compared with, what was measured."""
+    """Return the details of a model that its page shows: its family, its self-check and its calibration."""
     known = mllm.calibration
     return {
         "architecture": type(mllm.model).__name__,
@@ -183,19 +194,22 @@ def about(mllm: steering.MLLM) -> dict[str, Any]:
 
 
 def engine_threads(settings: Settings) -> int:
-    """CPU threads of the engine: torch's own choice, which knows the machine, but no more than this process may run on."""
+    """Return the number of CPU threads of the engine.
+
+    The default is torch's own choice, which knows the machine, capped at the processors that this process may use.
+    """
     return settings.threads or max(1, min(torch.get_num_threads(), processors() // settings.tensor_parallel))
 
 
 def cut_length(settings: Settings, able: Capabilities) -> str | None:
-    """What to say where a longer context was asked for than the model has."""
+    """Return a warning if `max_length` exceeds the model's context, else None."""
     if settings.max_length is None or settings.max_length <= able.context_length:
         return None
     return f"--max-length {settings.max_length} is more than the model has: its context is {able.context_length} tokens"
 
 
 def adapted(engine: Servable) -> ServedEngine:
-    """The engine as the server knows engines."""
+    """Return the engine as a `ServedEngine`."""
     return LocalEngine(engine) if isinstance(engine, steering.Engine) else engine
 
 
@@ -205,14 +219,18 @@ def load(
     preparing: AbstractContextManager[object] | None = None,
     died: Callable[[], None] | None = None,
 ) -> LocalEngine:
-    """Load the model of the settings, check it, and make an engine, which is not started yet; `tell` hears how far it is.
-    Raises steering.UnsupportedModel and what loading raises."""
+    """Load and check the model of the settings and return an engine that is not started yet.
+
+    `tell` receives the progress. Raises steering.UnsupportedModel and whatever loading raises.
+    """
     return LocalEngine(make_engine(settings, tell, died), preparing)
 
 
 class LocalReader:
-    """Reads prompts as the engine of these settings does, for `LocalTurn.submit_read`: it has the model's processor and none
-    of its weights. Raises what loading raises."""
+    """Reads prompts as the engine of these settings does, for `LocalTurn.submit_read`.
+
+    It loads the model's processor but no weights. Raises whatever loading raises.
+    """
 
     def __init__(self, settings: Settings, able: Capabilities):
         self._length = able.context_length
@@ -230,18 +248,18 @@ class LocalReader:
         return prompts.sendable(read_prompt(self._mllm, request, self._length))
 
     def stats(self) -> Mapping[str, float]:
-        """What is kept of pictures, and counted."""
+        """Return the counters and sizes of the image cache."""
         return self._mllm.seen.stats()
 
 
 compiler = compilation.compiler
-"""By which the engine's steps would be compiled."""
+"""The compiler that would compile the engine's steps."""
 
 
 def make_engine(
     settings: Settings, tell: Tell = lambda stage, share: None, died: Callable[[], None] | None = None
 ) -> steering.Engine:
-    """The engine of `load`, as the library has it."""
+    """Return the engine of `load` as a `steering.Engine`."""
     with weights_told(tell, "reading the weights"):
         mllm = steering.load(
             settings.model,
@@ -282,26 +300,28 @@ def make_engine(
     try:
         return made(compiled=pays)
     except UnsupportedModel as reason:
-        if not pays or mllm.device.type == "cpu":  # where steps that cannot be compiled run as they are
+        if not pays or mllm.device.type == "cpu":  # a CPU runs steps that cannot be compiled eagerly
             raise
         log.warning("decode steps are not captured as CUDA graphs, and take longer: %s", reason)
-    gc.collect()  # the first engine's keys and values, for which there is no room twice
+    gc.collect()  # frees the first engine's KV cache, since memory does not hold two
     return made(compiled=False)
 
 
 def calibrations_of(settings: Settings) -> Path | None:
-    """Where thresholds of models are kept: beside the vectors, or else where the library has them."""
+    """Return the folder of calibrated thresholds: beside the vectors, or None for the library's default."""
     return Path(settings.vectors[0]) / CALIBRATIONS if settings.vectors else None
 
 
 def longest_step(settings: Settings) -> float:
-    """Seconds after which a step is taken to hang."""
+    """Return the seconds after which a step counts as hung."""
     return max(LEAST_STEP, settings.request_timeout)
 
 
 def end_process() -> None:
-    """Leave: a device that failed does so until its process ends. gunicorn, or Ray, starts another one; of several that
-    share a model none can go on, and torchrun starts all anew."""
-    time.sleep(1)  # for what clients are still to be told
+    """End this process, since a failed device stays failed until its process ends.
+
+    gunicorn or Ray starts another one. Where several processes share a model none can continue, and torchrun restarts all.
+    """
+    time.sleep(1)  # lets the last answers reach their clients
     logging.shutdown()
     os._exit(1)

@@ -1,4 +1,4 @@
-"""How far loading has come, for those who wait."""
+"""The progress of loading, for clients that wait."""
 
 from __future__ import annotations
 
@@ -8,29 +8,32 @@ from contextlib import contextmanager
 from typing import Any
 
 Tell = Callable[[str, float | None], object]
-"""Told of a stage of loading and, where it is known, of how much of it is done, from 0 to 1."""
+"""Receives a stage of loading and, if known, the share of it that is done, from 0 to 1."""
 
 
 class LoadProgress:
-    """What loading does since when. Written by the thread that loads, read by those of requests."""
+    """The current stage of loading and the time since it began.
+
+    The loading thread writes it; request threads read it.
+    """
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
         self._now: tuple[str, float | None] = ("starting", None)
 
     def tell(self, stage: str, share: float | None = None) -> None:
-        """Be at a stage, of which a share is done."""
+        """Set the current stage and the share of it that is done."""
         self._now = (stage, share)
 
     def said(self) -> dict[str, Any]:
-        """{"stage", "share", "seconds"} in JSON."""
+        """Return {"stage", "share", "seconds"} for JSON."""
         stage, share = self._now
         return {"stage": stage, "share": share, "seconds": round(time.monotonic() - self._begun, 1)}
 
 
 @contextmanager
 def weights_told(tell: Tell, stage: str) -> Iterator[None]:
-    """Tell what transformers counts within a block, such as the weights that it has read."""
+    """Report the progress that transformers counts within a block, such as the weights read so far."""
     from transformers.utils import logging  # noqa: PLC0415 -- takes seconds
 
     def counted(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -46,7 +49,7 @@ def weights_told(tell: Tell, stage: str) -> Iterator[None]:
 
 
 class _Counted:
-    """A progress bar that also tells; what else is asked of it is the bar's."""
+    """A progress bar that also reports to `tell`; every other attribute is the wrapped bar's."""
 
     def __init__(self, items: Any, bar: Any, tell: Tell, stage: str):
         self._items, self._bar, self._tell, self._stage = items, bar, tell, stage

@@ -1,4 +1,4 @@
-"""What the worker process has to answer with: processors, threads, and open files."""
+"""Resources of the worker process: processors, threads and open files."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pathlib import Path
 from queue import SimpleQueue
 
 SWITCH = 0.0005
-"""Seconds for which a thread keeps the interpreter where another one wants it."""
+"""Seconds for which a thread keeps the interpreter while another thread wants it."""
 MOST_FILES = 65_536
-"""Open files that the process asks for."""
+"""Number of open files that the process asks for."""
 
 
 class Pump:
-    """One thread that does, in order, what it is told; none of it may wait."""
+    """A thread that runs callables in order; none of them may block."""
 
     def __init__(self, name: str):
         self._due: SimpleQueue[Callable[[], object]] = SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def run(self, act: Callable[[], object]) -> None:
-        """Have it act soon; any thread may call it."""
+        """Queue a callable; any thread may call this."""
         self._due.put(act)
 
     def _run(self) -> None:
@@ -36,7 +36,7 @@ class Pump:
 
 
 class RequestThreads:
-    """A pool that knows how many requests, and how many bytes of them, wait for one of its threads."""
+    """A thread pool that counts its queued requests and their bytes."""
 
     def __init__(self, count: int, name: str):
         self.queued = self.queued_bytes = 0
@@ -44,12 +44,12 @@ class RequestThreads:
         self._pool = ThreadPoolExecutor(count, name)
 
     def submit(self, size: int, act: Callable[[], object]) -> None:
-        """Have a thread act; `size` bytes are held until it begins."""
+        """Run `act` in a thread of the pool; `size` bytes count as queued until it begins."""
         self._count(1, size)
         self._pool.submit(self._run, size, act)
 
     def end(self) -> None:
-        """Drop what waits; what runs goes on."""
+        """Drop queued work; running work continues."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, size: int, act: Callable[[], object]) -> None:
@@ -63,20 +63,24 @@ class RequestThreads:
 
 
 def share_interpreter() -> None:
-    """Let the engine's thread have the interpreter soon after it asks, which it does at each operation: by default it waits
-    for 5 ms where another thread computes, longer than a step of a small model takes."""
+    """Shorten the interpreter's switch interval, so that the engine's thread gets it soon after each operation.
+
+    By default a thread waits for 5 ms while another one computes, which is longer than a step of a small model.
+    """
     sys.setswitchinterval(SWITCH)
 
 
 def keep_what_is_loaded() -> None:
-    """Have the garbage collector leave alone what a process has once its model is loaded, which stays to the end: looking
-    through all of it takes a third of a second, in which no thread does anything."""
+    """Exclude everything that exists once the model is loaded from garbage collection.
+
+    These objects stay to the end, and scanning them takes a third of a second in which no thread runs.
+    """
     gc.collect()
     gc.freeze()
 
 
 def raise_file_limit() -> int:
-    """Allow this process as many open files as it may have; returns how many."""
+    """Raise the limit of open files as far as allowed and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -87,26 +91,29 @@ def raise_file_limit() -> int:
 
 
 def processors() -> int:
-    """How many processors' time this process may use, which in a container are fewer than the machine has."""
+    """Return how many processors this process may use; in a container these are fewer than the machine has."""
     cores, quota = len(os.sched_getaffinity(0)), cpu_quota()
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 def prepared_at_once() -> int:
-    """How many requests are prepared at the same time: each takes a processor, and memory for its pictures."""
+    """Return how many requests may be prepared at once: each takes a processor, and memory for its images."""
     return max(2, processors())
 
 
 def cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """How many processors' time the control group of this process may use, as in a container or a unit of systemd: the least
-    of its own bound and of those of the groups that it lies in; None for no bound. own: the file that says which it is; one
-    that does not lie below `root`, as in a container that is shown its own group alone, is that of `root`."""
+    """Return the processors that the control group of this process may use, None if unbounded.
+
+    A container or a systemd unit sets such a bound. The result is the least bound of the group and its ancestors. `own` is
+    the file that names the group; a group that is not below `root`, as in a container that sees its own group only, counts
+    as `root`.
+    """
     quotas = [quota for folder in _groups(root, own) if (quota := _quota(folder)) is not None]
     return min(quotas, default=None)
 
 
 def _groups(root: Path, own: Path) -> set[Path]:
-    """The folders of the group of this process and of all it lies in, of both versions of control groups."""
+    """Return the folders of this process's control group and its ancestors, for both cgroup versions."""
     found = {root, root / "cpu"}
     try:
         lines = own.read_text().splitlines()
@@ -122,13 +129,13 @@ def _groups(root: Path, own: Path) -> set[Path]:
         else:
             continue
         below = Path(path.lstrip("/"))
-        if ".." not in below.parts:  # a group beside the root of its namespace, which shows none of it
+        if ".." not in below.parts:  # such a group is outside its namespace's root and not visible here
             found |= {top / one for one in (below, *below.parents)}
     return found
 
 
 def _quota(folder: Path) -> float | None:
-    """The bound of one group; None where it has none, or none that can be read."""
+    """Return the bound of one group, None if it has none or cannot be read."""
     for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
             quota, period = " ".join((folder / name).read_text() for name in files).split()

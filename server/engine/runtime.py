@@ -1,4 +1,4 @@
-"""The life of the model inside the server: loading in the background, ready, draining, failed."""
+"""The life cycle of the model inside the server: loading in the background, ready, draining, failed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ State = Literal["loading", "ready", "draining", "failed"]
 class Serving:
     """A loaded model with its engine and its vectors.
 
-    `pictures` bounds how many requests decode images at the same time, whose memory and CPU time the engine's queue does
-    not bound.
+    `pictures` bounds how many requests decode images at once, since the engine's queue does not bound that memory and CPU
+    time.
     """
 
     engine: ServedEngine
@@ -43,14 +43,14 @@ class Serving:
 
     @classmethod
     def of(cls, engine: ServedEngine, settings: Settings) -> Serving:
-        """An engine with the vectors that it finds in the configured folders and beside its model."""
+        """Return an engine with the vectors of the configured folders and those beside its model."""
         able = engine.capabilities
         pictures = PictureTurns(prepared_at_once(), settings.slots + settings.max_waiting, settings.max_wait)
         return cls(engine, vector_store(settings, able.folder, able.fingerprint), pictures=pictures)
 
     @property
     def able(self) -> Capabilities:
-        """What the engine serves, and what it can do."""
+        """The capabilities of the engine."""
         return self.engine.capabilities
 
     @property
@@ -60,11 +60,11 @@ class Serving:
 
     @cached_property
     def magnitudes(self) -> torch.Tensor:
-        """(layers,) mean |h| of the model, which limits on steering are measured against; asked of it once."""
+        """(layers,) mean |h| of the model, the unit of steering limits; measured once."""
         return self.engine.magnitudes()
 
     def text_bounds(self, settings: Settings) -> TextBounds:
-        """How much text a request may hold."""
+        """Return how much text a request may hold."""
         most = self.able.text
         return TextBounds(
             most.tokens,
@@ -74,7 +74,10 @@ class Serving:
 
 
 def vector_store(settings: Settings, model_folder: Path | None, fingerprint: str | None = None) -> VectorStore:
-    """The configured folders, then the model's own; of the model with that fingerprint, where it is known."""
+    """Return a store of the configured folders, then the model's own.
+
+    `fingerprint` selects the model's vectors, if it is known.
+    """
     folders = [Path(folder).expanduser() for folder in settings.vectors]
     if model_folder is not None:
         folders.append(Path(model_folder) / "vectors")
@@ -86,20 +89,23 @@ def load(
     tell: Tell = lambda stage, share: None,
     make: Callable[[Settings, Tell], ServedEngine] = local.load,
 ) -> Serving:
-    """Load the model, check it and start the engine that is made of it; raises what `make` raises."""
+    """Load the model, check it and start the engine that `make` returns; raises whatever `make` raises."""
     tell("importing", None)
     engine = make(settings, tell)
     serving = Serving.of(engine, settings)
     if Steering.name() in engine.capabilities.interventions:
         tell("measuring its magnitudes", None)
-        _ = serving.magnitudes  # before there is a queue to wait in
+        _ = serving.magnitudes  # measured before requests can queue
     engine.start()
     return serving
 
 
 class Runtime:
-    """Holds the one model of this process. `on_failure` is called when it cannot be loaded, but not where the engine's
-    process has ended, of which `make` takes care; `begun` is when the program was started, on the monotonic clock."""
+    """Holds the one model of this process.
+
+    `on_failure` is called if the model cannot be loaded, but not if the engine's process has ended, which `make` handles.
+    `begun` is the program's start on the monotonic clock.
+    """
 
     def __init__(
         self,
@@ -114,7 +120,7 @@ class Runtime:
         self.error: str | None = None
         self._serving = serving
         self.checks: list[Callable[[Serving], None]] = []
-        """What is asked of the model once it is loaded; where one raises, it is not served."""
+        """Checks of the loaded model; if one raises, the model is not served."""
         self.progress = LoadProgress()
         self._loader = loader or partial(load, tell=self.progress.tell, make=make)
         self._on_failure = on_failure
@@ -130,7 +136,7 @@ class Runtime:
         try:
             serving = self._checked()
         except BaseException as error:  # a panic of a native library is no Exception
-            if self._draining:  # the process ends under it, and that is no failure
+            if self._draining:  # the shutdown interrupted loading, which is no failure
                 log.debug("loading ended with the server", exc_info=error)
                 return
             if isinstance(error, EngineEnded):
@@ -172,7 +178,7 @@ class Runtime:
 
     @property
     def state(self) -> State:
-        """Where the model stands now; "failed" also when its engine has died."""
+        """The current state of the model; "failed" also if its engine has died."""
         if self._draining:
             return "draining"
         if self._serving is None:
@@ -181,11 +187,11 @@ class Runtime:
 
     @property
     def loaded(self) -> Serving | None:
-        """What is loaded, whatever its state; None before."""
+        """The loaded model in any state; None before loading has finished."""
         return self._serving
 
     def serving(self) -> Serving:
-        """What serves requests; raises a 503 with Retry-After while nothing does."""
+        """Return the model that serves requests; raises a 503 with Retry-After while none does."""
         state = self.state
         if state == "ready" and self._serving is not None:
             return self._serving

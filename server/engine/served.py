@@ -1,5 +1,7 @@
-"""What the server needs of an engine, and all that it knows of one. `server.engine.local` makes Helmsight's own fit;
-whatever else does as much can stand behind the same wire."""
+"""The engine protocol: everything that the server requires and knows of an engine.
+
+`server.engine.local` adapts Helmsight's own engine; any other implementation can serve the same wire format.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,22 @@ from steering import Auto, Bins, Chunk, Fault, Request, Result, Steer, TextBound
 
 
 class EngineEnded(Fault):
-    """The engine's process is gone, which says nothing of its model; who has started it replaces it."""
+    """Raised if the engine's process is gone, which says nothing of its model; the parent process replaces it."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine serves, and what it can do.
+    """The model that an engine serves, and the features that it supports.
 
-    `name` and `fingerprint` are the model's; `folder` is where its checkpoint lies, None where that is nowhere near.
-    `context_length` is how many tokens prompt and answer may have together, `text` how much text a request may hold,
-    `image_size` (width, height) the one that all images are brought to, None where they keep their own.
-    `pixels` (least, most) are the processor's own bounds of a picture, None where a request cannot state others.
-    `generation_defaults` are the checkpoint's own sampling values; `template_variables` are what a request may tell the
-    chat template, by name; `about` is what else a person may want to know of the
-    model, as JSON has it. `interventions` and `readouts` are the names of those
-    that can be asked for; a request for another one is refused before it gets here, and so are a grammar where it follows no
-    `grammars`, and `tools` where the model is told of none.
+    `name` and `fingerprint` are the model's; `folder` holds its checkpoint, None if that is not local. `context_length`
+    counts the tokens of prompt and answer together, `text` bounds the text of a request. `image_size` (width, height) is the
+    size that all images are resized to, None if they keep their own. `pixels` (least, most) are the processor's own bounds
+    of an image, None if a request cannot set others. `generation_defaults` are the checkpoint's own sampling values;
+    `template_variables` are the names that a request may pass to the chat template; `about` holds further facts of the model
+    as JSON.
+
+    `interventions` and `readouts` name those that can be requested. Other names are refused before they reach the engine, as
+    are grammars unless `grammars`, and tools unless `tools`.
     """
 
     name: str
@@ -60,89 +62,99 @@ class ServedCompletion(Protocol):
 
     prompt_tokens: int
     max_tokens: int
-    """What an answer may have: what was asked for, or what fits."""
+    """Largest number of tokens of an answer: the requested one, or what fits."""
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Chunks of all choices as they come; raises Fault when the request failed. Ends early after `cancel`."""
+        """Yield chunks of all choices as they arrive; raises Fault if the request failed. Ends early after `cancel`."""
 
     def result(self) -> Result:
-        """Wait for the whole request; raises Fault when it failed or was cancelled."""
+        """Wait for the whole request; raises Fault if it failed or was cancelled."""
 
     def whole(self) -> Iterator[Chunk]:
-        """The last chunk of each choice, as by iterating."""
+        """Yield the last chunk of each choice."""
 
     def paused(self, resume: Callable[[], object]) -> Iterator[Chunk | None]:
-        """Chunks as by iterating, but None where there is none yet, instead of waiting; `resume`, which does not wait, is
-        called when there may be more."""
+        """Yield chunks without waiting, and None whenever there is none yet.
+
+        `resume`, which does not block, is called when there may be more.
+        """
 
     @property
     def first_at(self) -> float | None:
-        """When the first token came, on the monotonic clock."""
+        """The time of the first token on the monotonic clock, None before it."""
 
     def generated(self, index: int) -> int:
-        """How many tokens of choice `index` there are so far."""
+        """Return how many tokens of choice `index` exist so far."""
 
     def said(self, index: int) -> str:
-        """The text of choice `index` so far."""
+        """Return the text of choice `index` so far."""
 
     def cancel(self) -> None:
-        """Stop generating; harmless when the request is finished."""
+        """Stop generating; harmless if the request is finished."""
 
 
 @runtime_checkable
 class ServedTurn(Protocol):
-    """A place in the engine's queue for one client, who may need several requests because one depends on another."""
+    """A place in the engine's queue for one client, whose several requests may depend on each other."""
 
     def check(self) -> None:
-        """Raise Busy where whatever is asked now would be refused, Fault when the engine is closed."""
+        """Raise Busy if any request would be refused now, Fault if the engine is closed."""
 
     def submit(self, request: Request) -> ServedCompletion:
-        """Queue a request. Raises RequestError when it is wrong, Busy when the queue is full, Fault when the engine is
-        closed."""
+        """Queue a request.
+
+        Raises RequestError if it is invalid, Busy if the queue is full, Fault if the engine is closed.
+        """
 
     def decide(self, request: Request, begun: Callable[[ServedCompletion], object]) -> Request:
-        """Return the request with the intervention that its first prelude decides on (`steering.decide_next`). `begun` is
-        given everything that runs for that, so that it can be cancelled; raises Fault then. Needed where `interventions` has
-        "steering"."""
+        """Return the request with the intervention that its first prelude decides on (`steering.decide_next`).
+
+        `begun` receives each completion that runs for that, so that it can be cancelled, which raises Fault. Required if
+        `interventions` contains "steering".
+        """
 
 
 @runtime_checkable
 class ServedEngine(Protocol):
-    """Generates answers for any number of threads."""
+    """An engine that generates answers for any number of threads."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it serves, and what it can do; the same as long as it lives."""
+        """The engine's capabilities, constant over its life."""
 
     @property
     def healthy(self) -> bool:
-        """Whether requests are being worked on."""
+        """True if requests are being worked on."""
 
     def start(self) -> None:
-        """Work on requests from now on."""
+        """Start to work on requests."""
 
     def stop(self, drain: float = 0.0) -> None:
         """Refuse new requests, let running ones finish for `drain` seconds, cancel the rest; returns when done."""
 
     def turn(self, group: str = "") -> AbstractContextManager[ServedTurn]:
-        """A place in the queue until the end of the block, in turns with those of other groups. What is submitted in it is
-        answered while the engine drains."""
+        """Hold a place in the queue until the block ends; groups take turns.
+
+        Requests submitted in it are answered even while the engine drains.
+        """
 
     def stats(self) -> Mapping[str, float]:
-        """Counters since the start and gauges of now: "running", "waiting", "slots" and "max_waiting" at least."""
+        """Return counters since the start and current gauges: at least "running", "waiting", "slots" and "max_waiting"."""
 
     @property
     def bins(self) -> Mapping[str, Bins]:
-        """How times and batches spread since the start, by the names of `server.telemetry.collectors`; some may lack."""
+        """Histograms of times and batch sizes since the start, keyed as in `server.telemetry.collectors`; some may lack."""
 
     # -- where `interventions` has "steering" --------------------------------------------------------------------------
 
     def magnitudes(self) -> torch.Tensor:
-        """(layers,) mean |h| of the model after each layer, which strengths are measured in."""
+        """Return the (layers,) mean |h| of the model after each layer, the unit of steering strengths."""
 
     def check_steer(self, steer: Steer, images: int | None = None) -> None:
-        """Raise VectorError or RequestError unless a vector can be added to the model's states, in a prompt of so many
-        images; None where the prompt is not known."""
+        """Raise VectorError or RequestError unless a vector can be added to the model's hidden states.
+
+        `images` is the prompt's number of images, None if the prompt is not known.
+        """
 
     def check_auto(self, auto: Auto) -> None:
-        """Raise VectorError or RequestError unless the way can be found, and the vector be added."""
+        """Raise VectorError or RequestError unless the direction can be chosen and the vector be added."""

@@ -1,6 +1,6 @@
-"""The engine in a process of its own, so that nothing that serves clients competes with its steps for the interpreter.
+"""The engine in a process of its own, so that no client work competes with its steps for the interpreter.
 
-The worker that speaks HTTP forks the process before anything else (`process`). It knows the engine as a
+The worker that speaks HTTP forks the process before anything else (`process`). It uses the engine as a
 `server.engine.served.ServedEngine` (`remote`), which sends messages (`link`) to the process that steps (`host`). The worker
-reads prompts with pictures itself (`reading`).
+reads prompts with images itself (`reading`).
 """

@@ -1,4 +1,4 @@
-"""Since when the engine is at a step, for the worker, which must find that it hangs without asking it."""
+"""The start time of the engine's current step, by which the worker detects a hang without asking the engine."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import time
 
 
 class StepClock:
-    """A time that two processes share, if it is made before the one forks the other. It is written and read as one number,
-    which `struct` would clear first, so that the other might find a step that never ended."""
+    """A time shared by two processes; create it before forking.
+
+    It is written as one double, since `struct` would clear it first and the other process could read a step that never ends.
+    """
 
     def __init__(self) -> None:
         self._since = ctypes.c_double.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))
         self.rest()
 
     def step(self) -> None:
-        """A step begins."""
+        """Record that a step begins."""
         self._since.value = time.monotonic()
 
     def rest(self) -> None:
-        """It has ended."""
+        """Record that the step has ended."""
         self._since.value = math.inf
 
     @property
     def stepping(self) -> float:
-        """Seconds since the step that runs has begun; -infinity while none does."""
+        """Seconds since the current step began; -infinity between steps."""
         return time.monotonic() - float(self._since.value)

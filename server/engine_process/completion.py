@@ -1,4 +1,4 @@
-"""Answers that another process generates."""
+"""Completions that another process generates."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from steering import Chunk, Result
 from steering.protocol.request import Choice, TokenLogprob
 
 PATIENCE = 2.0
-"""Seconds that an answer to what takes no step may take."""
+"""Seconds to wait for an answer that takes no step."""
 
 
 class RemoteCompletion:
-    """A `ServedCompletion` of what runs in the other process, which `send` tells something, by a name and a number."""
+    """A `ServedCompletion` that runs in the other process; `send` passes messages there, by name and number."""
 
     def __init__(self, send: Callable[..., None], number: int, n: int, group: str):
         self.prompt_tokens = self.max_tokens = 0
@@ -36,10 +36,10 @@ class RemoteCompletion:
         self.settled = threading.Event()
         self._cancelled = False
 
-    # -- by the thread that receives ---------------------------------------------------------------------------------------
+    # -- called by the receiving thread ------------------------------------------------------------------------------------
 
     def hear(self, name: str, *rest: Any) -> None:
-        """Take a message about it."""
+        """Handle a message about this completion."""
         match name:
             case "began":
                 (self.first_at,) = rest
@@ -60,7 +60,7 @@ class RemoteCompletion:
                 self._end(raised(rest[0]))
 
     def _filled(self, chunk: Chunk) -> Chunk:
-        """The same, whose choice has the log-probabilities that came with its pieces."""
+        """Return the chunk whose choice holds the log-probabilities that came with its earlier chunks."""
         told = self._logprobs.setdefault(chunk.index, [])
         told += chunk.logprobs
         if chunk.choice is None or chunk.choice.logprobs != ():
@@ -68,7 +68,7 @@ class RemoteCompletion:
         return replace(chunk, choice=replace(chunk.choice, logprobs=tuple(told)))
 
     def fail(self, error: Exception) -> None:
-        """Nothing more comes."""
+        """End the completion with an error."""
         self._end(error)
 
     def _end(self, last: Exception | None) -> None:
@@ -80,18 +80,18 @@ class RemoteCompletion:
         if self._resume is not None:
             self._resume()
 
-    # -- by whoever consumes it --------------------------------------------------------------------------------------------
+    # -- called by the consumer --------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Chunk]:
         return (chunk for chunk in self._chunks(waits=True) if chunk is not None)
 
     def whole(self) -> Iterator[Chunk]:
-        """The last chunk of each choice: the other process sends no others from now on."""
+        """Yield the last chunk of each choice; the other process sends no others from now on."""
         self._send("whole", self._number)
         return (chunk for chunk in self if chunk.choice is not None)
 
     def paused(self, resume: Callable[[], object]) -> Iterator[Chunk | None]:
-        """Chunks, None where there is none yet."""
+        """Yield chunks, and None where there is none yet."""
         self._resume = resume
         return self._chunks(waits=False)
 
@@ -113,19 +113,22 @@ class RemoteCompletion:
             yield event
 
     def result(self) -> Result:
-        """Wait for the whole of it."""
+        """Wait for the whole result."""
         for _ in self._chunks(waits=True):
             pass
         return Result.of(self._choices, self.n, self.prompt_tokens, self._cached)
 
     def generated(self, index: int) -> int:
-        """Tokens of a choice: all of one that ended; of another, as many as there were when it was cancelled, and where the
-        other process cannot say that any more, as many pieces as were taken of it: nearly all are of one token."""
+        """Return the number of tokens of a choice.
+
+        A finished choice counts all. A cancelled one counts those at its cancellation or, if the other process cannot tell
+        any more, its received chunks, nearly all of which hold one token.
+        """
         choice = self._choices.get(index)
         return len(choice.token_ids) if choice is not None else int(self._so_far(index)[0])
 
     def said(self, index: int) -> str:
-        """The text of a choice, as `generated` counts it."""
+        """Return the text of a choice, as far as `generated` counts it."""
         choice = self._choices.get(index)
         return choice.text if choice is not None else str(self._so_far(index)[1])
 
@@ -138,7 +141,7 @@ class RemoteCompletion:
         return [len(given), "".join(given)]
 
     def cancel(self) -> None:
-        """Stop generating; harmless at the end."""
+        """Stop generating; harmless once finished."""
         if not self.settled.is_set():
             self._cancelled = True
             self._tell(None)

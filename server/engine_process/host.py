@@ -1,8 +1,8 @@
-"""The engine's side: what the worker asks for is done, and what it is to hear is sent.
+"""The engine's side of the link: it executes the worker's messages and sends the results.
 
-Between two steps the thread that steps takes in what has come. What is light it does itself, because a thread beside it
-would take the interpreter from each of its operations, which costs more than the work: a short text is prepared, an answer's
-pieces are sent. What may take long, pictures, long texts, grammars and the readouts of a finished answer, other threads do.
+Between two steps the stepping thread handles new messages. It does light work itself, since a second thread would take the
+interpreter from each of its operations, which costs more than the work: it prepares short texts and sends chunks of answers.
+Other threads do what may take long: images, long texts, grammars and the readouts of finished answers.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ from steering.recorders.residual import Residual
 log = logging.getLogger("helmsight")
 
 TAKEN, MOST_TAKEN = 0.003, 0.012
-"""Seconds in which requests are taken in between two steps that as many others wait for as there are slots, and that few
-wait for: those who come together are better off in one step than in several."""
+"""Seconds for which messages are taken in between two steps: with all slots busy, and with few.
+
+Requests that arrive together are better batched into one step than spread over several.
+"""
 _THREADS = 4
 _WAIT, _LAST_WAIT = 1.0, 0.02
-"""Seconds that an engine without work waits at once, and where it is to stop."""
+"""Seconds that an idle engine waits at a time, and while it is stopping."""
 
 
 class Sending:
-    """A completion whose chunks are sent as they come. `light` says that the thread that steps makes them."""
+    """A completion whose chunks are sent as they arrive; `light` means that the stepping thread sends them."""
 
     def __init__(self, number: int, completion: ServedCompletion, light: bool, due: Callable[[Sending], object]):
         self.light = light
@@ -48,11 +50,11 @@ class Sending:
         self.number = number
         self._due = due
         self._is_due = self._began = False
-        self._told: Counter[int] = Counter()  # log-probabilities of tokens, by choice
+        self._told: Counter[int] = Counter()  # log-probabilities sent so far, by choice
         self._chunks = completion.paused(self._news)
 
     def pending(self, out: list[Any]) -> bool:
-        """Put what there is to say into a message; whether that was the last of it."""
+        """Append pending messages to `out` and return whether the completion has ended."""
         self._is_due = False
         held: Chunk | None = None
         try:
@@ -86,8 +88,10 @@ class Sending:
 
 
 class Host:
-    """Steps an engine for the worker at the other end of a link, until it is stopped. `alone` is called where the worker is
-    gone, so that there is nobody to serve."""
+    """Steps an engine for the worker at the other end of a link until it is stopped.
+
+    `alone` is called if the worker is gone, so that nobody is left to serve.
+    """
 
     def __init__(self, link: Link, engine: LocalEngine, clock: StepClock, alone: Callable[[], object]):
         self._alone = alone
@@ -114,7 +118,7 @@ class Host:
     # -- the thread that steps ---------------------------------------------------------------------------------------------
 
     def _heed(self, busy: bool) -> None:
-        """Send what the last step has brought, take in what has come; without work, wait for some."""
+        """Send the results of the last step and take in new messages; wait for some if idle."""
         self._clock.rest()
         self.flush()
         taken = min(MOST_TAKEN, TAKEN * max(1.0, self._slots / max(1, len(self._running))))
@@ -126,14 +130,14 @@ class Host:
         self._clock.step()
 
     def _meanwhile(self) -> bool:
-        """Within a step, send first tokens and take in what has come; whether anything has that is to be answered."""
+        """Send first tokens and take in new messages within a step; return whether any is a request."""
         self.flush()
         came = self._take_in(TAKEN)
         self.flush()
         return came
 
     def _take_in(self, seconds: float) -> bool:
-        """Take what has come, for so long at most; whether anything has that is to be answered."""
+        """Take in messages for at most `seconds`; return whether any is a request."""
         came, until = False, time.monotonic() + seconds
         with suppress(Empty):
             while time.monotonic() < until:
@@ -143,7 +147,7 @@ class Host:
         return came
 
     def flush(self) -> None:
-        """Send what there is to say, and have the other threads say what takes long to put."""
+        """Send pending chunks, and have other threads send those that are expensive to build."""
         for _ in range(len(self._due)):
             sending = self._due.popleft()
             if not sending.light:
@@ -161,7 +165,7 @@ class Host:
         self._send(out)
 
     def _take(self, message: list[Any] | None) -> None:
-        if message is None:  # there is work
+        if message is None:  # only wakes the idle engine
             return
         name, number, *rest = message
         match name:
@@ -186,15 +190,15 @@ class Host:
         try:
             place = self._turn(turn, group)
             completion = place.submit(request) if prompt is None else place.submit_read(request, prompt)
-            light = light and not request.sampling.logprobs  # what is told with alternatives is no light matter
+            light = light and not request.sampling.logprobs  # log-probabilities are expensive to send
             sending = self._running[number] = Sending(number, completion, light, self._noted)
             out.append(["done", number, [completion.prompt_tokens, completion.max_tokens]])
-            self._noted(sending)  # there may be something already
+            self._noted(sending)  # chunks may have arrived already
         except Exception as error:
             out.append(["refused", number, told(error)])
 
     def _cancel(self, number: int, choices: int) -> None:
-        """End what runs, and say how far it has come."""
+        """Cancel a completion and report how far it has come."""
         if number in self._deciding:
             begun, self._deciding[number] = self._deciding[number], None
             for completion in begun or ():
@@ -213,8 +217,10 @@ class Host:
     # -- other threads -----------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Take what comes; what asks only how things stand is answered here, and what takes long to prepare begun, however
-        long a step takes."""
+        """Receive messages for as long as the link is open, however long a step takes.
+
+        Questions about the current state are answered here, and expensive preparation is handed to the pool.
+        """
         try:
             while True:
                 message = self._link.receive()
@@ -234,7 +240,7 @@ class Host:
         out: list[Any] = []
         self._submit(number, *asked, light=False, out=out)
         self._send(out)
-        self._inbox.put(None)  # there is work
+        self._inbox.put(None)  # wakes the idle engine
 
     def _call(self, number: int, method: str, args: Sequence[Any]) -> None:
         try:
@@ -250,7 +256,7 @@ class Host:
     def _answer_stop(self, number: int, drain: float) -> None:
         self._engine.stop(drain)
         said = threading.Event()
-        self._pump.run(said.set)  # behind the last answers
+        self._pump.run(said.set)  # runs after the last answers
         said.wait(_WAIT)
 
     def _answer_check_steer(self, number: int, *args: Any) -> None:
@@ -282,8 +288,10 @@ class Host:
         return self._turns[number][1]
 
     def _send(self, message: list[Any]) -> None:
-        """Have the worker hear something; where a part is nothing that can be sent, such as what a readout of somebody else
-        has said, it hears that of this part."""
+        """Send messages to the worker.
+
+        If a part cannot be sent, such as the value of a third-party readout, the worker receives an error for that part.
+        """
         if not message:
             return
         try:
@@ -302,7 +310,7 @@ class Host:
 
 
 def _memory() -> dict[str, float]:
-    """Bytes of memory that this process has; none where the system does not say."""
+    """Return the resident bytes of this process; empty if the system does not tell."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -311,8 +319,10 @@ def _memory() -> dict[str, float]:
 
 
 def _carried(choice: Choice, told: int = 0) -> Choice:
-    """A choice with that of what was measured which the worker needs, the states that later answers are compared with; and
-    without log-probabilities where so many were told with its pieces, which are all of them."""
+    """Return a choice with those measurements only that the worker needs: the states that later answers are compared with.
+
+    Its log-probabilities are left out if all `told` of them were sent with its chunks.
+    """
     measured = {name: one for name, one in choice.measured.items() if isinstance(one, Residual)}
     logprobs = () if choice.logprobs and told == len(choice.logprobs) else choice.logprobs
     baseline = choice.baseline and _carried(choice.baseline)
@@ -320,8 +330,10 @@ def _carried(choice: Choice, told: int = 0) -> Choice:
 
 
 def load(link: Link, make: Callable[[Callable[[str, float | None], None]], LocalEngine]) -> LocalEngine | None:
-    """The engine that is made, with which the worker is told what it needs to know of it; None, and told why, where none
-    can be. `make` is given what hears how far it is."""
+    """Return the engine of `make` and send its capabilities to the worker; None if it cannot be made, which is sent too.
+
+    `make` receives a callback for its progress.
+    """
 
     def tell(stage: str, share: float | None) -> None:
         link.send([["told", 0, stage, share]])

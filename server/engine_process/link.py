@@ -1,4 +1,4 @@
-"""Messages between the two processes: lists of data as `steering.relay.relay` writes it, whole, in order."""
+"""Messages between the two processes: whole, ordered lists of data in the encoding of `steering.relay.relay`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from steering.relay import prompts, relay
 from steering.tools.calls import ToolCall
 
 KINDS = (Auto, Capabilities, Residual, Result, TextBounds, ToolCall, *prompts.KINDS)
-"""What is sent beside the parts of requests, and of what stands in their modules."""
+"""Types that are sent beside the parts of requests and the types of their modules."""
 _HEAD = 8
 _BUFFER = 4 * 2**20
-"""Bytes that the system is asked to hold of what the other side has not read, so that nobody waits for it at once."""
+"""Bytes of unread data that the system should buffer, so that senders do not block at once."""
 
 
 class Link:
-    """One end of a socket. Any thread may send; one receives."""
+    """An end of a socket; any thread may send, one thread receives."""
 
     def __init__(self, sock: socket.socket):
         self._sock = sock
@@ -33,9 +33,11 @@ class Link:
             sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
 
     def send(self, message: list[Any]) -> None:
-        """Have the other side receive a message; raises OSError where there is none any more, RequestError for what cannot
-        be sent."""
-        with self._lock:  # what is told first is to be read first
+        """Send a message to the other side.
+
+        Raises OSError if that is gone, RequestError for data that cannot be sent.
+        """
+        with self._lock:  # keeps the order of messages
             head, *large = relay.parts(message, KINDS, self._shared)
             size = len(head) + sum(map(len, large))
             self._sock.sendall(size.to_bytes(_HEAD, "big") + head)
@@ -43,13 +45,13 @@ class Link:
                 self._sock.sendall(part)
 
     def receive(self) -> list[Any]:
-        """The next message, once it is there; raises EOFError where the other side is gone."""
+        """Wait for the next message and return it; raises EOFError if the other side is gone."""
         size = int.from_bytes(self._read(_HEAD), "big")
         message: list[Any] = relay.read(self._read(size), KINDS, self._shared)
         return message
 
     def close(self) -> None:
-        """Let the other side find that this one is gone, and whoever sends or receives here that it is over."""
+        """Close the socket, which ends sends and receives on both sides."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
@@ -69,13 +71,13 @@ class Link:
 
 
 def told(error: BaseException) -> list[Any]:
-    """An error as data: which one, what it says, and its fields."""
+    """Return an error as data: its class name, its message and its fields."""
     fields = {name: value for name, value in vars(error).items() if type(value) in (str, int, float, bool, type(None))}
     return [type(error).__name__, str(error), fields]
 
 
 def raised(data: list[Any]) -> Exception:
-    """The error that was told of; a Fault that names it where it is neither one of `steering`'s nor Python's own."""
+    """Return the error that `told` encoded; a Fault that names it if it is neither `steering`'s nor a builtin."""
     name, text, fields = data
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):

@@ -1,4 +1,4 @@
-"""The engine's process: forked by the worker before that has threads, and gone as soon as the worker is."""
+"""The engine's process: the worker forks it before it has threads, and it ends with the worker."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ _SET_PARENT_DEATH_SIGNAL = 1
 
 
 class EngineProcess:
-    """What forks it can load the model in it, and serve it, after so many seconds to `wait`. Linux tells it when its parent
-    ends; elsewhere it finds that when it hears nothing more."""
+    """A forked process in which the model is loaded and served, after `wait` seconds.
+
+    Linux signals it when its parent ends; elsewhere it notices that the link is closed.
+    """
 
     def __init__(self, settings: Settings, wait: float = 0.0):
         self._settings = settings
@@ -56,7 +58,7 @@ class EngineProcess:
         self._link = Link(ours)
 
     def load(self, settings: Settings, tell: Tell) -> RemoteEngine:
-        """Its engine, as `server.engine.local.load` gives one of this process."""
+        """Return the process's engine, as `server.engine.local.load` returns one of this process."""
         engine = connected(self._link, self._clock, tell, local.longest_step(settings), self._ended)
         engine.read = reader = PromptReader(settings, engine.capabilities)
         engine.read_stats = reader.stats
@@ -69,7 +71,7 @@ class EngineProcess:
 
 
 def _detach(parent: int, link: socket.socket) -> None:
-    """Be a process of its own: with no sockets of the worker's, not ended by what ends that in its own time, but with it."""
+    """Detach from the worker: close its sockets and ignore its signals, but die with it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != parent:
@@ -81,14 +83,14 @@ def _detach(parent: int, link: socket.socket) -> None:
     for file in Path("/proc/self/fd").glob("*") if sys.platform == "linux" else ():
         with contextlib.suppress(OSError):
             if os.readlink(file).startswith("socket:") and int(file.name) > 2 and int(file.name) != link.fileno():
-                os.close(int(file.name))  # a listener that is open here would take clients whom nobody answers
+                os.close(int(file.name))  # a listener left open here would accept clients that nobody answers
 
 
 def _serve(settings: Settings, link: Link, clock: StepClock) -> int:
     share_interpreter()
 
     def died() -> None:
-        """The worker hears of it, and both are replaced."""
+        """End both processes, so that both are replaced."""
         served.flush()
         logging.shutdown()
         os._exit(1)
@@ -101,5 +103,5 @@ def _serve(settings: Settings, link: Link, clock: StepClock) -> int:
     stepping = threading.Thread(target=served.run, name="helmsight-engine")
     stepping.start()
     stepping.join()
-    threading.Event().wait()  # until the worker has heard all, and is gone
+    threading.Event().wait()  # the process ends once the worker has received everything and is gone
     return 0

@@ -1,5 +1,7 @@
-"""Prompts with pictures are read in the worker's process: in the engine's, that would share the interpreter with the thread
-that steps."""
+"""Prompts with images are read in the worker's process.
+
+In the engine's process that work would share the interpreter with the stepping thread.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +22,29 @@ log = logging.getLogger("helmsight")
 
 
 class PromptReader:
-    """Loads what it needs in a thread of its own; any thread may ask it meanwhile."""
+    """A reader of prompts that loads in a thread of its own; any thread may call it meanwhile."""
 
     def __init__(self, settings: Settings, able: Capabilities):
         self._settings, self._able = settings, able
         self._reader: LocalReader | None = None
-        torch.set_num_threads(1)  # there is one for each request, and the engine's process has those for computing
+        torch.set_num_threads(1)  # each request has its own thread; computing is left to the engine's process
         threading.Thread(target=self._load, name="helmsight-reader", daemon=True).start()
 
     def __call__(self, request: Request) -> Any:
-        """The prompt of a request with pictures, for `LocalTurn.submit_read`; raises what preparing it raises. None where
-        the engine is to read it."""
+        """Return the prompt of a request with images, for `LocalTurn.submit_read`; None if the engine is to read it.
+
+        Raises whatever preparing it raises.
+        """
         return self._reader(request) if self._reader is not None and has_pictures(request) else None
 
     def stats(self) -> Mapping[str, float]:
-        """What it keeps and counts."""
+        """Return the counters of the reader's image cache."""
         return {} if self._reader is None else self._reader.stats()
 
     def _load(self) -> None:
         try:
             self._reader = LocalReader(self._settings, self._able)
-        except Exception as error:  # nothing is lost but time
+        except Exception as error:  # only speed is lost
             log.warning("the engine's process prepares all prompts, as this one cannot: %s", error)
             return
         keep_what_is_loaded()

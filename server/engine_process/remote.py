@@ -1,4 +1,4 @@
-"""The worker's side: an engine in another process, known as any `server.engine.served.ServedEngine`."""
+"""The worker's side of the link: an engine in another process, as a `server.engine.served.ServedEngine`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ from steering import Auto, Bins, Busy, Fault, Request, Steer
 log = logging.getLogger("helmsight")
 
 GLANCE = 0.5
-"""Seconds that an answer may take to what there is an older answer to."""
+"""Seconds to wait for an answer that an older one can replace."""
 LAST = 0.75
-"""Seconds more than running answers get, for an engine to stop; then they are ended here, within the worker's own `STOP`."""
+"""Seconds beyond the drain time for an engine to stop.
+
+Then running answers are ended here, within the worker's own `STOP`.
+"""
 _GONE = "The engine's process has ended."
 _STOPS = "The server is shutting down."
 
 
 class RemoteTurn:
-    """A `ServedTurn`; the other process knows of it from its first request on."""
+    """A `ServedTurn` that the other process learns of with its first request."""
 
     def __init__(self, engine: RemoteEngine, number: int, group: str):
         self.number, self.group = number, group
@@ -42,11 +45,11 @@ class RemoteTurn:
         self._engine = engine
 
     def check(self) -> None:
-        """Raise what the engine would, as far as it is known here."""
+        """Raise the engine's refusal, as far as it can be predicted here."""
         self._engine.check(self.group)
 
     def submit(self, request: Request) -> ServedCompletion:
-        """Have the other process queue a request, and prepare it where that is not done here."""
+        """Queue a request in the other process, with its prompt if that is read here."""
         self.known = True
         with self._engine.preparing(request):
             prompt = self._engine.read(request)
@@ -61,7 +64,10 @@ class RemoteTurn:
 
 
 class RemoteEngine:
-    """Made of a link to a `Host` that has said what it serves (`connected`). `died` is called where that ends by itself."""
+    """An engine behind a link to a `Host` that has sent its capabilities (`connected`).
+
+    `died` is called if that process ends unasked.
+    """
 
     def __init__(
         self, link: Link, clock: StepClock, able: Capabilities, magnitudes: torch.Tensor | None, stats: Mapping[str, float],
@@ -80,25 +86,25 @@ class RemoteEngine:
         self._room = RemoteRoom()
         self._stopping = self._gone = False
         self.read: Callable[[Request], Any] = lambda request: None
-        """What reads prompts in this process; None for those that the other process is to read."""
+        """The reader of prompts in this process; it returns None for those that the other process reads."""
         self.read_stats: Callable[[], Mapping[str, float]] = dict
-        """What that counts."""
+        """The counters of that reader."""
         self._pictures, self._texts = (threading.BoundedSemaphore(prepared_at_once()) for _ in range(2))
 
     def start(self) -> None:
-        """Hear what the other process says, which is at work already."""
+        """Receive messages of the other process, which is already at work."""
         threading.Thread(target=self._receive, name="helmsight-link", daemon=True).start()
 
     @property
     def healthy(self) -> bool:
-        """Whether it is there, takes requests, and is at no step for too long."""
+        """True if the process exists, accepts requests and is not stuck in a step."""
         return not self._gone and not self._stopping and self._clock.stepping <= self._max_step
 
     def stop(self, drain: float = 0.0) -> None:
-        """Let running answers end for so long; then the other process is gone."""
+        """Let running answers finish for `drain` seconds; then the other process is gone."""
         self._stopping = True
         asking = threading.Thread(target=self._ask_to_stop, args=(drain,), daemon=True)
-        asking.start()  # where the other process hangs, not even the asking may come to an end
+        asking.start()  # if the other process hangs, even sending may block for ever
         asking.join(drain + LAST)
         self._fail(Fault(_STOPS))
         self._link.close()
@@ -109,7 +115,7 @@ class RemoteEngine:
 
     @contextmanager
     def turn(self, group: str = "") -> Iterator[RemoteTurn]:
-        """A place in the other process's queue."""
+        """Hold a place in the other process's queue."""
         turn = RemoteTurn(self, next(self._numbers), group)
         try:
             yield turn
@@ -118,8 +124,10 @@ class RemoteEngine:
                 self.send("leave", turn.number)
 
     def check(self, group: str) -> None:
-        """Raise Fault where it is stopped; Busy where as many of that group wait as there are places, or one more of it was
-        just refused and too few have ended since. What else it would refuse it refuses itself."""
+        """Raise Fault if the engine is stopped, Busy if the group's queue is full or was full moments ago.
+
+        The other process makes every other refusal.
+        """
         if self._stopping or self._gone:
             raise Fault(_STOPS)
         held = [one for one in list(self._running.values()) if one.group == group]
@@ -129,13 +137,16 @@ class RemoteEngine:
         self._room.check(group)
 
     def preparing(self, request: Request) -> AbstractContextManager[object]:
-        """Held while its pictures, or long texts, are on their way: both processes have them then."""
+        """Return the lock to hold while images or long texts are sent, since both processes hold them then."""
         if is_light(request):
             return nullcontext()
         return self._pictures if has_pictures(request) else self._texts
 
     def submit(self, turn: RemoteTurn, request: Request, prompt: Any = None) -> RemoteCompletion:
-        """Queue a request in a turn; raises what the other engine raises. prompt: its own, where it was read here."""
+        """Queue a request in a turn; raises whatever the other engine raises.
+
+        `prompt` is the request's prompt if it was read here.
+        """
         self._room.take(turn.group, request.n)
         number = next(self._numbers)
         completion = self._running[number] = RemoteCompletion(self.send, number, request.n, turn.group)
@@ -145,48 +156,48 @@ class RemoteEngine:
             )
         except Exception as error:
             self._running.pop(number, None)
-            if isinstance(error, Fault):  # it may be queued yet
+            if isinstance(error, Fault):  # the request may still be queued there
                 self.send("cancel", number, 0)
             raise
         completion.prompt_tokens, completion.max_tokens = found
         return completion
 
     def decide(self, turn: RemoteTurn, request: Request, begun: Callable[[ServedCompletion], object]) -> Request:
-        """The request as the other process decides; `begun` is given what cancels that."""
+        """Return the request as the other process decides it; `begun` receives a completion that cancels this."""
         number = next(self._numbers)
         begun(RemoteCompletion(self.send, number, 0, turn.group))
         found = self._ask("call", "decide", [turn.number, turn.group, request], number=number)
         return replace(request, interventions=found)
 
     def stats(self) -> Mapping[str, float]:
-        """The engine's, with what is counted here; those that were found last where it does not say."""
+        """Return the engine's stats plus the local counters; the last known ones if it does not answer."""
         self._look()
         return {**self._stats, **{name: self._stats.get(name, 0) + count for name, count in self.read_stats().items()}}
 
     @property
     def bins(self) -> Mapping[str, Bins]:
-        """The engine's, as they were when `stats` were found last: who asks for both asks the other process once."""
+        """The engine's histograms, as of the last call of `stats`, so that reading both sends one message."""
         if not self._bins:
             self._look()
         return self._bins
 
     def magnitudes(self) -> torch.Tensor:
-        """(layers,) mean |h|."""
+        """Return the (layers,) mean |h|."""
         assert self._magnitudes is not None
         return self._magnitudes
 
     def check_steer(self, steer: Steer, images: int | None = None) -> None:
-        """Have the other engine check it."""
+        """Have the other engine check a vector."""
         self._ask("ask", "check_steer", [steer, images])
 
     def check_auto(self, auto: Auto) -> None:
-        """Have the other engine check it."""
+        """Have the other engine check an automatic direction."""
         self._ask("ask", "check_auto", [auto])
 
     # -- messages ----------------------------------------------------------------------------------------------------------
 
     def send(self, name: str, number: int, *rest: Any) -> None:
-        """Tell the other process, if it is there."""
+        """Send a message to the other process, if it exists."""
         with suppress(OSError):
             self._link.send([name, number, *rest])
 
@@ -197,12 +208,15 @@ class RemoteEngine:
                 self._bins = {name: Bins(*of) for name, of in bins.items()}
 
     def _ask(self, name: str, *rest: Any, number: int | None = None, patience: float | None = None) -> Any:
-        """What the other process answers; raises what it raises, Fault where it is gone or says nothing in time."""
+        """Return the other process's answer and raise the errors it raises.
+
+        Raises Fault if the process is gone or does not answer in time.
+        """
         number = next(self._numbers) if number is None else number
         answer = self._waiting[number] = SimpleQueue()
         try:
             self._link.send([name, number, *rest])
-            if self._gone:  # it may have ended before it could be known that somebody waits
+            if self._gone:  # the process may have ended before this waiter was registered
                 raise EngineEnded(_GONE)
             found = answer.get(timeout=patience)
         except OSError as error:
@@ -231,7 +245,7 @@ class RemoteEngine:
             self._died()
 
     def _fail(self, error: Fault) -> None:
-        """Whoever waits has nothing more to wait for."""
+        """End everything that waits for the other process."""
         for answer in list(self._waiting.values()):
             answer.put(error)
         for completion in list(self._running.values()):
@@ -259,8 +273,10 @@ def connected(
     max_step: float,
     died: Callable[[], object],
 ) -> RemoteEngine:
-    """The engine at the other end, once it has loaded; `tell` hears how far it is. Raises what loading raises, EngineEnded
-    where the process ends instead, behind `died`."""
+    """Wait until the engine at the other end has loaded, and return it; `tell` receives the progress.
+
+    Raises whatever loading raises, and EngineEnded, after calling `died`, if the process ends instead.
+    """
     while True:
         try:
             messages = link.receive()

@@ -1,5 +1,7 @@
-"""What the worker knows of the other process's room, so that under far too much load few requests are carried there to be
-refused: each that is takes of the time between two steps, for which those that have room wait as well."""
+"""The worker's estimate of the other process's queue, by which it refuses most requests itself under overload.
+
+Each request that is sent only to be refused takes time between two steps, which accepted requests wait for as well.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from server.engine_process.link import raised, told
 from steering import Busy
 
 PROBED, FORGOTTEN = 0.05, 0.2
-"""Seconds after a refusal from which one request may find whether there is room again, and from which all may."""
+"""Seconds after a refusal from which one request may probe for room, and from which all are sent again."""
 
 
 @dataclass
@@ -23,19 +25,19 @@ class _Refusal:
 
 
 class RemoteRoom:
-    """By group: after a refusal, as many requests as answers have ended since. Any thread may call it."""
+    """Free places by group: after a refusal, as many as answers have ended since. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._refusals: dict[str, _Refusal] = {}
 
     def check(self, group: str) -> None:
-        """Raise Busy where a request of that group would be refused, as far as is known."""
+        """Raise Busy if a request of that group would be refused, as far as is known."""
         with self._lock:
             self._known(group)
 
     def take(self, group: str, answers: int) -> None:
-        """So many answers are asked for now; raises as `check`."""
+        """Count a request of so many answers; raises as `check` does."""
         with self._lock:
             refusal = self._known(group)
             if refusal is not None:
@@ -43,18 +45,18 @@ class RemoteRoom:
                 refusal.room -= answers
 
     def answered(self, group: str, answers: int, found: object) -> None:
-        """So many answers were asked for, and are refused or taken; `found` is an error or none."""
+        """Record the outcome of a request of so many answers; `found` is an error or anything else for success."""
         with self._lock:
             refusal = self._refusals.get(group)
             if isinstance(found, Busy) and answers == 1:
                 self._refusals[group] = _Refusal(found, time.monotonic())
-            elif refusal is not None and refusal.probing:  # what was known is out of date
+            elif refusal is not None and refusal.probing:  # the estimate is out of date
                 del self._refusals[group]
             elif refusal is not None and isinstance(found, Exception):
                 refusal.room += answers
 
     def ended(self, answers: int) -> None:
-        """So many answers have ended."""
+        """Record that so many answers have ended."""
         with self._lock:
             for refusal in self._refusals.values():
                 refusal.room += answers

@@ -1,7 +1,7 @@
-"""How often in a row a worker was started that never had its model ready, known to gunicorn's master and all its workers.
+"""A count of successive workers that never had their model ready, shared by gunicorn's master and all workers.
 
-A process that is killed while it loads says nothing of its model, so that another one is started. Where none of them was
-ever ready, for want of memory say, that would go on for ever.
+A process that is killed while it loads reports nothing, so that another one is started. If none ever becomes ready, for lack
+of memory for example, that would go on for ever.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import ctypes
 import mmap
 
 TRIES = 4
-"""Workers in a row that may end while they load, before the server ends, if it never was ready."""
+"""Successive workers that may end while they load before a server that never was ready gives up."""
 MOST = 32.0
-"""Seconds that a worker waits at most before it loads."""
+"""Longest time in seconds that a worker waits before it loads."""
 
 
 class _Shared(ctypes.Structure):
@@ -20,27 +20,29 @@ class _Shared(ctypes.Structure):
 
 
 class Starts:
-    """Made in the master, which says that a worker begins; the worker says that it is ready."""
+    """A counter created in the master, which counts starts; workers report that they are ready."""
 
     def __init__(self) -> None:
         self._shared = _Shared.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))
 
     def begin(self) -> None:
-        """One more worker is about to be started."""
+        """Count a worker that is about to start."""
         self._shared.tries += 1
 
     def ready(self) -> None:
-        """Its model has been loaded."""
+        """Record that a worker's model has been loaded."""
         self._shared.tries, self._shared.served = 0, True
 
     @property
     def hopeless(self) -> bool:
-        """Whether no further worker is worth a try."""
+        """True if starting further workers is pointless."""
         return not self._shared.served and self._shared.tries >= TRIES
 
     @property
     def wait(self) -> float:
-        """Seconds that the worker that was begun last waits before it loads: none after one that served or was the first to
-        fail, then more and more."""
+        """Seconds that the last counted worker waits before it loads.
+
+        Zero after a worker that served and after the first failure, then exponentially more.
+        """
         failed = self._shared.tries - 1
         return 0.0 if failed < 2 else min(MOST, 2.0 ** (failed - 1))

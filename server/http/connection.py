@@ -1,7 +1,7 @@
-"""One client's connection: what it still has to send us, and what it still has to take from us.
+"""The connection of a client: the bytes that it still has to send and those that it still has to receive.
 
-A thread that answers never waits for its client's network: it leaves its bytes here, and the worker's loop sends them as
-the client takes them. Only where a client lags by many bytes does the thread wait.
+A thread that answers never waits for its client's network: it leaves its bytes here, and the worker's loop sends them as the
+client receives them. The thread only waits if a client lags behind by many bytes.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from typing import Any, Literal
 from server.http.intake import Intake
 
 PIECE = 256 * 1024
-"""Bytes that one read or one write moves at most, so that no connection holds up the loop. A client that does not take as
-many within the time limit, nor all there is, is given up."""
+"""Most bytes of one read or write, so that no connection blocks the loop.
+
+A client that receives neither as many within the time limit nor all pending bytes is given up.
+"""
 LAG = 32 * 2**20
-"""Bytes by which a client may lag behind its answer before the answer waits for it; more than any chat's answer has."""
+"""Bytes by which a client may lag before its answer waits; more than any chat's answer has."""
 LAG_WHEN_FULL = 64 * 1024
 ALL_OUTPUT = 256 * 2**20
-"""Bytes of all answers that wait to be taken, beyond which `LAG_WHEN_FULL` holds for each."""
+"""Pending bytes of all answers beyond which `LAG_WHEN_FULL` applies to each."""
 
 State = Literal["reading", "answering", "flushing", "lingering", "closed"]
 
 
 class Output:
-    """The bytes of all connections that wait to be taken by their clients."""
+    """The number of pending bytes of all connections."""
 
     def __init__(self) -> None:
         self._bytes = 0
@@ -44,9 +46,9 @@ class Output:
 
 
 class Connection:
-    """`sock` is not blocking. The loop owns all but `sendall`, which the thread that answers calls.
+    """A non-blocking connection; the loop owns all of it except `sendall`, which the answering thread calls.
 
-    `patience` is how many seconds a client has to take a piece; `wake` tells the loop that there is something to send.
+    `patience` is how many seconds a client has to receive a piece; `wake` notifies the loop of bytes to send.
     """
 
     def __init__(
@@ -59,14 +61,14 @@ class Connection:
         self.intake = intake
         self.state: State = "reading"
         self.deadline = 0.0
-        """When the present state has lasted too long; of states that send, `late` knows."""
+        """End of the current state's time limit; `late` knows that of sending states."""
         self.keep = False
-        """Whether another request may follow the answer on its way."""
+        """True if another request may follow the current answer."""
         self.watched = 0
-        """The events that the loop is told of."""
+        """The events that the loop watches for."""
         self.drained = 0
         self.ends = 0.0
-        """Bytes that were read of one that is about to be closed, and when it will be, whatever still comes."""
+        """Bytes read from a connection that is about to be closed, and the time at which it is closed in any case."""
         self._output = output
         self._patience = patience
         self._wake = wake
@@ -76,10 +78,10 @@ class Connection:
         self._broken = False
         self._room = threading.Condition()
 
-    # -- for the thread that answers, with the names that gunicorn's Response calls ---------------------------------------
+    # -- called by the answering thread, under the names that gunicorn's Response uses -------------------------------------
 
     def sendall(self, data: bytes) -> None:
-        """Send what the client takes at once and leave the rest to the loop; raises OSError once the client is gone."""
+        """Send the bytes that fit at once and leave the rest to the loop; raises OSError once the client is gone."""
         with self._room:
             self._raise_if_broken()
             if not self._unsent:
@@ -102,21 +104,24 @@ class Connection:
 
     @property
     def lags(self) -> bool:
-        """Whether the client lags so far that sending more would wait for it."""
+        """True if the client lags so far that sending more would wait for it."""
         return len(self._unsent) > (LAG_WHEN_FULL if self._output.full else LAG)
 
     def send(self, data: bytes) -> int:
-        """Nothing: gunicorn sends only "100 Continue" this way, and the loop has done that before the body came."""
+        """Send nothing.
+
+        gunicorn only sends "100 Continue" this way, which the loop has sent before the body.
+        """
         return len(data)
 
     def _raise_if_broken(self) -> None:
         if self._broken:
             raise BrokenPipeError("The client is gone, or took too long to take its answer.")
 
-    # -- for the loop ------------------------------------------------------------------------------------------------------
+    # -- called by the loop ------------------------------------------------------------------------------------------------
 
     def receive(self) -> bytes | None:
-        """What has come, b"" at the end, None if nothing has; OSError where the connection broke."""
+        """Return received bytes, b"" at the end, None if nothing has arrived; raises OSError if the connection broke."""
         try:
             return self.sock.recv(PIECE)
         except (BlockingIOError, InterruptedError):
@@ -124,11 +129,11 @@ class Connection:
 
     @property
     def sending(self) -> bool:
-        """Whether bytes wait for the client to take them."""
+        """True if bytes wait to be sent."""
         return bool(self._unsent)
 
     def flush(self) -> None:
-        """Send a piece of what waits."""
+        """Send a piece of the pending bytes."""
         with self._room:
             try:
                 sent = self.sock.send(memoryview(self._unsent)[:PIECE].tobytes())
@@ -145,13 +150,13 @@ class Connection:
             self._room.notify_all()
 
     def late(self, now: float) -> bool:
-        """Whether the client has taken too long over what it is to do now."""
+        """Return whether the client has exceeded the time limit of the current state."""
         if self.state in ("answering", "flushing"):
             return bool(self._unsent) and now >= self._take_by
         return now >= self.deadline
 
     def give_up(self) -> None:
-        """Send no more; who watches the connection sees it end."""
+        """Send no more; threads that watch the connection see it end."""
         with self._room:
             self._break()
         with contextlib.suppress(OSError):
@@ -165,11 +170,11 @@ class Connection:
 
     @property
     def broken(self) -> bool:
-        """Whether nothing can be sent any more."""
+        """True if nothing can be sent any more."""
         return self._broken
 
     def close(self) -> None:
-        """End it; no thread may be answering."""
+        """Close the connection; no thread may be answering."""
         self.give_up()
         self.state = "closed"
         self.sock.close()

@@ -1,7 +1,7 @@
-"""One HTTP request from the bytes of its connection, as they come: no socket and no waiting in here.
+"""Parsing an HTTP request from the bytes of its connection as they arrive, without sockets or waiting.
 
-The head is read by gunicorn's own strict parser once it is whole. The body is unframed here, by its length or by chunks
-(RFC 9112, section 7.1), so that whoever answers the request finds all of it in memory.
+gunicorn's own strict parser reads the head once it is complete. The body is unframed here, by its length or by chunks (RFC
+9112, section 7.1), so that the application finds all of it in memory.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gunicorn.http.unreader import IterUnreader
 from server.settings import Settings
 
 MAX_HEAD = 65_536
-"""Bytes of a request line with its header fields."""
+"""Largest size in bytes of a request line with its header fields."""
 MAX_LINE = 1024
-"""Bytes of the line that gives a chunk's size."""
+"""Largest size in bytes of the line that gives a chunk's size."""
 MAX_CHUNKS = 65_536
-"""Chunks of one body: each takes a moment, however little it holds."""
+"""Largest number of chunks of a body, since each takes time, however little it holds."""
 
-# A bare LF ends no line, but waiting for more would not tell the client so; the parser refuses it.
+# A bare LF does not end a line. It counts here, so that the parser refuses it and the client does not wait.
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _HANDSHAKE = b"\x16\x03"
 _SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
@@ -39,13 +39,16 @@ State = Literal["head", "body", "whole"]
 
 
 def most_bytes(settings: Settings, path: str) -> int:
-    """Bytes that the body of a request to a path may have, which ends as its route does, whatever the server lies below."""
+    """Return the largest size in bytes of a request's body.
+
+    Paths are compared by their ends, so that a prefix of the server does not matter.
+    """
     uploads = settings.allow_uploads and unquote(path).endswith(VECTORS)
     return settings.max_vector_bytes if uploads else settings.max_body
 
 
 class Refused(Exception):
-    """The request cannot be read; its connection has to be closed after an answer with `status`."""
+    """A request that cannot be read; its connection must be closed after an answer with `status`."""
 
     def __init__(self, status: int, code: str, message: str, retry_after: int | None = None):
         super().__init__(message)
@@ -54,15 +57,15 @@ class Refused(Exception):
         self.retry_after = retry_after
 
     def body(self) -> str:
-        """The error in OpenAI's format."""
+        """Return the error in OpenAI's format."""
         kind = "timeout_error" if self.status == 408 else "invalid_request_error"
-        if self.status >= 500 and self.status != 501:  # what RFC 9112 asks for where a client's coding is not known
+        if self.status >= 500 and self.status != 501:  # RFC 9112 requires 501 for a client's unknown coding
             kind = "server_error"
         error = {"message": str(self), "type": kind, "param": None, "code": self.code}
         return json.dumps({"error": error}, separators=(",", ":"))
 
     def response(self, headers: Mapping[str, str]) -> bytes:
-        """The whole answer, with further headers."""
+        """Return the whole answer, with further headers."""
         body = self.body()
         lines = [
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
@@ -80,10 +83,10 @@ LATE = Refused(408, "request_timeout", "The request did not arrive in time.")
 
 
 class Intake:
-    """The next request of a connection. `feed` it until `state` is "whole"; `take` it; go on with what was `left`.
+    """The next request of a connection: `feed` it until `state` is "whole", `take` it, and continue with an empty `feed`.
 
-    A body of more bytes than `limit` has for its path is cut one byte beyond: the application sees that it is too long, and
-    `complete` is False, because where the next request begins is not known then.
+    A body larger than `limit` allows for its path is cut one byte beyond the limit. The application sees that it is too
+    long, and `complete` is False, since the start of the next request is unknown then.
     """
 
     def __init__(self, cfg: Any, client: Any, limit: Callable[[str], int]):
@@ -92,9 +95,9 @@ class Intake:
         self.state: State = "head"
         self.complete = True
         self.expects = False
-        """Whether the client waits for "100 Continue" before it sends the body."""
+        """True if the client waits for "100 Continue" before it sends the body."""
         self.number = 0
-        """Requests whose head was read on this connection."""
+        """Number of heads that were read on this connection."""
         self._cfg = cfg
         self._client = client
         self._limit = limit
@@ -107,16 +110,16 @@ class Intake:
 
     @property
     def held(self) -> int:
-        """Bytes that are kept."""
+        """The number of buffered bytes."""
         return len(self._buffer) + len(self.body)
 
     @property
     def begun(self) -> bool:
-        """Whether a byte of the request has come."""
+        """True if any byte of the request has arrived."""
         return self.state != "head" or bool(self._buffer)
 
     def feed(self, data: bytes) -> State:
-        """Take the next bytes, none to go on with those that are left; raises Refused."""
+        """Process further bytes, or buffered ones if `data` is empty; raises Refused."""
         self._buffer += data
         if self.state == "head" and self._buffer:
             self._read_head()
@@ -129,7 +132,7 @@ class Intake:
         return self.state
 
     def take(self) -> Request:
-        """The whole request with its body as a file; afterwards the next one is read."""
+        """Return the complete request with its body as a file, and start to read the next one."""
         request = self.request
         assert request is not None
         request.body = io.BytesIO(self.body)
@@ -139,7 +142,7 @@ class Intake:
         return request
 
     def field(self, name: str) -> str | None:
-        """A field of the head as far as it has come, also of one that is refused."""
+        """Return a header field as far as the head has arrived, also of a refused request."""
         if self.request is not None:
             return field(self.request, name)
         end = _END_OF_HEAD.search(self._buffer)
@@ -148,13 +151,13 @@ class Intake:
         return None if found is None else found[1].decode()
 
     def drop(self) -> None:
-        """Forget what was read: the connection ends."""
+        """Discard all buffered bytes, since the connection ends."""
         self._buffer, self.body = bytearray(), bytearray()
 
     def _read_head(self) -> None:
         if self._buffer.startswith(
             _HANDSHAKE
-        ):  # which has no end of a head: its client would wait for its time to be over
+        ):  # a handshake has no end of head, so that its client would wait for the time-out
             raise Refused(400, "invalid_http", "This port speaks HTTP without TLS: its address begins with http://.")
         end = _END_OF_HEAD.search(self._buffer, max(0, self._searched - 2))
         self._searched = len(self._buffer)
@@ -168,11 +171,11 @@ class Intake:
             request = Request(self._cfg, IterUnreader([head]), self._client, self.number)
         except (http.ParseException, http.NoMoreData, StopIteration) as error:
             raise refused(error) from None
-        del self._buffer[: end.end()]  # not of a head that is refused: `field` looks there
+        del self._buffer[: end.end()]  # a refused head stays, since `field` reads it
         self.request = request
         self._max_body = self._limit(request.path)
         codings = [value.strip().lower() for name, value in request.headers if name == "TRANSFER-ENCODING"]
-        if codings and codings != ["chunked"]:  # the parser lets compressed bodies pass, which nobody here undoes
+        if codings and codings != ["chunked"]:  # the parser accepts compressed bodies, which nothing here decompresses
             raise refused(http.UnsupportedTransferCoding(", ".join(codings)))
         _find_host(request)
         expect = field(request, "Expect") or ""
@@ -196,8 +199,8 @@ class Intake:
             self.state = "whole"
 
     def _read_chunks(self) -> None:
-        """Move the contents of chunks into the body; stops at the end, or where bytes are missing."""
-        at = 0  # what was read of the buffer is cut off once, however small the chunks are
+        """Move the contents of chunks into the body, up to its end or the first missing byte."""
+        at = 0  # read bytes are cut from the buffer once, however small the chunks are
         try:
             while len(self.body) <= self._max_body:
                 if self._chunk > 2:
@@ -241,12 +244,12 @@ class Intake:
 
 
 def field(request: Request, name: str) -> str | None:
-    """The first value of a request's header field."""
+    """Return the first value of a request's header field."""
     return next((value for found, value in request.headers if found == name.upper()), None)
 
 
 def refused(error: Exception) -> Refused:
-    """What a client is told of a head that gunicorn's parser does not take."""
+    """Return the client's error for a head that gunicorn's parser refuses."""
     match error:
         case http.LimitRequestLine():
             return Refused(414, "uri_too_long", "The request's line is too long.")
@@ -260,8 +263,10 @@ def refused(error: Exception) -> Refused:
 
 
 def _find_host(request: Request) -> None:
-    """Let the authority of a whole URL stand for Host, so that whoever checks the one checks the other, and refuse a request
-    that names no host (RFC 9112, sections 3.2 and 3.2.2)."""
+    """Replace the Host field by the authority of an absolute URL, and refuse a request without host.
+
+    Checks of either then cover both (RFC 9112, sections 3.2 and 3.2.2).
+    """
     named = any(name == "HOST" for name, _ in request.headers)
     if not named and request.version >= (1, 1):
         raise Refused(400, "invalid_http", "The request has no Host, which HTTP/1.1 asks for.")

@@ -1,7 +1,7 @@
-"""Notices clients that left and requests that took too long, also while nothing is written to them.
+"""Detects clients that left and requests that took too long, also while nothing is written to them.
 
-One thread looks at all sockets a few times a second. A request thread alone could not: while its request waits in the
-queue there is no token to write, and so no broken pipe to notice.
+One thread polls all sockets a few times a second. A request's own thread could not: while the request is queued there is no
+token to write, and so no broken pipe.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any, Literal
 
 log = logging.getLogger("helmsight")
 
-# Linux reports a peer that closed its sending side, which HTTP clients do only to leave; elsewhere a hang-up is all that
-# poll() tells.
+# Linux reports a peer that closed its sending side, which HTTP clients only do to leave. Other systems' poll() only reports
+# hang-ups.
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 def client_socket(environ: Mapping[str, Any]) -> socket.socket | None:
-    """The client's connection, where the WSGI server shows it (gunicorn and werkzeug do)."""
+    """Return the client's connection if the WSGI server exposes it, as gunicorn and werkzeug do."""
     found = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")
     return found if isinstance(found, socket.socket) else None
 
 
 @dataclass
 class Watch:
-    """One watched request; `outcome` says why it was given up, if it was."""
+    """A watched request; `outcome` is the reason for giving it up, None if it was not."""
 
     connection: socket.socket | None
     deadline: float
@@ -40,7 +40,7 @@ class Watch:
 
 
 class Watcher:
-    """Calls `give_up` of a watch once when its client leaves or its deadline passes."""
+    """Calls `give_up` of a watch once its client leaves or its deadline passes."""
 
     def __init__(self, interval: float = 0.25):
         self.interval = interval
@@ -50,7 +50,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     def add(self, connection: socket.socket | None, deadline: float, give_up: Callable[[], object]) -> Watch:
-        """Watch a request from now on until `deadline`, on the monotonic clock."""
+        """Watch a request from now until `deadline`, on the monotonic clock."""
         watch = Watch(connection, deadline, give_up)
         with self._lock:
             self._by_id[id(watch)] = watch
@@ -61,7 +61,7 @@ class Watcher:
         return watch
 
     def remove(self, watch: Watch) -> None:
-        """Stop watching; must happen before the connection is closed. Harmless when repeated."""
+        """Stop watching; must happen before the connection is closed. Harmless if repeated."""
         with self._lock:
             self._by_id.pop(id(watch), None)
 
@@ -69,7 +69,7 @@ class Watcher:
     def watching(
         self, connection: socket.socket | None, deadline: float, give_up: Callable[[], object]
     ) -> Iterator[Watch]:
-        """Watch within a block."""
+        """Watch a request within a block."""
         watch = self.add(connection, deadline, give_up)
         try:
             yield watch
@@ -81,7 +81,7 @@ class Watcher:
             self._some.wait()
             time.sleep(self.interval)
             with self._lock:
-                # Under the lock, so that no watched connection is closed and its number reused while it is looked at.
+                # The lock prevents that a watched connection is closed and its number reused meanwhile.
                 given_up = self._look(time.monotonic())
                 for watch in given_up:
                     del self._by_id[id(watch)]
@@ -90,7 +90,7 @@ class Watcher:
             for watch in given_up:
                 try:
                     watch.give_up()
-                except Exception:  # one request's trouble must not end the watch over all others
+                except Exception:  # an error of one request must not stop the watcher
                     log.exception("a request could not be given up")
 
     def _look(self, now: float) -> list[Watch]:

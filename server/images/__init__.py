@@ -1,1 +1,1 @@
-"""Images of requests, from what the client sends to pictures."""
+"""Images of requests, from the client's encoding to decoded images."""

@@ -1,9 +1,9 @@
-"""Bounds on how a picture's file is put together: Pillow takes it apart in Python, and libjpeg goes over all pixels for each
-scan, so that a few bytes a piece, millions of them, would cost seconds, and in a progressive JPEG hours.
+"""Bounds on the structure of an image file.
 
-Each piece that Pillow's Python looks at is read from the file, so that counting its reads bounds whatever it does there, in
-every format and without a parser of our own. What is not read piece by piece is counted before anything is decoded. A PNG's
-pixels are counted where Pillow would not miss them.
+Pillow parses files in Python, and libjpeg traverses all pixels for each scan, so that millions of parts of a few bytes would
+cost seconds, and in a progressive JPEG hours. Each part that Pillow's Python code parses is read from the file, so that
+counting reads bounds its work in every format and without a parser of our own. Parts that are not read one by one are
+counted before anything is decoded. A PNG's pixels are counted because Pillow does not notice missing ones.
 """
 
 from __future__ import annotations
@@ -16,33 +16,36 @@ import zlib
 from PIL import Image
 
 MAX_READS = 100_000
-"""Reads from one file: three or four for a chunk of a PNG, two for a block of a GIF, four for a segment of a JPEG, one for a
-byte between segments. A PNG of 16 MB has 8,000, with the 8 KiB that libpng puts into a chunk."""
+"""Most reads from one file.
+
+A PNG's chunk takes three or four, a GIF's block two, a JPEG's segment four, a byte between segments one. A PNG of 16 MB has
+8,000, with the 8 KiB that libpng puts into a chunk.
+"""
 MAX_SEGMENTS = 10_000
-"""Segments of a JPEG, scans included, and what Pillow loops over within them."""
+"""Most segments of a JPEG, including scans and the parts within segments that Pillow loops over."""
 MAX_SCANS = 100
-"""Scans of a JPEG; progressive ones have about ten."""
+"""Most scans of a JPEG; progressive ones have about ten."""
 
 _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 _EOI, _SOS, _PHOTOSHOP = 0xD9, 0xDA, 0xED
 _BARE = frozenset((0x01, 0xC8, 0xD8, *range(0xF0, 0xFE)))
-"""Markers without a length, and those that libjpeg refuses and Pillow takes for such."""
+"""Markers without a length, and those that libjpeg refuses and Pillow treats as such."""
 _RLE = (1, 2)
-"""Values of a BMP's "compression"."""
+"""Values of a BMP's "compression" for run lengths."""
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-"""Of a PNG's colour types."""
+"""Channels of a PNG's colour types."""
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 """First column and row, and their distances, of the passes of an interlaced PNG."""
 _INFLATED = 2**18
-"""Bytes of pixels that are inflated at a time, to be counted."""
+"""Bytes of pixels that are inflated at a time to be counted."""
 
 
 class TooComplex(Exception):
-    """A picture's file is not what an encoder writes; the message ends a sentence about it."""
+    """Raised for an image file that no encoder would write; the message ends a sentence about it."""
 
 
 class Reads(io.BytesIO):
-    """A file in memory that raises TooComplex when it is read from too often."""
+    """A file in memory that raises TooComplex if it is read from too often."""
 
     def __init__(self, data: bytes):
         super().__init__(data)
@@ -56,10 +59,10 @@ class Reads(io.BytesIO):
 
 
 def check(data: bytes) -> None:
-    """Raise TooComplex for a file that is costly in ways which its number of reads does not show."""
+    """Raise TooComplex for a file that is costly in ways that its number of reads does not show."""
     if data.startswith(b"\xff\xd8\xff"):
         _check_jpeg(data)
-    # For each line that a run-length encoded BMP leaves out, Pillow adds its pixels one by one.
+    # Pillow adds the pixels of every line that a run-length encoded BMP omits one by one.
     if data.startswith(b"BM") and len(data) >= 34 and struct.unpack_from("<I", data, 30)[0] in _RLE:
         raise TooComplex("is a BMP with run lengths, which is not supported")
 
@@ -81,15 +84,20 @@ def _check_jpeg(data: bytes) -> None:
 
 
 def _pieces(kind: int, data: bytes, at: int, size: int) -> int:
-    """What Pillow loops over in a segment, where that is more than an encoder puts there: tables and components."""
+    """Return how many parts of a segment Pillow loops over, if more than an encoder puts there.
+
+    These are tables and components.
+    """
     if kind == _PHOTOSHOP:
         return data.count(b"8BIM", at, at + size)
     return 0 if kind >= 0xE0 else size // 64
 
 
 def ends_early(data: bytes, image: Image.Image) -> bool:
-    """Whether the pixels in the file of a picture that was loaded end before its last row, where Pillow does not say so: it
-    takes a PNG's stream that ends behind any row for a whole one, and leaves the other rows at zero."""
+    """Return whether the pixels of a loaded image end before its last row without an error of Pillow.
+
+    Pillow accepts a PNG's stream that ends after any row and leaves the other rows at zero.
+    """
     if image.format != "PNG":
         return False
     last = image.crop((0, image.height - 1, image.width, image.height))
@@ -110,7 +118,7 @@ def ends_early(data: bytes, image: Image.Image) -> bool:
 
 
 def _pixel_bytes(width: int, height: int, bits: int, interlaced: bool) -> int:
-    """Bytes of a PNG's pixels before they are deflated: each row begins with the byte of its filter."""
+    """Return the size in bytes of a PNG's pixels before compression; each row begins with its filter's byte."""
     total = 0
     for left, top, across, down in _PASSES if interlaced else ((0, 0, 1, 1),):
         columns, rows = -(-(width - left) // across), -(-(height - top) // down)

@@ -1,4 +1,4 @@
-"""Pictures that were decoded lately: a chat sends its own again with each question."""
+"""A cache of decoded images, since a chat sends its images again with each question."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from PIL import Image
 from steering.kept import Kept
 
 OBJECTS = 2048
-"""Bytes, of a picture however small."""
+"""Overhead in bytes of an image, however small."""
 
 
 class DecodedPictures(Kept[Image.Image]):
-    """Upright RGB pictures by a hash of their files. Whoever gets one changes nothing in it."""
+    """Upright RGB images by a hash of their files; callers must not modify them."""
 
     def __init__(self, capacity: int):
         super().__init__(capacity, _bytes)
 
 
 def _bytes(picture: Image.Image) -> int:
-    """As Pillow has it, which takes four bytes for a pixel."""
+    """Return an image's size in Pillow's memory, which takes four bytes for a pixel."""
     return OBJECTS + 4 * picture.width * picture.height

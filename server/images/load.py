@@ -1,7 +1,7 @@
-"""Images of a request: from a data: URI (or, where switched on, a public URL) to an upright RGB picture.
+"""Images of a request: from a data: URI (or, if switched on, a public URL) to an upright RGB image.
 
-Every bound is checked before the memory is spent: the encoded bytes before they are decoded from base64, the size and shape
-in the picture's header before its pixels are decoded, and of how many parts its file is made while they are read.
+Every bound is checked before the memory is spent: the encoded bytes before base64 decoding, the size and shape in the header
+before the pixels are decoded, and the number of the file's parts while they are read.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from steering.protocol.wording import cut
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
 MAX_SIDE = 65_535
-"""Pixels of one side, of which Pillow keeps a pointer and libraries a buffer for each row."""
+"""Longest side in pixels, since Pillow keeps a pointer and libraries a buffer for each row."""
 MAX_RATIO = 200
-"""Of the longer side to the shorter, as Qwen-VL's processors have it. Others bring the shorter side to a size of theirs, and
-would make gigabytes of a line of pixels."""
+"""Largest ratio of the longer side to the shorter one, as in Qwen-VL's processors.
+
+Other processors scale the shorter side to a fixed size, and would make gigabytes of a line of pixels.
+"""
 _DATA_URI = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE | re.ASCII)
 
 _ESCAPES = [
@@ -34,15 +36,15 @@ _ESCAPES = [
     for byte in (b"+", b"/", b"=", b"-", b"_", b"\n", b"\r", b" ")
     for escape in {f"%{byte[0]:02X}".encode(), f"%{byte[0]:02x}".encode()}
 ]
-"""What percent-encoding makes of the characters of base64 that are no letters or digits, and of white space."""
+"""Percent-encodings of base64's characters other than letters and digits, and of white space."""
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
 class ImageLoader:
-    """Loads the images of one request and keeps count of their number and pixels.
+    """Loads the images of one request and counts them and their pixels.
 
-    `fetch` gets (url, param) of a remote image and returns its bytes; None where remote images are off. `decoded` is what
-    other requests' loaders share.
+    `fetch` gets (url, param) of a remote image and returns its bytes; None if remote images are off. `decoded` is shared
+    with other requests' loaders.
     """
 
     def __init__(
@@ -57,11 +59,11 @@ class ImageLoader:
         self.count = 0
         self.pixels = 0
         self.check: Callable[[], object] = lambda: None
-        """Called before each picture; raises where nobody waits for them any more."""
+        """Called before each image; raises once nobody waits for them any more."""
         self._fetched: dict[str, bytes] = {}
 
     def fetch_remote(self, urls: Iterable[tuple[str, str]]) -> None:
-        """Fetch the remote ones of (url, param), where that is switched on, so that `load` only decodes."""
+        """Fetch the remote images among (url, param), if switched on, so that `load` only decodes."""
         for number, (url, param) in enumerate(urls, start=1):
             if number > self.settings.max_images:
                 raise self._too_many()
@@ -69,7 +71,7 @@ class ImageLoader:
                 self._fetched[url] = self.fetch(url, param)
 
     def load(self, url: str, param: str) -> Image.Image:
-        """The picture behind `url`; raises BadRequest with `param` as the field's name."""
+        """Return the image of `url`; raises BadRequest with `param` as the field's name."""
         self.check()
         self.count += 1
         if self.count > self.settings.max_images:
@@ -135,7 +137,7 @@ class ImageLoader:
             raise BadRequest(f"'{param}' {error}.", param, "image_too_complex") from None
         except BadRequest:
             raise
-        except Exception:  # on damaged data Pillow's decoders raise anything, OSError to struct.error
+        except Exception:  # Pillow's decoders raise any kind of error for damaged data
             raise _unreadable(param) from None
 
     def _count_pixels(self, pixels: int, param: str) -> None:
@@ -161,8 +163,10 @@ class ImageLoader:
 
 
 def plain_base64(text: str) -> bytes:
-    """Return base64 in its plain alphabet, padded, of what clients write: in lines, percent-encoded, url-safe, unpadded.
-    Raises ValueError for other characters than those of ASCII."""
+    """Return padded base64 in its plain alphabet from any of the forms that clients write.
+
+    These are base64 in lines, percent-encoded, URL-safe or unpadded. Raises ValueError for characters outside of ASCII.
+    """
     encoded = text.encode("ascii")
     if b"%" in encoded:
         for escape, byte in _ESCAPES:

@@ -1,8 +1,8 @@
-"""Fetching an image from a public URL without becoming a door into the private network (`--allow-remote-images`).
+"""Fetching an image from a public URL without exposing the private network (`--allow-remote-images`).
 
-The host is resolved once, every address must be public, and the connection goes to the checked address itself, so that
-a name that resolves differently a moment later gains nothing. Redirects pass the same checks. One deadline holds for
-everything: resolving, connecting, TLS, the head and the body, however slowly they drip.
+The host is resolved once, every address must be public, and the connection goes to the checked address itself, so that a
+name that resolves differently a moment later gains nothing. Redirects pass the same checks. One deadline bounds everything:
+resolving, connecting, TLS, the head and the body, however slowly they arrive.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from server.errors import BadRequest
 MAX_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 _HIDDEN = "its host is unknown or not public"
-"""One text for both, so that nobody can ask which names the private network knows."""
+"""The same text for both cases, so that nobody can find out which names the private network knows."""
 
-# What is_global of the ipaddress module calls global, in this or an older version of Python, and is not.
+# Networks that ipaddress's is_global wrongly includes in this or an older version of Python.
 _SPECIAL = tuple(
     map(
         ipaddress.ip_network,
         (
             "192.0.0.0/24",  # protocol assignments
             "192.88.99.0/24",  # relays of 6to4
-            "2001::/23",  # protocol assignments; Teredo is taken apart before
+            "2001::/23",  # protocol assignments; Teredo addresses are unwrapped before
             "2001:db8::/32",  # documentation
             "3fff::/20",  # documentation
         ),
@@ -43,7 +43,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 def fetch(url: str, param: str, max_bytes: int, timeout: float) -> bytes:
-    """The body behind `url`, at most `max_bytes` long, in at most `timeout` seconds; raises BadRequest."""
+    """Return the body of `url`, at most `max_bytes` long, within `timeout` seconds; raises BadRequest."""
     deadline = time.monotonic() + timeout
     try:
         for _ in range(MAX_REDIRECTS + 1):
@@ -62,7 +62,7 @@ def fetch(url: str, param: str, max_bytes: int, timeout: float) -> bytes:
 
 
 def _get(url: str, param: str, deadline: float) -> HTTPResponse:
-    """The answer to one request, its head read; closing it closes the connection."""
+    """Return the answer to one request, with its head read; closing it closes the connection."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -77,7 +77,7 @@ def _get(url: str, param: str, deadline: float) -> HTTPResponse:
         if parts.scheme == "https":
             sock.settimeout(_left(deadline))
             sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
-        # Characters that HTTP does not know are escaped: none of them may begin a line of its own.
+        # Characters that HTTP does not allow are escaped, so that none of them can start a line.
         path = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe="!#$%&'()*+,/:;=?@[]~")
         netloc = parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii").decode()
         lines = (
@@ -98,7 +98,7 @@ def _get(url: str, param: str, deadline: float) -> HTTPResponse:
 
 
 class _Timed(io.RawIOBase):
-    """A socket to read from until a deadline; HTTPResponse takes it for a socket, and makes a file of it."""
+    """A socket with a deadline for reads; HTTPResponse accepts it as a socket and makes a file of it."""
 
     def __init__(self, sock: socket.socket, deadline: float):
         self._sock = sock
@@ -129,8 +129,10 @@ def _read(response: HTTPResponse, param: str, max_bytes: int) -> bytes:
 
 
 def public_address(host: str, port: int, param: str, seconds: float = 10.0) -> str:
-    """One address of `host`; raises BadRequest unless all of its addresses are public, TimeoutError if resolving it takes
-    longer than that."""
+    """Return an address of `host`; raises BadRequest unless all of its addresses are public.
+
+    Raises TimeoutError if resolving takes longer than `seconds`.
+    """
     answers: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
 
     def resolve() -> None:
@@ -139,7 +141,7 @@ def public_address(host: str, port: int, param: str, seconds: float = 10.0) -> s
         except (OSError, UnicodeError):
             answers.put([])
 
-    # In a thread of its own, because nothing else bounds what a resolver takes.
+    # In a thread of its own, because nothing else bounds a resolver's time.
     threading.Thread(target=resolve, name="helmsight-resolve", daemon=True).start()
     try:
         addresses = [str(entry[4][0]) for entry in answers.get(timeout=seconds)]
@@ -151,7 +153,10 @@ def public_address(host: str, port: int, param: str, seconds: float = 10.0) -> s
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is globally reachable unicast; one that wraps IPv4 addresses is where all of them are."""
+    """Return whether an IP address is globally reachable unicast.
+
+    An address that wraps IPv4 addresses is public if all of them are.
+    """
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -168,7 +173,7 @@ def is_public(address: str) -> bool:
 
 
 def _left(deadline: float) -> float:
-    """Seconds until the deadline; raises TimeoutError where there are none."""
+    """Return the seconds until the deadline; raises TimeoutError after it."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise TimeoutError

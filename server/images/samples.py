@@ -1,4 +1,4 @@
-"""Sample scenes of a model: pictures in its folder's `samples/`, named in `samples/samples.json` with a question each."""
+"""Sample scenes of a model: images in its folder's `samples/`, listed in `samples/samples.json` with a question each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("helmsight")
 
 MAX_LISTING = 2**18
 MAX_PICTURE = 2**21
-"""Bytes of samples.json and of one picture; what is larger is not offered."""
+"""Largest size in bytes of samples.json and of one image; larger ones are not offered."""
 
 KINDS = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "webp": "image/webp"}
 _PICTURE = re.compile(rf"[A-Za-z0-9][\w-]{{0,99}}\.(?:{'|'.join(KINDS)})", re.ASCII)
@@ -22,7 +22,7 @@ Text = Annotated[str, StringConstraints(max_length=4000)]
 
 
 class Sample(BaseModel):
-    """One sample: pictures by the names of their files, what is asked, and a text that may contradict them."""
+    """A sample: image file names, a question, and a text that may contradict the images."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -36,7 +36,7 @@ _SAMPLES = TypeAdapter(Annotated[list[Sample], Field(max_length=64)])
 
 
 def list_samples(model_folder: Path | None) -> list[Sample]:
-    """The samples of a model whose pictures are all there; none where there is no listing or it is not a right one."""
+    """Return a model's samples whose images all exist; empty without a valid listing."""
     if model_folder is None or not (file := model_folder / "samples" / "samples.json").is_file():
         return []
     try:
@@ -51,14 +51,14 @@ def list_samples(model_folder: Path | None) -> list[Sample]:
 
 
 def sample_picture(model_folder: Path | None, name: str) -> tuple[bytes, str] | None:
-    """(bytes, media type) of a picture that a sample names; None for every other name, which is never looked up."""
+    """Return (bytes, media type) of an image that a sample names; None for any other name, which is never looked up."""
     if model_folder is None or all(name not in sample.images for sample in list_samples(model_folder)):
         return None
     return (model_folder / "samples" / name).read_bytes(), KINDS[name.rpartition(".")[2]]
 
 
 def _fits(folder: Path, name: str) -> bool:
-    """Whether `name` is a plain file name of a picture that is there and not too large."""
+    """Return whether `name` is a plain file name of an existing image that is not too large."""
     if not _PICTURE.fullmatch(name):
         return False
     try:

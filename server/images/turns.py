@@ -1,4 +1,4 @@
-"""Whose pictures are prepared now. Decoding them takes seconds, before the engine's queue knows of the request."""
+"""Turns for preparing images, since decoding takes seconds and happens before the engine's queue knows of the request."""
 
 from __future__ import annotations
 
@@ -11,33 +11,38 @@ from contextlib import contextmanager
 from steering import Busy
 
 KEPT = 8
-"""Of the places of those who wait one in so many is kept for groups of which nobody does."""
+"""Reserves one in so many waiting places for groups that have none waiting."""
 LOOK = 0.1
-"""Seconds after which who waits looks whether anybody waits for him."""
+"""Seconds between a waiting request's checks that its client still waits."""
 _WEIGHT = 0.2
 
 
 class PictureTurns:
-    """`at_once` are at work at the same time, and groups get their turns one after the other, however many each has waiting.
-    `most` may wait, and with `longest` none that would wait longer than so many seconds, by the mean of those before. Any
-    thread may call it."""
+    """A fair queue for preparing images; any thread may call it.
+
+    At most `at_once` requests are prepared at a time, and groups take turns, however many requests of each wait. At most
+    `most` may wait and, with `longest`, none that is expected to wait for more seconds than that, by the mean time so far.
+    """
 
     def __init__(self, at_once: int, most: int = 64, longest: float | None = None):
         self._at_once, self._most, self._longest = at_once, most, longest
         self._lock = threading.Lock()
-        self._waiting: dict[str, deque[threading.Event]] = {}  # the next group first; each is told, and nobody else
+        self._waiting: dict[str, deque[threading.Event]] = {}  # the next group first
         self._at_work = 0
         self._seconds = 0.0
 
     @property
     def held(self) -> int:
-        """How many are at work, or wait."""
+        """The number of requests that are prepared or wait."""
         with self._lock:
             return self._at_work + self._count()
 
     @contextmanager
     def turn(self, group: str = "", check: Callable[[], object] = lambda: None) -> Iterator[None]:
-        """Within, it is a group's turn. `check` raises where who waits need wait no longer; Busy where too many do."""
+        """Wait for a group's turn, and hold it within the block; raises Busy if too many wait.
+
+        `check` is called while waiting and raises once nobody waits for the request any more.
+        """
         called = threading.Event()
         with self._lock:
             self._refuse(group)
@@ -61,11 +66,11 @@ class PictureTurns:
                 self._call()
 
     def _count(self) -> int:
-        """How many wait."""
+        """Return the number of waiting requests."""
         return sum(map(len, self._waiting.values()))
 
     def _call(self) -> None:
-        """Have those begin whose turn it is."""
+        """Start the next waiting requests while there are places."""
         while self._waiting and self._at_work < self._at_once:
             group = next(iter(self._waiting))
             called = self._waiting[group][0]
@@ -74,14 +79,14 @@ class PictureTurns:
             called.set()
 
     def _remove(self, group: str, called: threading.Event) -> None:
-        """Take one out of those who wait; its group's next one is behind the other groups'."""
+        """Remove a waiting request; its group's next one follows after the other groups'."""
         queue = self._waiting.pop(group)
         queue.remove(called)
         if queue:
             self._waiting[group] = queue
 
     def _refuse(self, group: str) -> None:
-        """Raise Busy where one more of a group may not wait."""
+        """Raise Busy if another request of a group may not wait."""
         waiting = self._count()
         if not waiting and self._at_work < self._at_once:
             return

@@ -1,4 +1,4 @@
-"""What clients and the engine say, made small enough for a row: long lists become their statistics, texts are cut."""
+"""Shortening of values for a row: long lists become their statistics, texts are cut."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ MAX_ITEMS = 64
 MAX_TEXT = 256
 MAX_DEPTH = 6
 MAX_JSON = 16_384
-"""Characters of one JSON column."""
+"""Largest number of characters of a JSON column."""
 
 
 def encoded(value: Any) -> str:
-    """JSON of at most MAX_JSON characters; what is larger even after `bounded` says only so."""
+    """Return JSON of at most MAX_JSON characters; a larger value becomes a note of its size."""
     text = dumps(bounded(value))
     return text if len(text) <= MAX_JSON else dumps({"omitted": len(text)})
 
 
 def bounded(value: Any, depth: int = 0) -> Any:
-    """`value` with at most MAX_ITEMS entries in each list and object, MAX_DEPTH levels and MAX_TEXT characters a text."""
+    """Return `value` with at most MAX_ITEMS entries per list or object, MAX_DEPTH levels and MAX_TEXT characters a text."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (int, float)):
@@ -42,7 +42,7 @@ def bounded(value: Any, depth: int = 0) -> Any:
 
 
 def statistics(values: Any) -> dict[str, Any] | None:
-    """Count, mean and maximum of a list of numbers; None where it holds anything else."""
+    """Return count, mean and maximum of a list of numbers; None if it holds anything else."""
     if not isinstance(values, (list, tuple)):
         return None
     found = [x for x in map(number, values) if x is not None]
@@ -56,14 +56,14 @@ def statistics(values: Any) -> dict[str, Any] | None:
 
 
 def clean(text: str, limit: int, end: bool = False) -> str:
-    """At most `limit` characters, the first ones or the last; without what a database cannot hold as text."""
+    """Return at most `limit` characters, the first or the last ones, without those that a database cannot store."""
     if len(text) > limit:
         text = "…" + text[len(text) - limit + 1 :] if end else text[: limit - 1] + "…"
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def number(value: Any) -> float | None:
-    """A finite number as a float."""
+    """Return a finite number as a float, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -74,7 +74,7 @@ def number(value: Any) -> float | None:
 
 
 def changed(tree: Any, path: Sequence[str], change: Callable[[Any], Any]) -> Any:
-    """A copy of nested objects in which what stands at a path is changed; the same where nothing stands there."""
+    """Return a copy of nested objects with the value at a path changed; the same object if there is none."""
     if not path:
         return change(tree)
     head, *rest = path

@@ -24,7 +24,7 @@ from server.journal.schema import VERSION_TABLE
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY_SECONDS = 5.0
-"""How long one process waits for another that holds the SQLite file locked."""
+"""Seconds that a process waits for another one's lock on the SQLite file."""
 POOL_SECONDS = 5.0
 
 _ADVISORY_LOCK = 0x48656C6D  # "Helm": one migration at a time among all servers of one PostgreSQL
@@ -33,7 +33,7 @@ _migrating = threading.Lock()  # alembic keeps its state in globals
 
 @dataclass(frozen=True)
 class Place:
-    """Where a journal is: `path` of an SQLite file or `url` of a PostgreSQL database. `shown` is fit for logs."""
+    """The location of a journal: `path` of an SQLite file or `url` of a PostgreSQL database. `shown` is safe for logs."""
 
     shown: str
     path: Path | None = None
@@ -60,7 +60,7 @@ class Place:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What no message may hold."""
+        """Texts that no message may contain."""
         if self.url is None:
             return ()
         found = [
@@ -76,7 +76,7 @@ def _without_query(url: URL) -> URL:
 
 @dataclass(frozen=True)
 class Database:
-    """An open journal. Reads go through `engine`, writes through `writer`, which takes the write lock at once."""
+    """An open journal; reads use `engine`, writes use `writer`, which takes the write lock at once."""
 
     place: Place
     engine: Engine
@@ -84,7 +84,7 @@ class Database:
     inode: int | None = None
 
     def moved(self) -> bool:
-        """Whether the SQLite file was deleted or replaced: what is written to it would be lost unseen."""
+        """Return whether the SQLite file was deleted or replaced, so that writes would be lost silently."""
         if self.place.path is None:
             return False
         try:
@@ -93,19 +93,21 @@ class Database:
             return True
 
     def explain(self, error: Exception) -> JournalError:
-        """What an exception of this database means."""
+        """Return the JournalError that explains an exception of this database."""
         return explain(error, self.place.shown, self.place.secrets)
 
     def close(self) -> None:
-        """Close every connection that is not in use."""
+        """Close every idle connection."""
         self.engine.dispose()
 
 
 def open_database(
     place: Place, create: bool = True, busy_seconds: float = BUSY_SECONDS, upgrade: bool = True
 ) -> Database:
-    """Open and, unless `upgrade` is false, migrate; unless `create` is false, makes what is not there: file, folder, tables.
-    Raises JournalError."""
+    """Open a journal, migrate it if `upgrade`, and create missing files, folders and tables if `create`.
+
+    Raises JournalError.
+    """
     engine = None
     try:
         inode = None
@@ -125,7 +127,7 @@ def open_database(
 
 
 def _file(path: Path, create: bool) -> int:
-    """The inode of the file, which is made for its owner only: rows may hold prompts."""
+    """Return the inode of the file, which is created for its owner only, since rows may hold prompts."""
     if path.is_dir():
         raise JournalError("not_a_database", f"{path} is a folder")
     if not path.exists():
@@ -139,7 +141,7 @@ def _file(path: Path, create: bool) -> int:
 
 
 def _sqlite(path: Path, busy_seconds: float) -> Engine:
-    # As a URI, because a plain path that has vanished would be made anew, empty and with the rights of any file.
+    # A URI, because SQLite would recreate a vanished plain path, empty and with default permissions.
     uri = f"file:{quote(str(path))}?mode=rw"
     engine = create_engine(
         "sqlite://",
@@ -151,7 +153,7 @@ def _sqlite(path: Path, busy_seconds: float) -> Engine:
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: Any) -> None:
-        connection.isolation_level = None  # the driver's own idea of transactions leaves out reads and DDL
+        connection.isolation_level = None  # the driver's own transactions exclude reads and DDL
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # a committed row survives a power cut too
         connection.execute("PRAGMA journal_size_limit = 67108864")
@@ -159,7 +161,7 @@ def _sqlite(path: Path, busy_seconds: float) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A transaction that reads before it writes would fail, not wait, if another process wrote in between.
+        # A transaction that reads before it writes would fail instead of waiting if another process wrote in between.
         writes = connection.get_execution_options().get("journal_write")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -167,7 +169,7 @@ def _sqlite(path: Path, busy_seconds: float) -> Engine:
 
 
 def _postgres(url: URL) -> Engine:
-    # A server that vanishes without a word must not hold the writer for the two hours that TCP would.
+    # A server that vanishes silently must not block the writer for TCP's two hours.
     patience = {
         "connect_timeout": 5,
         "keepalives_idle": 10,
@@ -175,13 +177,13 @@ def _postgres(url: URL) -> Engine:
         "keepalives_count": 3,
         "tcp_user_timeout": 15_000,
     }
-    texts = {"client_encoding": "utf8"}  # else the driver gives bytes where the database has no encoding of its own
+    texts = {"client_encoding": "utf8"}  # otherwise the driver returns bytes if the database has no encoding
     given = {name: value for name, value in (patience | texts).items() if name not in url.query}
     return create_engine(url, connect_args=given, pool_pre_ping=True, pool_timeout=POOL_SECONDS, hide_parameters=True)
 
 
 def _migrate(writer: Engine, create: bool, upgrade: bool) -> None:
-    """Bring the schema up to date; raises JournalError when it is beyond what this version knows."""
+    """Bring the schema up to date; raises JournalError if it is newer than this version knows."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     scripts = ScriptDirectory.from_config(config)

@@ -1,4 +1,4 @@
-"""The rows of one request: made from what was asked and, choice by choice, from what became of it."""
+"""The rows of one request, made from the request and, choice by choice, from the outcome."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from steering.protocol.intervention import REGISTRY
 from steering.protocol.readout import Scalar
 
 LABEL = 128
-"""Characters kept of a model's name."""
+"""Number of characters kept of a model's name."""
 STAGES = ("see", "think", "generate")
 SAMPLED = ("temperature", "top_p", "max_tokens", "seed")
 
 
 @dataclass
 class Entry:
-    """Hands a request's rows to the journal; nothing that it does can fail an answer."""
+    """Passes a request's rows to the journal; none of its errors can fail an answer."""
 
     journal: Journal
     shared: dict[str, Any]
-    """The columns that all choices have in common."""
+    """The columns that all choices share."""
     asked: Mapping[str, Asked] = field(default_factory=dict)
     recorded: int | None = None
     """The number of the last row of a finished choice."""
@@ -47,8 +47,10 @@ class Entry:
         notes: Mapping[str, Any] | None = None,
         key_name: str | None = None,
     ) -> Entry | None:
-        """The entry of an accepted request; None where there is no journal. notes: what is kept beside what was asked.
-        key_name: of the key that it was asked with."""
+        """Return the entry of an accepted request; None without a journal.
+
+        `notes` are stored beside the request's own options. `key_name` is the name of its key.
+        """
         if not journal.enabled:
             return None
         try:
@@ -59,14 +61,14 @@ class Entry:
             return None
 
     def finished(self, choice: Choice, first_token: float | None, total: float) -> None:
-        """Write the row of a finished choice; times in seconds since the request came."""
+        """Write the row of a finished choice; times in seconds since the request arrived."""
         try:
             self.recorded = self.journal.record(self.shared | self.of_choice(choice) | self._times(first_token, total))
         except Exception as error:
             self.journal.refused(error)
 
     def settle(self) -> None:
-        """Wait, as long as the journal lets an answer wait, until the rows of the finished choices are on disk."""
+        """Wait until the rows of finished choices are on disk, for as long as the journal lets an answer wait."""
         if self.recorded is not None:
             self.journal.settle(self.recorded)
             self.recorded = None
@@ -74,8 +76,10 @@ class Entry:
     def given_up(
         self, index: int, reason: str, tokens: int, text: str, first_token: float | None, total: float
     ) -> None:
-        """Write the row of a choice that came to no end after so many tokens of this text: `reason` is one of
-        words.UNFINISHED."""
+        """Write the row of an unfinished choice after so many tokens of this text.
+
+        `reason` is one of words.UNFINISHED.
+        """
         try:
             row = self.shared | columns_of(scalars(None, None)) | self._times(first_token, total)
             row |= {"choice": index, "finish_reason": reason, "completion_tokens": tokens, "applied": None}
@@ -84,7 +88,7 @@ class Entry:
             self.journal.refused(error)
 
     def of_choice(self, choice: Choice) -> dict[str, Any]:
-        """The columns of a finished choice."""
+        """Return the columns of a finished choice."""
         return {
             "choice": choice.index,
             "finish_reason": clean(choice.finish_reason, 16),
@@ -95,7 +99,7 @@ class Entry:
         }
 
     def _brief(self, applied: dict[str, Any]) -> Any:
-        """The report of what was applied, without long lists and texts that are not to be kept."""
+        """Return the report of what was applied, without long lists and without texts unless they are kept."""
         found: Any = applied
         for one in self.asked.values():
             found = changed(found, one.path, one.brief)
@@ -118,7 +122,7 @@ def shared(
     text_limit: int,
     notes: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The columns that follow from the request alone. `text_limit` 0 keeps its texts out."""
+    """Return the columns that follow from the request alone; `text_limit` 0 excludes its texts."""
     created = time.time()
     asked, sampling, metadata = request.asked, request.sampling, chat.metadata
     steering = asked.get(Steering.name())
@@ -148,7 +152,7 @@ def shared(
 
 
 def sampled(sampling: Sampling) -> dict[str, Any]:
-    """The settings that are always told, and other numbers that are not what they are where nobody says anything."""
+    """Return the always reported sampling settings, and other numbers that differ from their defaults."""
     others = {
         one.name: value
         for one in fields(sampling)
@@ -158,32 +162,34 @@ def sampled(sampling: Sampling) -> dict[str, Any]:
 
 
 def listed(names: Iterable[str]) -> str:
-    """|name|name|, in which a name is found together with what bounds it."""
+    """Return |name|name|, in which a name can be searched together with its delimiters."""
     return "".join(f"|{name}" for name in names) + "|"
 
 
 def group_of(asked: Mapping[str, Asked], toward: str) -> str:
-    """The answers with which the summary counts one: where it was steered to, and what else was asked for, the members of a
-    group together: steer:vision+sage+contrast:vcd."""
+    """Return the group in which the summary counts an answer, such as steer:vision+sage+contrast:vcd.
+
+    It names the direction of steering and the other interventions, with the members of a group joined.
+    """
     others = [asked[name] for name in REGISTRY if name in asked and name != Steering.name()]
     heads = dict.fromkeys(f"{one.path[0]}:{one.kind}" if one.kind else one.path[0] for one in others)
     return "+".join([*([] if toward == "none" else [f"steer:{toward}"]), *heads]) or "none"
 
 
 def steered_toward(steers: tuple[Steer, ...]) -> str:
-    """ "vision" or "text" where every vector that does anything is a modality preference that way; "other"; "none"."""
+    """Return "vision" or "text" if all active vectors are modality preferences in that direction; else "other" or "none"."""
     ways = {steer.way or "other" for steer in steers if steer.scale != 0}
     return "none" if not ways else ways.pop() if len(ways) == 1 else "other"
 
 
 def columns_of(found: Mapping[str, Scalar]) -> dict[str, Any]:
-    """Scalars in columns of their own, and all others that are known in one."""
+    """Return the columns of scalars that have their own, and one column with all other known ones."""
     more = {name: value for name, value in found.items() if name not in DIAGNOSTICS and value is not None}
     return {name: found.get(name) for name in DIAGNOSTICS} | {"readouts": dumps(more) if more else None}
 
 
 def as_asked(chat: ChatRequest) -> dict[str, Any]:
-    """The interventions and readouts as the client wrote them; None is off."""
+    """Return the interventions and readouts as the client wrote them; None means off."""
     form = chat.response_format
     return {
         **dict.fromkeys(chat.asking),
@@ -200,7 +206,7 @@ def as_asked(chat: ChatRequest) -> dict[str, Any]:
 
 
 def without_texts(tree: Any, asked: Mapping[str, Asked], text_limit: int) -> Any:
-    """The same, where no texts are kept, with the length alone of those that interventions put into a prompt."""
+    """Return the tree with the texts of interventions replaced by their lengths, unless texts are kept."""
     if text_limit:
         return tree
     if isinstance(tree, dict) and "chat_template_kwargs" in tree:
@@ -214,7 +220,7 @@ def without_texts(tree: Any, asked: Mapping[str, Asked], text_limit: int) -> Any
 
 
 def lengths(value: Any) -> Any:
-    """JSON in which the length of each text stands in its place."""
+    """Return JSON in which each text is replaced by its length."""
     if isinstance(value, dict):
         return {name: lengths(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -223,7 +229,7 @@ def lengths(value: Any) -> Any:
 
 
 def prompt_text(chat: ChatRequest) -> str:
-    """The texts of all messages, a line "role: text" each; images are left out."""
+    """Return the texts of all messages, a line "role: text" each, without images."""
     lines = []
     for message in chat.messages:
         parts = [message.content] if isinstance(message.content, str) else [p.text for p in message.content if p.text]
@@ -232,5 +238,5 @@ def prompt_text(chat: ChatRequest) -> str:
 
 
 def encoded_metadata(metadata: dict[str, str]) -> str:
-    """The client's own keys and values, whole: the wire bounds them."""
+    """Return the client's own keys and values unshortened, since the wire format bounds them."""
     return dumps({clean(key, 64): clean(value, 512) for key, value in metadata.items()})

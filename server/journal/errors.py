@@ -1,4 +1,4 @@
-"""What can be wrong with a journal, as a reason that everybody may read and a detail for the log."""
+"""Errors of a journal, each as a public reason and a detail for the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REASONS = {
     "starting": "the journal is still being opened",
     "unreachable": "the database cannot be reached",
 }
-"""Reason -> one clause that names neither places nor people, since /ready shows it to everybody."""
+"""Reasons with a clause each that names neither places nor people, since /ready shows it to everybody."""
 
 _SQLITE = (
     ("not a database", "not_a_database"),
@@ -32,7 +32,10 @@ _SQLITE = (
 
 
 class JournalError(Exception):
-    """`reason` is one of REASONS; the message adds the place and what the database said, never a password."""
+    """An error of the journal with one of REASONS.
+
+    The message adds the place and the database's own message, never a password.
+    """
 
     def __init__(self, reason: str, detail: str = ""):
         super().__init__(f"{REASONS[reason]} ({detail})" if detail else REASONS[reason])
@@ -41,7 +44,7 @@ class JournalError(Exception):
 
 
 def explain(error: Exception, shown: str, secrets: tuple[str, ...] = ()) -> JournalError:
-    """The JournalError for any exception of a journal at `shown`; what is in `secrets` is taken out."""
+    """Return the JournalError for any exception of a journal at `shown`, without the `secrets`."""
     if isinstance(error, JournalError):
         return error if error.detail else JournalError(error.reason, shown)
     said = str(error.orig if isinstance(error, DBAPIError) else error).strip().partition("\n")[0][:300]
@@ -63,8 +66,8 @@ def _reason(error: Exception, said: str) -> str:
         state: str | None = getattr(error.orig, "sqlstate", None)
         if state == "53100":
             return "disk_full"
-        # No state: no connection. 08 and 57P: it broke. 28 and 3D: the login or the database is refused. 53: no room.
+        # None: no connection. 08 and 57P: it broke. 28 and 3D: login or database refused. 53: insufficient resources.
         return "unreachable" if state is None or state[:2] in ("08", "28", "3D", "53", "57") else "failed"
     if getattr(error.orig, "sqlite_errorname", None) == "SQLITE_IOERR_SHMSIZE":
-        return "disk_full"  # said to be an I/O error: there is no room for the index of the write-ahead log
+        return "disk_full"  # reported as an I/O error, but the index of the write-ahead log has no space
     return next((reason for text, reason in _SQLITE if text in said), "failed")

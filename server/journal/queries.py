@@ -1,4 +1,4 @@
-"""Reading the journal: filters, pages that stay put while rows come and go, and rows as the API shows them."""
+"""Reading the journal: filters, pages that stay stable while rows come and go, and rows as the API shows them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from server.journal.schema import DIAGNOSTICS, ROWS
 from server.journal.words import NONE
 
 CHUNK = 500
-"""Rows read at a time when many are streamed: no transaction stays open while a slow client reads."""
+"""Number of rows read at a time when streaming, so that no transaction stays open while a slow client reads."""
 
 GROUPS = ("sage", "contrast")
-"""Interventions whose names begin alike, which have filters of their own."""
+"""Prefixes of intervention names that have filters of their own."""
 
 
 def _names() -> ColumnElement[str]:
-    """The names of a row's interventions, also where a server from before they were kept wrote it beside this one."""
+    """Return the names of a row's interventions, also for rows of an older server that does not store them."""
     row = ROWS.c
     asked = {
         "steering": row.vectors != "|",
@@ -46,7 +46,10 @@ SHOWN = (*(column for column in ROWS.c if column.name != "interventions"), NAMES
 
 @dataclass(frozen=True)
 class Filters:
-    """Which rows; None takes all. `since` is included, `until` not, both Unix times of the request's acceptance."""
+    """Filters on rows; None accepts all.
+
+    `since` is inclusive, `until` exclusive, both Unix times of the request's acceptance.
+    """
 
     since: float | None = None
     until: float | None = None
@@ -61,7 +64,7 @@ class Filters:
     finish_reason: str | None = None
 
     def where(self) -> ColumnElement[bool]:
-        """The condition."""
+        """Return the SQL condition of the filters."""
         row = ROWS.c
         terms: list[ColumnElement[bool]] = []
         if self.since is not None:
@@ -88,8 +91,8 @@ class Filters:
 
 
 def _holds(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
-    """Whether a text is part of a column's."""
-    # Neither LIKE, which SQLite takes without regard to case, nor a function that only one database has.
+    """Return the condition that a column contains a text."""
+    # LIKE ignores case in SQLite, and other functions exist in only one of the databases.
     return func.replace(column, text, "") != column
 
 
@@ -99,22 +102,22 @@ COLUMNS = (
     "focus_share", "target_image", "correct", "decay_slope", "kl", "perceptual_blindness", "dissociation", "dose",
     "readouts", "asked", "applied", "metadata", "prompt", "answer", "key_name",
 )  # fmt: skip
-"""Those of a row as a line of a table."""
+"""The columns of a row in a table."""
 
 FORMULA = tuple("=+-@\t\r\n＝＋－＠")
-"""Characters that begin a formula in some spreadsheet, or that it drops before one."""
+"""Characters that start a formula in some spreadsheet, or that it drops before one."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """Rows, newest first; `next` is the cursor of the page after it, None at the end."""
+    """Rows, newest first; `next` is the cursor of the next page, None at the end."""
 
     rows: list[dict[str, Any]]
     next: str | None
 
 
 def page(connection: Connection, filters: Filters, limit: int, before: int | None = None) -> Page:
-    """The newest `limit` rows older than the key `before`."""
+    """Return the newest `limit` rows older than the key `before`."""
     found = connection.execute(_newest(filters, before).limit(limit + 1)).mappings().all()
     more = len(found) > limit
     return Page([shown(row) for row in found[:limit]], cursor(found[limit - 1]["key"]) if more else None)
@@ -123,7 +126,7 @@ def page(connection: Connection, filters: Filters, limit: int, before: int | Non
 def stream(
     database: Database, filters: Filters, limit: int | None = None, before: int | None = None
 ) -> Iterator[list[dict[str, Any]]]:
-    """All matching rows, or the newest `limit`, in lists of up to CHUNK; rows that come meanwhile are left out."""
+    """Yield all matching rows, or the newest `limit`, in lists of up to CHUNK; later rows are not included."""
     while limit is None or limit > 0:
         size = CHUNK if limit is None else min(CHUNK, limit)
         with database.engine.connect() as connection:
@@ -137,7 +140,7 @@ def stream(
 
 
 def answer(connection: Connection, identity: str) -> list[dict[str, Any]]:
-    """The rows of one answer, in order of choice."""
+    """Return the rows of one answer, in order of choice."""
     chosen = select(*SHOWN).where(ROWS.c.id == identity).order_by(ROWS.c.choice, ROWS.c.key).limit(1024)
     return [shown(row) for row in connection.execute(chosen).mappings()]
 
@@ -148,12 +151,12 @@ def _newest(filters: Filters, before: int | None) -> Select[Any]:
 
 
 def cursor(key: int) -> str:
-    """The opaque form of a place between two rows."""
+    """Return the opaque form of a place between two rows."""
     return base64.urlsafe_b64encode(b"%x" % key).decode().rstrip("=")
 
 
 def place(text: str) -> int:
-    """The key in a cursor; raises ValueError for anything else."""
+    """Return the key in a cursor; raises ValueError for anything else."""
     try:
         key = int(base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True), 16)
     except binascii.Error as error:
@@ -164,7 +167,7 @@ def place(text: str) -> int:
 
 
 def shown(row: RowMapping) -> dict[str, Any]:
-    """A row of the database as a `diagnostics.row` of the API."""
+    """Return a row of the database as a `diagnostics.row` of the API."""
     texts = None
     if row["prompt"] is not None or row["answer"] is not None:
         texts = {"prompt": row["prompt"], "answer": row["answer"]}
@@ -194,7 +197,7 @@ def shown(row: RowMapping) -> dict[str, Any]:
 
 
 def flat(row: dict[str, Any]) -> dict[str, Any]:
-    """A row for a table: nested numbers in columns of their own, the rest as JSON; no text begins a formula."""
+    """Return a row for a table: nested numbers in their own columns, the rest as JSON, no text as a formula."""
     nested: dict[str, Any] = {name: row["diagnostics"][name] for name in DIAGNOSTICS}
     more = {name: value for name, value in row["diagnostics"].items() if name not in nested and value is not None}
     for name in ("sampling", "usage", "latency", "texts"):
@@ -206,7 +209,7 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inert(value: Any) -> Any:
-    """A cell that a spreadsheet takes for what it is; numbers may begin with a sign (OWASP, CSV injection)."""
+    """Return a cell that no spreadsheet reads as a formula; numbers may begin with a sign (OWASP, CSV injection)."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 

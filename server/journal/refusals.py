@@ -1,5 +1,7 @@
-"""Requests that were refused and so left no row: counted by minute, status, code of the error and route. Nothing of what was
-asked is kept."""
+"""Counts of refused requests, which leave no row, by minute, status, error code and route.
+
+Nothing of the requests themselves is kept.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from server.journal.schema import REFUSALS
 
 MINUTE = 60
 KINDS = 4096
-"""Counts that may wait to be written; what further kinds there are is not counted."""
+"""Largest number of kinds that wait to be written; further kinds are not counted."""
 LABEL = 64
 EVERY = 1.0
-"""Seconds between two writes at least: a flood of refusals must not keep the disk from the rows."""
+"""Least seconds between two writes, so that a flood of refusals does not delay rows."""
 MOST = 1000
 
 Kind = tuple[int, int, str, str]
@@ -29,7 +31,7 @@ of = REFUSALS.c
 
 
 class Refusals:
-    """Counts that wait to be written; safe to use from several threads."""
+    """Counts that wait to be written; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,7 +40,7 @@ class Refusals:
         self._next = 0.0
 
     def add(self, status: int, code: str, route: str) -> bool:
-        """Count one, now; returns whether there was room."""
+        """Count a refusal now and return whether there was room."""
         kind = (int(time.time() // MINUTE), status, code[:LABEL], route[:LABEL])
         with self._lock:
             if len(self._counts) >= KINDS and kind not in self._counts:
@@ -51,11 +53,11 @@ class Refusals:
 
     @property
     def due(self) -> bool:
-        """Whether some wait, and the last write is long enough ago."""
+        """True if counts are pending and the last write is long enough ago."""
         return bool(self) and time.monotonic() >= self._next
 
     def write(self, connection: Connection) -> None:
-        """Add what waits to the table; `written` has to be called once that is committed."""
+        """Add the pending counts to the table; call `written` once that is committed."""
         with self._lock:
             self._writing = Counter(self._counts)
         dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
@@ -67,14 +69,14 @@ class Refusals:
         connection.execute(both, values)
 
     def written(self) -> None:
-        """Forget what was written."""
+        """Discard the written counts."""
         with self._lock:
             self._counts -= self._writing
             self._next = time.monotonic() + EVERY
 
 
 def prune(connection: Connection, most: int, before: float) -> None:
-    """Delete what was counted before a Unix time, and the oldest minutes beyond `most` counts."""
+    """Delete counts from before a Unix time, and the oldest minutes beyond `most` counts."""
     connection.execute(delete(REFUSALS).where(of.minute < int(before // MINUTE)))
     newest = select(of.minute).order_by(of.minute.desc()).offset(most).limit(1)
     if (minute := connection.execute(newest).scalar()) is not None:
@@ -82,8 +84,10 @@ def prune(connection: Connection, most: int, before: float) -> None:
 
 
 def refusals(connection: Connection, filters: Filters, size: int) -> dict[str, Any]:
-    """How many requests were refused in the filters' time, by kind and by period of `size` seconds; what else the filters
-    say is of rows, and a refusal has none."""
+    """Return the refused requests in the filters' time, by kind and by period of `size` seconds.
+
+    Other filters concern rows, which refusals do not have.
+    """
     terms = []
     if filters.since is not None:
         terms.append(of.minute >= int(filters.since // MINUTE))

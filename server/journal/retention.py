@@ -1,4 +1,4 @@
-"""Deleting old rows, a bounded batch at a time, so that nobody waits long for the write lock."""
+"""Deleting old rows in bounded batches, so that nobody waits long for the write lock."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BATCH = 1000
 
 
 def prune(connection: Connection, max_rows: int, before: float, batch: int = BATCH) -> int:
-    """Delete up to `batch` rows that were created before a Unix time, and as many beyond the newest `max_rows`; counts of
-    refusals likewise, but all at once.
+    """Delete up to `batch` rows created before a Unix time, and as many beyond the newest `max_rows`.
 
-    Returns how many; fewer than `batch` means that no more is left to delete. The newest are those with the largest keys.
+    Counts of refusals are pruned likewise, but all at once. Returns the number of deleted rows; fewer than `batch` means
+    that no more are left to delete. The newest rows are those with the largest keys.
     """
     refusals.prune(connection, max_rows, before)
     key = ROWS.c.key
@@ -31,7 +31,7 @@ def prune(connection: Connection, max_rows: int, before: float, batch: int = BAT
 
 
 def _count(connection: Connection, enough: int) -> int:
-    """How many rows there are; a bound on it where that is at most `enough`, since counting reads a whole index."""
+    """Return the number of rows, or an upper bound if that is at most `enough`, since counting reads a whole index."""
     ends = (select(end(ROWS.c.key)).scalar_subquery() for end in (func.min, func.max))
     first, last = connection.execute(select(*ends)).one()
     if first is None or last - first < enough:
@@ -40,15 +40,15 @@ def _count(connection: Connection, enough: int) -> int:
 
 
 class Clock:
-    """The time that the age of rows is measured by: the wall clock, but never ahead of what has passed since the start.
+    """The clock for the age of rows: the wall clock, but never ahead of the time elapsed since the start.
 
-    A clock that jumps forward while the server runs deletes nothing early; one that jumps back deletes later. A server that
-    is started with a wrong clock goes by it. Rows from a time to come stay until that time, or until there are too many.
+    If the clock jumps forward while the server runs, nothing is deleted early; if it jumps back, rows are deleted later. A
+    server started with a wrong clock uses that. Rows from the future stay until that time, or until there are too many.
     """
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
 
     def now(self) -> float:
-        """Unix time."""
+        """Return the Unix time."""
         return min(time.time(), self._offset + time.monotonic())

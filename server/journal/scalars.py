@@ -1,4 +1,4 @@
-"""The numbers of an answer that are kept and counted, out of its reports."""
+"""The numbers of an answer that are kept and counted, taken from its reports."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Report = Mapping[str, Any] | None
 
 
 def scalars(applied: Report, diagnostics: Report) -> dict[str, Scalar]:
-    """What the readouts keep of a choice, by the names that they declare, and its `dose`, the mean over steering vectors.
+    """Return a choice's numbers by the names that readouts declare, and its `dose`, the mean over steering vectors.
 
-    None where its reports lack it, and where it is not finite: one such number would spoil every mean.
+    Missing and non-finite numbers are None, since one such number would spoil every mean.
     """
     found: dict[str, Scalar] = {**summary(diagnostics), "dose": _dose(applied or {})}
     return {

@@ -1,16 +1,18 @@
-"""The journal's tables: rows, in which what is filtered and averaged has columns of its own and the rest is JSON as text,
-and counts of the requests that left none."""
+"""The journal's tables of rows and of counts of refused requests.
+
+In rows, filtered and averaged values have columns of their own, and the rest is JSON as text.
+"""
 
 from __future__ import annotations
 
 from sqlalchemy import BigInteger, Boolean, Column, Double, Index, Integer, MetaData, String, Table, Text
 
 VERSION_TABLE = "helmsight_journal_version"
-"""Where alembic keeps the revision: not under its usual name, because a PostgreSQL database may be shared."""
+"""The table of alembic's revision, renamed because a PostgreSQL database may be shared."""
 
 metadata = MetaData()
 
-# The order of rows is that of their keys, which only grow and are never used again: clocks jump.
+# Rows are ordered by their keys, which only grow and are never reused, since clocks jump.
 key_type = BigInteger().with_variant(Integer(), "sqlite")
 
 ROWS = Table(
@@ -20,7 +22,7 @@ ROWS = Table(
     Column("id", String(64), nullable=False),
     Column("choice", Integer, nullable=False),
     Column("created", Double, nullable=False),  # Unix time when the request was accepted
-    Column("hour", Integer, nullable=False),  # created // 3600: databases round in different ways
+    Column("hour", Integer, nullable=False),  # created // 3600, since databases round differently
     Column("model", Text, nullable=False),
     Column("finish_reason", String(16), nullable=False),
     Column("streamed", Boolean, nullable=False),
@@ -34,7 +36,7 @@ ROWS = Table(
     Column("prompt_tokens", Integer),
     Column("completion_tokens", Integer),
     Column("images", Integer, nullable=False),
-    Column("first_token", Double),  # seconds since the request came
+    Column("first_token", Double),  # seconds since the request arrived
     Column("total", Double, nullable=False),
     Column("attention_ratio", Double),
     Column("focused_image", Integer),
@@ -47,7 +49,7 @@ ROWS = Table(
     Column("dissociation", Boolean),
     Column("dose", Double),
     Column("answer_correct", Boolean),
-    # Wide columns come last, so that a scan over the others need not follow them to further pages.
+    # Wide columns come last, so that a scan over the others does not follow them to further pages.
     Column("sampling", Text, nullable=False),
     Column("asked", Text, nullable=False),
     Column("applied", Text),
@@ -57,7 +59,7 @@ ROWS = Table(
     # These are last only because a table grows at its end.
     Column("interventions", Text, nullable=False, server_default="|"),  # |name|name|, as the registry names them
     Column("readouts", Text),  # the scalars of readouts that have no column of their own, as JSON
-    Column("key_name", String(64)),  # of one that has a name
+    Column("key_name", String(64)),  # null for keys without a name
     Index("helmsight_journal_id", "id"),
     Index("helmsight_journal_created", "created"),
     sqlite_autoincrement=True,

@@ -1,4 +1,4 @@
-"""The words that the journal's filters know: those about interventions and readouts are what is registered."""
+"""The words that the journal's filters accept; those of interventions and readouts are the registered ones."""
 
 from __future__ import annotations
 
@@ -10,38 +10,37 @@ NONE = "none"
 """The word for rows without any."""
 TOWARD = ("vision", "text", "other", NONE)
 UNFINISHED = ("cancelled", "error", "shutdown")
-"""How an answer that came to no end may have ended: given up by its client or for its time, failed, cut off by the server's
-end."""
+"""Outcomes of unfinished answers: given up by the client or for time, failed, cut off by the server's shutdown."""
 FINISH_REASONS = ("stop", "length", "tool_calls", *UNFINISHED)
 
 
 class Words(NamedTuple):
-    """What a filter is called on a page and what it is about, and which words it knows."""
+    """A filter's title on a page, its subject and its accepted words."""
 
     title: str
     about: str
     known: Callable[[], tuple[str, ...]]
 
     def schema(self) -> dict[str, Any]:
-        """Its words as JSON schema."""
+        """Return the words as JSON schema."""
         return {"type": "string", "enum": list(self.known())}
 
     def check(self, name: str, word: str) -> None:
-        """Raise ValueError, with the sentence to show, unless the filter of that name knows a word."""
+        """Raise ValueError, with the sentence to show, for a word that the filter of that name does not accept."""
         if word not in (known := self.known()):
             raise ValueError(f"'{name}' must be one of {', '.join(known)}; got {word[:64]!r}.")
 
 
 def interventions(head: str = "") -> tuple[str, ...]:
-    """The names of interventions that begin with `head`, without it, in the order of the registry."""
-    # Imported where it is asked: who reads a database with a command is not to wait for torch.
+    """Return the names of interventions that begin with `head`, without it, in the order of the registry."""
+    # Imported late, so that commands that read a database do not wait for torch.
     from steering.protocol.intervention import REGISTRY  # noqa: PLC0415
 
     return *(name.removeprefix(head) for name in REGISTRY if name.startswith(head)), NONE
 
 
 def flags() -> tuple[str, ...]:
-    """What readouts say of an answer that is true or false, but for whether its focus is right, which is no flag."""
+    """Return the truth values of readouts, except the correctness of the focus, which is no flag."""
     from steering.protocol.readout import REGISTRY  # noqa: PLC0415
 
     scalars = [scalar for one in REGISTRY.values() for scalar in one.scalars.items()]
@@ -49,20 +48,20 @@ def flags() -> tuple[str, ...]:
 
 
 def with_numbers() -> tuple[str, ...]:
-    """The readouts that a journal's row has numbers of."""
+    """Return the readouts of which a journal's row has numbers."""
     from steering.protocol.readout import REGISTRY  # noqa: PLC0415
 
     return tuple(name for name, one in REGISTRY.items() if one.scalars)
 
 
 WORDED = {
-    "toward": Words("Toward", "whither it was steered: vision, text, other or none", lambda: TOWARD),
+    "toward": Words("Toward", "the direction of steering: vision, text, other or none", lambda: TOWARD),
     "sage": Words("SAGE", "a stage of SAGE, or none", partial(interventions, "sage.")),
     "contrast": Words("Contrast", "a contrastive decoder, or none", partial(interventions, "contrast.")),
     "intervention": Words("Intervention", "an intervention by its name, such as sage.see, or none", interventions),
-    "flag": Words("Flag", "what a readout says that is true or false", flags),
+    "flag": Words("Flag", "a truth value of a readout that is raised", flags),
     "finish_reason": Words(
-        "Finish", "how it ended: stop, length, tool_calls, cancelled, error or shutdown", lambda: FINISH_REASONS
+        "Finish", "the outcome: stop, length, tool_calls, cancelled, error or shutdown", lambda: FINISH_REASONS
     ),
 }
-"""The filters that take one of a few words."""
+"""The filters that accept one of a few words."""

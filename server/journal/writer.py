@@ -1,7 +1,7 @@
-"""The journal of one server: takes rows without waiting, and writes them in the background.
+"""The journal of one server, which accepts rows without blocking and writes them in the background.
 
-A row is on disk before its answer's last bytes go out, so that an answer a client has whole has its row even if the process
-is killed then; but no answer waits longer for that than PATIENCE.
+A row is on disk before its answer's last bytes are sent, so that a complete answer has its row even if the process is killed
+then; but no answer waits longer for that than PATIENCE.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ Row = dict[str, Any]
 State = Literal["ok", "failing", "off"]
 
 QUEUED = 2000
-"""Rows that may wait to be written; further ones are dropped and counted."""
+"""Most rows that may wait to be written; further ones are dropped and counted."""
 BATCH = 100
-"""Rows of one commit at most: what came during the one before."""
+"""Most rows of one commit, which are those that arrived during the previous one."""
 IDLE = 0.25
 PATIENCE = 0.25
-"""Seconds that an answer waits at most for its row to be on disk before its last bytes go out."""
+"""Most seconds that an answer waits for its row to be on disk before its last bytes are sent."""
 PRUNE_SECONDS = 60.0
 HEAVY = 4
 RETRY = (0.25, 10.0)
-"""Seconds before the first and the last attempts to get on after an error."""
+"""Seconds before the first and the last retries after an error."""
 
 _BAD_ROWS = (DataError, IntegrityError, InterfaceError, OverflowError)
 
 
 class Journal:
-    """`setting` is a path, a URL or "off". At most `max_rows` rows are kept, for at most `days` days; of prompts and
-    answers up to `text_limit` characters each, 0 for none.
+    """A journal in the place `setting`: a path, a URL or "off".
 
-    A database that is missing or broken is tried again for ever: `state` is "failing" meanwhile, and rows wait in the
-    queue until it is full.
+    At most `max_rows` rows are kept, for at most `days` days, and up to `text_limit` characters each of prompts and answers,
+    0 for none. A missing or broken database is retried for ever: `state` is "failing" meanwhile, and rows wait in the queue
+    until it is full.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Journal:
         self.dropped = 0
         self.problem: JournalError | None = None
         self.heavy = threading.BoundedSemaphore(HEAVY)
-        """Taken by readers of many rows: slow ones must leave threads for chats."""
+        """Acquired by readers of many rows, so that slow ones leave threads for chats."""
         self._setting = setting
         self._max_rows = max_rows
         self._days = days
@@ -88,23 +88,23 @@ class Journal:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Open the journal and begin to write, in the background."""
+        """Open the journal and start to write, in the background."""
         if self.enabled and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="helmsight-journal", daemon=True)
             self._thread.start()
 
     @property
     def state(self) -> State:
-        """Whether rows are being written; "ok" also while the journal is being opened."""
+        """The state of writing; "ok" also while the journal is being opened."""
         return "off" if not self.enabled else "ok" if self.problem is None else "failing"
 
     @property
     def waiting(self) -> int:
-        """Rows that are not yet committed."""
+        """The number of rows that are not yet committed."""
         return self._queue.qsize() + len(self._batch)
 
     def status(self) -> dict[str, Any]:
-        """What /ready shows: the state, rows written, dropped and waiting, and what is wrong."""
+        """Return the status for /ready: the state, rows written, dropped and waiting, and the error."""
         if not self.enabled:
             return {"state": "off"}
         problem = self.problem
@@ -114,7 +114,7 @@ class Journal:
         return {"state": "failing", **numbers, "reason": problem.reason, "error": REASONS[problem.reason]}
 
     def record(self, row: Row) -> int:
-        """Take a row; returns at once, with a number for `settle`. A row that finds no room is dropped and counted."""
+        """Queue a row and return at once, with a number for `settle`; a row without room is dropped and counted."""
         with self._settled:  # rows are numbered in the order of the queue
             try:
                 self._queue.put_nowait(row)
@@ -124,14 +124,15 @@ class Journal:
             return self._taken
 
     def refuse(self, status: int, code: str, route: str) -> None:
-        """Count a request that was refused and leaves no row; returns at once."""
+        """Count a refused request, which leaves no row; returns at once."""
         if self.enabled and not self._refusals.add(status, code, route):
             self._drop(1)
 
     def settle(self, number: int) -> bool:
-        """Wait until that row and all before it are committed, for PATIENCE at most; returns whether they are.
+        """Wait until that row and all before it are committed, for at most PATIENCE; returns whether they are.
 
-        Does not wait for a journal that is broken, or that let an answer wait in vain and has committed nothing since.
+        Does not wait for a broken journal, nor for one that failed to commit in time for an answer and has committed nothing
+        since.
         """
         with self._settled:
             if self.problem is None and not self._slow and self._tried.is_set():
@@ -140,21 +141,21 @@ class Journal:
             return self._done >= number
 
     def refused(self, error: Exception) -> None:
-        """Count an answer of which no row could be made or kept; the first one is logged."""
+        """Count an answer whose row could not be made or kept; the first one is logged."""
         if not self._refused:
             self._refused = True
             log.error("journal: an answer left no row", exc_info=error)
         self._drop(1)
 
     def database(self) -> Database:
-        """The open database, for readers; raises JournalError where there is none."""
+        """Return the open database, for readers; raises JournalError if there is none."""
         self._tried.wait(5.0)
         if self._database is None:
             raise self.problem or JournalError("starting")
         return self._database
 
     def close(self, seconds: float = 5.0) -> None:
-        """Write what is waiting, then stop; harmless when repeated."""
+        """Write pending rows, then stop; harmless if repeated."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(seconds)
@@ -185,8 +186,10 @@ class Journal:
             self._database.close()
 
     def _take(self) -> list[Row]:
-        """The next rows: all that wait, up to BATCH; none after IDLE without any. Commits are not put off, since answers
-        wait for them; under load, rows gather during the commit before."""
+        """Return the pending rows, up to BATCH; empty if none arrives within IDLE.
+
+        Commits are not delayed, since answers wait for them; under load, rows gather during the previous commit.
+        """
         rows: list[Row] = []
         wait = not self._stopping.is_set()
         while len(rows) < BATCH:
@@ -198,7 +201,7 @@ class Journal:
         return rows
 
     def _step(self) -> None:
-        """Open the database if need be, write the batch and empty it, prune if it is time."""
+        """Open the database if necessary, write the batch and empty it, prune if it is time."""
         if self._database is not None and self._database.moved():
             self._database.close()
             self._database = None
@@ -221,7 +224,7 @@ class Journal:
         self._tried.set()
 
     def _write(self, database: Database, batch: list[Row]) -> None:
-        """Commit the rows; what is committed is no longer in `batch`."""
+        """Commit the rows; committed ones are removed from `batch`."""
         try:
             with database.writer.begin() as connection:
                 connection.execute(insert(ROWS), batch)
@@ -229,7 +232,7 @@ class Journal:
         except Exception as error:
             if not _is_of_rows(error):
                 raise
-            while batch:  # one row that the database does not take must not cost the others
+            while batch:  # a row that the database refuses must not cost the others
                 try:
                     with database.writer.begin() as connection:
                         connection.execute(insert(ROWS), batch[:1])
@@ -242,7 +245,7 @@ class Journal:
                     self._settle_first(batch, 1)
 
     def _settle_first(self, batch: list[Row], count: int, committed: bool = True) -> None:
-        """Take the first rows, which are done with, out of the batch, and let go the answers that wait for them."""
+        """Remove the first rows, which are finished, from the batch, and wake the answers that wait for them."""
         with self._settled:
             del batch[:count]
             self.written += count if committed else 0
@@ -253,12 +256,12 @@ class Journal:
     def _prune(self, database: Database) -> None:
         with database.writer.begin() as connection:
             deleted = prune(connection, self._max_rows, self._clock.now() - self._days * DAY)
-        if deleted < PRUNED:  # else: on with it after the next rows
+        if deleted < PRUNED:  # otherwise pruning continues after the next rows
             self._next_prune = time.monotonic() + PRUNE_SECONDS
             self._unpruned = 0
 
     def _failed(self, error: Exception) -> None:
-        """Remember what is wrong, and log it once."""
+        """Store the error, and log it once."""
         if isinstance(error, JournalError):
             problem = error
         elif self._database is not None:
@@ -274,5 +277,5 @@ class Journal:
 
 
 def _is_of_rows(error: Exception) -> bool:
-    """Whether the values of a row are to blame, rather than the database."""
+    """Return whether an error is due to a row's values rather than to the database."""
     return isinstance(error, _BAD_ROWS) or type(error) is StatementError

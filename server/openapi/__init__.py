@@ -1,1 +1,1 @@
-"""The document of the API (OpenAPI 3.1): the routes of the application, and the models that read and describe bodies."""
+"""The API document (OpenAPI 3.1): the application's routes, and the models that read and describe bodies."""

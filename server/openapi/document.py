@@ -1,4 +1,4 @@
-"""The OpenAPI document of an application: its routes, and the schemas of the models that they read and answer with."""
+"""The OpenAPI document of an application: its routes, and the schemas of the bodies that they read and answer with."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ from server.wire.answers import ErrorBody
 from server.wire.interventions import bounded
 
 ABOUT = (
-    "OpenAI's chat completions for multimodal models, with requests that may steer the model, change how it reads its "
-    "pictures, and ask where it looked. Unknown fields of OpenAI's are ignored, and named in the answer; unknown keys of "
-    "Helmsight's own are errors."
+    "OpenAI's chat completions for multimodal models. Requests may also steer the model, change how it reads images, and "
+    "ask where it looked. Unknown fields of OpenAI's are ignored and listed in the answer; unknown keys of Helmsight's own "
+    "are errors."
 )
 TAGS = {
     "Chat": "Answers, whole or streamed.",
-    "Models": "What there is, and within which limits.",
+    "Models": "The model, its presets and its limits.",
     "Steering": "Steering vectors, and a dry run.",
-    "Journal": "What was asked and answered, by its numbers.",
-    "Operations": "For those who run the server.",
-    "Pages": "For people: the pages and what they are made of.",
+    "Journal": "Numbers of past requests and answers.",
+    "Operations": "Health, metrics and this document, for operators.",
+    "Pages": "The web pages and their files.",
 }
 ERRORS = {
-    400: "A field or a parameter is wrong; `param` names it.",
-    401: "A key is needed, or it is wrong.",
-    403: "Not allowed here: the Host or Origin of the request, what its key is not for, or what is switched off.",
-    404: "There is none of that name.",
-    409: "It is in the way of what there is.",
+    400: "A field or a parameter is invalid; `param` names it.",
+    401: "A key is required, or it is wrong.",
+    403: "Not allowed: the request's Host or Origin, an action beyond its key's roles, or a disabled feature.",
+    404: "Nothing of that name exists.",
+    409: "It conflicts with an existing one.",
     413: "The body is too large.",
     415: "The body is of another media type, or compressed.",
-    429: "Too many requests wait already, or the key has had its share.",
-    500: "The server's own fault; it has been logged.",
+    429: "Too many requests are waiting, or the key has reached its limit.",
+    500: "An error of the server, which has been logged.",
     503: "Not served now: the model is loading, draining or has failed, or the journal cannot be read.",
     504: "The answer took longer than the server allows.",
     507: "The disk is full.",
 }
 UNREAD = (
-    "Any request that cannot be read, behind which the connection ends: 400 (not HTTP, or wrong chunks), "
-    "408 (it did not arrive in time), 413 (too many chunks), 414 and 431 (its line, its head), 417 (what it expects), 501 "
-    "(its transfer coding); `code` says which."
+    "A request that cannot be read, after which the connection is closed: 400 (invalid HTTP or chunks), "
+    "408 (it did not arrive in time), 413 (too many chunks), 414 and 431 (request line or head too long), 417 (unsupported "
+    "expectation), 501 (unsupported transfer coding); `code` identifies the error."
 )
 HEADERS = {
-    401: {"WWW-Authenticate": "Asks for a bearer token."},
+    401: {"WWW-Authenticate": "Requests a bearer token."},
     429: {"Retry-After": "Seconds to wait."},
-    503: {"Retry-After": "Seconds to wait; not where waiting does not help."},
+    503: {"Retry-After": "Seconds to wait; absent if waiting does not help."},
 }
 ALWAYS = (403, 500)
 BEARER = "bearer"
@@ -65,8 +65,8 @@ _VARIABLE = re.compile(r"<(?:\w+:)?(\w+)>")
 
 
 def document(app: Flask, context: AppContext) -> dict[str, Any]:
-    """The document, with the interventions and readouts that were registered when it was first asked for."""
-    if _KEPT not in app.extensions:  # it takes a tenth of a second, and needs no key
+    """Return the document, with the interventions and readouts registered when it was first requested."""
+    if _KEPT not in app.extensions:  # cached, since it takes a tenth of a second and needs no key
         app.extensions[_KEPT] = _made(app, context)
     found: dict[str, Any] = app.extensions[_KEPT]
     return found
@@ -98,7 +98,7 @@ def _made(app: Flask, context: AppContext) -> dict[str, Any]:
                 BEARER: {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "A key of the server, where it was started with `--api-key` or `--named-key-file`.",
+                    "description": "A key of the server, if it was started with `--api-key` or `--named-key-file`.",
                 }
             },
         },
@@ -106,7 +106,7 @@ def _made(app: Flask, context: AppContext) -> dict[str, Any]:
 
 
 def operations(app: Flask) -> Iterator[tuple[Rule, Operation, str]]:
-    """The documented routes of an application, each with what it says of itself."""
+    """Yield the documented routes of an application, each with its operation and its view's docstring."""
     for rule in app.url_map.iter_rules():
         view = app.view_functions[rule.endpoint]
         if (operation := OPERATIONS.get(view)) is not None:
@@ -114,25 +114,25 @@ def operations(app: Flask) -> Iterator[tuple[Rule, Operation, str]]:
 
 
 def methods(rule: Rule) -> list[str]:
-    """Those of a route that were asked for; HEAD and OPTIONS come by themselves."""
+    """Return a route's methods without HEAD and OPTIONS, which are implied."""
     return sorted(method.lower() for method in (rule.methods or set()) - {"HEAD", "OPTIONS"})
 
 
 class Schemas:
-    """The schemas of models, each once."""
+    """The schemas of models, each included once."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
 
     def of(self, content: Content, reading: bool = False) -> dict[str, Any]:
-        """The schema of a body, with references to its models; of one that the server reads or makes."""
+        """Return the schema of a body with references to its models, as the server reads or writes it."""
         if isinstance(content, Mapping):
             return dict(content)
         models = list(content) if isinstance(content, Sequence) else [content]
         made = TypeAdapter(reduce(or_, models)).json_schema(
             ref_template="#/components/schemas/{model}", mode="validation" if reading else "serialization"
         )
-        schema: dict[str, Any] = bounded(made, None)  # a document is asked for before there is a model
+        schema: dict[str, Any] = bounded(made, None)  # the document may be requested before a model is loaded
         for name, one in schema.pop("$defs", {}).items():
             self._keep(name, one)
         if len(models) == 1 and "$ref" not in schema:

@@ -1,4 +1,4 @@
-"""Requests that can be sent as they are to a server with the embedded model."""
+"""Example requests that can be sent unchanged to a server with the embedded model."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CHOICE = {
 
 @cache
 def picture() -> str:
-    """A scene of the embedded model's world as a data: URI."""
+    """Return a scene of the embedded model's world as a data: URI."""
     data = (Path(__file__).parent / "scene.png").read_bytes()
     return "data:image/png;base64," + base64.b64encode(data).decode()
 
 
 def chat(*texts: str, **fields: Any) -> dict[str, Any]:
-    """A chat about the scene."""
+    """Return a chat about the scene."""
     image = {"type": "image_url", "image_url": {"url": picture()}}
     parts = [{"type": "text", "text": text} for text in texts[:-1]]
     marked = [{**part, "span": "context"} for part in parts]
@@ -42,14 +42,14 @@ def chat(*texts: str, **fields: Any) -> dict[str, Any]:
 
 
 def of_chat() -> Mapping[str, Example]:
-    """Examples of a chat: what OpenAI knows, what is Helmsight's own, and every registered intervention."""
+    """Return examples of chats with OpenAI's fields, with Helmsight's own, and with every registered intervention."""
     each = {
-        name: Example(f"With {name}, its defaults spelt out", chat(QUESTION, **{name: form.example}))
+        name: Example(f"With {name} and its default options", chat(QUESTION, **{name: form.example}))
         for name, form in forms().items()
     }
     vectors = [{"name": "modality-preference", "scale": -0.5, "apply": {"tokens": "image:1"}}]
     return {
-        "picture": Example("A question about a picture", chat(QUESTION)),
+        "picture": Example("A question about an image", chat(QUESTION)),
         "stream": Example("The same as a stream", chat(QUESTION, stream=True, stream_options={"include_usage": True})),
         "text": Example(
             "OpenAI's fields",
@@ -60,21 +60,21 @@ def of_chat() -> Mapping[str, Example]:
             },
         ),
         "steering": Example(
-            "Pushed toward the text, beside the plain answer",
+            "Steered toward the text, beside the plain answer",
             chat(CONTEXT, QUESTION, steering={"toward": "text", "strength": 1.0}, baseline=True),
         ),
-        "auto": Example("Pushed toward what the answer rests on", chat(CONTEXT, QUESTION, steering={"toward": "auto"})),
-        "vectors": Example("Pushed along a vector by name", chat(QUESTION, steering={"vectors": vectors})),
+        "auto": Example("Steered to the used modality", chat(CONTEXT, QUESTION, steering={"toward": "auto"})),
+        "vectors": Example("Steered along a named vector", chat(QUESTION, steering={"vectors": vectors})),
         "preset": Example(
-            "By the name of a preset, as clients ask that send no further fields",
+            "With the name of a preset, for clients that cannot send further fields",
             chat(QUESTION, model="helmsight-demo@sage"),
         ),
         "lenient": Example(
-            "Without a picture, what needs one is skipped",
+            "Interventions that need an image are skipped without one",
             {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 8, "sage": True, "strict": False},
         ),
         "json": Example(
-            "Answered as a JSON schema says",
+            "Answered according to a JSON schema",
             chat(
                 QUESTION,
                 max_tokens=40,
@@ -82,7 +82,7 @@ def of_chat() -> Mapping[str, Example]:
             ),
         ),
         "diagnostics": Example(
-            "With where the model looked",
+            "With readouts of where the model looked",
             chat(QUESTION, diagnostics={"include": ["focus", "patches"], "layers": {"last": 2}, "target_image": 1}),
         ),
         **each,
@@ -90,8 +90,8 @@ def of_chat() -> Mapping[str, Example]:
 
 
 def of_dry_run() -> Mapping[str, Example]:
-    """Examples of a dry run."""
+    """Return examples of a dry run."""
     return {
-        "strength": Example("What a strength of 2 would add", {"steering": {"strength": 2}}),
-        "auto": Example("Where the way is to be found", {"steering": {"toward": "auto"}}),
+        "strength": Example("The effect of a strength of 2", {"steering": {"strength": 2}}),
+        "auto": Example("With an automatic direction", {"steering": {"toward": "auto"}}),
     }

@@ -1,4 +1,4 @@
-"""What a route says of itself beside its code: `documented` keeps it for `server.openapi.document`."""
+"""Descriptions of routes beside their code, which `documented` registers for `server.openapi.document`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ TEXT: dict[str, Any] = {"type": "string"}
 
 View = TypeVar("View", bound=Callable[..., Any])
 Content = type[BaseModel] | Sequence[type[BaseModel]] | Mapping[str, Any]
-"""One model, or one of several; or else a JSON schema."""
+"""A model, alternatives of several models, or a JSON schema."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the path or the query. `schema` is called when the document is made, because registries grow."""
+    """A parameter of the path or the query.
+
+    `schema` is called when the document is made, because registries grow.
+    """
 
     name: str
     about: str
@@ -34,7 +37,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Example:
-    """Something that can be sent as it is to a server with the embedded model, in JSON or as parameters."""
+    """A request that can be sent unchanged to a server with the embedded model, in JSON or as parameters."""
 
     about: str
     value: Any
@@ -42,8 +45,11 @@ class Example:
 
 @dataclass(frozen=True)
 class Operation:
-    """A route. answers: by status and media type, where nothing went wrong. errors: statuses beside those of every route.
-    body: by media type what it reads; examples: of it, by name. headers: of its answers."""
+    """The description of a route.
+
+    `answers` holds successful answers by status and media type, `errors` the statuses besides those of every route, `body`
+    the models it reads by media type, `examples` named examples of the body, `headers` those of its answers.
+    """
 
     tag: str
     answers: Mapping[int, Mapping[str, Content]]
@@ -55,7 +61,7 @@ class Operation:
 
 
 OPERATIONS: dict[Callable[..., Any], Operation] = {}
-"""By the function that answers a route."""
+"""The operations by the function that answers a route."""
 
 
 def documented(
@@ -64,8 +70,10 @@ def documented(
     errors: Sequence[int] = (),
     **more: Any,
 ) -> Callable[[View], View]:
-    """Say of a route what the types of its function do not; its docstring is its description. A model stands for an answer
-    in JSON with the status 200."""
+    """Describe a route beyond its function's types; the function's docstring is the description.
+
+    A model stands for an answer in JSON with status 200.
+    """
     found = answers if isinstance(answers, Mapping) else {200: {JSON: answers}}
 
     def keep(view: View) -> View:

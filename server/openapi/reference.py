@@ -1,4 +1,4 @@
-"""The document of the API as its page shows it: routes by tag, and every schema as a table."""
+"""The API document as its page shows it: routes by tag, and every schema as a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at mo
 
 
 class ShownField(NamedTuple):
-    """A line of a table: a field or a parameter, its type with its limits and default, and what is said of it."""
+    """A row of a table: a field or parameter, its type with limits and default, and its description."""
 
     name: str
     type: Markup
@@ -31,14 +31,14 @@ class Table(NamedTuple):
 
 
 class ShownExample(NamedTuple):
-    """A body that can be sent."""
+    """An example of a request body."""
 
     title: str
     body: str
 
 
 class Route(NamedTuple):
-    """An operation. answers: (status, what it means, its types by media type)."""
+    """An operation; `answers` holds (status, description, types by media type)."""
 
     id: str
     method: str
@@ -53,7 +53,7 @@ class Route(NamedTuple):
 
 
 def reference(document: dict[str, Any]) -> dict[str, Any]:
-    """What the template draws: `title`, `version`, `about`, `tags` (name, note, routes) and `schemas`."""
+    """Return the template's values: `title`, `version`, `about`, `tags` (name, note, routes) and `schemas`."""
     responses = document["components"]["responses"]
     routes = [
         (operation["tags"][0], _route(method, path, operation, responses))
@@ -104,7 +104,7 @@ def _route(method: str, path: str, operation: dict[str, Any], responses: dict[st
 
 
 def rows_of(schema: dict[str, Any]) -> list[ShownField]:
-    """The fields of an object."""
+    """Return the fields of an object."""
     required = schema.get("required", ())
     return [
         ShownField(name, _full(field), name in required, rich(field.get("description", "")))
@@ -113,12 +113,12 @@ def rows_of(schema: dict[str, Any]) -> list[ShownField]:
 
 
 def rich(text: str) -> Markup:
-    """A text with its `code` marked."""
-    return Markup(_INLINE.renderInline(" ".join(text.split())))  # which escapes all else
+    """Return a text as markup, with its `code` marked."""
+    return Markup(_INLINE.renderInline(" ".join(text.split())))  # escapes everything else
 
 
 def type_of(schema: dict[str, Any]) -> Markup:
-    """A schema in a few words, with links to the tables of others."""
+    """Return a schema in a few words, with links to the tables of others."""
     if "$ref" in schema:
         name = schema["$ref"].removeprefix(_SCHEMA)
         return Markup('<a href="#schema-{0}">{0}</a>').format(name)
@@ -139,7 +139,7 @@ def type_of(schema: dict[str, Any]) -> Markup:
 
 
 def _full(schema: dict[str, Any]) -> Markup:
-    """The type of a field with its range and its default."""
+    """Return the type of a field with its range and its default."""
     some = [schema, *schema.get("anyOf", [])]
     limits = {name: value for one in reversed(some) for name, value in one.items() if name in _LIMITS}
     notes = [f"{words} {_number(limits[name])}" for name, words in _LIMITS.items() if name in limits]

@@ -1,1 +1,1 @@
-"""The process that serves: its connections and threads, and the life of the model in it."""
+"""The serving process: its connections, its threads and the life cycle of the model in it."""

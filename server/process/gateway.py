@@ -1,4 +1,4 @@
-"""From a request that is whole to its answer, through WSGI."""
+"""From a complete request to its answer, through WSGI."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ Wait = Literal["awaits", "blocks"]
 
 
 class Delivery:
-    """One answer, by a WSGI application, from the whole request to the last byte; whatever is raised ends this request
-    alone. While it waits for its next piece it holds no thread: `pump` goes on with it where nothing blocks, `blocking` has
-    a thread act that may. `keep` says whether the connection may stay open; `done` hears at the end whether it may still.
-    `access` is gunicorn's logger.
+    """The answer of a WSGI application to one request, from the complete request to the last byte.
+
+    Errors end this request only. While the answer waits for its next piece it holds no thread: `pump` continues it if
+    nothing blocks, and `blocking` runs a callable in a thread that may block. `keep` tells whether the connection may stay
+    open; `done` receives at the end whether it still may. `access` is gunicorn's logger.
     """
 
     def __init__(
@@ -47,13 +48,13 @@ class Delivery:
         self._done = done
         self._response: Any = None
         self._steps = self._answer()
-        # Whoever goes on finds what the request's handlers have set.
+        # Any thread that continues sees the context variables of the request's handlers.
         self._context = contextvars.Context()
         self._lock = threading.Lock()
         self._parked = self._news = False
 
     def go_on(self, may_block: bool = True) -> None:
-        """Answer until the end, or until there is nothing to send; one thread at a time."""
+        """Answer until the end or until there is nothing to send; one thread at a time."""
         while True:
             self._news = False
             wait = self._context.run(self._advance, may_block)
@@ -68,7 +69,7 @@ class Delivery:
                     return
 
     def resume(self) -> None:
-        """There may be more to send; any thread may say so."""
+        """Continue the answer, since there may be more to send; any thread may call this."""
         with self._lock:
             self._news = True
             if not self._parked:
@@ -80,7 +81,7 @@ class Delivery:
         self.go_on(may_block=False)
 
     def _advance(self, may_block: bool) -> Wait | None:
-        """What it waits for, None at its end."""
+        """Send pieces and return the reason to pause, None at the end."""
         try:
             if not may_block and self._connection.lags:
                 return "blocks"
@@ -99,10 +100,10 @@ class Delivery:
 
     def _answer(self) -> Iterator[Wait]:
         connection, request, keep = self._connection, self._request, self._keep
-        self._keep = False  # until it has come to a good end
+        self._keep = False  # set again once the answer has ended well
         try:
             response, environ = wsgi.create(request, connection, connection.client, connection.server, self._cfg)
-        except Exception:  # of what the request says: a path outside of a SCRIPT_NAME, for one
+        except Exception:  # the request is unfit, for example its path is outside of SCRIPT_NAME
             connection.sendall(unread.refused(_UNFIT, self._app, connection.client, partial(field, request)))
             return
         self._response = response
@@ -127,7 +128,7 @@ class Delivery:
             try:
                 if hasattr(pieces, "close"):
                     pieces.close()
-            finally:  # of an answer that was given up it is known now how far it came
+            finally:  # closing has counted how much was sent of an answer that was given up
                 self._access.access(response, request, environ, datetime.now() - started)
 
 

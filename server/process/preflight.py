@@ -1,8 +1,8 @@
-"""What can be seen before a model is loaded: `serve` ends with one sentence rather than open a port for nothing.
+"""Checks before a model is loaded: `serve` fails with one sentence instead of opening a port in vain.
 
-Files are looked at here, without importing anything that takes time. What only transformers knows, whether it knows the
-architecture and whether that reads images, is asked in a process of its own (`python -m server.process.preflight`), as what
-a model does is to be forgotten before the workers are forked; it is spared models of the types that the test suite serves.
+The checks read files without importing anything slow. Only transformers can tell whether it knows the architecture and
+whether that reads images. It is asked in a separate process (`python -m server.process.preflight`), since its imports must
+not be inherited by forked workers, and only for model types that the test suite does not serve.
 """
 
 from __future__ import annotations
@@ -34,26 +34,28 @@ TESTED = frozenset(
         *("gemma3", "glm4v", "idefics3", "paligemma", "mistral3", "aya_vision"),
     }
 )
-"""Types that the engine is tested with, which nobody needs to ask transformers about."""
+"""Model types that the engine is tested with, so that transformers need not be asked."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
-"""Files of which a folder has one at least; what transformers reads them with is not known here."""
+"""Tokenizer files, at least one of which a folder must have, whichever transformers reads."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 _GPUS = ("nvidia[0-9]*", "nvidiactl", "nvhost-gpu", "nvgpu", "kfd", "dxg")
-"""Of /dev: those of NVIDIA's driver, Jetson's, AMD's and Windows' own."""
+"""Device files in /dev of NVIDIA's driver, Jetson's, AMD's and Windows' own."""
 CALIBRATION = "helmsight.calibration/1"
 _PARTS: dict[str, Any] = {
     **dict.fromkeys(("divergence", "sinks"), list), **dict.fromkeys(("flags", "alarm"), dict), "surprise": (int, float),
     **dict.fromkeys(("samples", "tokens", "images", "contexts"), int), "fingerprint": str, "format": str,
 }  # fmt: skip
 MAX_HEADER = 100_000_000
-"""Bytes of a safetensors header, as the format bounds it."""
+"""Largest size in bytes of a safetensors header, as the format defines it."""
 ASKING_SECONDS = 120
 
 
 def preflight(settings: Settings, place: bool = True) -> None:
-    """Raise SettingsError, in one sentence, for a model that cannot be served, keys that cannot be read and, with `place`,
-    a port that is taken; a model that passes may still fail to load."""
+    """Raise SettingsError for a model that cannot be served, keys that cannot be read or, with `place`, a port in use.
+
+    The error is one sentence. A model that passes may still fail to load.
+    """
     check_replicas(settings)
     try:
         _ = settings.keys
@@ -68,7 +70,10 @@ def preflight(settings: Settings, place: bool = True) -> None:
 
 
 def look(settings: Settings) -> bool:
-    """Look at the files of a model, at dtype and device; raises SettingsError. Returns whether transformers knows more."""
+    """Check a model's files, the dtype and the device, and return whether transformers needs to be asked.
+
+    Raises SettingsError.
+    """
     if settings.dtype not in DTYPES:
         raise SettingsError(f"--dtype {settings.dtype[:64]!r} is not known; it is one of {', '.join(DTYPES)}")
     if not _DEVICE.fullmatch(settings.device):
@@ -89,7 +94,7 @@ def look(settings: Settings) -> bool:
 
 
 def _check_division(settings: Settings) -> None:
-    """Raise SettingsError for a model that is to lie on several devices in a way that cannot be."""
+    """Raise SettingsError for an impossible division of a model over several devices."""
     parts = [("--device-map", settings.device_map is not None), ("--tensor-parallel", settings.tensor_parallel > 1)]
     asked = [flag for flag, given in parts if given]
     others = [("--device", settings.device != "auto"), ("--compiled", settings.compiled is True)]
@@ -114,22 +119,22 @@ def _check_division(settings: Settings) -> None:
 
 
 def for_cpu_alone() -> bool:
-    """Whether the torch that is installed can use no GPU, whatever the machine has."""
+    """Return whether the installed torch is built for CPUs only."""
     return version("torch").endswith("+cpu")
 
 
 def sees_gpu() -> bool:
-    """Whether this machine has a GPU that torch might use."""
+    """Return whether this machine has a GPU that torch might use."""
     return any(True for name in _GPUS for _ in Path("/dev").glob(name))
 
 
 def check_place(settings: Settings) -> None:
-    """Raise SettingsError where nobody could listen at the host and port."""
+    """Raise SettingsError if the host and port cannot be listened at."""
     if settings.host.startswith("unix:") or not settings.port:
         return
     host = settings.host.strip("[]")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gunicorn's
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gunicorn does
         try:
             trial.bind((host, settings.port))
         except OSError as error:
@@ -145,7 +150,7 @@ def _reason(error: Exception) -> str:
 
 
 def _check_name(settings: Settings, path: Path) -> bool:
-    """A name on the hub: to be downloaded, or in the cache of earlier downloads; returns whether to ask transformers."""
+    """Check a name on the hub, downloaded or to be downloaded; return whether transformers needs to be asked."""
     name = settings.model
     if path.exists():
         raise SettingsError(f"the model {name!r} is a file; a checkpoint is a folder")
@@ -170,7 +175,7 @@ def _check_name(settings: Settings, path: Path) -> bool:
 
 
 def check_folder(folder: Path, shown: str | None = None) -> dict[str, Any]:
-    """The config of a checkpoint whose files are whole; raises SettingsError naming the first file that is not."""
+    """Return the config of a checkpoint with complete files; raises SettingsError naming the first damaged one."""
 
     def wrong(why: str) -> SettingsError:
         return SettingsError(f"the model {shown or str(folder)!r} cannot be served: {why}")
@@ -215,8 +220,10 @@ def check_folder(folder: Path, shown: str | None = None) -> dict[str, Any]:
 
 
 def wrong_texts(folder: Path) -> str | None:
-    """What is wrong with what a folder says of its tokens, its chats and its calibration; None where nothing is. All JSON
-    files can be read."""
+    """Return the defect of a folder's tokenizer, chat template or calibration, None if there is none.
+
+    All JSON files must be valid.
+    """
 
     def read(name: str) -> Any:
         return json.loads((folder / name).read_bytes()) if (folder / name).is_file() else None
@@ -232,7 +239,7 @@ def wrong_texts(folder: Path) -> str | None:
         try:
             Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
         except TemplateSyntaxError as error:
-            if "unknown tag 'generation'" not in str(error):  # transformers' own
+            if "unknown tag 'generation'" not in str(error):  # a tag of transformers' own
                 return f"{name} is no template: {error.message} (line {error.lineno})"
     if (folder / "calibration.json").is_file() and (why := wrong_calibration(read("calibration.json"))):
         return f"calibration.json is no calibration: {why}; make it anew or remove it"
@@ -240,7 +247,7 @@ def wrong_texts(folder: Path) -> str | None:
 
 
 def templates(folder: Path, read: Any) -> Iterator[tuple[str, str]]:
-    """(file, template) of every chat template of a folder."""
+    """Yield (file, template) of every chat template of a folder."""
     if (folder / "chat_template.jinja").is_file():
         yield "chat_template.jinja", (folder / "chat_template.jinja").read_text("utf-8", "replace")
     for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
@@ -250,7 +257,10 @@ def templates(folder: Path, read: Any) -> Iterator[tuple[str, str]]:
 
 
 def wrong_calibration(content: Any) -> str | None:
-    """What is wrong with the form of a calibration; its numbers are compared with the model once that is loaded."""
+    """Return the defect of a calibration's form, None if there is none.
+
+    Its numbers are compared with the model once that is loaded.
+    """
     if not isinstance(content, dict):
         return "it holds no object"
     if content.get("format") != CALIBRATION:
@@ -266,7 +276,7 @@ def wrong_calibration(content: Any) -> str | None:
 
 
 def misfit(file: Path, config: dict[str, Any]) -> str | None:
-    """Where the embedding of tokens is not as wide as the config says the language model is; None elsewhere."""
+    """Return the defect of a token embedding whose width differs from the config's, None if there is none."""
     text = config.get("text_config")
     width = (text if isinstance(text, dict) else config).get("hidden_size")
     for name, entry in header_of(file).items():
@@ -278,7 +288,7 @@ def misfit(file: Path, config: dict[str, Any]) -> str | None:
 
 
 def header_of(file: Path) -> dict[str, Any]:
-    """The header of a safetensors file that is whole."""
+    """Return the header of a complete safetensors file."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         header: dict[str, Any] = json.loads(stream.read(length))
@@ -286,7 +296,7 @@ def header_of(file: Path) -> dict[str, Any]:
 
 
 def damage(file: Path) -> str | None:
-    """What is wrong with a safetensors file, by its header and its length; None where nothing is."""
+    """Return the defect of a safetensors file, by its header and its length, None if there is none."""
     size = file.stat().st_size
     try:
         with file.open("rb") as stream:
@@ -316,14 +326,14 @@ def _ask_transformers(settings: Settings) -> None:
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=ASKING_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return  # loading will tell
+        return  # loading will report the error
     said = asked.stdout.strip().rpartition("\n")[2]
     if asked.returncode == 1 and said:
         raise SettingsError(f"the model {settings.model!r} cannot be served: {said}")
 
 
 def refusal(model: str, download: bool) -> str | None:
-    """Why transformers or the engine refuse a model by its config; None where they do not."""
+    """Return the reason for which transformers or the engine refuse a model's config, None if they accept it."""
     from transformers import AutoConfig  # noqa: PLC0415 -- takes seconds
 
     import steering  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""What does not fit together with several replicas. Imports nothing of Ray's."""
+"""Checks of settings that several replicas exclude; imports nothing of Ray."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from importlib.util import find_spec
 from server.settings import Settings, SettingsError
 
 NEEDED = ("ray", "starlette", "uvicorn")
-"""What the extra brings, of which Ray itself comes without the others, too."""
+"""Modules of the extra; Ray can be installed without the others."""
 
 
 def check(settings: Settings) -> None:
-    """Raise SettingsError where replicas are asked for that cannot be had."""
+    """Raise SettingsError for replicas that cannot be started."""
     if settings.replicas is None:
         if settings.max_replicas is not None:
             raise SettingsError("--max-replicas is for --replicas, which says how many there are at least")
@@ -39,5 +39,5 @@ def check(settings: Settings) -> None:
 
 
 def most_replicas(settings: Settings) -> int:
-    """How many there may be at once."""
+    """Return the largest number of replicas at once."""
     return settings.max_replicas or settings.replicas or 1

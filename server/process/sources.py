@@ -1,6 +1,6 @@
-"""Where settings come from, read by pydantic-settings: a TOML file, HELMSIGHT_* variables, the flags of a command.
+"""Sources of settings, read by pydantic-settings: a TOML file, HELMSIGHT_* variables, the flags of a command.
 
-Importing this takes time that --help has not.
+Importing this module is too slow for --help.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from server.settings import Settings, SettingsError
 
 PREFIX = "HELMSIGHT_"
 EMPTY = f"{PREFIX}VECTORS"
-"""The one variable that says something when it is empty: no folder."""
+"""The only variable with a meaning when empty: no folder."""
 _PLATFORM = re.compile(r"(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP))(_\w+)?")
-"""What container platforms set by themselves for a service of our name, behind the prefix."""
+"""Suffixes of variables that container platforms set for a service of this name."""
 
 
 class Sourced(Settings, BaseSettings):
-    """The settings as pydantic-settings' sources know them."""
+    """The settings as pydantic-settings' sources read them."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX)
 
 
 class Environment(EnvSettingsSource):
-    """HELMSIGHT_* variables; lists are separated by commas, and an empty variable counts as none."""
+    """HELMSIGHT_* variables; commas separate lists, and empty variables are ignored."""
 
     def __init__(self, environ: Mapping[str, str]):
         super().__init__(Sourced)
@@ -48,7 +48,7 @@ class Environment(EnvSettingsSource):
 def load_settings(
     flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, config: str | None = None
 ) -> Settings:
-    """The settings of all sources, after a warning of variables that are none; as `merged`."""
+    """Return the settings of all sources as `merged` does, after a warning of unknown variables."""
     environ = os.environ if environ is None else environ
     for name, meant in unknown(environ):
         logging.getLogger("helmsight").warning("%s is no setting%s", name, f"; did you mean {meant}?" if meant else "")
@@ -56,8 +56,10 @@ def load_settings(
 
 
 def merged(flags: Mapping[str, Any], environ: Mapping[str, str], config: str | None) -> Settings:
-    """Flags before variables before the file; `flags` holds only what was given. Raises SettingsError naming setting and
-    source."""
+    """Return the settings; flags take precedence over variables, variables over the file.
+
+    `flags` holds only the given ones. Raises SettingsError naming setting and source.
+    """
     config = config or environ.get(f"{PREFIX}CONFIG")
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
@@ -84,7 +86,7 @@ def merged(flags: Mapping[str, Any], environ: Mapping[str, str], config: str | N
 
 
 def unknown(environ: Mapping[str, str]) -> list[tuple[str, str | None]]:
-    """Each variable with the prefix that is no setting's, and the one that is probably meant."""
+    """Return each prefixed variable that is no setting, with the setting that is probably meant."""
     known = [name.upper() for name in (*Settings.model_fields, "config")]
     ours = [name.removeprefix(PREFIX) for name in sorted(environ) if name.startswith(PREFIX)]
     strange = [name for name in ours if name not in known and not _PLATFORM.fullmatch(name)]
@@ -93,7 +95,7 @@ def unknown(environ: Mapping[str, str]) -> list[tuple[str, str | None]]:
 
 
 def _with_presets(values: dict[str, Any], source: str) -> dict[str, Any]:
-    """The settings of a file whose presets know where they stand."""
+    """Return the settings of a file with `source` added to its presets."""
     presets = values.get("presets")
     if not isinstance(presets, dict):
         return values
@@ -102,7 +104,7 @@ def _with_presets(values: dict[str, Any], source: str) -> dict[str, Any]:
 
 def _file(path: str) -> dict[str, Any]:
     file = Path(path).expanduser()
-    if not file.is_file():  # which the source would take for an empty one
+    if not file.is_file():  # the source would treat it as empty
         said = "is no file" if file.exists() else "there is no such file"
         raise SettingsError(f"config file {path}: {said}")
     try:

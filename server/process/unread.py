@@ -1,5 +1,7 @@
-"""Answers to requests that the application has not read: as all others they have an id, and may be read by pages elsewhere
-that may read any."""
+"""Answers to requests that the application has not read.
+
+Like all others they have an id and CORS headers.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from server.telemetry.logs import current, request_id
 log = logging.getLogger("helmsight")
 
 Field = Callable[[str], str | None]
-"""The value of a request's header field, None where it has none or it has not come."""
+"""Returns the value of a request's header field, None if it has none or it has not arrived."""
 
 
 def refused(refusal: Refused, app: Any, client: Any, field: Field) -> bytes:
-    """The answer to a request, logged and counted."""
+    """Return the answer to a refused request, and log and count it."""
     fields = {"event": "refused", "status": refusal.status, "error": refusal.code}
     token = current.set(request_id(field("X-Request-Id")))
     try:
@@ -31,7 +33,7 @@ def refused(refusal: Refused, app: Any, client: Any, field: Field) -> bytes:
 
 
 def answer(refusal: Refused, app: Any, field: Field) -> bytes:
-    """The answer to a request, with the id that the log has for it."""
+    """Return the answer to a request, with the request id that the log has."""
     named = current.get() or request_id(field("X-Request-Id"))
     settings = app.extensions["helmsight"].settings
     return refusal.response({"X-Request-Id": named, **cors.headers(settings, field("Origin"))})

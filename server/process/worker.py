@@ -1,16 +1,16 @@
 """gunicorn's worker for Helmsight: a loop that waits for all clients at once, and threads that only answer.
 
-gunicorn's own threaded worker gives a connection to a thread as soon as it is there, and the thread then waits for its
-head, its body, and for the client to take every byte of the answer: as many slow clients as there are threads stop the
-server. Here nothing that waits for a client holds a thread. One loop reads heads and bodies, within limits of time and size
-that start with the connection (`intake`), a thread gets the whole request, and what the client does not take at once of the
-answer waits in memory for the loop to send (`connection`). A server that reads whole requests before it answers exists
-(waitress), but without gunicorn's supervision and without the client's socket, by which a client that left is noticed while
-its answer is still queued. Of gunicorn remain the master process with its signals and its heartbeat, the parser of heads,
-the WSGI environment, responses and logs.
+gunicorn's own threaded worker assigns a thread to each new connection, which then waits for the head, the body, and the
+client's receipt of every byte: as many slow clients as there are threads stop the server. Here nothing that waits for a
+client holds a thread. One loop reads heads and bodies, within limits of time and size that start with the connection
+(`intake`), a thread gets the complete request, and bytes of the answer that the client does not receive at once wait in
+memory for the loop to send (`connection`). waitress also reads whole requests before it answers, but has neither gunicorn's
+supervision nor access to the client's socket, by which a client that left is noticed while its answer is still queued. The
+master process with its signals and its heartbeat, the parser of heads, the WSGI environment, responses and logs remain
+gunicorn's.
 
-A stream gives its thread back while it waits for the engine (`pauses`); one thread sends what comes next of all of them.
-Requests that carry no body have threads of their own, so that health and metrics are not queued behind chats.
+A stream releases its thread while it waits for the engine (`pauses`); one thread sends the next pieces of all streams.
+Requests without a body have threads of their own, so that health and metrics are not queued behind chats.
 """
 
 from __future__ import annotations
@@ -44,35 +44,35 @@ if TYPE_CHECKING:
 log = logging.getLogger("helmsight")
 
 DRAIN_MARGIN = 3
-"""Seconds of gunicorn's graceful timeout, after which it kills, that are behind those that answers get: for what clients
-have not taken yet, and for the journal."""
+"""Seconds of gunicorn's graceful timeout, after which it kills, reserved for sending remaining bytes and the journal."""
 LAST = 1.0
 """Seconds of these for the journal."""
 STOP, QUIT = 1.0, 1.7  # gunicorn may kill 2 s after SIGQUIT
-"""Seconds for the engine to stop, and in which all is over that is not to drain."""
+"""Seconds for the engine to stop, and for the whole worker to end without draining."""
 LIGHT = 8
 """Threads for requests without a body."""
 ENDS = 16
-"""Threads for what streams have to wait for behind their last token: the journal."""
+"""Threads for blocking work after the last token of streams, which is the journal."""
 QUEUED = 256
-"""Requests that may wait for a thread; more are refused, by the loop itself."""
+"""Most requests that may wait for a thread; the loop refuses further ones."""
 ALL_INPUT = 512 * 2**20
-"""Bytes of all requests that are still coming in, beyond which the largest of them is refused."""
+"""Bytes of all incoming requests beyond which the largest of them is refused."""
 LINGER = 2.0
 LINGER_BYTES = 256 * 2**20
-"""Seconds without a byte, and bytes, for which a closing connection is read on, for as long as a request may take to arrive:
-a client that still sends would otherwise see it reset before it has read the answer."""
+"""Idle seconds, and bytes, for which a closing connection is still read, within the time limit of a request.
+
+Otherwise a client that still sends would see a reset before it has read the answer.
+"""
 SWEEP = 0.25
-"""Seconds between two looks at the deadlines."""
+"""Seconds between two checks of the deadlines."""
 ACCEPTED = 64
-"""Connections taken, and cut off, in one turn of the loop."""
+"""Most connections accepted, and most closed, in one turn of the loop."""
 SPARE_FILES = 256
-"""Open files that are not for connections."""
+"""Open files reserved for anything but connections."""
 
 
 class Worker(BaseWorker):
-    """Also drains on SIGTERM: it keeps accepting, so that new requests get a clean 503 instead of a connection that nobody
-    answers, until the running ones are done."""
+    """A worker that also drains on SIGTERM: until running requests are done it answers new ones with a clean 503."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -95,7 +95,7 @@ class Worker(BaseWorker):
         super().init_process()
 
     def prepare(self) -> None:
-        """Make what the loop needs, in the process that will run it."""
+        """Create the loop's resources in the process that will run it."""
         self._selector = selectors.DefaultSelector()
         self._wakes, self._wake_end = socket.socketpair()
         self._wakes.setblocking(False)
@@ -120,18 +120,18 @@ class Worker(BaseWorker):
             self._end_after(0.0, QUIT)
 
     def _end_after(self, drain: float, most: float) -> None:
-        """Let running answers end for so many seconds, and be gone after so many at most."""
+        """Let running answers finish for `drain` seconds and end the process after at most `most` seconds."""
         self._draining, self._ends = True, time.monotonic() + most
         threading.Thread(target=self._drain, args=(drain,), name="helmsight-drain", daemon=True).start()
 
     def _drain(self, seconds: float) -> None:
         log.info("draining: new requests are refused, running ones get up to %d s", seconds)
         (stopper := threading.Thread(target=self._stop_engine, args=(seconds,), daemon=True)).start()
-        stopper.join(seconds + STOP)  # an engine that hangs may not even stop
+        stopper.join(seconds + STOP)  # a hanging engine may never stop
         self.alive = False
 
     def _stop_engine(self, seconds: float) -> None:
-        app = getattr(self, "wsgi", None)  # a signal may come before the application is made
+        app = getattr(self, "wsgi", None)  # a signal may arrive before the application exists
         if app is not None:
             app.extensions["helmsight"].runtime.drain(seconds)
 
@@ -142,7 +142,7 @@ class Worker(BaseWorker):
     # -- the loop ----------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until a signal ends it, then let what is being answered come to its end."""
+        """Serve until a signal ends it, then let running answers finish."""
         self._settings = self.wsgi.extensions["helmsight"].settings
         self._selector.register(self._wakes, selectors.EVENT_READ, self._woken)
         while self.alive and self.ppid == os.getppid():
@@ -162,7 +162,7 @@ class Worker(BaseWorker):
             end.close()
 
     def _turn(self) -> None:
-        """Wait for something to do, do it, and now and then look at the deadlines and tell the arbiter that all is well."""
+        """Wait for events and handle them; check deadlines and notify the arbiter from time to time."""
         for key, _ in self._selector.select(SWEEP):
             key.data()
         while self._due:
@@ -174,12 +174,12 @@ class Worker(BaseWorker):
             late = [one for one in self._connections if one.late(now)]
             for connection in late[:ACCEPTED]:
                 self._too_late(connection)
-            if len(late) > ACCEPTED:  # the others in the next turn, so that nobody waits for all of them
+            if len(late) > ACCEPTED:  # the others follow in the next turn, so that the loop is not blocked
                 self.later(partial(setattr, self, "_next_sweep", now))
             self._bound_input()
 
     def later(self, act: Callable[[], object]) -> None:
-        """Have the loop do something soon; any thread may call it."""
+        """Run `act` in the loop soon; any thread may call this."""
         self._due.append(act)
         with contextlib.suppress(OSError):  # a full buffer wakes as well
             self._wake_end.send(b"\0")
@@ -191,7 +191,7 @@ class Worker(BaseWorker):
     # -- connections that come and go --------------------------------------------------------------------------------------
 
     def _has_place(self) -> bool:
-        """Whether one more connection can be served, if need be instead of one that waits for its client."""
+        """Return whether another connection can be served, possibly in place of one that waits for its client."""
         return len(self._connections) < self._most or bool(self._reading)
 
     def _accept_if(self, accepting: bool) -> None:
@@ -209,7 +209,7 @@ class Worker(BaseWorker):
             if not self._has_place():
                 return
             if len(self._connections) >= self._most:
-                self._close(next(iter(self._reading)))  # whoever keeps us waiting longest makes room
+                self._close(next(iter(self._reading)))  # closes the one that has been waited for longest
             try:
                 sock, client = listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -227,10 +227,10 @@ class Worker(BaseWorker):
             connection.deadline = time.monotonic() + settings.read_timeout
             self._connections[connection] = self._reading[connection] = None
             self._watch(connection, selectors.EVENT_READ)
-            self._read(connection)  # most clients have sent their request by now
+            self._read(connection)  # most clients have already sent their request
 
     def _watch(self, connection: Connection, events: int) -> None:
-        """Have the loop told of these events of a connection, 0 for none."""
+        """Watch for these events of a connection, 0 for none."""
         if events == connection.watched:
             return
         if not connection.watched:
@@ -249,12 +249,12 @@ class Worker(BaseWorker):
                 self._read_off(connection)
             elif connection.state in ("answering", "flushing"):
                 self._send(connection)
-        except Exception:  # one connection's trouble must not end the loop
+        except Exception:  # an error of one connection must not end the loop
             log.exception("a connection could not be served")
             self._close(connection)
 
     def _close(self, connection: Connection) -> None:
-        if connection.state == "answering":  # a thread is using it, and finds it broken
+        if connection.state == "answering":  # its thread will notice that it is broken
             self._watch(connection, 0)
             connection.give_up()
         elif connection.state != "closed":
@@ -285,7 +285,7 @@ class Worker(BaseWorker):
             self._feed(connection, data)
 
     def _feed(self, connection: Connection, data: bytes) -> None:
-        """Give a connection's intake what has come, and its request to a thread once it is whole."""
+        """Feed received bytes to a connection's intake, and pass a complete request to a thread."""
         intake = connection.intake
         try:
             state = intake.feed(data)
@@ -299,7 +299,7 @@ class Worker(BaseWorker):
             connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _bound_input(self) -> None:
-        """Refuse the largest requests that are coming in while all of them together are too large."""
+        """Refuse the largest incoming requests while all of them together are too large."""
         held = sum(connection.intake.held for connection in self._reading)
         for connection in sorted(self._reading, key=lambda one: one.intake.held, reverse=True):
             if held <= ALL_INPUT:
@@ -308,7 +308,7 @@ class Worker(BaseWorker):
             self._refuse(connection, FULL)
 
     def _refuse(self, connection: Connection, refusal: Refused) -> None:
-        """Answer a request that no thread gets to see, and close its connection."""
+        """Answer a request without passing it to a thread, and close its connection."""
         said = unread.refused(refusal, self.wsgi, connection.client, connection.intake.field)
         self._reading.pop(connection, None)
         connection.intake.drop()
@@ -332,7 +332,7 @@ class Worker(BaseWorker):
         threads.submit(size, partial(self._answer, connection, request, keep))
 
     def _answer(self, connection: Connection, request: Request, keep: bool) -> None:
-        """Have the application answer; runs in a thread, and what cannot be sent yet in others."""
+        """Have the application answer, in a thread; others send what cannot be sent yet."""
         keep = keep and not self._draining and bool(self.cfg.keepalive)
         delivery = Delivery(
             self.wsgi, connection, request, keep, self.cfg, self.log,
@@ -342,7 +342,7 @@ class Worker(BaseWorker):
         delivery.go_on()
 
     def _answered(self, connection: Connection, keep: bool) -> None:
-        """The answer is complete; its last bytes may still wait to be taken."""
+        """Handle a complete answer, whose last bytes may still wait to be sent."""
         connection.state, connection.keep = "flushing", keep
         if connection.broken:
             self._close(connection)
@@ -352,7 +352,7 @@ class Worker(BaseWorker):
             self._taken(connection)
 
     def _to_send(self, connection: Connection) -> None:
-        """Watch for a client that takes more, now that there is more; any thread may call it."""
+        """Watch for a writable client, since there are bytes to send; any thread may call this."""
 
         def watch() -> None:
             if connection.state in ("answering", "flushing") and connection.sending:
@@ -371,7 +371,7 @@ class Worker(BaseWorker):
                 self._watch(connection, 0)
 
     def _taken(self, connection: Connection) -> None:
-        """The client has its answer: on to its next request, or to the end."""
+        """Continue with the next request, or close, now that the client has its answer."""
         if connection.keep and self.alive and not self._draining:
             connection.state = "reading"
             begun = connection.intake.begun
@@ -382,14 +382,14 @@ class Worker(BaseWorker):
         else:
             connection.state, connection.ends = "lingering", time.monotonic() + self._settings.read_timeout
             connection.intake.drop()
-            self._reading[connection] = None  # it makes room for others, too
+            self._reading[connection] = None  # it may be closed to make room, too
             with contextlib.suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_WR)
             self._watch(connection, selectors.EVENT_READ)
             self._read_off(connection)
 
     def _read_off(self, connection: Connection) -> None:
-        """Read what a client still sends on a connection that is about to be closed."""
+        """Read and discard bytes of a connection that is about to be closed."""
         try:
             data = connection.receive()
         except OSError:

@@ -1,4 +1,4 @@
-"""A WSGI application answers calls in threads of its own; what it says is handed over as it comes."""
+"""A WSGI application whose threads answer calls and whose answers are passed on as they are generated."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from server.settings import Settings
 log = logging.getLogger("helmsight")
 
 HELD = 64
-"""Pieces of an answer that wait to be taken, before the thread that makes them waits."""
+"""Most pending pieces of an answer before the thread that generates them blocks."""
 
 Piece = AnswerHead | bytes
 
 
 @dataclass
 class Logged:
-    """A response, and a request, as gunicorn's logger knows them."""
+    """A response, or a request, in the form that gunicorn's logger expects."""
 
     status: str
     headers: list[tuple[str, str]]
@@ -41,7 +41,7 @@ class Logged:
 
 
 class Answering:
-    """Chats and what is asked without a body have threads apart, as in `server.process.worker`."""
+    """The threads that answer calls; chats and requests without a body have separate ones, as in `server.process.worker`."""
 
     def __init__(self, app: Any, settings: Settings):
         cfg = Config()
@@ -53,7 +53,7 @@ class Answering:
         self._light = RequestThreads(LIGHT, "helmsight-light")
 
     async def answer(self, call: Call) -> AsyncIterator[Piece]:
-        """How the answer begins, then its bytes as they come. Whoever stops listening is a client that left."""
+        """Yield the answer's head, then its bytes as they arrive; closing the iterator means that the client left."""
         exchange = Exchange(call, asyncio.get_running_loop())
         threads = self._chats if call.body else self._light
         threads.submit(len(call.body), partial(exchange.run, self._app, self._access))
@@ -64,20 +64,20 @@ class Answering:
             exchange.leave()
 
     async def whole(self, call: Call) -> tuple[AnswerHead, bytes]:
-        """The answer at once."""
+        """Return the whole answer."""
         said = [piece async for piece in self.answer(call)]
         head, *body = said
         assert isinstance(head, AnswerHead)
         return head, b"".join(piece for piece in body if isinstance(piece, bytes))
 
     def end(self) -> None:
-        """Drop what waits."""
+        """Drop queued calls."""
         for threads in (self._chats, self._light):
             threads.end()
 
 
 class Exchange:
-    """One call and its answer, between the thread that answers and the loop that hands it over."""
+    """A call and its answer, between the answering thread and the loop that passes it on."""
 
     def __init__(self, call: Call, loop: asyncio.AbstractEventLoop):
         self._call = call
@@ -85,13 +85,13 @@ class Exchange:
         self._queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
         self._room = threading.Semaphore(HELD)
         self._left = threading.Event()
-        # A client's connection as `Watcher` knows one: it is hung up when nobody listens any more.
+        # A client's connection for `Watcher`, which is closed once nobody listens any more.
         self._connection, self._client = socket.socketpair()
 
-    # -- for the loop ------------------------------------------------------------------------------------------------------
+    # -- called by the loop ------------------------------------------------------------------------------------------------
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """What the thread says, bytes that wait together as one; raises what it raised."""
+        """Yield the thread's pieces, with pending bytes joined; raises whatever the thread raised."""
         while True:
             taken = [await self._queue.get()]
             while not self._queue.empty():
@@ -109,15 +109,15 @@ class Exchange:
                     yield one
 
     def leave(self) -> None:
-        """Nobody listens any more; harmless after the end."""
+        """Stop listening; harmless after the end."""
         self._left.set()
-        self._room.release()  # the thread may wait for it
+        self._room.release()  # the thread may be blocked on it
         self._client.close()
 
-    # -- for the thread ----------------------------------------------------------------------------------------------------
+    # -- called by the thread ----------------------------------------------------------------------------------------------
 
     def run(self, app: Any, access: Any) -> None:
-        """Have the application answer, and write it down."""
+        """Have the application answer, and write the access log."""
         begun = time.monotonic()
         told = Logged("500 Internal Server Error", [])
         environ = self._call.environ(self._connection)
@@ -154,7 +154,7 @@ class Exchange:
         self._room.acquire()
         if self._left.is_set():
             raise BrokenPipeError
-        try:  # without waiting until the loop has it, which has to wait for its turn among many threads
+        try:  # does not wait for the loop, which has to wait for its turn among many threads
             self._loop.call_soon_threadsafe(self._queue.put_nowait, said)
         except RuntimeError as error:  # the loop has ended
             raise BrokenPipeError from error

@@ -1,4 +1,4 @@
-"""The application as Ray Serve runs it: a front and the replicas behind it, from Helmsight's own settings."""
+"""The application as Ray Serve runs it: a front and the replicas behind it, configured by Helmsight's own settings."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from server.settings import Settings
 NAME = "helmsight"
 ROUTER = "server.replicas.router:PictureRouter"
 QUIET = {"enable_access_log": False, "log_level": "WARNING"}
-"""Ray Serve's own logs: ours have a line a request."""
+"""Options that silence Ray Serve's own logs, since ours have a line for each request."""
 LOOKS = {"health_check_period_s": 2.0, "health_check_timeout_s": 30.0}
 TRIES = 1
-"""Starts of a first replica: a model that cannot be loaded cannot be loaded a moment later."""
+"""Starts of a first replica; a model that fails to load would fail again."""
 LOOK_BACK, REPORTS = 30.0, 3
-"""Seconds of which the load is a mean, Ray Serve's own number and at most as many, and how often in them it is told."""
+"""Longest averaging window of the load in seconds (Ray Serve's default), and the reports within it."""
 FRONT_REQUESTS = 10_000
-"""Requests in the front at once, which only waits for them."""
+"""Most requests in the front at once, which only waits for them."""
 
 
 def threads_each(settings: Settings) -> int:
-    """CPU threads of each replica's engine: those that were asked for, or a share of this machine's."""
+    """Return the CPU threads of each replica's engine: the configured ones, or a share of this machine's."""
     return settings.threads or max(1, processors() // most_replicas(settings))
 
 
 def gpus_each(settings: Settings) -> int:
-    """GPUs of each replica: one, unless it is to run on the CPU or this machine shows that it must."""
+    """Return the GPUs of each replica: one, unless the settings or this machine require the CPU."""
     if settings.device == "auto":
         return int(sees_gpu() and not for_cpu_alone())
     return int(settings.device == "cuda")
 
 
 def replicas(settings: Settings, gpus: int) -> dict[str, Any]:
-    """Ray Serve's options for the replicas."""
+    """Return Ray Serve's options for the replicas."""
     threads, least = threads_each(settings), settings.replicas or 1
     drained = settings.graceful_timeout + DRAIN_MARGIN
     return {
@@ -62,8 +62,10 @@ def replicas(settings: Settings, gpus: int) -> dict[str, Any]:
 
 
 def scaling(settings: Settings) -> dict[str, Any]:
-    """Ray Serve's autoscaling on the requests at work. What they were before counts for no longer than the delays last, or
-    these would say nothing."""
+    """Return Ray Serve's options of autoscaling by running requests.
+
+    The averaging window is no longer than the delays, which would have no effect otherwise.
+    """
     mean = min(LOOK_BACK, max(1.0, min(settings.replica_added_after, settings.replica_removed_after)))
     return {
         "min_replicas": settings.replicas,
@@ -77,7 +79,7 @@ def scaling(settings: Settings) -> dict[str, Any]:
 
 
 def application(settings: Settings) -> Application:
-    """What `serve.run` and `serve run` deploy; raises SettingsError."""
+    """Return the application that `serve.run` and `serve run` deploy; raises SettingsError."""
     settings = settings.model_copy(update={"replicas": settings.replicas or 1})
     check(settings)
     threads, gpus = threads_each(settings), gpus_each(settings)

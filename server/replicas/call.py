@@ -1,4 +1,4 @@
-"""A request on its way from the front to a replica, and what comes back. Imports neither Flask nor torch nor Ray."""
+"""A request on its way from the front to a replica, and its answer; imports neither Flask nor torch nor Ray."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from urllib.parse import quote_from_bytes
 
 _URL = re.compile(rb'"url"\s*:\s*"([^"]+)"')
-"""In a text of the chat the quotes are escaped, so that the first one is the first picture's."""
+"""Finds the first image's URL, since quotes within the chat's texts are escaped."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A request, whole: `path` is decoded, `query` as it came, the names of `headers` in lower case."""
+    """A complete request: `path` is decoded, `query` is raw, the names of `headers` are in lower case."""
 
     method: str
     path: str
@@ -30,17 +30,17 @@ class Call:
 
     @property
     def repeatable(self) -> bool:
-        """Whether asking again does no harm: it changes nothing, or is a chat, whose answer nobody has seen yet."""
+        """True if the request may be repeated: it changes nothing, or is a chat whose answer nobody has seen yet."""
         return self.method in ("GET", "HEAD", "OPTIONS") or self.path == "/v1/chat/completions"
 
     @property
     def picture(self) -> bytes | None:
-        """A digest of the URL of the first picture, which holds its bytes where it is a data URL; None without one."""
+        """A digest of the first image's URL, which includes the image itself for a data URL; None without one."""
         found = _URL.search(self.body) if self.method == "POST" else None
         return None if found is None else hashlib.blake2b(found[1], digest_size=16).digest()
 
     def environ(self, connection: socket.socket) -> dict[str, Any]:
-        """The WSGI environment (PEP 3333). `connection` is hung up when the client leaves, as `Watcher` looks for."""
+        """Return the WSGI environment (PEP 3333); `connection` is closed when the client leaves, for `Watcher` to notice."""
         host, port = self.server or ("localhost", None)
         environ: dict[str, Any] = {
             "REQUEST_METHOD": self.method,
@@ -59,11 +59,11 @@ class Call:
             "wsgi.multithread": True,
             "wsgi.multiprocess": True,
             "wsgi.run_once": False,
-            "wsgi.input_terminated": True,  # all of the body is here, whatever its length was said to be
+            "wsgi.input_terminated": True,  # the body is complete, whatever its declared length
             "gunicorn.socket": connection,
         }
         for name, value in self.headers:
-            if b"_" in name:  # it could pass for one with a hyphen
+            if b"_" in name:  # it could be mistaken for a name with a hyphen
                 continue
             key = name.decode("latin1").upper().replace("-", "_")
             key = key if key in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{key}"
@@ -74,7 +74,7 @@ class Call:
 
 @dataclass(frozen=True)
 class AnswerHead:
-    """How an answer begins."""
+    """The status and headers of an answer."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -82,7 +82,7 @@ class AnswerHead:
 
 @dataclass(frozen=True)
 class Whole:
-    """An answer with all of its body, and the name of the replica that gave it."""
+    """An answer with its whole body, and the name of the replica that gave it."""
 
     replica: str
     head: AnswerHead

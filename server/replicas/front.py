@@ -1,5 +1,7 @@
-"""The front: takes HTTP requests from Ray Serve's proxy, and hands each to a replica. It knows no route of the API; those
-that tell of one process tell of all of them here."""
+"""The front, which passes each HTTP request of Ray Serve's proxy to a replica.
+
+It knows no route of the API, except those that report on one process and report on all replicas here.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ from server.telemetry.refusals import RequestCounters
 log = logging.getLogger("helmsight")
 
 TRIES = 3
-"""Replicas that are asked, where one after the other dies."""
+"""Most replicas that are tried for a request if they die one after the other."""
 PATIENCE = 10.0
-"""Seconds that all replicas together have to tell how they are."""
+"""Seconds that all replicas together have to report their state."""
 MARGIN = 5.0
-"""Seconds for which an answer is waited for after its replica should have given it up."""
+"""Seconds to wait for an answer after its replica should have given it up."""
 HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "x-request-id"})
-"""Headers of one connection, which is the proxy's here (RFC 9110, section 7.6.1), and the one that the proxy sets."""
+"""Headers of one connection, here the proxy's (RFC 9110, section 7.6.1), and the one that the proxy sets."""
 
 LOADING = Refused(503, "model_loading", "The model is still loading.", retry_after=2)
 LOST = Refused(503, "replica_lost", "The replica that worked on this request has ended; ask again.", retry_after=1)
@@ -40,7 +42,7 @@ BROKEN = Refused(500, "internal_error", "The server had an unexpected error; it 
 
 
 class Front:
-    """`replicas` are those of `Replica`."""
+    """The front's deployment; `replicas` is the handle of `Replica`'s."""
 
     def __init__(self, replicas: DeploymentHandle, settings: Settings):
         self._replicas = replicas
@@ -49,7 +51,7 @@ class Front:
         self._counters = RequestCounters(CollectorRegistry())
 
     async def __call__(self, request: Request) -> Response:
-        """The answer to a request."""
+        """Return the answer to a request."""
         call = await self._read(request)
         if isinstance(call, Refused):
             return self._refused(call)
@@ -59,11 +61,11 @@ class Front:
         return await self._answer(call)
 
     async def drain(self) -> None:
-        """Have all replicas refuse new requests; returns when the running ones have ended or had their time."""
+        """Have all replicas refuse new requests; returns once running ones have ended or timed out."""
         await self._replicas.broadcast("drain").results_async(return_exceptions=True)
 
     async def _read(self, request: Request) -> Call | Refused:
-        """The request, whole. Of a body that is too long one byte too many is kept, by which the application sees it."""
+        """Return the complete request; a body that is too long keeps one byte too many, so that the application notices."""
         most, body = self._settings.max_request_bytes, bytearray()
         try:
             async with asyncio.timeout(self._settings.read_timeout):
@@ -84,7 +86,7 @@ class Front:
     # -- from one replica --------------------------------------------------------------------------------------------------
 
     async def _answer(self, call: Call) -> Response:
-        """One replica's answer. One that dies before it has said anything is replaced by another."""
+        """Return a replica's answer; a replica that dies before the answer starts is replaced by another."""
         if not self._replicas.running_replicas_populated() and not await self._ask_all(call):
             return self._refused(LOADING)
         for _ in range(TRIES if call.repeatable else 1):
@@ -106,7 +108,7 @@ class Front:
         return self._refused(LOST)
 
     def _refused(self, refusal: Refused) -> Response:
-        """A refusal of the front's own, which no replica counts."""
+        """Return a refusal of the front's own, which no replica counts."""
         self._counters.unread(refusal.status, refusal.code)
         retry = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
         return Response(refusal.body(), refusal.status, retry, "application/json")
@@ -114,7 +116,7 @@ class Front:
     # -- from all of them --------------------------------------------------------------------------------------------------
 
     async def _ask_all(self, call: Call) -> list[Whole]:
-        """What every replica answers; one that does not, or not in time, says nothing."""
+        """Return every replica's answer, without those that fail or take too long."""
         try:
             said = await self._replicas.broadcast("whole", call).results_async(
                 timeout_s=PATIENCE, return_exceptions=True
@@ -125,7 +127,7 @@ class Front:
 
 
 def _response(head: AnswerHead, body: Any) -> Response:
-    """A response with exactly these headers."""
+    """Return a response with exactly these headers."""
     kind = Response if isinstance(body, bytes) else StreamingResponse
     response = kind(body, head.status)
     response.raw_headers = [
@@ -137,8 +139,10 @@ def _response(head: AnswerHead, body: Any) -> Response:
 
 
 async def _rest(head: AnswerHead, pieces: Any) -> AsyncIterator[bytes]:
-    """The bytes behind the head. Where a stream of events loses its replica it says so, as an event of its own; any other
-    answer breaks off."""
+    """Yield the bytes after the head.
+
+    If the replica is lost, a stream of events ends with an error event; any other answer breaks off.
+    """
     events = any(
         name.lower() == "content-type" and value.startswith("text/event-stream") for name, value in head.headers
     )

@@ -1,4 +1,4 @@
-"""What all replicas together say where one process tells of itself: /health, /ready and /metrics."""
+"""Combined answers of all replicas to /health, /ready and /metrics, with which one process reports on itself."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ JSON = (("Content-Type", "application/json"),)
 
 
 def health(said: Sequence[Whole], own: bytes = b"") -> Whole:
-    """200 unless all replicas are to be replaced; where there is none yet, or none any more, Ray Serve is at it."""
+    """Return 200 unless all replicas must be replaced; if there is none, Ray Serve is already starting one."""
     return _whole(said, {"status": "ok"}, 200)
 
 
 def ready(said: Sequence[Whole], own: bytes = b"") -> Whole:
-    """200 while one replica at least serves requests."""
+    """Return 200 while at least one replica serves requests."""
     return _whole(said, {"status": "loading"}, 503)
 
 
 def _whole(said: Sequence[Whole], none: dict[str, Any], status: int) -> Whole:
-    """What the replica says that does best, of the journal what holds for all, and under `replicas` what each says."""
+    """Return the healthiest replica's report, with the journals combined and each replica's own under `replicas`."""
     bodies = {one.replica: json.loads(one.body) for one in said}
     if not said:
         head, best = AnswerHead(status, (*JSON, *([("Retry-After", "2")] if status == 503 else []))), none
@@ -43,19 +43,19 @@ def _whole(said: Sequence[Whole], none: dict[str, Any], status: int) -> Whole:
 
 
 def _journal(said: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the one that is worst off says of it, with the rows of all."""
+    """Return the worst journal state, with the row counts of all replicas added up."""
     worst = max(said, key=lambda one: one["state"] == "failing")
     return worst | {name: sum(one[name] for one in said) for name in ("written", "dropped", "waiting") if name in worst}
 
 
 class Labelled:
-    """The metrics of all replicas, each sample with the name of its own as a label."""
+    """The metrics of all replicas, each sample labelled with its replica's name."""
 
     def __init__(self, texts: Mapping[str, str]):
         self._texts = texts
 
     def collect(self) -> Iterator[Metric]:
-        """The families, as a registry has them."""
+        """Yield the metric families, as a registry does."""
         families: dict[str, Metric] = {}
         for name, text in self._texts.items():
             for family in text_string_to_metric_families(text):
@@ -70,7 +70,10 @@ def _labelled(samples: Iterable[Sample], name: str) -> Iterator[Sample]:
 
 
 def metrics(said: Sequence[Whole], own: bytes = b"") -> Whole:
-    """Prometheus' text with a label `replica`; a refusal, as for a missing key, is handed on. own: what the front counts."""
+    """Return Prometheus' text with a label `replica`, or a replica's refusal, as for a missing key.
+
+    `own` holds the front's own metrics.
+    """
     refused = [one for one in said if one.head.status != 200]
     if refused:
         return refused[0]

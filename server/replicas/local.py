@@ -1,4 +1,4 @@
-"""`helmsight serve --replicas`: Ray and Ray Serve on this machine alone, for as long as the command runs."""
+"""`helmsight serve --replicas`: Ray and Ray Serve on this machine only, for as long as the command runs."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from server.telemetry.logs import set_up_logging
 log = logging.getLogger("helmsight")
 
 STORE = 256 * 2**20
-"""Bytes of Ray's object store, through which large bodies go."""
+"""Size in bytes of Ray's object store, which large bodies pass through."""
 POLL = 0.1
 MARGIN = 3.0
-"""Seconds that the end of drained answers may take to reach their clients."""
+"""Seconds for the end of drained answers to reach their clients."""
 ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # by default Ray tells its makers of every cluster
-    "RAY_DEDUP_LOGS": "0",  # no line of a log is left out because it is like another one
+    "RAY_USAGE_STATS_ENABLED": "0",  # by default Ray reports every cluster to its makers
+    "RAY_DEDUP_LOGS": "0",  # keeps log lines that resemble others
     "RAY_COLOR_PREFIX": "0",
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # what still asks when Ray has ended must not start it anew
-    "RAY_worker_niceness": "0",  # by default everything else on the machine goes before the replicas
-    # A token then takes the front and the proxy 0.6 ms of a processor, instead of 1.6.
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # late calls must not restart Ray after its end
+    "RAY_worker_niceness": "0",  # by default all other processes take precedence over the replicas
+    # A token then costs the front and the proxy 0.6 ms of CPU time instead of 1.6.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),  # else 4 MiB, of requests and of answers
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),  # the default limits requests and answers to 4 MiB
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    # This machine's node has the address 127.0.0.1 then, and Ray's own ports are open there alone, but for the replicas'.
+    # The node's address is then 127.0.0.1, and Ray's own ports, except the replicas', are open there only.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
-    # On a busy machine Ray's own 5 seconds are over before its proxy has started: it would be killed, and the start fail.
+    # On a busy machine Ray's default of 5 seconds ends before its proxy has started, which would be killed.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
 }
-"""What Ray does otherwise, where the user's own environment says nothing."""
+"""Defaults of Ray's environment variables, which the user's own environment overrides."""
 
 
 def run(settings: Settings) -> None:
@@ -49,25 +49,28 @@ def run(settings: Settings) -> None:
     check(settings)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if "RAY_AUTH_TOKEN_PATH" not in os.environ:  # Ray would write one into the home folder, for all to read
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:  # Ray would write a world-readable token into the home folder
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     set_up_logging(settings.log_level, settings.log_format)
     for warning in warnings_for(settings):
         log.warning(warning)
     ended, connected = threading.Event(), threading.Event()
     _listen(ended)
-    # In the main thread Ray would take SIGTERM for itself. The thread lives as long as what it starts, which ends with it.
+    # In the main thread Ray would handle SIGTERM itself. Ray's processes end with the thread that starts them.
     serving = ThreadPoolExecutor(1, "helmsight-ray").submit(_serve, settings, ended, connected)
     while not (serving.done() or connected.is_set()):
         time.sleep(POLL)
-    _listen(ended)  # Ray has put a handler before ours, by which the process aborts three seconds later
+    _listen(ended)  # replaces Ray's handler, which aborts the process three seconds after a signal
     while not serving.done():
         time.sleep(POLL)
     serving.result()
 
 
 def _listen(ended: threading.Event) -> None:
-    """Have signals set `ended`. Nothing is raised: that would end whatever the main thread is at, with locks of others."""
+    """Have signals set `ended`.
+
+    They raise nothing, since that would interrupt the main thread anywhere, possibly while it holds locks.
+    """
     ignore_signals()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda number, frame: ended.set())
@@ -119,7 +122,7 @@ def _serve(settings: Settings, ended: threading.Event, connected: threading.Even
         log.info("draining: new requests are refused, running ones get up to %d s", settings.graceful_timeout)
         try:
             front.drain.remote().result(timeout_s=settings.graceful_timeout + MARGIN)
-        except Exception as error:  # whatever it is, the end goes on
+        except Exception as error:  # no error may stop the shutdown
             log.warning("the replicas did not say that they have ended: %s", type(error).__name__)
     finally:
         serve.shutdown()

@@ -19,13 +19,13 @@ POLL = 0.05
 
 
 class Replica:
-    """Is there once its model is loaded. `threads`: CPU threads of its engine."""
+    """A deployment that exists once its model is loaded; `threads` is the number of CPU threads of its engine."""
 
     async def __init__(self, settings: Settings, threads: int):  # type: ignore[misc]  # as Ray Serve allows
-        # Here, and not above: whoever only describes a replica needs neither torch nor Flask.
+        # Imported here, since describing a replica needs neither torch nor Flask.
         from server.serving import import_ahead, worker_app  # noqa: PLC0415
 
-        import_ahead()  # before anything of torch is
+        import_ahead()  # before torch is imported
         from server.replicas.answering import Answering  # noqa: PLC0415
 
         self._settings = settings = settings.model_copy(update={"threads": threads})
@@ -38,30 +38,30 @@ class Replica:
         self._answering: Answering = Answering(app, settings)
 
     async def answer(self, call: Call) -> AsyncIterator[AnswerHead | bytes]:
-        """How the answer begins, then its bytes as they come."""
+        """Yield the answer's head, then its bytes as they arrive."""
         async for piece in self._answering.answer(call):
             yield piece
 
     async def whole(self, call: Call) -> Whole:
-        """The answer at once, for whoever asks every replica."""
+        """Return the whole answer, for callers that ask every replica."""
         return Whole(self.name, *await self._answering.whole(call))
 
     @property
     def name(self) -> str:
-        """What Ray Serve calls it."""
+        """The replica's name in Ray Serve."""
         return str(serve.get_replica_context().replica_tag)
 
     async def drain(self) -> None:
-        """Refuse new requests, and return when the running ones have ended or had their time."""
+        """Refuse new requests, and return once running ones have ended or timed out."""
         await asyncio.to_thread(self._state.runtime.drain, float(self._settings.graceful_timeout))
 
     def check_health(self) -> None:
-        """Raise where Ray Serve is to put another one in its place."""
+        """Raise if Ray Serve must replace this replica."""
         if self._state.runtime.state == "failed":
             raise RuntimeError("the engine has died")
 
     async def __del__(self) -> None:
-        # Called by Ray Serve, by this name, before it ends the process: what runs has ended by then.
+        # Ray Serve calls this name before it ends the process, once running requests have ended.
         state = getattr(self, "_state", None)
         if state is not None:
             await asyncio.to_thread(state.runtime.drain, 0.0)

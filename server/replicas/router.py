@@ -1,4 +1,4 @@
-"""Which replica answers a call: the one that a picture is at home with, as long as it has a slot free."""
+"""Routing of calls to replicas: a call goes to its image's home replica as long as that has a free slot."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 
 def home(picture: bytes, names: Sequence[str]) -> str:
-    """Whom a picture is at home with, by the largest hash (rendezvous hashing): when a replica comes or goes, only the
-    pictures that it gets or had move."""
+    """Return the home replica of an image by its largest hash (rendezvous hashing).
+
+    When a replica comes or goes, only the images that it gains or had move.
+    """
     return max(names, key=lambda name: hashlib.blake2b(picture + name.encode(), digest_size=8).digest())
 
 
 class PictureRouter(RequestRouter):
-    """Ray Serve takes the replica with the fewest requests of the first group that has one with room."""
+    """A router that prefers the home of an image.
+
+    Ray Serve takes the replica with the fewest requests of the first group that has one with room.
+    """
 
     def initialize_state(self, slots: int = 1, **_: Any) -> None:  # type: ignore[override]
-        """`slots`: requests that a replica answers at once, beyond which another one that is idle is faster."""
+        """Set `slots`, the requests that a replica answers at once; beyond them an idle replica is faster."""
         self._slots = slots
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """First the home of the call's picture, if it is not busy, then all."""
-        if pending_request is not None:  # Ray Serve's: without it, it would ask again at once where all are full
+        """Return the home of the call's image, unless busy, then all replicas."""
+        if pending_request is not None:  # without it Ray Serve would retry at once while all replicas are full
             pending_request.routing_context.should_backoff = True
-        every = random.sample(candidate_replicas, len(candidate_replicas))  # of equal ones it takes the first
+        every = random.sample(candidate_replicas, len(candidate_replicas))  # Ray Serve takes the first of equal ones
         picture = getattr(next(iter(pending_request.args), None), "picture", None) if pending_request else None
         if picture is None or not every:
             return [every]

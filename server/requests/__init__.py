@@ -1,1 +1,1 @@
-"""A body of a chat becomes a `steering.Request`: presets, pictures, vectors by name, and what may be left out."""
+"""Turning the body of a chat into a `steering.Request`: presets, images, named vectors and skippable fields."""

@@ -1,4 +1,4 @@
-"""What is kept of earlier answers, so that later ones can be compared with them by id."""
+"""A memory of earlier answers, so that later ones can be compared with them by id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from server.errors import BadRequest
 from steering import Choice, Earlier
 
 KEPT = 64
-"""Answers that are remembered, the latest ones that read out their drift."""
+"""Number of remembered answers: the latest ones with a drift readout."""
 
 
 class AnswerStates:
@@ -22,9 +22,9 @@ class AnswerStates:
         self._lock = threading.Lock()
 
     def keep(self, answer_id: str, choice: Choice) -> None:
-        """Remember a finished choice, where it is the first one and its states were asked for."""
+        """Remember a finished choice if it is the first one and has states."""
         if choice.index == 0 and choice.answer_states is not None:
-            # Only the direction counts, and that of a unit vector float16 holds to 1e-5; large activations would overflow.
+            # Only the direction counts. float16 holds a unit vector to 1e-5, but large activations would overflow.
             direction = torch.nn.functional.normalize(choice.answer_states, dim=-1).half()
             with self._lock:
                 self._states[answer_id] = direction
@@ -32,7 +32,7 @@ class AnswerStates:
                     self._states.popitem(last=False)
 
     def find(self, answer_id: str) -> Earlier:
-        """What an answer is to be compared with; raises BadRequest where it is not known, or no more."""
+        """Return the states that an answer is compared with; raises BadRequest for an unknown or forgotten id."""
         with self._lock:
             states = self._states.get(answer_id)
         if states is None:

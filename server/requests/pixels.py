@@ -1,4 +1,4 @@
-"""How large a request has its pictures made: its own bounds in pixels, and `detail` of single ones."""
+"""The sizes of a request's images: its own bounds in pixels, and the `detail` of single images."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from server.wire.messages import MessagePart, image_urls
 from steering import Inapplicable
 
 LOW = 512 * 512
-"""Pixels of a picture whose `detail` is low, at most, as OpenAI has them."""
+"""Most pixels of an image with low `detail`, as in OpenAI's API."""
 
 Bounds = dict[str, int | str]
-"""`min_pixels`, `max_pixels` and `detail`, as parts of messages have them."""
+"""`min_pixels`, `max_pixels` and `detail`, as message parts hold them."""
 
 
 def bounds_of(
     chat: ChatRequest, serving: Serving, settings: Settings, skipping: Skipping
 ) -> Callable[[MessagePart], Bounds]:
-    """What bounds each picture of a request. Raises Inapplicable where bounds that the request states cannot act on this
-    model's pictures; `detail` asks for nothing that has to be."""
+    """Return a function that gives the bounds of each image of a request.
+
+    Raises Inapplicable if the request's bounds cannot apply to this model's images; `detail` is only a hint and never
+    refused.
+    """
     stated = chat.pixels
     for name, pixels in stated.items():
         with skipping.of(name):
@@ -53,7 +56,7 @@ def _why(serving: Serving) -> str:
 
 
 def _affordable(name: str, pixels: int, pictures: int, settings: Settings) -> None:
-    """Raise a 400 where small pictures would be made larger than large ones may be."""
+    """Raise a 400 if `min_pixels` would enlarge small images beyond the limit for large ones."""
     together = min(settings.max_image_pixels, settings.max_request_pixels // max(1, pictures))
     if name == "min_pixels" and pixels > together:
         raise BadRequest(

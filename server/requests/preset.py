@@ -1,5 +1,7 @@
-"""A preset: fields of a request under a name, for clients that can choose a model and nothing else. `helmsight-demo@sage` is
-the model `helmsight-demo` with the preset `sage`."""
+"""Presets: named fields of a request, for clients that can choose a model and nothing else.
+
+`helmsight-demo@sage` is the model `helmsight-demo` with the preset `sage`.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +17,42 @@ from steering.protocol.forms import KIND
 from steering.protocol.intervention import REGISTRY
 
 AT = "@"
-"""Between the model's name and the preset's."""
+"""Separator between the model's name and the preset's."""
 VECTOR: str = SteeringForm.model_fields["vector"].default
 WAYS: tuple[str, ...] = get_args(SteeringForm.model_fields["toward"].annotation)
 ONE_VALUE = ({"max_tokens", "max_completion_tokens"},)
-"""Fields that are names of one value."""
+"""Groups of fields that are names of the same value."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """What a name stands for. fields: of a request, as its JSON has them. source: where it was written, None for one that
-    the server makes of what the model can do."""
+    """A named set of request fields.
+
+    `fields` are those of a request, as its JSON has them. `source` tells where they are defined, None for a preset that the
+    server derives from the model's capabilities.
+    """
 
     name: str
     fields: Mapping[str, Any]
     source: str | None = None
 
     def weak(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of its fields that a request does not give; null is as good as absent."""
+        """Return the preset's fields that a request does not set; null counts as absent."""
         given = {name for name, value in body.items() if value is not None}
         given |= {name for names in ONE_VALUE if names & given for name in names}
         return {name: value for name, value in self.fields.items() if name not in given}
 
 
 PLAIN = Preset("", {})
-"""What the model's own name stands for."""
+"""The preset of the model's own name."""
 
 
 def built_in(able: Capabilities, store: VectorStore) -> dict[str, Preset]:
-    """A preset for each intervention that can be asked for and needs nothing to be said of it, for each group of them with
-    its members alone, and, where the model has a vector for them, for each way to steer."""
+    """Return the presets that follow from the model's capabilities.
+
+    They are one for each intervention that needs no options, one for each group of interventions and, if the model has a
+    preference vector, one for each direction of steering. A member of a group has the others switched off.
+    """
     asked: dict[str, dict[str, Any]] = {}
     if Steering.name() in able.interventions and has(store, VECTOR, able.fingerprint, preference=True):
         asked |= {way: {Steering.name(): {"toward": way}} for way in WAYS}
@@ -62,5 +70,5 @@ def built_in(able: Capabilities, store: VectorStore) -> dict[str, Preset]:
 
 
 def _is_complete(kind: type[Any]) -> TypeGuard[type[Options]]:
-    """Whether all defaults make a request of it."""
+    """Return whether an intervention's options all have defaults."""
     return issubclass(kind, Options) and not any(field.is_required() for field in kind.model_fields.values())

@@ -1,4 +1,4 @@
-"""The presets of an application: those of its settings, and those that follow from what the model can do."""
+"""The presets of an application: those of its settings and those that follow from the model's capabilities."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from steering.protocol.request import RANGES
 log = logging.getLogger("helmsight")
 
 BESIDE = ("diagnostics", "baseline", "max_completion_tokens", "stop", "logprobs", "min_pixels", "max_pixels")
-"""Fields that a preset may have beside interventions and the sampling values that have a range."""
+"""Fields that a preset may have besides interventions and the sampling values that have a range."""
 LONGEST = 256
-"""Characters of a model's name for which a likely one is looked for."""
+"""Longest model name in characters for which a similar one is searched."""
 
 
 @dataclass(frozen=True)
 class Presets:
-    """By name those of the settings, which go before others of the same name; `chats` reads requests."""
+    """The presets of the settings by name, which take precedence over built-in ones; `chats` reads requests."""
 
     chats: type[ChatRequest]
     own: Mapping[str, Preset] = field(default_factory=dict)
 
     @classmethod
     def of(cls, settings: Settings, chats: type[ChatRequest]) -> Presets:
-        """Those of the settings; raises SettingsError naming the first field that is wrong, and where it stands."""
+        """Return the presets of the settings; raises SettingsError naming the first wrong field and its source."""
         own = {name: Preset(name, table.fields, table.source) for name, table in settings.presets.items()}
         for preset in own.values():
             with _named(preset):
@@ -49,12 +49,14 @@ class Presets:
         return cls(chats, own)
 
     def at(self, serving: Serving) -> dict[str, Preset]:
-        """All of a model, as it is now: vectors come and go."""
+        """Return all presets of a model as of now, since vectors come and go."""
         return {**built_in(serving.able, serving.store), **self.own}
 
     def read(self, body: bytes, kind: type[Chat], serving: Serving, parts: int | None = None) -> tuple[Chat, Skipping]:
-        """The request in a JSON body, with what its preset gives and it does not, and what of it may be left out or is
-        ignored; raises as `find` and `server.wire.parse`, and for what is ignored where it says `"strict": true`."""
+        """Return the request in a JSON body, completed by its preset, with the fields that may be skipped or are ignored.
+
+        Raises as `find` and `server.wire.parse` do, and for ignored fields if the body has `"strict": true`.
+        """
         given = read(body)
         preset = self.find(serving, given.get("model"))
         weak = preset.weak(given)
@@ -65,8 +67,10 @@ class Presets:
         return chat, Skipping(preset.name, frozenset(weak), chat.strict is not False, ignored=ignored)
 
     def find(self, serving: Serving, model: Any) -> Preset:
-        """The preset that a request's `model` names, `PLAIN` where that is the model alone; raises OpenAI's 404 where it is
-        neither."""
+        """Return the preset that a request's `model` names, `PLAIN` for the bare model name.
+
+        Raises OpenAI's 404 for an unknown name.
+        """
         if not isinstance(model, str) or model in ("", serving.name):
             return PLAIN
         known, base = self.at(serving), serving.name + AT
@@ -83,15 +87,17 @@ class Presets:
         )
 
     def vectors(self, preset: Preset) -> list[str]:
-        """The names of the steering vectors that one asks for."""
+        """Return the names of the steering vectors that a preset uses."""
         given = _chat(preset, self.chats).interventions.values()
         own = [name for field in given for options in field.asked for name in options.vectors]
         forms = [field.form for field in given if isinstance(field.form, SteeringForm)]
         return own + [name for form in forms for name in form.names]
 
     def check(self, serving: Serving, settings: Settings) -> None:
-        """Ask of a model what those of the settings ask; raises SettingsError where a value is wrong for every request. What
-        does not apply to it, as a vector that is not there, is logged: it will be skipped."""
+        """Check the presets of the settings against a model; raises SettingsError for values that no request could use.
+
+        Fields that do not apply, such as a missing vector, are logged, since requests will skip them.
+        """
         for preset in self.own.values():
             chat = _chat(preset, self.chats).model_copy(update={"messages": []})
             skipping = Skipping(preset.name, frozenset(preset.fields))
@@ -105,12 +111,12 @@ class Presets:
 
 
 def _chat(preset: Preset, chats: type[ChatRequest]) -> ChatRequest:
-    """A request that has the fields of a preset."""
+    """Return a request with the fields of a preset."""
     return checked({"messages": [{"role": "user", "content": "?"}], **preset.fields}, chats)
 
 
 def _check(preset: Preset, chats: type[ChatRequest]) -> None:
-    """Raise what is wrong with a preset whatever the model."""
+    """Raise the errors of a preset that do not depend on the model."""
     if not NAME.fullmatch(preset.name):
         raise RequestError(f"its name must match {NAME.pattern}.")
     allowed = (*chats.asking, *BESIDE, *RANGES)
@@ -126,7 +132,7 @@ def _check(preset: Preset, chats: type[ChatRequest]) -> None:
 
 @contextmanager
 def _named(preset: Preset) -> Iterator[None]:
-    """Have what is wrong name the preset, and where it stands."""
+    """Prefix errors with the preset's name and source."""
     try:
         yield
     except (ApiError, RequestError) as error:
@@ -134,9 +140,12 @@ def _named(preset: Preset) -> Iterator[None]:
 
 
 def _meant(model: str, name: str, known: Iterable[str]) -> str | None:
-    """The name that is probably meant. Behind the model's own only presets are compared: the rest is alike."""
+    """Return the known name most similar to `model`, None if none is.
+
+    After the model's own name only presets are compared, since the rest is the same.
+    """
     if len(model) > LONGEST:
-        return None  # comparing takes the longer the longer it is
+        return None  # the time of comparing grows with the length
     base, preset = name + AT, model.removeprefix(name + AT)
     if preset != model:
         close = [base + one for one in get_close_matches(preset, known, n=1)]

@@ -1,4 +1,4 @@
-"""From a wire request to the engine's: names become vectors, URLs pictures, absent values the checkpoint's defaults."""
+"""Resolving a wire request to the engine's: names become vectors, URLs images, absent values the checkpoint's defaults."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def resolve(
     earlier: Earlier | None = None,
     skipping: Skipping | None = None,
 ) -> Request:
-    """The engine's request; raises RequestError or BadRequest naming the field, of what may not be left out as `skipping`
-    says. `earlier` is the answer that drift is measured from. Pictures are loaded last, because all else is cheap."""
+    """Return the engine's request; raises RequestError or BadRequest naming a field that `skipping` may not skip.
+
+    `earlier` is the answer that drift is measured from. Images are loaded last, because everything else is cheap.
+    """
     skipping = skipping or Skipping()
     n = 1 if chat.n is None else chat.n
     if not 1 <= n <= settings.max_choices:
@@ -81,7 +83,7 @@ def resolve(
 
 
 def template_variables(chat: ChatRequest, able: Capabilities) -> dict[str, Any]:
-    """Return what a request tells the chat template, of what that reads; raises BadRequest for what the server tells it."""
+    """Return the chat template's variables that it reads; raises BadRequest for those that the server sets."""
     given = chat.chat_template_kwargs or {}
     continues = bool(chat.continue_final_message)
     own = {"add_generation_prompt": not continues, "continue_final_message": continues, "tokenize": False}
@@ -93,7 +95,7 @@ def template_variables(chat: ChatRequest, able: Capabilities) -> dict[str, Any]:
 
 
 def ignored_variables(chat: ChatRequest, able: Capabilities) -> list[str]:
-    """Return the paths of what a request tells the chat template, and what that does not read."""
+    """Return the paths of the chat template's variables that it does not read."""
     known = able.template_variables | RESERVED_VARIABLES
     return [f"chat_template_kwargs.{name[:64]}" for name in chat.chat_template_kwargs or {} if name not in known]
 
@@ -106,8 +108,10 @@ def _tools(chat: ChatRequest, serving: Serving) -> Tools | None:
 
 
 def _check_calls(chat: ChatRequest, serving: Serving) -> None:
-    """Raise a 400 for earlier calls and what came of them, which no template of the model can show it: without them the
-    prompt would be another one, so that they are never skipped."""
+    """Raise a 400 for earlier tool calls and their results if the model's chat template cannot show them.
+
+    They are never skipped, since that would change the prompt.
+    """
     if not serving.able.tools:
         for i, one in enumerate(chat.messages):
             if one.role == "tool" or one.tool_calls:
@@ -144,7 +148,7 @@ def _supported(param: str, kind: str, name: str, serving: Serving) -> None:
 
 
 def sampling_of(chat: ChatRequest, defaults: Mapping[str, Any]) -> Sampling:
-    """How tokens are chosen, by a checkpoint's `defaults` where nothing is said; raises RequestError."""
+    """Return the sampling options, with the checkpoint's `defaults` for absent ones; raises RequestError."""
     if chat.top_logprobs is not None and not chat.logprobs:
         raise BadRequest("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
 
@@ -171,7 +175,7 @@ def sampling_of(chat: ChatRequest, defaults: Mapping[str, Any]) -> Sampling:
 
 
 def diagnose_of(wire: Diagnostics | None, readouts: frozenset[str], earlier: Earlier | None = None) -> Diagnose | None:
-    """The readouts of a request, of those that an engine has; raises RequestError."""
+    """Return the readouts of a request, None if it asks for none; raises RequestError for those that the engine lacks."""
     if wire is None:
         return None
     include = frozenset(cheap() & readouts if wire.include is None else wire.include)

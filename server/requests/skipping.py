@@ -1,5 +1,8 @@
-"""What of a request is left out where it does not apply, so that the rest is answered: of a preset always, of what a request
-says itself where `"strict": false` allows it. What is wrong in itself is refused all the same."""
+"""Skipping of those parts of a request that do not apply, so that the rest is answered.
+
+Parts of a preset are always skipped, parts of the request itself if it has `"strict": false`. Invalid parts are refused in
+either case.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,11 @@ DIAGNOSTICS = "diagnostics"
 
 @dataclass
 class Skipping:
-    """What may be left out, and what was. preset: the name of the one that the request asked for. weak: the fields that it
-    gave. strict: whether all others must apply. skipped: by the place in a request of what was left out, why. ignored: the
-    paths of fields that nothing reads."""
+    """The parts of a request that may be skipped, and those that were.
+
+    `preset` is the requested preset's name and `weak` the fields that it supplied. `strict` means that all other fields must
+    apply. `skipped` maps the places of skipped parts to the reasons. `ignored` holds the paths of fields that nothing reads.
+    """
 
     preset: str = ""
     weak: frozenset[str] = frozenset()
@@ -28,16 +33,16 @@ class Skipping:
     ignored: Sequence[str] = ()
 
     def may(self, place: str) -> bool:
-        """Whether what stands at a place of a request, such as "sage.see", may be left out."""
+        """Return whether the part at a place of a request, such as "sage.see", may be skipped."""
         return not self.strict or _head(place) in self.weak
 
     def skips(self, place: str) -> bool:
-        """Whether it was."""
+        """Return whether the part at a place was skipped."""
         return place in self.skipped
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What the answer says of the preset and of what was left out; nothing where neither could be."""
+        """The answer's notes on the preset and the skipped parts; empty if nothing could be skipped."""
         if not self.preset and self.strict:
             return {}
         skipped = [{"field": place, "why": why} for place, why in self.skipped.items()]
@@ -45,7 +50,7 @@ class Skipping:
 
     @property
     def brief(self) -> dict[str, Any]:
-        """What the journal keeps of it."""
+        """The notes that the journal keeps."""
         return {**self._named, **({"skipped": [*self.skipped]} if self.skipped else {})}
 
     @property
@@ -54,7 +59,7 @@ class Skipping:
 
     @contextmanager
     def of(self, place: str) -> Iterator[None]:
-        """Within, what does not apply of a place is left out; raises it where it may not be."""
+        """Skip a place whose part raises Inapplicable within the block; reraise if it may not be skipped."""
         try:
             yield
         except Inapplicable as error:
@@ -63,7 +68,7 @@ class Skipping:
             self.skipped[place] = str(error)
 
     def one_contrast(self, asked: Sequence[Asked]) -> list[Asked]:
-        """The interventions without those of a preset that would need a twin, where the request itself asks for one."""
+        """Return the interventions without a preset's contrastive ones if the request itself has a contrastive one."""
         own = [one for one in asked if one.twin and _head(_place(one)) not in self.weak]
         weaker = [one for one in asked if own and one.twin and one not in own]
         for one in weaker:
@@ -73,8 +78,10 @@ class Skipping:
         return [one for one in asked if one not in weaker]
 
     def until_it_applies(self, request: Request, submit: Callable[[Request], T]) -> tuple[Request, T]:
-        """What becomes of a request once all of it that does not apply is left out, and what `submit` makes of that; raises
-        what may not be left out."""
+        """Call `submit` until every inapplicable part is skipped; return the final request and the result.
+
+        Raises Inapplicable for a part that may not be skipped.
+        """
         while True:
             try:
                 return request, submit(request)

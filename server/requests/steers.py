@@ -1,4 +1,4 @@
-"""What is asked of steering: names become vectors, and their strengths are held to the limit."""
+"""Resolving steering: names become vectors, and their strengths are held to the limit."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ from steering import (
 )
 
 SLACK = 1.5
-"""What vectors really add may be so many times the limit: magnitudes differ between prompts, and a vector that is what it
-says meets the limit on its strength first."""
+"""Largest allowed ratio of what vectors actually add to the limit.
+
+Magnitudes differ between prompts, and a vector with a truthful description reaches the limit on its strength first.
+"""
 
 
 @contextmanager
 def entry(i: int) -> Iterator[None]:
-    """Have what is wrong with one of `steering.vectors` name it."""
+    """Rewrite errors in the block to name entry `i` of `steering.vectors`."""
     place = f"steering.vectors[{i}]"
     try:
         yield
@@ -46,8 +48,11 @@ def entry(i: int) -> Iterator[None]:
 def asked(
     wire: SteeringForm, serving: Serving, settings: Settings, images: int | None, lenient: bool = False
 ) -> Asked | None:
-    """The steering of a request of so many images, None where that is not known; None where nothing is to be steered.
-    lenient: whether what does not apply may be left out; then a preference between modalities needs both."""
+    """Return the steering of a request, None if nothing is steered.
+
+    `images` is the number of images, None if unknown. With `lenient`, inapplicable steering may be skipped; then a
+    preference between modalities requires an image.
+    """
     if wire.toward == "auto":
         auto = _short(wire, serving.store)
         _check_strengths((auto.stated("vision"),), ("steering.strength",), serving, settings.max_strength)
@@ -73,7 +78,7 @@ def asked(
 
 
 def _short(wire: SteeringForm, store: VectorStore) -> Auto:
-    """The short form, whatever its way."""
+    """Return the short form of steering as an `Auto`, in whichever direction it points."""
     layers = None if wire.layers is None else tuple(wire.layers)
     how = wire.auto or AutoForm()
     return Auto(
@@ -94,9 +99,10 @@ def _named(item: NamedVector, i: int, store: VectorStore) -> Steer:
 def _check_strengths(steers: Sequence[Steer], params: Sequence[str], serving: Serving, limit: float) -> None:
     """Hold steering to the limit, which is in published units, whatever a vector says about itself.
 
-    A vector's strength times its `published` (1 where it has none) is bounded first, as a vector and at each layer: naming
-    it several times must not get past it. What all vectors really add at a layer, measured in the model's own magnitudes, is
-    bounded too, with some slack: neither does scaling a vector up, or telling less of it than it is.
+    A vector's strength times its `published` (1 if it has none) is bounded first, for each vector and in total at each
+    layer, so that naming a vector several times does not bypass the limit. The sum that all vectors actually add at a layer,
+    measured in the model's own magnitudes, is bounded too, with some slack, so that scaling a vector up or understating it
+    does not bypass the limit either.
     """
     nominal: defaultdict[tuple[str, int], float] = defaultdict(float)
     added = torch.zeros(serving.able.layers)

@@ -1,1 +1,1 @@
-"""What those who run a server see of it: logs, metrics, traces."""
+"""Telemetry for operators: logs, metrics, traces."""

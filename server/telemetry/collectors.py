@@ -1,4 +1,4 @@
-"""Numbers that others keep, read when somebody asks for the metrics: of the engine, its memory, its build, the journal."""
+"""Numbers that others count, collected at each scrape: of the engine, its memory, its build, the journal."""
 
 from __future__ import annotations
 
@@ -22,58 +22,58 @@ from server.journal.writer import Journal
 from steering import Bins
 
 _GAUGES = {
-    "running": ("running", "Answers being generated now"),
+    "running": ("running", "Answers being generated"),
     "waiting": ("waiting", "Answers waiting for a slot"),
-    "slots": ("slots", "Answers that fit at the same time"),
-    "max_waiting": ("max_waiting", "Answers that may wait"),
-    "kv_tokens": ("kv_cache_tokens", "Tokens whose keys and values are kept"),
-    "kv_max_tokens": ("kv_cache_max_tokens", "Tokens whose keys and values fit"),
-    "kv_bytes": ("kv_cache_bytes", "Bytes allotted for keys and values"),
-    "state_bytes": ("slot_state_bytes", "Bytes allotted for what interventions and recorders keep of every slot"),
+    "slots": ("slots", "Answers that can be generated at the same time"),
+    "max_waiting": ("max_waiting", "Answers that may wait for a slot"),
+    "kv_tokens": ("kv_cache_tokens", "Tokens in the KV cache"),
+    "kv_max_tokens": ("kv_cache_max_tokens", "Tokens that fit into the KV cache"),
+    "kv_bytes": ("kv_cache_bytes", "Bytes allocated for the KV cache"),
+    "state_bytes": ("slot_state_bytes", "Bytes allocated for the slots' state of interventions and recorders"),
     "image_cache_bytes": ("image_cache_bytes", "Bytes of cached image embeddings"),
-    "processed_images_bytes": ("processed_images_bytes", "Bytes of images that are kept as the processor made them"),
-    "compiled_in_use": ("compiled_in_use", "Compiled decode steps that are in use, 0 while steps run as they are"),
-    "prefix_cache_bytes": ("prefix_cache_bytes", "Bytes of what is kept of the beginnings of prompts"),
-    "pass_seconds": ("pass_seconds", "Seconds that a pass of prompts costs whatever its size, as measured"),
-    "prompt_token_seconds": ("prompt_token_seconds", "Seconds that each prompt token of a pass costs, as measured"),
-    "picture_seconds": ("picture_seconds", "Seconds that encoding a picture of the usual size takes, as measured"),
-    "decode_seconds": ("decode_seconds", "Seconds of a step that only decodes the running answers, as measured"),
-    "prompt_chunk_tokens": ("prompt_chunk_tokens", "Prompt tokens that a step takes in beside the running answers"),
+    "processed_images_bytes": ("processed_images_bytes", "Bytes of cached images preprocessed by the processor"),
+    "compiled_in_use": ("compiled_in_use", "Compiled decode steps in use, 0 while steps run eagerly"),
+    "prefix_cache_bytes": ("prefix_cache_bytes", "Bytes in the prefix cache"),
+    "pass_seconds": ("pass_seconds", "Measured seconds of a prefill pass independent of its size"),
+    "prompt_token_seconds": ("prompt_token_seconds", "Measured seconds of each prompt token of a prefill pass"),
+    "picture_seconds": ("picture_seconds", "Measured seconds of encoding an image of the usual size"),
+    "decode_seconds": ("decode_seconds", "Measured seconds of a step that only decodes the running answers"),
+    "prompt_chunk_tokens": ("prompt_chunk_tokens", "Prompt tokens that a step prefills beside the running answers"),
     "gap_unreachable": (
         "gap_unreachable",
-        "1 where passes or decodes take so long that --max-gap or --max-stall is exceeded",
+        "1 if prefill passes or decodes take so long that --max-gap or --max-stall is exceeded",
     ),
-    "resident_bytes": ("engine_resident_memory_bytes", "Bytes of memory of the engine's process, where it has its own"),
+    "resident_bytes": ("engine_resident_memory_bytes", "Resident bytes of the engine's process, if it has its own"),
 }
 _COUNTERS = {
     "steps": "Engine steps",
     "compiled_steps": "Decode steps that ran compiled",
     "image_cache_hits": "Images whose embeddings were cached",
     "image_cache_misses": "Images that were encoded",
-    "processed_images_hits": "Images that the processor had seen before",
-    "processed_images_misses": "Images that it processed",
-    "prefix_cache_queries": "Prompts of which it was looked whether their beginning is known",
-    "prefix_cache_hits": "Prompts whose beginning was known",
+    "processed_images_hits": "Images whose preprocessing was cached",
+    "processed_images_misses": "Images that the processor preprocessed",
+    "prefix_cache_queries": "Prompts looked up in the prefix cache",
+    "prefix_cache_hits": "Prompts with a prefix in the cache",
     "faults": "Sequences that ended in an error",
     "cancelled": "Requests given up by their clients",
 }
 _BINS = {
-    "queue_seconds": "Time that an answer waited for its slot",
-    "prefill_seconds": "Time from an answer's slot to its first token",
+    "queue_seconds": "Time that an answer waited for a slot",
+    "prefill_seconds": "Time from getting a slot to the first token",
     "inter_token_seconds": "Time between two tokens of an answer",
-    "batch_size": "Rows of one decode: answers, and twins of those that are contrasted",
+    "batch_size": "Rows of a decode batch: answers, and the twins of contrasted ones",
 }
 
 _GPU_MEMORY = {
-    "allocated": "Bytes of GPU memory that tensors take",
-    "reserved": "Bytes of GPU memory that torch holds",
-    "free": "Bytes of GPU memory that nobody holds",
+    "allocated": "Bytes of GPU memory allocated to tensors",
+    "reserved": "Bytes of GPU memory reserved by torch",
+    "free": "Bytes of free GPU memory",
     "total": "Bytes of GPU memory",
 }
 
 
 class EngineCollector(Collector):
-    """The engine's own numbers, and what it is."""
+    """The engine's own numbers, and the versions of engine and model."""
 
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
@@ -91,13 +91,13 @@ class EngineCollector(Collector):
         able, stats = engine.capabilities, engine.stats()
         yield InfoMetricFamily(
             "helmsight_model",
-            "What is served",
+            "The served model",
             {"model": able.name, "fingerprint": able.fingerprint, "device": able.device, "dtype": able.dtype},
         )
         for name, (called, text) in _GAUGES.items():
             if name in stats:
                 yield GaugeMetricFamily(f"helmsight_{called}", text, stats[name])
-        reading = "Requests whose pictures are decoded and read, or wait for that; the engine knows none of them yet"
+        reading = "Requests whose images are being prepared, or wait for that, before they reach the engine"
         yield GaugeMetricFamily("helmsight_reading", reading, self.runtime.loaded.pictures.held)
         for name, text in _COUNTERS.items():
             if name in stats:
@@ -115,7 +115,7 @@ class EngineCollector(Collector):
 
 
 class JournalCollector(Collector):
-    """The journal's own numbers; none where it is switched off."""
+    """The journal's own numbers; none if it is switched off."""
 
     def __init__(self, journal: Journal):
         self.journal = journal
@@ -126,7 +126,7 @@ class JournalCollector(Collector):
             return
         yield GaugeMetricFamily("helmsight_journal_up", "1 while rows are written", float(journal.state == "ok"))
         yield GaugeMetricFamily("helmsight_journal_waiting", "Rows that wait to be written", journal.waiting)
-        rows = CounterMetricFamily("helmsight_journal_rows", "Rows written, and rows lost", labels=["outcome"])
+        rows = CounterMetricFamily("helmsight_journal_rows", "Rows written or dropped", labels=["outcome"])
         rows.add_metric(["written"], journal.written)
         rows.add_metric(["dropped"], journal.dropped)
         yield rows
@@ -141,7 +141,7 @@ def _histograms(found: Mapping[str, Bins]) -> Iterable[Metric]:
 
 
 def _gpu_memory(stats: Mapping[str, float]) -> Iterable[Metric]:
-    """What the engine says of each GPU's memory; none without a GPU."""
+    """Yield the engine's numbers of each GPU's memory; none without a GPU."""
     for kind, text in _GPU_MEMORY.items():
         start = f"gpu_memory_{kind}_bytes "
         found = {name.removeprefix(start): value for name, value in stats.items() if name.startswith(start)}

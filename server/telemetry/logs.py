@@ -1,7 +1,7 @@
-"""Logs that no client can write into: one event is one line, of text or of JSON, and those of a request have its id.
+"""Logs that no client can inject lines into: an event is one line, of text or JSON, and has its request's id.
 
-Paths, header fields and messages of errors hold what clients sent; a decoded line break among them would begin a line that
-looks like the server's own. Of a request's content, and of its key, nothing is logged.
+Paths, header fields and error messages contain what clients sent; a decoded line break in them could start a line that looks
+like the server's own. Neither a request's content nor its key is logged.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from gunicorn.glogging import Logger as GunicornLogger
 FORMAT = "[%(asctime)s] [%(process)d] [%(levelname)s] %(message)s"
 DATES = "%Y-%m-%d %H:%M:%S %z"
 NOTES = "helmsight.notes"
-"""Key of a WSGI environment: what the application has to say of the request in the log, as a dict."""
+"""Key of a WSGI environment under which the application stores notes for the log, as a dict."""
 
 current: ContextVar[str | None] = ContextVar("helmsight_request_id", default=None)
 """The id of the request that this thread answers."""
 WELL_FORMED = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
-"""An id of a request that is taken over."""
+"""Pattern of request ids that are accepted from clients."""
 
 
 def request_id(given: str | None) -> str:
-    """The id that a client or a proxy gave, where it is well formed, else a new one."""
+    """Return the id that a client or a proxy gave if it is well formed, else a new one."""
     return given if given and WELL_FORMED.fullmatch(given) else f"req_{uuid.uuid4().hex}"
 
 
 def printable(text: str) -> str:
-    """The text with every character that is not printable as its escape, and backslashes doubled, so that none is faked."""
+    """Return the text with non-printable characters escaped, and backslashes doubled, so that no escape is faked."""
     if text.isprintable() and "\\" not in text:
         return text
     return "".join(
@@ -57,8 +57,11 @@ class OneLine(logging.Formatter):
 
 
 class OneObject(logging.Formatter):
-    """A JSON object a line: `time` (UTC), `level`, `logger`, `process`, `message`; where they are known, `request_id` and
-    `exception`; and what the record's `fields` say."""
+    """A JSON object per line.
+
+    It has `time` (UTC), `level`, `logger`, `process`, `message`; if known, `request_id` and `exception`; and the record's
+    `fields`.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         said: dict[str, Any] = {
@@ -73,7 +76,7 @@ class OneObject(logging.Formatter):
         said |= getattr(record, "fields", {})
         if record.exc_info:
             said["exception"] = self.formatException(record.exc_info)
-        # Everything but ASCII is escaped: no reader then finds an end of line, or a command for a terminal, within it.
+        # Everything but ASCII is escaped, so that no reader finds a line end or a terminal command within it.
         return json.dumps(said, default=str, separators=(",", ":")).replace("\x7f", "\\u007f")
 
 
@@ -106,7 +109,10 @@ class JsonLogger(Logger):
 
 
 def finished(response: Any, environ: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """What the log says of an answered request, of a response as gunicorn has it; not its query, where some put keys."""
+    """Return the log's fields of an answered request, given gunicorn's response.
+
+    The query is left out, since some clients put keys there.
+    """
     return {
         "event": "request",
         "client": environ.get("REMOTE_ADDR") or None,
@@ -120,12 +126,12 @@ def finished(response: Any, environ: Mapping[str, Any], seconds: float) -> dict[
 
 
 def logger_class(form: str) -> str:
-    """gunicorn's name for the logger that writes in a form, "text" or "json"."""
+    """Return gunicorn's name of the logger that writes a form, "text" or "json"."""
     return f"{__name__}.{'JsonLogger' if form == 'json' else 'Logger'}"
 
 
 def set_up_logging(level: str, form: str = "text") -> None:
-    """Log to standard error, in the form of gunicorn's lines; as JSON also what Python warns of."""
+    """Log to standard error in the form of gunicorn's lines; JSON logs include Python's warnings."""
     handler = logging.StreamHandler()
     handler.setFormatter(OneObject() if form == "json" else OneLine(FORMAT, DATES))
     logging.basicConfig(handlers=[handler])

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one application: requests, latency, tokens, the engine's state, what was asked of the model."""
+"""Prometheus metrics of one application: requests, latency, tokens, the engine's state, the requested features."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _NUMBERS: dict[str, tuple[str, tuple[float, ...]]] = {
     "decay_slope": ("Change of the vision share per token of finished answers", SLOPES),
     "dose": ("Mean steering dose of finished answers", DOSES),
 }
-"""What is said of the histograms of scalars, and their buckets; those of others are `WIDE`."""
+"""Help texts and buckets of the histograms of scalars; others have the buckets `WIDE`."""
 NONE = "none"
-"""The kind of intervention of an answer that has none."""
+"""The kind of intervention of an answer without any."""
 CORRECT = "correct"
-"""The truth that has a counter of its own, which is no flag."""
+"""The truth value that has a counter of its own and is no flag."""
 
 
 class Metrics(RequestCounters):
@@ -56,22 +56,22 @@ class Metrics(RequestCounters):
             registry=registry,
         )
         self.disconnects = Counter(
-            "helmsight_disconnects", "Answers given up: client gone, or too late", ["reason"], registry=registry
+            "helmsight_disconnects", "Answers given up: client gone, or timed out", ["reason"], registry=registry
         )
         self.choices = Counter("helmsight_choices", "Finished answers", ["finish_reason"], registry=registry)
         self.interventions = Counter(
-            "helmsight_interventions", "Interventions asked for", ["kind", "toward"], registry=registry
+            "helmsight_interventions", "Requested interventions", ["kind", "toward"], registry=registry
         )
         self.answer_tokens = Counter(
             "helmsight_intervention_tokens", "Tokens of finished answers, by intervention", ["kind"], registry=registry
         )
         self.answer_seconds = Counter(
             "helmsight_intervention_decode_seconds",
-            "Time between the first token and the last of finished answers, by intervention",
+            "Time between the first and the last token of finished answers, by intervention",
             ["kind"],
             registry=registry,
         )
-        self.readouts = Counter("helmsight_diagnostics", "Readouts asked for", ["readout"], registry=registry)
+        self.readouts = Counter("helmsight_diagnostics", "Requested readouts", ["readout"], registry=registry)
         kept = {name: kind for one in READOUTS.values() for name, kind in one.scalars.items()}
         self.truths = frozenset(name for name, kind in kept.items() if kind is bool) - {CORRECT}
         self.histograms = {name: _histogram(name, registry) for name, kind in kept.items() if kind is float}
@@ -82,7 +82,7 @@ class Metrics(RequestCounters):
         )
 
     def asked(self, request: Request) -> None:
-        """Count what an accepted request asks of the model."""
+        """Count the interventions and readouts of an accepted request."""
         for name, one in request.asked.items():
             for toward in one.toward:
                 self.interventions.labels(name, toward).inc()
@@ -92,7 +92,7 @@ class Metrics(RequestCounters):
             self.readouts.labels(readout).inc()
 
     def finished(self, choice: Choice, kinds: Collection[str]) -> None:
-        """Count a finished answer under interventions of these kinds, and what its diagnostics say."""
+        """Count a finished answer under these kinds of interventions, and the values of its diagnostics."""
         self.choices.labels(choice.finish_reason).inc()
         for kind in kinds or (NONE,):
             self.answer_tokens.labels(kind).inc(len(choice.token_ids))
@@ -108,7 +108,7 @@ class Metrics(RequestCounters):
             self.focus.labels(_word(correct)).inc()
 
     def exposition(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 

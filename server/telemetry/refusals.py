@@ -1,4 +1,4 @@
-"""What is counted of every request, also where no application gets to see it."""
+"""Counters of every request, including those that no application sees."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from prometheus_client import CollectorRegistry, Counter
 
 
 class RequestCounters:
-    """Requests by how they ended, and those that got an error."""
+    """Requests by outcome, and those that got an error."""
 
     def __init__(self, registry: CollectorRegistry):
         self.registry = registry
         self.requests = Counter("helmsight_requests", "HTTP requests", ["route", "method", "status"], registry=registry)
-        said = "Requests that were refused, by the code of the error"
+        said = "Refused requests, by error code"
         self.refusals = Counter("helmsight_refusals", said, ["status", "reason"], registry=registry)
 
     def refused(self, status: int, reason: str) -> None:
@@ -19,6 +19,6 @@ class RequestCounters:
         self.refusals.labels(str(status), reason).inc()
 
     def unread(self, status: int, reason: str) -> None:
-        """Count one that no application has read."""
+        """Count a request that no application has read."""
         self.requests.labels("unread", "other", str(status)).inc()
         self.refused(status, reason)

@@ -1,5 +1,8 @@
-"""Traces by OpenTelemetry (the extra `otel`): a span for each request of the API, and below it, for each answer, its wait
-for a slot, its prefill and its decode. Imported where traces are switched on, and nowhere else."""
+"""Traces by OpenTelemetry (the extra `otel`).
+
+Each request of the API has a span, with spans below it for each answer's wait for a slot, its prefill and its decode. Only
+imported if traces are switched on.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +27,18 @@ NAMES = {
     "request_id": "helmsight.request_id",
     "interventions": "helmsight.interventions",
 }
-"""Attributes of a request's span, by what the log calls them; but for our own, OpenTelemetry's conventions have them."""
+"""Attributes of a request's span by their names in the log; all but our own follow OpenTelemetry's conventions."""
 
 
 def resource() -> Resource:
-    """Who sends: what OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME say, else this program's name."""
+    """Return the sender: from OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME, else this program's name."""
     own = Resource.create()
     named = not str(own.attributes["service.name"]).startswith("unknown_service")
     return own if named else own.merge(Resource({"service.name": "helmsight"}))
 
 
 class Traces:
-    """Spans, handed to a provider; nothing of what client and model said is in them."""
+    """Spans sent to a provider; they contain nothing of what client and model said."""
 
     def __init__(self, provider: TracerProvider):
         self._tracer = provider.get_tracer("helmsight")
@@ -43,13 +46,13 @@ class Traces:
 
     @classmethod
     def sent(cls) -> Traces:
-        """Traces that are sent as OTEL_EXPORTER_OTLP_ENDPOINT and its like say, in the background."""
+        """Return traces that are sent in the background, as OTEL_EXPORTER_OTLP_ENDPOINT and similar variables say."""
         provider = TracerProvider(resource=resource())
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         return cls(provider)
 
     def begun(self, method: str, route: str, headers: Mapping[str, str]) -> Span:
-        """The span of a request that has just come; below that of its `traceparent` (W3C), where it has one."""
+        """Return the span of a request that has just arrived, below that of its `traceparent` (W3C) if it has one."""
         carrier = {name.lower(): value for name, value in headers.items()}
         return self._tracer.start_span(
             f"{method} {route}",
@@ -59,7 +62,7 @@ class Traces:
         )
 
     def answered(self, span: Span, choice: Choice) -> None:
-        """The spans of a finished answer, made afterwards: its times are the engine's."""
+        """Create the spans of a finished answer afterwards, with the engine's times."""
         if choice.timing is None:
             return
         began, within, times = time.time_ns() - time.monotonic_ns(), set_span_in_context(span), choice.timing
@@ -74,7 +77,7 @@ class Traces:
             part.end(began + _ns(end))
 
     def ended(self, span: Span, status: int, notes: Mapping[str, Any]) -> None:
-        """End a request's span with what the log says of it."""
+        """End a request's span with the attributes that the log has, too."""
         span.set_attribute("http.response.status_code", status)
         span.set_attributes({NAMES[name]: value for name, value in notes.items() if name in NAMES})
         if status >= 500:
@@ -83,7 +86,7 @@ class Traces:
 
     @staticmethod
     def ids(span: Span) -> dict[str, str]:
-        """The ids of a span, for the log."""
+        """Return the ids of a span, for the log."""
         found = span.get_span_context()
         return {"trace_id": format_trace_id(found.trace_id), "span_id": format_span_id(found.span_id)}
 

@@ -1,38 +1,32 @@
-"""Names of steering vectors become vectors: the one place of the server where options that name one are resolved."""
+"""Resolving names of steering vectors, the only place of the server that does so for options."""
 
 from __future__ import annotations
-
-from typing import TypeVar
 
 from pydantic import BaseModel
 
 from steering import SteeringVector, VectorError, VectorStore
-from steering.protocol.asked import vector_fields
-
-Model = TypeVar("Model", bound=BaseModel)
+from steering.protocol.asked import Model, vector_fields, with_vectors
 
 
 def resolved(model: Model, place: str, store: VectorStore) -> Model:
-    """Return options with vectors in the place of names, of their own fields; raises VectorError, which names the field.
-    place: where the options stand in a request."""
-    values = {name: getattr(model, name) for name in vector_fields(type(model))}
-    vectors = {
-        name: lookup(value, f"{place}.{type(model).model_fields[name].alias or name}", store)
-        for name, value in values.items()
-        if value is not None
-    }
-    return model.model_copy(update=vectors) if vectors else model
+    """Return options with names replaced by vectors; raises VectorError naming the field.
+
+    `place` is the options' place in a request.
+    """
+    return with_vectors(model, lambda value, key: lookup(value, f"{place}.{key}", store))
 
 
 def known(model: type[BaseModel], store: VectorStore, fingerprint: str) -> bool:
-    """Return whether the store has, for a model with this fingerprint, each vector that options name by default."""
+    """Return whether the store has every vector that options name by default, for a model with this fingerprint."""
     defaults = [model.model_fields[name].default for name in vector_fields(model)]
     return all(name is None or has(store, name, fingerprint) for name in defaults)
 
 
 def has(store: VectorStore, name: str, fingerprint: str, preference: bool = False) -> bool:
-    """Return whether a vector of that name is there, for a model with this fingerprint; as a `preference`, only one that
-    leads from one modality to the other."""
+    """Return whether a vector of that name exists for a model with this fingerprint.
+
+    As a `preference`, it must lead from one modality to the other.
+    """
     try:
         vector = store.get(name)
     except (VectorError, OSError):
@@ -41,7 +35,7 @@ def has(store: VectorStore, name: str, fingerprint: str, preference: bool = Fals
 
 
 def lookup(value: SteeringVector | str, param: str, store: VectorStore) -> SteeringVector:
-    """Return the vector of that name; raises VectorError, which names the field."""
+    """Return the vector of that name; raises VectorError naming the field."""
     if isinstance(value, SteeringVector):
         return value
     try:

@@ -1,5 +1,8 @@
-"""The folder that vectors are uploaded to. Processes that share it see each other's changes at the next lookup, because a
-`VectorStore` looks at the file itself; changes wait for each other on a lock file."""
+"""The folder that vectors are uploaded to.
+
+Processes that share it see each other's changes at the next lookup, because a `VectorStore` checks the file itself; changes
+are serialised by a lock file.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,16 @@ LOCK = ".lock"
 PATIENCE = 10.0
 """Seconds to wait for another process's change, which takes milliseconds."""
 ABANDONED = 3600.0
-"""Seconds after which a half-written file is nobody's: its process was killed."""
+"""Seconds after which a half-written file counts as abandoned by a killed process."""
 
 
 @dataclass(frozen=True)
 class Registry:
-    """Adds vectors to a folder and removes them. Folders in `others` are only read; a name that they have is theirs.
+    """Adds vectors to a folder and removes them.
 
-    Errors are VectorErrors with the codes "vector_exists", "vector_read_only", "too_many_vectors", "unknown_vector" and
-    "registry_busy", and OSErrors of the disk, after which the folder is as it was.
+    Folders in `others` are only read, and their names cannot be changed. Errors are VectorErrors with the codes
+    "vector_exists", "vector_read_only", "too_many_vectors", "unknown_vector" and "registry_busy", and OSErrors of the disk,
+    after which the folder is unchanged.
     """
 
     folder: Path
@@ -33,7 +37,7 @@ class Registry:
     limit: int | None = None
 
     def add(self, vector: SteeringVector, replace: bool = False) -> Path:
-        """Write a vector, whole or not at all; one of the same name only where it is to be replaced."""
+        """Write a vector atomically; an existing one of the same name is only overwritten with `replace`."""
         with self._locked():
             self._sweep()
             path = self._path(vector.name)
@@ -50,11 +54,11 @@ class Registry:
             return vector.save(path)
 
     def remove(self, name: str) -> None:
-        """Delete an uploaded vector; those who hold it keep it."""
+        """Delete an uploaded vector; requests that use it keep it."""
         unknown = VectorError(f"There is no steering vector {name[:128]!r}.", code="unknown_vector")
         if not NAME.fullmatch(name):
             raise unknown
-        if not self._path(name).exists():  # so that a folder that nothing was uploaded to is not made
+        if not self._path(name).exists():  # checked first, so that an unused folder is not created
             self._refuse_foreign(name, changing=True)
             raise unknown
         with self._locked():
@@ -81,7 +85,7 @@ class Registry:
             return sum(entry.name.endswith(".safetensors") for entry in entries)
 
     def _sweep(self) -> None:
-        """Remove what writers left that were killed; no lookup sees such files, but they take space."""
+        """Remove the files of killed writers; no lookup sees them, but they take space."""
         for path in self.folder.glob(".*.safetensors.*"):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > ABANDONED:
@@ -89,9 +93,9 @@ class Registry:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone among all threads and processes; the folder exists then."""
+        """Hold the lock against all threads and processes; creates the folder."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # A descriptor of its own, because threads that shared one would share the lock.
+        # A new descriptor, because threads that shared one would share the lock.
         handle = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             deadline = time.monotonic() + PATIENCE

@@ -1,4 +1,4 @@
-"""The pages: the playground at /, the dashboard at /dashboard, their static files, and the sample scenes of the model."""
+"""The pages: the playground at /, the dashboard at /dashboard, their static files, and the model's sample scenes."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ POLICY = "; ".join(
 @blueprint.get("/")
 @documented("Pages", HTML)
 def playground() -> Response:
-    """Ask, steer, and see where the model looked."""
+    """Show the playground, to ask, steer, and see where the model looked."""
     return _page("playground.html")
 
 
 @blueprint.get("/docs")
 @documented("Pages", HTML)
 def docs() -> Response:
-    """The document of the API, to be read."""
+    """Show the API document."""
     kept = current_app.extensions
     if _DOCS not in kept:
         kept[_DOCS] = render_template("docs.html", **reference(document(current_app, context())))
@@ -65,44 +65,44 @@ def docs() -> Response:
 @blueprint.get("/dashboard")
 @documented("Pages", HTML)
 def dashboard() -> Response:
-    """The journal of diagnostics, live."""
+    """Show the journal of diagnostics, live."""
     return _page("dashboard.html", filters=WORDED)
 
 
 @blueprint.get("/vectors")
 @documented("Pages", HTML)
 def vectors() -> Response:
-    """The steering vectors of the server, with how they were made."""
+    """Show the server's steering vectors and how they were made."""
     return _page("vectors.html")
 
 
 @blueprint.get("/model")
 @documented("Pages", HTML)
 def model() -> Response:
-    """The model, what it can do and its limits."""
+    """Show the model, its features and its limits."""
     return _page("model.html")
 
 
 @blueprint.get("/static/<name>")
 @documented(
-    "Pages", FILE, errors=(404,), parameters=[Parameter("name", "Of the file.", example="style.css", place="path")]
+    "Pages", FILE, errors=(404,), parameters=[Parameter("name", "The file's name.", example="style.css", place="path")]
 )
 def static_file(name: str) -> Response:
-    """A script, a style sheet or the icon of the pages."""
+    """Return a script, a style sheet or the icon of the pages."""
     return _static(STATIC, name)
 
 
 @blueprint.get("/static/vendor/<name>")
 @documented(
-    "Pages", FILE, errors=(404,), parameters=[Parameter("name", "Of the file.", example="jsdiff.js", place="path")]
+    "Pages", FILE, errors=(404,), parameters=[Parameter("name", "The file's name.", example="jsdiff.js", place="path")]
 )
 def vendor_file(name: str) -> Response:
-    """A script of the pages that others wrote, with its licence."""
+    """Return a third-party script of the pages, with its licence."""
     return _static(STATIC / "vendor", name)
 
 
 def _static(folder: Path, name: str) -> Response:
-    # Compared with what is there instead of joined to the folder: no name from a request becomes a path.
+    # Compared with existing files instead of joined to the folder, so that no request's name becomes a path.
     for file in folder.iterdir():
         if file.name == name and file.suffix in KINDS:
             return _file(file, KINDS[file.suffix])
@@ -112,7 +112,7 @@ def _static(folder: Path, name: str) -> Response:
 @blueprint.get("/about")
 @documented("Pages", About, errors=(503,))
 def about() -> Response:
-    """What the page about the model tells beside /v1/models: its family, its check at load, what was measured of it."""
+    """Return what the model's page shows beyond /v1/models: family, check at load, and measured values."""
     able = context().runtime.serving().able
     return json_response({"object": "model.about", "families": sorted(TESTED), **able.about})
 
@@ -120,7 +120,7 @@ def about() -> Response:
 @blueprint.get("/samples")
 @documented("Pages", SampleList, errors=(503,))
 def samples() -> Response:
-    """The sample scenes in the model's folder."""
+    """List the sample scenes in the model's folder."""
     found = list_samples(context().runtime.serving().able.folder)
     return json_response({"object": "list", "data": [sample.model_dump() for sample in found]})
 
@@ -130,10 +130,10 @@ def samples() -> Response:
     "Pages",
     {200: dict.fromkeys(sorted(set(PICTURE_KINDS.values())), BYTES)},
     errors=(404, 503),
-    parameters=[Parameter("name", "As a sample's `images` have it.", example="cyan.png", place="path")],
+    parameters=[Parameter("name", "A name from a sample's `images`.", example="cyan.png", place="path")],
 )
 def sample(name: str) -> Response:
-    """A picture of a sample scene."""
+    """Return an image of a sample scene."""
     found = sample_picture(context().runtime.serving().able.folder, name)
     if found is None:
         raise ApiError(404, "No sample has such a picture.", code="unknown_sample")
@@ -142,9 +142,9 @@ def sample(name: str) -> Response:
 
 @blueprint.after_request
 def secure(response: Response) -> Response:
-    """Nothing on these pages comes from elsewhere, runs inline, or is framed."""
+    """Add headers that forbid foreign content, inline scripts and framing."""
     response.headers["Content-Security-Policy"] = POLICY
-    response.headers["X-Frame-Options"] = "DENY"  # what browsers read that know no "frame-ancestors"
+    response.headers["X-Frame-Options"] = "DENY"  # for browsers that do not support "frame-ancestors"
     response.headers["Referrer-Policy"] = "no-referrer"
     return response
 
@@ -158,7 +158,7 @@ def _file(path: Path, kind: str) -> Response:
 
 
 def _cached(response: Response) -> Response:
-    """Kept by the browser, but asked for again each time: an update of the server is seen at once."""
+    """Let browsers cache a response but revalidate it each time, so that an update of the server shows at once."""
     response.headers["Cache-Control"] = "no-cache"
     if response.mimetype in SHRUNK:
         response.vary.add("Accept-Encoding")

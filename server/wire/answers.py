@@ -1,4 +1,4 @@
-"""What answers to chats look like, for the document of the API; `server.api.answers` and `server.errors` make them."""
+"""The schemas of chat answers for the API document; `server.api.answers` and `server.errors` build the answers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ Object = dict[str, Any]
 
 
 class AnswerBody(BaseModel):
-    """An object that the server makes."""
+    """An object that the server sends."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=(), defer_build=True)
 
 
 class ErrorFields(AnswerBody):
-    """What was wrong."""
+    """The details of an error."""
 
     message: str
-    """One sentence: which field, what is wrong, what is allowed."""
+    """A sentence that names the field, the problem and the allowed values."""
     type: str
-    """A kind for each status, such as `invalid_request_error`, `authentication_error`, `rate_limit_error`."""
+    """The kind of error of each status, such as `invalid_request_error`, `authentication_error`, `rate_limit_error`."""
     param: str | None
-    """The field that is wrong, by its path: `messages[0].content[1].image_url`."""
+    """The path of the invalid field: `messages[0].content[1].image_url`."""
     code: str | None
-    """For programs, such as `unknown_parameter`, `context_length_exceeded`."""
+    """A code for programs, such as `unknown_parameter`, `context_length_exceeded`."""
 
 
 AN_ERROR: dict[str, Any] = {
@@ -53,7 +53,7 @@ class TokenScore(AnswerBody):
 
     token: str
     logprob: float
-    """In nats; -9999 stands for minus infinity."""
+    """The log-probability in nats; -9999 represents minus infinity."""
     bytes: list[int]
 
 
@@ -61,7 +61,7 @@ class ScoredToken(TokenScore):
     """A token of the answer."""
 
     top_logprobs: list[TokenScore]
-    """The likeliest tokens in its place, best first."""
+    """The likeliest tokens at its position, best first."""
 
 
 class Scores(AnswerBody):
@@ -72,26 +72,26 @@ class Scores(AnswerBody):
 
 
 class PictureLayout(AnswerBody):
-    """How a picture became tokens."""
+    """The layout of an image's tokens."""
 
     image: int
-    """Counted from 1."""
+    """The number of the image, counted from 1."""
     tokens: int
     grid: tuple[int, int] | None
-    """Rows and columns of its maps, null where there is no such grid."""
+    """Rows and columns of its maps, null if there is no such grid."""
     overview: tuple[int, int] | None = None
-    """Of a picture in tiles: the grid of the tile that shows the whole."""
+    """For an image in tiles: the grid of the tile that shows the whole image."""
 
 
 class LookedFrom(AnswerBody):
-    """How many rows attention was averaged over."""
+    """The number of rows that attention was averaged over."""
 
     question: int
-    """Tokens of the question that can attend to every picture."""
+    """Tokens of the question that can attend to every image."""
     output: int
-    """Generated tokens that went through the model."""
+    """Generated tokens that were run through the model."""
     last: int
-    """The prompt's last one, which stands in where there are no others."""
+    """The prompt's last token, which is used if there are no other rows."""
 
 
 def _readouts(schema: dict[str, Any]) -> None:
@@ -102,53 +102,53 @@ def _readouts(schema: dict[str, Any]) -> None:
 
 
 class Envelope(AnswerBody):
-    """What the readouts say that were asked for; null where a value does not exist."""
+    """The values of the requested readouts; null for values that do not exist."""
 
     model_config = ConfigDict(json_schema_extra=_readouts)
 
     version: int
-    """Raised when a key changes its meaning."""
+    """Incremented when a key changes its meaning."""
     images: list[PictureLayout]
     rows: LookedFrom
 
 
 class SteeredTokens(AnswerBody):
-    """What a vector is added to."""
+    """The tokens that a vector is added to."""
 
     tokens: str
 
 
 class SteerSettings(AnswerBody):
-    """How one vector is applied."""
+    """The settings of one applied vector."""
 
     name: str
     toward: str | None
-    """The modality that was asked for."""
+    """The requested modality."""
     strength: float
     published: float | None
-    """The strength in published units; null where the vector's published weight is not known."""
+    """The strength in published units; null if the vector's published weight is not known."""
     scale: float | None
-    """The signed coefficient c; null in a dry run where the way is still to be found."""
+    """The signed coefficient c; null in a dry run if the direction is not decided yet."""
     layers: list[int]
     apply: SteeredTokens
     warning: str | None
-    """That the strength is beyond what was calibrated."""
+    """A warning if the strength is beyond the calibrated range."""
 
 
 class AppliedSteer(SteerSettings):
-    """What one vector did."""
+    """The effect of one vector."""
 
     tokens: int
-    """How many it was added to."""
+    """The number of tokens that it was added to."""
     dose: float | None
     """|added| / |h|, mean over the tokens and the layers."""
     auto: Object | None = None
-    """What was measured to find the way."""
+    """The measurements that decided the direction."""
 
 
 def _reports(schema: dict[str, Any]) -> None:
     heads = dict.fromkeys(kind.path[0] for kind, _ in intervention.REGISTRY.values())
-    about = "What was done, null for nothing; of a group, by member."
+    about = "The effect, null for none; of a group, by member."
     schema["properties"] |= {
         head: {"type": ["object", "array", "null"], "description": about}
         for head in heads
@@ -157,48 +157,48 @@ def _reports(schema: dict[str, Any]) -> None:
 
 
 class SkippedField(AnswerBody):
-    """What was left out."""
+    """A skipped part of the request."""
 
     field: str
-    """Its place in a request, such as `sage.see`."""
+    """The place in a request, such as `sage.see`."""
     why: str
 
 
 class ShrunkPicture(AnswerBody):
-    """A picture that was scaled down to fit into the context."""
+    """An image that was scaled down to fit into the context."""
 
     image: int
-    """Counted from 1."""
+    """The number of the image, counted from 1."""
     before: list[int] = Field(alias="from")
-    """Its width and height in pixels."""
+    """The original width and height in pixels."""
     after: list[int] = Field(alias="to")
-    """Those that the model saw."""
+    """The width and height that the model saw."""
 
 
 class Applied(AnswerBody):
-    """What each intervention that was asked for really did."""
+    """The actual effect of each requested intervention."""
 
     model_config = ConfigDict(json_schema_extra=_reports)
 
     steering: list[AppliedSteer] = []
-    """Vector by vector."""
+    """The effects, vector by vector."""
     preset: str | None = None
-    """That the request named."""
+    """The preset that the request named."""
     skipped: list[SkippedField] = []
-    """What did not apply, of a preset or of a request with `"strict": false`."""
+    """The parts of a preset, or of a request with `"strict": false`, that did not apply."""
     max_tokens: int | None = None
-    """The longest answer that fitted, where more tokens were asked for."""
+    """The longest answer that fitted, if more tokens were requested."""
     pictures: list[ShrunkPicture] = []
-    """Those that were scaled down, because they did not fit beside the text and the answer."""
+    """The images that were scaled down because they did not fit beside the text and the answer."""
 
 
 class CallOf(AnswerBody):
-    """Which function is called, and with what."""
+    """The called function and its arguments."""
 
     name: str | None = None
-    """In a stream, with the first piece."""
+    """The function's name; in a stream, only in the first piece."""
     arguments: str
-    """JSON, as the model writes it; in a stream, what comes new."""
+    """JSON as the model writes it; in a stream, the new characters."""
 
 
 class CallMade(AnswerBody):
@@ -210,10 +210,10 @@ class CallMade(AnswerBody):
 
 
 class CallDelta(AnswerBody):
-    """A piece of a call."""
+    """A piece of a tool call."""
 
     index: int
-    """Which call of the answer it is, from 0."""
+    """The number of the call within the answer, from 0."""
     id: str | None = None
     type: Literal["function"] | None = None
     function: CallOf
@@ -224,10 +224,10 @@ class Said(AnswerBody):
 
     role: Literal["assistant"]
     content: str | None
-    """null where it only calls."""
+    """The text of the answer; null if it only calls tools."""
     refusal: None
     tool_calls: list[CallMade] = []
-    """Only where there are some."""
+    """The tool calls; absent if there are none."""
 
 
 class BaselineChoice(AnswerBody):
@@ -240,7 +240,7 @@ class BaselineChoice(AnswerBody):
 
 
 class Extras(AnswerBody):
-    """The fields beyond OpenAI's, each only when it was asked for."""
+    """The fields beyond OpenAI's, each present only if requested."""
 
     applied: Applied | None = None
     diagnostics: Envelope | None = None
@@ -248,7 +248,7 @@ class Extras(AnswerBody):
 
 
 class CompletionChoice(Extras):
-    """One answer."""
+    """A choice of an answer."""
 
     index: int
     message: Said
@@ -257,14 +257,14 @@ class CompletionChoice(Extras):
 
 
 class PromptTokens(AnswerBody):
-    """Of the prompt's tokens."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int
-    """Those that had been run before, and were not run again."""
+    """Tokens whose keys and values were in the prefix cache, so that they were not computed again."""
 
 
 class TokenCounts(AnswerBody):
-    """Tokens; those of baselines are not counted."""
+    """Token counts, without those of baselines."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -273,28 +273,28 @@ class TokenCounts(AnswerBody):
 
 
 class Head(AnswerBody):
-    """What all objects of one answer share."""
+    """The fields that all objects of one answer share."""
 
     id: str
     created: int
     """Unix time in seconds."""
     model: str
     system_fingerprint: str
-    """The model's, not the server's."""
+    """The model's fingerprint, not the server's."""
 
 
 class ChatCompletion(Head):
-    """The whole answer."""
+    """A whole answer."""
 
     object: Literal["chat.completion"]
     choices: list[CompletionChoice]
     usage: TokenCounts
     ignored: list[str] = []
-    """Only where there are some: the paths of the request's fields that nothing reads, such as `messages[0].name`."""
+    """The paths of the request's fields that nothing reads, such as `messages[0].name`; absent if there are none."""
 
 
 class Delta(AnswerBody):
-    """What comes new."""
+    """The new part of a choice."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -302,7 +302,7 @@ class Delta(AnswerBody):
 
 
 class ChunkChoice(Extras):
-    """A piece of one answer; the last one says how it ended and holds the extras."""
+    """A piece of one choice; the last one holds the finish reason and the extras."""
 
     index: int
     delta: Delta
@@ -311,11 +311,14 @@ class ChunkChoice(Extras):
 
 
 class ChatCompletionChunk(Head):
-    """The data of one event; `data: [DONE]` is the last event. What goes wrong meanwhile is an event with an error."""
+    """The data of one event; `data: [DONE]` is the last event.
+
+    An error during the stream is an event with an error object.
+    """
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChunkChoice]
     usage: TokenCounts | None = None
-    """With `stream_options.include_usage`: null but in the event after the last choice."""
+    """With `stream_options.include_usage`: null except in the event after the last choice."""
     ignored: list[str] = []
-    """As of a whole answer, in the last event."""
+    """The same as in a whole answer; sent with the last event."""

@@ -1,4 +1,4 @@
-"""What the catalogue, the vectors and the probes say, for the document of the API."""
+"""The schemas of the catalogue, the vectors and the probes, for the API document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from server.wire.answers import AnswerBody, Object, SkippedField, SteerSettings
 
 
 class RequestLimits(AnswerBody):
-    """What one request may ask of this server."""
+    """The limits of one request to this server."""
 
     slots: int
     """Answers that are generated at the same time."""
@@ -25,16 +25,16 @@ class RequestLimits(AnswerBody):
     image_bytes: int
     image_pixels: int
     image_side: int
-    """Pixels that a picture may be wide or high."""
+    """Largest width and height of an image in pixels."""
     image_ratio: int
-    """Of its longer side to its shorter one."""
+    """Largest ratio of an image's longer side to its shorter one."""
     request_pixels: int
     body_bytes: int
     strength: float
     strength_unit: Literal["published"]
     vectors: int
     seconds: float
-    """That one answer may take."""
+    """Longest time of one answer in seconds."""
     remote_images: bool
     uploads: bool
     vector_bytes: int
@@ -42,56 +42,56 @@ class RequestLimits(AnswerBody):
 
 
 class InterventionCard(AnswerBody):
-    """An intervention that can be asked for."""
+    """An available intervention."""
 
     name: str
     path: list[str]
-    """Where it stands in a request and in `applied`."""
+    """The place in a request and in `applied`."""
     kind: str | None
-    """Which one of several with one path."""
+    """The kind that distinguishes interventions of the same path."""
     twin: bool
-    """Of these a request may have one."""
+    """True if it contrasts an answer with a twin; a request may have only one such intervention."""
     options: Object = Field(serialization_alias="schema")
     """The JSON schema of its options."""
 
 
 class ReadoutCard(AnswerBody):
-    """A readout that can be asked for."""
+    """An available readout."""
 
     name: str
     cheap: bool
-    """Whether `"diagnostics": true` asks for it."""
+    """True if `"diagnostics": true` includes it."""
     own_key: bool
-    """Whether it has a key of its own in the diagnostics."""
+    """True if it has a key of its own in the diagnostics."""
     scalars: dict[str, Literal["number", "integer", "boolean"]]
     """The numbers that journal and metrics keep of it."""
 
 
 class ModelCard(AnswerBody):
-    """The model of this server, what can be asked of it, and within which limits."""
+    """The model of this server with its features and limits."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     fingerprint: str
-    """Tells models apart for which vectors are made."""
+    """Identifies the model for which vectors are made."""
     layers: int
     hidden_size: int
     context_length: int
-    """Tokens of a prompt and its answer together."""
+    """Largest number of tokens of a prompt and its answer together."""
     device: str
     dtype: str
     quantization: str | None
-    """"int8" where the language model's layers compute in integers; null where in `dtype`."""
+    """"int8" if the language model's layers compute in integers; null if they compute in `dtype`."""
     compiled: bool
-    """Whether decode steps run compiled by now."""
+    """True if decode steps currently run compiled."""
     image_size: tuple[int, int] | None
-    """Width and height that every picture is brought to; null where they keep their own."""
+    """Width and height that every image is resized to; null if images keep their own."""
     image_pixels: tuple[int, int] | None
-    """The least and the most pixels that pictures are brought to, where a request may state others; null where not."""
+    """The default least and most pixels of an image, if a request may set others; null if not."""
     chat_template_kwargs: list[str]
-    """What a request may tell the model's chat template."""
+    """The variables that a request may pass to the model's chat template."""
     vectors: list[str]
     """Names of the steering vectors that were made for it."""
     interventions: list[InterventionCard]
@@ -101,10 +101,10 @@ class ModelCard(AnswerBody):
 
 
 class PresetCard(AnswerBody):
-    """A preset, which is asked for as a model of its own."""
+    """A preset, which is requested as a model of its own."""
 
     id: str
-    """The name of the model, an `@` and that of the preset."""
+    """The model's name, an `@` and the preset's name."""
     object: Literal["model"]
     created: int
     owned_by: str
@@ -113,12 +113,12 @@ class PresetCard(AnswerBody):
     parent: str
     preset: str
     fields: Object
-    """What it stands for in a request."""
+    """The request fields that it sets."""
     origin: Literal["built-in", "settings"]
 
 
 class ModelList(AnswerBody):
-    """The one model of this server in OpenAI's list, and behind it its presets."""
+    """The one model of this server in OpenAI's list, followed by its presets."""
 
     object: Literal["list"]
     data: list[ModelCard | PresetCard]
@@ -134,17 +134,17 @@ class VectorCard(AnswerBody):
     """The modality that a positive scale pushes toward; null for a vector that is no modality preference."""
     layers: list[int]
     published: float | None
-    """What strength 1 is in published units."""
+    """Strength 1 in published units."""
     fingerprint: str
-    """The model's that it was made for."""
+    """The fingerprint of the model that it was made for."""
     info: Object
-    """How it was made."""
+    """The details of how it was made."""
     matches: bool
-    """Whether it was made for this server's model."""
+    """True if it was made for this server's model."""
 
 
 class DamagedVector(AnswerBody):
-    """A file that holds no steering vector."""
+    """A file that holds no valid steering vector."""
 
     object: Literal["steering.vector"]
     name: str
@@ -159,7 +159,7 @@ class ListOfVectors(AnswerBody):
 
 
 class DeletedVector(AnswerBody):
-    """A vector that is no more."""
+    """A deleted vector."""
 
     name: str
     object: Literal["steering.vector"]
@@ -167,19 +167,19 @@ class DeletedVector(AnswerBody):
 
 
 class AddedAtLayer(AnswerBody):
-    """What a vector adds at a layer."""
+    """The addition of a vector at one layer."""
 
     layer: int
     norm: float
     """|c w v|."""
     largest: float
-    """Its greatest element."""
+    """The largest element."""
     relative: float | None
-    """Its mean element in units of the difference that the probe measured."""
+    """The mean element in units of the difference that the probe measured."""
 
 
 class PlannedSteer(SteerSettings):
-    """What one vector would do."""
+    """The planned effect of one vector."""
 
     calibrated_range: tuple[float, float] | None
     """The least and the greatest strength that calibration measured."""
@@ -187,27 +187,27 @@ class PlannedSteer(SteerSettings):
 
 
 class DryRunReport(AnswerBody):
-    """What the steering of a request would do."""
+    """The planned steering of a request."""
 
     object: Literal["steering.validation"]
     model: str
     steering: list[PlannedSteer]
     preset: str | None = None
-    """That the request named."""
+    """The preset that the request named."""
     skipped: list[SkippedField] | None = None
-    """What did not apply, of a preset or of a request with `"strict": false`."""
+    """The parts of a preset, or of a request with `"strict": false`, that did not apply."""
     ignored: list[str] | None = None
-    """Only where there are some: the paths of the request's fields that nothing reads."""
+    """The paths of the request's fields that nothing reads; absent if there are none."""
 
 
 class Health(AnswerBody):
-    """Whether the process is worth keeping."""
+    """The state of the process: "failed" once it is not worth keeping."""
 
     status: Literal["ok", "failed"]
 
 
 class JournalState(AnswerBody):
-    """How the journal does."""
+    """The state of the journal."""
 
     state: Literal["off", "ok", "failing"]
     written: int | None = None
@@ -218,45 +218,45 @@ class JournalState(AnswerBody):
 
 
 class LoadingProgress(AnswerBody):
-    """How far loading is."""
+    """The progress of loading."""
 
     stage: str
     share: float | None
-    """Of the stage, from 0 to 1; null where nobody knows."""
+    """The completed share of the stage, from 0 to 1; null if unknown."""
     seconds: float
-    """Since the start."""
+    """Seconds since the start."""
 
 
 class Readiness(AnswerBody):
-    """Whether requests are served."""
+    """The state of the service: whether requests are served."""
 
     status: Literal["ready", "loading", "draining", "failed"]
     journal: JournalState
-    """Does not change the status: answers need no journal."""
+    """The state of the journal; it does not change the status, since answers need no journal."""
     progress: LoadingProgress | None = None
-    """While the model loads."""
+    """The progress while the model loads."""
 
 
 class SampleList(AnswerBody):
-    """The sample scenes in the model's folder; `/samples/{name}` has their pictures."""
+    """The sample scenes in the model's folder; `/samples/{name}` has their images."""
 
     object: Literal["list"]
     data: list[Sample]
 
 
 class SelfCheck(AnswerBody):
-    """How the engine was compared with the plain model at load."""
+    """The comparison of the engine with the plain model at load."""
 
     steps: int
-    """Generated tokens."""
+    """Number of generated tokens."""
     tolerance: float | None
     """In float32: the largest difference of logits, relative to the largest logit."""
     margin: float | None
-    """In half precision: how many times as far from float32 as the plain model's logits may be."""
+    """In half precision: the allowed distance from float32, as a multiple of the plain model's."""
 
 
 class MeasuredFor(AnswerBody):
-    """What was measured once of the model, by what for; null where it was not."""
+    """The calibrated values of the model by purpose; null for those not measured."""
 
     think: Object | None
     sinks: Object | None
@@ -266,7 +266,7 @@ class MeasuredFor(AnswerBody):
 
 
 class About(AnswerBody):
-    """What there is to know of the model beside its card."""
+    """Details of the model beyond its card."""
 
     object: Literal["model.about"]
     families: list[str]
@@ -275,7 +275,7 @@ class About(AnswerBody):
     family: str | None = None
     vocabulary: int | None = None
     focus_layers: int | None = None
-    """How many of the last layers the focus metrics go by."""
+    """Number of last layers that the focus metrics use."""
     generation_defaults: Object | None = None
     self_check: SelfCheck | None = None
     calibration: MeasuredFor | None = None

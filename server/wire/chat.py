@@ -1,4 +1,4 @@
-"""A chat completion: OpenAI's fields that this server knows, and Helmsight's own."""
+"""The body of a chat completion: OpenAI's fields that this server knows, and Helmsight's own."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ MAX_METADATA_VALUE = 512
 _TOKEN = re.compile("0|[1-9][0-9]{0,9}")
 
 NOTES = ("preset", "skipped", "max_tokens", "pictures")
-"""Keys of `applied` beside those of interventions."""
+"""Keys of `applied` besides those of interventions."""
 
 
 def _metadata(value: Any) -> Any:
-    """OpenAI's bounds. Keys are not named in messages: they are the client's, and may be long."""
+    """Check metadata against OpenAI's bounds; error messages omit keys, which the client chose and may be long."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -71,7 +71,7 @@ def _metadata(value: Any) -> Any:
 
 
 def _token(key: str) -> str:
-    """Python also takes "1_0", " 1" and other scripts' digits for numbers."""
+    """Check that a key is a decimal token number, since Python also accepts "1_0", " 1" and other scripts' digits."""
     if not _TOKEN.fullmatch(key):
         raise PydanticCustomError("token", "must be the number of a token in decimal digits")
     return key
@@ -81,7 +81,7 @@ Token = Annotated[int, Field(le=2**31), BeforeValidator(_token)]
 
 
 class StreamOptions(BaseModel):
-    """Of an answer that is streamed."""
+    """The options of a streamed answer."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -97,7 +97,7 @@ class StreamOptions(BaseModel):
 
 
 class ProcessorOptions(Strict):
-    """What the model's processor is told, of what vLLM tells it."""
+    """The options of the model's processor, a subset of vLLM's."""
 
     min_pixels: Pixels | None = None
     max_pixels: Pixels | None = None
@@ -118,7 +118,7 @@ _NO_CALL = {"enum": [None, "none", "auto"]}
 
 
 def within(name: str) -> dict[str, Any]:
-    """The range of a sampling value as JSON schema has it; what is outside of it is the engine's to refuse."""
+    """Return the range of a sampling value for JSON schema; the engine refuses values outside of it."""
     low, high = RANGES[name]
     return {"minimum": low, "maximum": high}
 
@@ -130,109 +130,111 @@ def _of_tokens(schema: dict[str, Any]) -> None:
 
 
 class ChatRequest(BaseModel):
-    """A chat completion: OpenAI's fields that this server knows, and Helmsight's own, among them one for each intervention.
-    Others are ignored, which the answer says, but for those that are nearly called as one of these, or change the answers of
-    other servers."""
+    """A chat completion: OpenAI's fields that this server knows, and Helmsight's own, including one for each intervention.
 
-    # Those for interventions are added by `with_interventions`, which makes the models that bodies are read with; the ranges
-    # of sampling values are the engine's to check.
+    Other fields are ignored and listed in the answer, except names similar to a known one and fields that change the answers
+    of other servers, which are refused.
+    """
+
+    # `with_interventions` adds the fields of interventions and makes the models that validate bodies. The engine checks the
+    # ranges of sampling values.
 
     asking: ClassVar[tuple[str, ...]] = ()
-    """The fields that ask for interventions."""
+    """The fields that request interventions."""
     required: ClassVar[frozenset[str]] = frozenset()
-    """Those of them that must be there."""
+    """The required ones among the fields of interventions."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), use_attribute_docstrings=True)
 
     model: str | None = None
-    """The model's name, as `/v1/models` lists it, alone or with a preset behind an `@`; may be left out."""
+    """The model's name, as `/v1/models` lists it, optionally followed by an `@` and a preset; may be omitted."""
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
-    """The chat up to what is to be answered."""
+    """The chat up to the turn to be answered."""
     n: Integer | None = Field(None, json_schema_extra={"minimum": 1})
-    """How many answers; `/v1/models` says how many are allowed."""
+    """Number of answers; `/v1/models` has the limit."""
     stream: Flag | None = None
     """Send the answer as server-sent events while it is generated."""
     stream_options: StreamOptions | None = None
     max_tokens: Integer | None = Field(None, json_schema_extra=within("max_tokens"))
-    """The longest answer, in tokens; more than fit are cut to what fits, and `applied.max_tokens` says so."""
+    """The longest answer in tokens; if fewer fit, the limit is reduced and reported in `applied.max_tokens`."""
     max_completion_tokens: Integer | None = Field(None, json_schema_extra=within("max_tokens"))
-    """The same under OpenAI's newer name."""
+    """The same as `max_tokens`, under OpenAI's newer name."""
     temperature: Number | None = Field(None, json_schema_extra=within("temperature"))
-    """0 takes the likeliest token. Absent sampling fields have the checkpoint's defaults, else OpenAI's."""
+    """0 selects the likeliest token. Absent sampling fields have the checkpoint's defaults, else OpenAI's."""
     top_p: Number | None = Field(None, json_schema_extra=within("top_p"))
-    """Sample from the likeliest tokens that have this share of the probability."""
+    """Sample from the likeliest tokens that together have this share of the probability."""
     top_k: Integer | None = Field(None, json_schema_extra=within("top_k") | {"minimum": -1})
-    """Sample from so many of the likeliest tokens; 0 and -1 for all."""
+    """Sample from this many of the likeliest tokens; 0 and -1 mean all."""
     min_p: Number | None = Field(None, json_schema_extra=within("min_p"))
-    """Leave out tokens less likely than this share of the likeliest one."""
+    """Exclude tokens less likely than this share of the likeliest one's probability."""
     repetition_penalty: Number | None = Field(None, json_schema_extra=within("repetition_penalty"))
-    """Above 1 makes tokens of prompt and answer less likely."""
+    """Values above 1 make tokens of prompt and answer less likely."""
     frequency_penalty: Number | None = Field(None, json_schema_extra=within("frequency_penalty"))
     presence_penalty: Number | None = Field(None, json_schema_extra=within("presence_penalty"))
     logit_bias: Annotated[dict[Token, Number], Field(max_length=MAX_BIASES)] | None = Field(
         None, json_schema_extra=_of_tokens
     )
-    """What is added to the logits of tokens, by their numbers."""
+    """Values added to the logits of tokens, keyed by token number."""
     min_tokens: Integer | None = Field(None, json_schema_extra=within("min_tokens"))
-    """No answer ends by itself before it has so many tokens."""
+    """Smallest number of tokens before an answer may end by itself."""
     ignore_eos: Flag | None = None
-    """Let answers go on to `max_tokens`, or to `stop`."""
+    """Continue answers to `max_tokens`, or to `stop`."""
     seed: Integer | None = Field(None, json_schema_extra=within("seed"))
-    """The same request with the same seed is answered alike."""
+    """The seed of sampling; the same request with the same seed gets the same answer."""
     stop: Stops | None = None
-    """The answer ends before these."""
+    """Texts that end the answer, which excludes them."""
     logprobs: Flag | None = None
-    """Give the log-probability of every token, before temperature and penalties."""
+    """Return the log-probability of every token, before temperature and penalties."""
     top_logprobs: Integer | None = Field(None, json_schema_extra=within("top_logprobs"))
-    """With `logprobs`: so many of the likeliest tokens beside each."""
+    """With `logprobs`: the number of likeliest tokens to return at each position."""
     response_format: ResponseFormat | None = None
-    """Have the answer be JSON, or what a JSON schema describes."""
+    """Require the answer to be JSON, or JSON that follows a schema."""
     structured_outputs: StructuredOutputs | None = None
-    """The same as vLLM has it, and more: what a regular expression matches, one of several texts."""
+    """The same in vLLM's form, which also allows a regular expression or one of several texts."""
     tools: ToolList | None = None
-    """What the answer may call, where the model's chat template knows tools."""
+    """The tools that the answer may call, if the model's chat template supports tools."""
     tool_choice: ToolChoice | None = None
-    """none: the model is told of no tools. required: it calls one at least; a tool by its name: that one."""
+    """none: the prompt mentions no tools. required: the answer calls at least one; a tool's name: it calls that one."""
     parallel_tool_calls: Flag | None = None
     """false: a required call is a single one."""
     functions: Annotated[Any, WithJsonSchema(_NOTHING)] = None
-    """Of old; `tools` is what to use."""
+    """Deprecated; use `tools`."""
     function_call: Annotated[Any, WithJsonSchema(_NO_CALL)] = None
     metadata: Annotated[
         dict[str, str] | None, BeforeValidator(_metadata, json_schema_input_type=MetadataForm | None)
     ] = None
-    """Kept with the answer's rows in the journal; `answer_correct` "true" or "false" says whether it was right."""
+    """Kept with the answer's rows in the journal; `answer_correct` "true" or "false" marks whether it was right."""
     modalities: Annotated[Any, WithJsonSchema({"enum": [None, [], ["text"]]})] = None
     audio: Annotated[Any, WithJsonSchema(_NOTHING)] = None
 
     min_pixels: Pixels | None = None
-    """Make smaller pictures so large, where the model's processor bounds pixels (Qwen-VL)."""
+    """Enlarge smaller images to this many pixels, if the model's processor bounds pixels (Qwen-VL)."""
     max_pixels: Pixels | None = None
-    """Make larger pictures so small; `/v1/models` has the processor's own bounds."""
+    """Shrink larger images to this many pixels; `/v1/models` has the processor's own bounds."""
     mm_processor_kwargs: ProcessorOptions | None = None
-    """The same as vLLM has it."""
+    """The same in vLLM's form."""
 
     diagnostics: Diagnostics | None = None
-    """Say where the model looked, and more: true for the cheap readouts."""
+    """The readouts that tell where the model looked, and more; true for the cheap ones."""
     baseline: Flag | None = None
     """Add the answer without interventions, from the same batch."""
     force: str | None = None
-    """An answer that is given: the model generates it whatever it would say, so that `logprobs` and `diagnostics` are those
-    of this answer."""
+    """A given answer that the model is forced to generate, so that `logprobs` and `diagnostics` describe it."""
 
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """What is kept of the prompt serves only requests with the same one, as vLLM has it."""
+    """Share cached prompt prefixes only between requests with the same salt, as in vLLM."""
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES)] | None = None
-    """What the model's chat template is told beside the chat, as vLLM and SGLang have it: `{"enable_thinking": false}`;
-    `/v1/models` lists what it reads."""
+    """Variables of the chat template, as in vLLM: `{"enable_thinking": false}`; `/v1/models` lists those that it reads."""
     continue_final_message: Flag | None = None
-    """The answer goes on from the last message, a text of the assistant's, as vLLM has it."""
+    """Continue the last message, which must be a text of the assistant's, as in vLLM."""
     add_generation_prompt: Flag | None = None
-    """false goes with `continue_final_message`, true without."""
+    """false is allowed only with `continue_final_message`, true only without it."""
 
     strict: Flag | None = None
-    """Whether what does not apply is refused, which is the default; false skips it and says so in `applied.skipped`. true
-    also refuses fields that are unknown, which `ignored` names otherwise."""
+    """true, the default, refuses parts that do not apply; false skips them and lists them in `applied.skipped`.
+
+    An explicit true also refuses unknown fields, which `ignored` lists otherwise.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -243,7 +245,7 @@ class ChatRequest(BaseModel):
     @field_validator("messages", mode="before")
     @classmethod
     def _few_parts(cls, value: Any, info: ValidationInfo) -> Any:
-        """Counted before each of them is looked at."""
+        """Limit the number of parts before each of them is validated."""
         most = (info.context or {}).get("parts")
         if most is not None and isinstance(value, list):
             contents = [message.get("content") for message in value if isinstance(message, dict)]
@@ -269,14 +271,14 @@ class ChatRequest(BaseModel):
     @field_validator("function_call")
     @classmethod
     def _no_call(cls, value: Any) -> Any:
-        """A client that insists on a call would wait for one in vain."""
+        """Refuse a required function call, since its client would wait for one in vain."""
         if value not in (None, "none", "auto"):
             raise PydanticCustomError("unsupported", "must be 'none' or 'auto'; what to use is 'tool_choice'")
         return value
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the answer must be, None for anything; raises RequestError."""
+        """The grammar that the answer must follow, None for any answer; raises RequestError."""
         asked = [one.grammar for one in (self.response_format, self.structured_outputs) if one is not None]
         found = [one for one in asked if one is not None]
         if len(found) > 1:
@@ -330,37 +332,36 @@ class ChatRequest(BaseModel):
 
     @property
     def pixels(self) -> dict[str, int]:
-        """The bounds of pictures that are given, by their names."""
+        """The requested bounds of images by name."""
         given = ((name, getattr(one, name, None)) for one in (self.mm_processor_kwargs, self) for name in BOUNDS)
         return {name: value for name, value in given if value is not None}
 
     @property
     def longest(self) -> int | None:
-        """The tokens that an answer may have, by either name."""
+        """The largest number of tokens of the answer, from either field."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def interventions(self) -> dict[str, Given]:
-        """What is given for each of the fields that ask for interventions, those that are off left out."""
+        """The given value of each field that requests interventions, without those that are off."""
         given = ((name, getattr(self, name)) for name in self.asking)
         return {name: one for name, one in given if one is not None}
 
     @property
     def options(self) -> dict[str, Asked]:
-        """The interventions by name, but for those that have a form of their own."""
+        """The interventions by name, without those that have a form of their own."""
         return {one.name(): one for given in self.interventions.values() for one in given.asked}
 
     @property
     def texts(self) -> list[str]:
-        """Every text that the model reads, but for what the chat template is told, which is bounded by itself."""
+        """Every text that the model reads, except the chat template's variables, which have their own bound."""
         forced = [] if self.force is None else [self.force]
         forced += [tool.model_dump_json() for tool in self.tools or ()]
         return texts_of(self.messages) + [text for one in self.options.values() for text in one.texts] + forced
 
 
 class DryRun(ChatRequest):
-    """A chat completion whose steering is to be told. Its messages may be missing; where they are there, the numbers of
-    pictures are checked, too."""
+    """A chat completion whose steering is to be reported; messages may be omitted, else image numbers are checked, too."""
 
     required: ClassVar[frozenset[str]] = frozenset(Steering.path)
 
@@ -371,11 +372,12 @@ Chat = TypeVar("Chat", bound=ChatRequest)
 
 
 def with_interventions(chat: type[Chat]) -> type[Chat]:
-    """A model with a field for each intervention, or group of them, that is registered by now, and with the options of the
-    readouts that are: the same one as long as these are the same. Raises ValueError where something else is called so."""
-    made: type[Chat] = _with_interventions(
-        chat, diagnostics_form(), tuple(REGISTRY.values())
-    )  # the cache tells no types
+    """Return a model with fields for the registered interventions and the options of the registered readouts.
+
+    The model is cached while the registries stay the same. Raises ValueError for a name that is already in use.
+    """
+    # The cache loses the type.
+    made: type[Chat] = _with_interventions(chat, diagnostics_form(), tuple(REGISTRY.values()))
     return made
 
 
@@ -387,7 +389,7 @@ def _with_interventions(chat: type[Chat], diagnostics: Any, _registered: tuple[A
     fields: dict[str, Any] = {name: (kind, ... if name in chat.required else None) for name, kind in found.items()}
     read = Annotated[diagnostics | None, BeforeValidator(switch, json_schema_input_type=bool | diagnostics | None)]
     fields["diagnostics"] = (read, Field(None, description=chat.model_fields["diagnostics"].description))
-    # Without a source of its own: pydantic would look for docstrings of its fields in the files of all callers.
+    # The class has no source, so that pydantic would search all callers' files for docstrings of its fields.
     plain = {"use_attribute_docstrings": False}
     made = create_model(chat.__name__, __base__=chat, __doc__=chat.__doc__, __cls_kwargs__=plain, **fields)
     made.asking = tuple(found)

@@ -1,4 +1,4 @@
-"""A request names its readouts, and sets the options that they declare."""
+"""The readouts of a request and the options that they declare."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ def _readouts(schema: dict[str, Any]) -> None:
 
 
 class Diagnostics(Strict):
-    """Which readouts stand beside the answer, and how they are made; docs/readouts.md says what each of them is."""
+    """The readouts of an answer and their options; docs/readouts.md describes each of them."""
 
-    # The options of readouts are added by `diagnostics_form`, which makes the models that requests are read with.
+    # `diagnostics_form` adds the options of readouts and makes the models that validate requests.
 
     include: Annotated[list[str], Field(max_length=32)] | None = Field(None, json_schema_extra=_readouts)
     """The readouts; null for the cheap ones."""
     compare_to: Annotated[str, StringConstraints(max_length=64)] | None = None
-    """The id of an earlier answer that included drift, to measure the drift from."""
+    """The id of an earlier answer that included drift, from which the drift is measured."""
 
 
 def diagnostics_form() -> type[Diagnostics]:
-    """Return the model with a field for each option of the readouts that are registered by now: the same one as long as
-    these are the same."""
+    """Return the model with a field for each option of the registered readouts.
+
+    It is the same model as long as the registry stays the same.
+    """
     made: type[Diagnostics] = _made(tuple(REGISTRY.values()))
     return made
 

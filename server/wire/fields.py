@@ -1,4 +1,4 @@
-"""Kinds of values that several fields have."""
+"""Types of values that several fields have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steering.protocol.wording import names
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Bits64 = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
 Integer = Annotated[Bits64, WithJsonSchema({"type": "integer"})]
-"""What 64 bits hold, which goes without saying in a schema."""
+"""A 64-bit integer, whose bounds are left out of the schema."""
 Pixels = Annotated[int, Field(strict=True, ge=1, le=2**31)]
 Flag = Annotated[bool, Field(strict=True)]
 Layer = Annotated[Bits64, WithJsonSchema({"type": "integer", "minimum": 0, LAYERS: -1})]
@@ -22,7 +22,7 @@ Layers = Annotated[list[Layer], Field(max_length=1024)]
 
 
 class Strict(BaseModel):
-    """An object of Helmsight's own: unknown keys are errors that list the known ones."""
+    """An object of Helmsight's own, whose unknown keys are errors that list the known ones."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -41,7 +41,7 @@ class Strict(BaseModel):
 
 
 def switch(value: Any) -> Any:
-    """true means all defaults, false means off, an object is itself."""
+    """Return an object's fields; true stands for all defaults, false for off."""
     if value is None or value is False:
         return None
     if value is True:

@@ -1,5 +1,7 @@
-"""The fields of a request that ask for interventions: those of the registry, as `steering.protocol.forms` reads them. Only
-steering has a form of its own here, because its vectors are names that the server looks up."""
+"""The fields of a request that request interventions, read from the registry by `steering.protocol.forms`.
+
+Only steering has a form of its own here, because its vectors are names that the server looks up.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,16 @@ from steering.protocol.asked import LAYERS
 from steering.protocol.forms import KIND, Form, forms
 
 OWN_FORMS: dict[tuple[str, ...], type[Strict]] = {Steering.path: SteeringForm}
-"""By path, the forms of interventions that are not written as their options; `server.requests.resolve` knows what becomes of
-them."""
+"""Forms by path of interventions that are not written as their options; `server.requests.resolve` handles them."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a request gives for one of these fields. sent: as it was written, True for all defaults. asked: the
-    interventions; instead of them form: one of `OWN_FORMS`."""
+    """The given value of one field of interventions.
+
+    `sent` is the value as written, True for all defaults. `asked` holds the interventions; `form` is one of `OWN_FORMS`
+    instead.
+    """
 
     sent: Any
     asked: tuple[Options, ...] = ()
@@ -31,14 +35,14 @@ class Given:
 
     @property
     def nothing(self) -> Any:
-        """What is reported as applied where nothing was: an empty list of vectors, else None."""
+        """The value of `applied` if nothing was applied: an empty list of vectors, else None."""
         return None if self.form is None else []
 
 
 def fields() -> dict[str, Any]:
-    """By the name of each field that asks for interventions, the annotation that reads it, into `Given`.
+    """Return, for each field that requests interventions, the annotation that reads it into `Given`.
 
-    One that neither has `Options` nor stands in `OWN_FORMS` is for callers of the library alone.
+    An intervention that neither has `Options` nor an entry in `OWN_FORMS` is for callers of the library only.
     """
     own = {
         path[0]: Annotated[
@@ -56,8 +60,10 @@ def fields() -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def schema(kind: type[Asked], layers: int) -> dict[str, Any] | None:
-    """The JSON schema of what may be asked of an intervention of a model with so many layers, to be read only; None for one
-    that requests have no field for."""
+    """Return the JSON schema of an intervention's options for a model with so many layers.
+
+    The result is read-only. None for an intervention that requests have no field for.
+    """
     form: type[BaseModel] | None = OWN_FORMS.get(kind.path)
     if form is None and issubclass(kind, Options):
         form = kind
@@ -71,8 +77,7 @@ def schema(kind: type[Asked], layers: int) -> dict[str, Any] | None:
 
 
 def bounded(schema: Any, layers: int | None) -> Any:
-    """A schema in which a bound that follows from the model's number of layers is that number, or none where it is not
-    known."""
+    """Return a schema with the model's number of layers as the bound of layers, without that bound if unknown."""
     if isinstance(schema, list):
         return [bounded(one, layers) for one in schema]
     if not isinstance(schema, dict):

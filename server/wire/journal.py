@@ -1,4 +1,4 @@
-"""What the journal says, for the document of the API; `server.journal` makes it."""
+"""The schemas of the journal's answers, for the API document; `server.journal` builds the answers."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ def _scalars(schema: dict[str, Any]) -> None:
 
 
 class RowNumbers(AnswerBody):
-    """The numbers that are kept of the readouts, whichever were asked for."""
+    """The numbers kept of readouts, whichever were requested."""
 
     model_config = ConfigDict(json_schema_extra=_scalars)
 
     dose: float | None
-    """Of all vectors, mean."""
+    """Mean over all vectors."""
 
 
 class RowLatency(AnswerBody):
-    """In seconds since the request came."""
+    """Latencies in seconds since the request arrived."""
 
     first_token: float | None
     total: float
 
 
 class RowTokens(AnswerBody):
-    """Tokens."""
+    """Token counts."""
 
     prompt_tokens: int | None
     completion_tokens: int | None
 
 
 class RowTexts(AnswerBody):
-    """Prompt and answer, where the server keeps them."""
+    """Prompt and answer, if the server keeps them."""
 
     prompt: str | None
     answer: str | None
 
 
 class RowOfAnswer(AnswerBody):
-    """One choice of one answer."""
+    """A choice of an answer."""
 
     object: Literal["diagnostics.row"]
     id: str
     choice: int
     created: float
-    """Unix time when the request was accepted."""
+    """Unix time at which the request was accepted."""
     model: str
     key_name: str | None
-    """Of the key that it was asked with; null where that has no name."""
+    """The name of the request's key; null if that has none."""
     finish_reason: str
     """stop, length, cancelled, error or shutdown."""
     streamed: bool
@@ -79,18 +79,18 @@ class PageOfRows(AnswerBody):
     data: list[RowOfAnswer]
     has_more: bool
     next: str | None
-    """What `before` of the next page is."""
+    """The value of `before` for the next page."""
 
 
 class RowsOfAnswer(AnswerBody):
-    """The rows of one answer, one a choice."""
+    """The rows of one answer, one for each choice."""
 
     object: Literal["list"]
     data: list[RowOfAnswer]
 
 
 class Spread(AnswerBody):
-    """How a number is distributed."""
+    """The distribution of a number."""
 
     count: int
     mean: float | None
@@ -102,14 +102,14 @@ class Spread(AnswerBody):
 
 
 class RaisedFlag(AnswerBody):
-    """How often a flag was known, and raised."""
+    """The number of answers in which a flag was known, and in which it was raised."""
 
     known: int
     raised: int
 
 
 class FocusAccuracy(AnswerBody):
-    """How often the focused picture was the target."""
+    """The share of answers whose focused image was the target."""
 
     known: int
     correct: int
@@ -117,7 +117,7 @@ class FocusAccuracy(AnswerBody):
 
 
 class MisunderstandingRate(AnswerBody):
-    """How often the focus was wrong though the answer was right (implicit visual misunderstanding)."""
+    """The share of right answers with a wrong focus (implicit visual misunderstanding)."""
 
     known: int
     implicit: int
@@ -125,7 +125,7 @@ class MisunderstandingRate(AnswerBody):
 
 
 class MeansOfRows(AnswerBody):
-    """Means over some rows."""
+    """Means over several rows."""
 
     count: int
     attention_ratio: float | None
@@ -134,7 +134,7 @@ class MeansOfRows(AnswerBody):
 
 
 class ByIntervention(MeansOfRows):
-    """The rows of one intervention, or of several together."""
+    """The rows of one intervention, or of a combination of several."""
 
     intervention: str
     accuracy: float | None
@@ -150,7 +150,7 @@ class ByHour(MeansOfRows):
 
 
 class Times(AnswerBody):
-    """Median and 90 % quantile, in seconds, of those answers that came to their end."""
+    """Median and 90 % quantile, in seconds, of answers that ran to their end."""
 
     p50: float | None
     p90: float | None
@@ -162,10 +162,10 @@ class Period(MeansOfRows):
     start: int
     """Unix time."""
     errors: int
-    """Those that the server's end cut off among them."""
+    """Rows with an error, including those that the server's shutdown cut off."""
     cancelled: int
     flags: dict[str, int]
-    """How often each was raised."""
+    """The number of rows in which each flag was raised."""
     first_token: Times
     total: Times
 
@@ -180,11 +180,11 @@ class Periods(AnswerBody):
 
 
 class RefusalKind(AnswerBody):
-    """Requests that were refused in the same way."""
+    """Requests that were refused with the same error."""
 
     status: int
     code: str
-    """Of the error."""
+    """The code of the error."""
     route: str
     count: int
 
@@ -204,11 +204,11 @@ class RefusalPeriods(AnswerBody):
     bucket: int
     """Seconds of a period."""
     rows: list[RefusalPeriod]
-    """The newest periods that have any, oldest first."""
+    """The newest periods that have refusals, oldest first."""
 
 
 class RefusedRequests(AnswerBody):
-    """Requests that were answered with an error and left no row; of all filters only the time applies, in whole minutes."""
+    """Requests that were answered with an error and left no row; only the filters on time apply, in whole minutes."""
 
     count: int
     by_code: list[RefusalKind]
@@ -217,17 +217,17 @@ class RefusedRequests(AnswerBody):
 
 
 class JournalSummary(AnswerBody):
-    """What the matching rows say together."""
+    """A summary of the matching rows."""
 
     object: Literal["diagnostics.summary"]
     since: float | None
     until: float | None
     count: int
     sampled: int
-    """How many of the newest everything but `count` is computed from."""
+    """Number of newest rows from which everything but `count` is computed."""
     finish_reasons: dict[str, int]
     values: dict[str, Spread]
-    """Times and tokens of those answers that came to their end."""
+    """Times and tokens of answers that ran to their end."""
     flags: dict[str, RaisedFlag]
     focus: FocusAccuracy
     ivm: MisunderstandingRate

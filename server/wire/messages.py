@@ -12,11 +12,11 @@ from server.wire.strangers import check_names
 from server.wire.structured import CallForm
 
 Detail = Literal["low", "high", "auto", "original"]
-"""All that OpenAI's clients send; all but the first are the model's own bounds."""
+"""All values that OpenAI's clients send; all but "low" keep the model's own bounds."""
 
 
 class Written(BaseModel):
-    """An object as a client writes it. The functions below read it, and word what is wrong with it."""
+    """An object as a client writes it; the functions below read it and word its errors."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -27,42 +27,44 @@ class TextPart(Written):
     type: Literal["text", "input_text"]
     text: str
     span: Literal["context"] | None = None
-    """"context" marks a text that the image may contradict; a line that begins with `Text context:` is one, too."""
+    """"context" marks a text that the image may contradict; so does a line that begins with `Text context:`."""
 
 
 class ImageUrl(Written):
-    """Where a picture is."""
+    """The location of an image."""
 
     url: str
-    """A `data:image/...;base64,` URI; an http(s) URL where the server fetches those."""
+    """A `data:image/...;base64,` URI; an http(s) URL if the server fetches those."""
     detail: Detail | None = None
-    """"low" for at most 512 x 512 pixels, where the model's processor bounds them; others: its own bounds. "high" refuses a
-    picture that does not fit into the context, which others scale down."""
+    """"low" allows at most 512 x 512 pixels, if the model's processor bounds them; others keep its own bounds.
+
+    "high" refuses an image that does not fit into the context; the others scale it down.
+    """
 
 
 class ImagePart(Written):
-    """A picture, in any message but a system's; in others than a user's where the model's chat template takes it."""
+    """An image, in any message but a system's; in others than a user's if the model's chat template supports it."""
 
     type: Literal["image_url", "input_image"]
     image_url: ImageUrl | str
     detail: Detail | None = None
-    """As in `image_url`."""
+    """The same as in `image_url`."""
 
 
 class ChatMessage(Written):
-    """One turn, of which at least one is a user's; "developer" is read as "system"."""
+    """A turn of the chat, at least one of which is a user's; "developer" is read as "system"."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: list[CallForm] | None = None
-    """What an answer of the assistant called."""
+    """The tool calls of an assistant's answer."""
     tool_call_id: str | None = None
-    """Of a tool's message, which call it answers."""
+    """For a tool's message, the id of the call that it answers."""
     content: str | Annotated[list[TextPart | ImagePart], Field(min_length=1)] | None = None
-    """A text, or texts and pictures in order; only an assistant's may be left out."""
+    """A text, or texts and images in order; only an assistant's may be omitted."""
 
 
 class MessagePart(BaseModel):
-    """One part of a message's content; `image` holds the URL of an image part, `detail` what is said of its size."""
+    """A part of a message's content; `image` holds the URL of an image part, `detail` its requested size."""
 
     type: str
     text: str | None = None
@@ -103,7 +105,7 @@ Part = Annotated[MessagePart, BeforeValidator(_part, json_schema_input_type=Text
 
 
 class Message(BaseModel):
-    """One turn of the chat as it was read; `ChatMessage` is how it is written."""
+    """A turn of the chat as it was read; `ChatMessage` is its written form."""
 
     role: Literal["system", "user", "assistant", "tool"]
     tool_calls: list[CallForm] | None = None
@@ -150,7 +152,7 @@ Turn = Annotated[Message, BeforeValidator(_message, json_schema_input_type=ChatM
 
 
 def texts_of(messages: Iterable[Message]) -> list[str]:
-    """Every text of a chat that the model reads."""
+    """Return every text of a chat that the model reads."""
     texts = []
     for message in messages:
         said = [message.content] if isinstance(message.content, str) else [part.text for part in message.content]
@@ -160,7 +162,7 @@ def texts_of(messages: Iterable[Message]) -> list[str]:
 
 
 def image_urls(messages: Iterable[Message]) -> Iterator[tuple[str, str]]:
-    """(URL, path of its field) of every image, in order."""
+    """Yield (URL, path of its field) of every image, in order."""
     for i, message in enumerate(messages):
         for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if part.image is not None:

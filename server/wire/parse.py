@@ -1,4 +1,4 @@
-"""From a JSON body to a request, and from what is wrong with it to one sentence."""
+"""Reading a request from a JSON body, and wording its errors in one sentence."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from steering import RequestError
 from steering.protocol.wording import path_of, reason, sentence
 
 MAX_VALUES = 65_536
-"""Values in one body: millions of small ones take seconds to read, in which no other request gets on."""
+"""Largest number of values in a body.
+
+Millions of small ones take seconds to read, during which no other request proceeds.
+"""
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse(body: bytes, model: type[Body], parts: int | None = None) -> Body:
-    """The request in a JSON body; raises what `read` and `checked` raise."""
+    """Return the request in a JSON body; raises as `read` and `checked` do."""
     return checked(read(body), model, parts)
 
 
 def read(body: bytes) -> dict[str, Any]:
-    """The object in a JSON body; raises BadRequest where there is none."""
+    """Return the object in a JSON body; raises BadRequest if there is none."""
     if _values(body) > MAX_VALUES:
         raise BadRequest(f"The body may hold at most {MAX_VALUES} values.", code="too_many_values")
     try:
@@ -38,18 +41,20 @@ def read(body: bytes) -> dict[str, Any]:
 
 
 def checked(value: dict[str, Any], model: type[Body], parts: int | None = None) -> Body:
-    """The request that some fields make, with at most so many `parts` of messages; raises BadRequest with the name of the
-    first field that is wrong."""
+    """Return the request with these fields; raises BadRequest naming the first invalid field.
+
+    `parts` limits the number of message parts.
+    """
     try:
         return model.model_validate(value, context={"parts": parts})
     except ValidationError as error:
         raise explain(error) from None
-    except RequestError as error:  # of an intervention's options, which word their own
+    except RequestError as error:  # an intervention's options word their own errors
         raise BadRequest(str(error), error.param, error.code) from None
 
 
 def _values(body: bytes) -> int:
-    """About how many values a JSON text holds, without reading it: as many as it has commas outside of strings."""
+    """Return the approximate number of values in a JSON text: the number of commas outside of strings."""
     strings = body.count(b'"') - body.count(b'\\"')
     if strings > 4 * MAX_VALUES:
         return strings // 4
@@ -76,11 +81,11 @@ _FIELDS_OF = {
     "min_pixels": "min_pixels",
     "max_pixels": "max_pixels",
 }
-"""Fields to name for problems that lie between several."""
+"""Fields to name for errors that concern several."""
 
 
 def explain(error: ValidationError) -> BadRequest:
-    """The first problem in one sentence: which field, what is wrong, what is allowed."""
+    """Return an error that words the first problem in one sentence: the field, the problem, the allowed values."""
     problem = error.errors(include_url=False)[0]
     param = path_of(problem["loc"])
     kind, context, value = problem["type"], problem.get("ctx", {}), problem.get("input")
@@ -94,7 +99,7 @@ def explain(error: ValidationError) -> BadRequest:
     elif kind == "missing":
         message = f"'{param}' is required."
     else:
-        # Of a choice of words pydantic's own sentence is kept, which quotes them.
+        # pydantic's sentence is kept for a choice of words, since it quotes them.
         said = problem["msg"].replace("Input should", "must") if kind == "literal_error" else reason(problem)
         param = param or _FIELDS_OF.get(kind, "")
         message = sentence(param, said, value, show=kind not in _SELF_EXPLAINING)

@@ -14,14 +14,14 @@ from steering.vectors.option import Vector
 
 
 class Apply(Strict):
-    """What a vector is added to."""
+    """The tokens that a vector is added to."""
 
     tokens: TokenWord = "all"
-    """all, prompt, generated, image or text tokens, or `image:2` for those of the second picture alone."""
+    """all, prompt, generated, image or text tokens, or `image:2` for those of the second image only."""
 
 
 ALIASES = ("strength", "coefficient")
-"""What `scale` may be called, too."""
+"""Alternative names of `scale`."""
 
 
 def _with_aliases(schema: dict[str, Any]) -> None:
@@ -34,16 +34,18 @@ def _with_aliases(schema: dict[str, Any]) -> None:
 
 
 class NamedVector(Strict):
-    """One vector of the long form."""
+    """A vector of the long form."""
 
     model_config = ConfigDict(json_schema_extra=_with_aliases)
 
     name: Vector
     scale: Number = 1.0
-    """The signed coefficient c: above 0 pushes the way that the vector was measured, which for a modality preference is
-    toward text."""
+    """The signed coefficient c; positive values push in the measured direction.
+
+    For a modality preference that is toward text.
+    """
     layers: Layers | None = None
-    """Its own where they are not given, numbered from 0."""
+    """Layers, numbered from 0; the vector's own by default."""
     apply: Apply = Apply()
 
     @model_validator(mode="before")
@@ -59,13 +61,12 @@ class NamedVector(Strict):
 
 
 class AutoForm(Strict):
-    """How `toward: "auto"` finds the way."""
+    """The method by which `toward: "auto"` decides the direction."""
 
     criterion: Literal["drop", "surprise"] = "drop"
-    """drop: toward the modality that the plain answer rests on. surprise: away from a text context that surprises the
-    model."""
+    """drop: toward the modality that the answer relies on. surprise: away from a text context that surprises the model."""
     bound: Number | None = Field(None, json_schema_extra={"minimum": 0})
-    """Of surprise, in nats; the model's calibrated one where it is not given."""
+    """The bound of surprise in nats; the model's calibrated one by default."""
     one_degraded: Flag = False
     """With surprise: one of the two modalities is known to be damaged."""
 
@@ -76,20 +77,20 @@ class SteeringForm(Strict):
     vector: Vector = "modality-preference"
     """A name that `/v1/steering/vectors` lists."""
     toward: Literal["vision", "text", "auto"] = "vision"
-    """auto: the way is found anew for each request."""
+    """The direction; auto decides it for each request."""
     auto: AutoForm | None = None
-    """Goes with `"toward": "auto"`."""
+    """Only with `"toward": "auto"`."""
     strength: Number = Field(1.0, json_schema_extra={"minimum": 0})
     """0 is off, 1 the vector's calibrated strength."""
     layers: Layers | None = None
-    """The vector's own where they are not given, numbered from 0."""
+    """Layers, numbered from 0; the vector's own by default."""
     apply: Apply = Apply()
     vectors: Annotated[list[NamedVector], Field(max_length=64)] | None = None
-    """The long form, alone."""
+    """The long form, which excludes the other fields."""
 
     @property
     def names(self) -> list[str]:
-        """The vectors that it names."""
+        """The names of its vectors."""
         forms: list[NamedVector] | list[SteeringForm] = [self] if self.vectors is None else self.vectors
         return [name for form in forms for name in vector_names(form)]
 

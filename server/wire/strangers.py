@@ -1,5 +1,8 @@
-"""Names that this server does not know: one that is nearly a known one is a slip of the pen, one that would change the
-answer of another server is refused, and whatever else clients send is ignored, and named in the answer."""
+"""Names that this server does not know.
+
+A name similar to a known one is refused as a typo, a field that would change the answer of another server is refused as
+unsupported, and everything else is ignored and listed in the answer.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,13 @@ from pydantic_core import PydanticCustomError
 from steering.protocol.wording import path_of
 
 LIKE = 0.7
-"""The ratio of difflib from which a name is taken for a misspelt one."""
+"""Similarity ratio of difflib from which a name counts as misspelt."""
 MAX_LIKENED = 64
-"""Unknown names that are compared with known ones: each takes a moment."""
+"""Largest number of unknown names that are compared with known ones, since each comparison takes time."""
 UNUSED = frozenset({"prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"})
-"""Fields of OpenAI's that say who asks, or what becomes of an answer elsewhere: frameworks send them by themselves, and they
-ask nothing of an answer."""
+"""OpenAI's fields on the caller or on storage, which frameworks send by default and which do not affect answers."""
 BESIDE = frozenset({"mode", "models", "store", "truncation", "usage"})
-"""Fields that clients send, which do not change an answer, and which are no slips although they look like it."""
+"""Fields that clients send, that do not change an answer, and that are no typos although they look like one."""
 ELSEWHERE: dict[str, Any] = {
     "allowed_token_ids": None,
     "bad_words": None,
@@ -65,21 +67,25 @@ ELSEWHERE: dict[str, Any] = {
     "use_beam_search": None,
     "web_search_options": None,
 }
-"""Fields by which OpenAI, vLLM or other servers of this protocol answer differently, and which this one does not have, with
-the value that asks for nothing; null, false and what is empty do neither."""
+"""Fields that change the answers of OpenAI, vLLM or similar servers and that this one lacks.
+
+Each has the value that requests nothing; null, false and empty values request nothing either.
+"""
 
 
 MOST_NAMED = 64
-"""Paths that are named."""
+"""Largest number of listed paths."""
 LONGEST_NAME = 64
-"""Characters of a name."""
+"""Largest number of characters of a listed name."""
 
 Schema = Mapping[str, Any]
 
 
 def check_names(given: Mapping[str, Any], known: Collection[str], elsewhere: Mapping[str, Any] | None = None) -> None:
-    """Raise PydanticCustomError for the first name that is not `known` but nearly is, or that stands in `elsewhere` and asks
-    for something; null asks for nothing."""
+    """Raise PydanticCustomError for the first name similar to a `known` one, or in `elsewhere` with an effect.
+
+    Null has no effect.
+    """
     elsewhere = elsewhere or {}
     longest = 2 * max(map(len, known))
     unknown = [key for key, value in given.items() if key not in known and value is not None]
@@ -98,8 +104,11 @@ def _nothing(value: Any, neutral: Any) -> bool:
 
 @dataclass
 class KnownNames:
-    """What may stand in one place of a body: the names that are known there, all of them where it is `open`; what stands
-    under them; what its `items` are. kinds: by the value of "type", where alternatives are told apart by it."""
+    """The names that one place of a body may hold.
+
+    `known` holds them, with the names below each; any other is allowed too if it is `open`. `items` describes the items of a
+    list. `kinds` holds alternatives by their value of "type".
+    """
 
     open: bool = True
     known: Mapping[str, KnownNames] = field(default_factory=dict)
@@ -108,8 +117,11 @@ class KnownNames:
 
 
 def ignored_fields(body: Mapping[str, Any], kind: type[BaseModel]) -> list[str]:
-    """Return the paths of the fields of a body that its model does not know, as `messages[0].name`, `MOST_NAMED` at most;
-    null and what is empty ask for nothing. Of those of `ELSEWHERE`, `check_names` lets pass what asks for nothing."""
+    """Return the paths of the fields of a body that its model does not know, as `messages[0].name`.
+
+    At most `MOST_NAMED` are returned. Null and empty values are not listed, nor are the fields of `ELSEWHERE` that
+    `check_names` accepts.
+    """
     found: list[str] = []
     acting = {name: value for name, value in body.items() if name not in UNUSED and name not in ELSEWHERE}
     for path in _unknown(acting, names_of(kind), ()):
@@ -140,7 +152,7 @@ def _unknown(value: Any, names: KnownNames, path: tuple[str | int, ...]) -> Iter
 
 @lru_cache(maxsize=16)
 def names_of(kind: type[BaseModel]) -> KnownNames:
-    """Return the names that the bodies of a model may hold, out of their JSON schema."""
+    """Return the names that the bodies of a model may hold, from their JSON schema."""
     schema = kind.model_json_schema()
     return _known([schema], schema.get("$defs", {}))
 
@@ -170,7 +182,7 @@ def _object(objects: Sequence[Schema], defs: Mapping[str, Schema]) -> KnownNames
 
 
 def _alternatives(schema: Schema, defs: Mapping[str, Schema]) -> list[Schema]:
-    """Return the schemas of which a value follows one, without references."""
+    """Return the alternative schemas of a value, with references resolved."""
     if "$ref" in schema:
         return _alternatives(defs[schema["$ref"].rpartition("/")[2]], defs)
     several = [*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())]
@@ -178,6 +190,6 @@ def _alternatives(schema: Schema, defs: Mapping[str, Schema]) -> list[Schema]:
 
 
 def _types(schema: Schema) -> Sequence[str]:
-    """Return the values that "type" may have, none where it may have any."""
+    """Return the allowed values of "type", empty if any is allowed."""
     stated = schema["properties"].get("type", {})
     return [stated["const"]] if "const" in stated else stated.get("enum", [])

@@ -1,4 +1,4 @@
-"""What an answer must be, and what it may call: OpenAI's `response_format` and `tools`."""
+"""Constraints on an answer and its tool calls: OpenAI's `response_format` and `tools`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMA = "response_format.json_schema.schema"
 
 
 class Structured(BaseModel):
-    """An object of OpenAI's."""
+    """An object of OpenAI's protocol."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -38,23 +38,23 @@ class Structured(BaseModel):
 
 
 class NamedSchema(Structured):
-    """A JSON schema with a name, which is the client's own business."""
+    """A JSON schema with a name, which the server does not use."""
 
     name: str | None = None
     description: str | None = None
     definition: dict[str, Any] = Field(alias="schema")
-    """What the answer's JSON must be. What of it cannot be enforced is refused by its name."""
+    """The schema of the answer's JSON; keywords that cannot be enforced are refused by name."""
     strict: Flag | None = None
-    """false: what cannot be enforced is left aside instead."""
+    """false: keywords that cannot be enforced are ignored instead."""
 
 
 class ResponseFormat(Structured):
-    """What an answer must be; the model can say nothing else."""
+    """A constraint on the answer; the model can generate nothing else."""
 
     type: Literal["text", "json_object", "json_schema"]
-    """text: anything. json_object: any JSON object. json_schema: what the schema describes."""
+    """text: anything. json_object: any JSON object. json_schema: JSON that follows the schema."""
     json_schema: NamedSchema | None = None
-    """Goes with `"type": "json_schema"`."""
+    """Only with `"type": "json_schema"`."""
 
     @model_validator(mode="after")
     def _one_schema(self) -> Self:
@@ -65,7 +65,7 @@ class ResponseFormat(Structured):
 
     @property
     def grammar(self) -> Grammar | None:
-        """The grammar of such answers, None of any; raises RequestError where the schema is too large."""
+        """The grammar of such answers, None for any answer; raises RequestError if the schema is too large."""
         if self.json_schema is not None:
             schema = self.json_schema
             return Grammar.json_schema(schema.definition, strict=schema.strict is not False, param=SCHEMA)
@@ -73,15 +73,15 @@ class ResponseFormat(Structured):
 
 
 class StructuredOutputs(Strict):
-    """What an answer must be, as vLLM has it: one of these."""
+    """A constraint on the answer in vLLM's form: exactly one of these."""
 
-    # Fields of those very names would hide methods.
+    # Fields named like the aliases would hide methods.
     schema_: dict[str, Any] | None = Field(None, alias="json")
     """A JSON schema, as in `response_format`."""
     regex: str | None = None
     """A regular expression of the whole answer."""
     choice: Annotated[list[str], Field(min_length=1)] | None = None
-    """One of several texts."""
+    """A list of texts, one of which is the answer."""
     json_object: Flag | None = None
     """Any JSON object."""
 
@@ -116,11 +116,11 @@ class FunctionForm(Structured):
     parameters: dict[str, Any] | None = None
     """A JSON schema of its arguments, an object; without one it has none."""
     strict: Flag | None = None
-    """true: where a call is required, what of the parameters cannot be enforced is refused, not left aside."""
+    """true: if a call is required, keywords of the parameters that cannot be enforced are refused, not ignored."""
 
 
 class ToolForm(Structured):
-    """A tool, of which functions are the only kind."""
+    """A tool; functions are the only kind."""
 
     type: Literal["function"]
     function: FunctionForm
@@ -140,7 +140,7 @@ class NamedTool(Structured):
 
 
 class CalledFunction(Structured):
-    """What was called."""
+    """A called function with its arguments."""
 
     name: str
     arguments: str
@@ -148,7 +148,7 @@ class CalledFunction(Structured):
 
 
 class CallForm(Structured):
-    """A call of an earlier answer."""
+    """A tool call of an earlier answer."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -170,7 +170,7 @@ ToolChoice = Annotated[
 
 
 def tools_of(tools: list[ToolForm], choice: str | NamedTool | None, parallel: bool) -> Tools | None:
-    """What an answer may call, None for nothing; raises RequestError."""
+    """Return the tools that an answer may call, None for none; raises RequestError."""
     if not tools or choice == "none":
         return None
     functions = [tool.model_dump(exclude_unset=True, exclude_none=True) for tool in tools]

@@ -1,7 +1,7 @@
-"""The seam between the runner and what makes its passes faster: a backend is asked for each pass, and may decline it.
+"""The interface between the runner and its backends, which run passes faster; a backend may decline a pass.
 
 A pass that no backend runs runs eagerly, so that `steering` works without any. CUDA graphs (`cuda_graphs`) and the CPU's
-steps that are compiled ahead (`cpu`) are backends.
+steps that are compiled ahead of time (`cpu`) are backends.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ State = Literal["off", "compiling", "ready", "failed"]
 
 
 class Ran(NamedTuple):
-    """What a backend computed, and the hooks under which it did, by the names of their slots."""
+    """The results of a backend's pass, and the hooks under which it ran, by the names of their slots."""
 
     hooks: Made
     computed: Computed
 
 
 class RunnerState(NamedTuple):
-    """What a runner's passes work on: its keys and values, and all of its slots in the order in which they act."""
+    """The state that a runner's passes work on: its keys and values, and all of its slots in the order in which they act."""
 
     pool: KVPool
     parts: Sequence[Slots]
@@ -45,33 +45,38 @@ class FastPasses(Protocol):
     """The passes of one runner by a backend. Each returns None where it declines."""
 
     def columns(self, needed: int) -> int:
-        """How many columns a decode reads that needs so many."""
+        """Return the number of columns that a decode reads which needs `needed`."""
 
     def decode(
         self, batch: DecodeBatch, acting: Sequence[Slots], tokens: torch.Tensor, rope: torch.Tensor, axes: int | None
     ) -> Ran | None:
-        """One token (rows,) of every running sequence, at these rotary positions (rows,) of so many axes, under the hooks
-        of all slots that act, at least."""
+        """Decode one token (rows,) of every running sequence, under at least the hooks of all acting slots.
+
+        rope: rotary positions (rows,), with `axes` axes.
+        """
 
     def prompts(
         self, chunk: PrefillChunk, concerned: Sequence[Slots], inputs: Embedded, axes: int | None
     ) -> Ran | None:
-        """A part of some prompts, of which these are the decoder's inputs. concerned: all slots that have a say in it."""
+        """Run a chunk of some prompts, with these decoder inputs. concerned: all slots that take part in the pass."""
 
     def prompt_kernel(self) -> PromptKernel | None:
-        """By which attention of prompts is computed that run eagerly."""
+        """Return the attention kernel for prompts that run eagerly."""
 
 
 class Backend(Protocol):
-    """What runs passes otherwise than eagerly. axes: how many axes rotary positions have, where that is known. spare_column:
-    whether a slot needs a last column that nobody reads. taken: how many passes were run."""
+    """Runs passes other than eagerly.
+
+    axes: the number of rotary axes, where that is known. spare_column: True where a slot needs a last column that nothing
+    reads. taken: the number of passes that were run.
+    """
 
     axes: int | None
     spare_column: bool
     taken: int
 
     def __len__(self) -> int:
-        """How many recorded steps are in use."""
+        """Return how many recorded steps are in use."""
 
     def on(self, runner: RunnerState) -> FastPasses:
         """Return the passes of one runner."""
@@ -81,38 +86,38 @@ class Backend(Protocol):
 
 
 class Preparation(Protocol):
-    """A backend that others prepare beside what is served."""
+    """A backend that other processes prepare while the engine serves."""
 
     steps: Backend | None
 
     @property
     def state(self) -> State:
-        """How far that has come."""
+        """The state of the preparation."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all is in use, for so many seconds; False where it is not."""
+        """Wait up to `timeout` seconds until everything is in use; return False where it is not."""
 
     def stop(self) -> None:
-        """End what is being prepared."""
+        """Stop preparing."""
 
 
 def cpu_preparation(mllm: MLLM, folder: str | None) -> Preparation | None:
-    """Have a model's steps compiled for this CPU and kept in a folder; None where `accel/cpu` is not there."""
+    """Start compiling a model's steps for this CPU, to be kept in a folder; None where `accel/cpu` is missing."""
     module = _cpu("start")
     if module is None:
-        log.warning("steps are not compiled, and run as they are: %s is not there", CPU)
+        log.warning("steps are not compiled and run eagerly: %s is missing", CPU)
         return None
     made: Preparation = module.CompiledAhead(mllm, folder)
     return made
 
 
 def cpu_can_compile() -> bool:
-    """Return whether there is what compiles steps for this CPU."""
+    """Return True where the compiler of steps for this CPU is available."""
     return _cpu("start") is not None
 
 
 def _cpu(name: str) -> Any:
-    """Return a module of `accel/cpu`, the only place that names it; None where that is not there."""
+    """Return a module of `accel/cpu`, None where it is missing; nothing else names that package."""
     try:
         return importlib.import_module(f"{CPU}.{name}")
     except ModuleNotFoundError as error:

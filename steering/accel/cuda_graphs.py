@@ -1,9 +1,8 @@
-"""Decode steps as CUDA graphs: all kernels of a step are launched at once, where a host that launches one after the other
-takes longer than a GPU computes.
+"""Decode steps as CUDA graphs, because launching their kernels one by one takes the host longer than the GPU computes.
 
-A graph reads and writes the same memory whenever it is replayed, for as many rows as it was captured for. So each has inputs
-of its own, into which a step's are copied, and rows behind the running ones, which write to the last column of their slots,
-where nothing is ever read.
+A graph reads and writes the same memory at each replay, for the number of rows of its capture. So each has its own inputs,
+into which a step's are copied, and padding rows after the running ones, which write to the last column of their slots, where
+nothing is ever read.
 """
 
 from __future__ import annotations
@@ -27,45 +26,47 @@ from steering.model.mllm import MLLM
 from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
 
 LEAST = 256
-"""Columns that a graph reads at least."""
+"""Least number of columns that a graph reads."""
 MOST = 256
-"""Graphs that are kept: each holds what it gives, of a step with every readout a few MB a row."""
+"""Maximum number of graphs: each holds its outputs, a few MB a row for a step with every readout."""
 PATIENCE = 16
-"""Steps that run without their graph before answers wait for its capture: it takes about as long as they lose."""
+"""Steps without a graph before running answers wait for its capture, which takes about as long as these steps lose."""
 WARMUPS = 2
-"""Runs before a capture, which make what is made at first use."""
+"""Runs before a capture, for allocations at first use."""
 
 log = logging.getLogger(__name__)
 
 Captured = tuple[Callable[[], object], list[torch.Tensor]]
-"""What runs again, and what it writes to each time."""
+"""The replay of a captured call, and the tensors that it writes each time."""
 
 
 class Capture:
-    """Makes CUDA graphs of calls. All have their intermediate results in the same memory: one runs at a time, and what it
-    gives is read before another one runs."""
+    """Captures calls as CUDA graphs that share the memory of intermediate results.
+
+    Only one runs at a time, and its outputs are read before another one runs.
+    """
 
     def __init__(self) -> None:
         self._memory: Any = None
 
     def __call__(self, run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
-        """A call as a graph. Raises what torch raises for one that waits for the host."""
-        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):  # which a failure leaves
+        """Capture a call as a graph; raise torch's error for a call that waits for the host."""
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):  # a failure leaves it
             if self._memory is None:
                 self._memory = torch.cuda.graph_pool_handle()
             beforehand(run, device)
             graph = torch.cuda.CUDAGraph()
-            try:  # while other threads copy pictures
+            try:  # other threads may copy pictures meanwhile
                 with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
                     made = run()
             except BaseException:
-                self._memory = None  # torch takes it for one that is still captured in
+                self._memory = None  # torch believes that it is still being captured in
                 raise
         return graph.replay, made
 
 
 def beforehand(run: Callable[[], object], device: torch.device) -> None:
-    """Have a call make what it makes at first use, as those who capture it must."""
+    """Run a call a few times before it is captured, for allocations at first use."""
     aside = torch.cuda.Stream(device)
     aside.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(aside):
@@ -75,8 +76,11 @@ def beforehand(run: Callable[[], object], device: torch.device) -> None:
 
 
 class _Graph(NamedTuple):
-    """fed: tokens, positions and rotary positions, (rows,). given: the hooks' tensors. made: hidden states, logits, and what
-    hooks left behind. changes: of the hooks."""
+    """A captured step.
+
+    fed: tokens, positions and rotary positions, (rows,). given: the hooks' tensors. made: hidden states, logits, and what
+    hooks left behind. changes: of the hooks.
+    """
 
     fed: list[torch.Tensor]
     given: list[torch.Tensor]
@@ -86,9 +90,11 @@ class _Graph(NamedTuple):
 
 
 class _Form:
-    """Steps that differ in their number of rows alone, and their graphs by that number. axes: of rotary positions. columns:
-    that are read. pattern: of the hooks. tensors: of each that these hold the shape of a row, the dtype and the device.
-    wanted: how often a number of rows had no graph."""
+    """Steps that differ only in their number of rows, and their graphs by that number.
+
+    axes: of rotary positions. columns: the number read. pattern: of the hooks. tensors: for each tensor in them, the shape
+    of a row, the dtype and the device. wanted: how often each number of rows had no graph.
+    """
 
     def __init__(self, axes: int | None, columns: int, pattern: Pattern, given: list[torch.Tensor]):
         self.axes, self.columns, self.pattern = axes, columns, pattern
@@ -101,11 +107,11 @@ class _Form:
 class DecodeGraphs:
     """The backend of decode steps on a GPU.
 
-    Graphs are captured for 1, 2, 4 and so on rows, each for hooks of one pattern, by what `captures` makes; where they are
-    too many, all are dropped with it. With a kernel that reads each row's own length a graph serves any number of columns;
-    without, there is one for each bucket of columns. A step for which there is no graph runs in a larger one, or eagerly,
-    until it was wanted `PATIENCE` times, as running answers wait for a capture. Once the engine was `tried`, a capture that
-    fails is the last, and steps without a graph run eagerly.
+    Graphs are captured for 1, 2, 4 and so on rows, each for hooks of one pattern, by a `captures()`; where they are too
+    many, all are dropped with it. With a kernel that reads each row's own length a graph serves any number of columns;
+    without, there is one for each bucket of columns. A step without a graph runs in a larger one, or eagerly, until it was
+    wanted `PATIENCE` times, because running answers wait for a capture. Once the engine was `tried`, a capture that fails is
+    the last, and steps without a graph run eagerly.
     """
 
     axes: int | None = None
@@ -122,14 +128,17 @@ class DecodeGraphs:
         self._forms: dict[tuple[int | None, int], list[_Form]] = {}
         self._pool: KVPool | None = None
         self.taken = 0
-        """How many steps were run."""
+        """The number of steps that were run."""
 
     def __len__(self) -> int:
-        return sum(len(form.graphs) for form in self._every())  # others count while steps are captured
+        return sum(len(form.graphs) for form in self._every())  # other threads may count while steps are captured
 
     def columns(self, needed: int, pool: KVPool) -> int:
-        """How many columns a step reads that needs so many: all, where a kernel reads of each row what that has; else few
-        numbers, each at most half as large again as the one before."""
+        """Return the number of columns that a step reads which needs `needed`.
+
+        It is all columns where a kernel reads only each row's own; otherwise one of few sizes, each at most half as large
+        again as the previous one.
+        """
         if self._mllm.decode_attention is not None:
             return pool.length
         size = LEAST
@@ -142,7 +151,7 @@ class DecodeGraphs:
         return GraphPasses(self, runner)
 
     def features(self, pictures: Mapping[str, torch.Tensor]) -> None:
-        """None: sizes of pictures are too many."""
+        """Decline: pictures have too many sizes."""
 
     def decode(
         self,
@@ -154,8 +163,11 @@ class DecodeGraphs:
         columns: int,
         pool: KVPool,
     ) -> Computed | None:
-        """A decode under bound hooks; None for hooks that hold what cannot be copied, before keys and values are made, and
-        where no graph is captured yet."""
+        """Decode under bound hooks; None where that is not possible.
+
+        That is for hooks that hold what cannot be copied, before keys and values are allocated, and where no graph is
+        captured yet.
+        """
         rows = len(tokens)
         if pool.layers < self._mllm.num_layers:
             return None
@@ -176,19 +188,21 @@ class DecodeGraphs:
         self.taken += 1
         hidden, logits, *made = [one[:rows] for one in graph.made]
         form.mould.change(hooks.values, graph.changes, [*given, *made])
-        return Computed(hidden.clone(), logits.clone())  # which some keep until the next step
+        return Computed(hidden.clone(), logits.clone())  # callers may keep them until the next step
 
     @torch.inference_mode()
     def prepare(self, sizes: Iterable[int]) -> None:
-        """Capture graphs of so many rows for all hooks that steps had so far. Raises what a capture raises."""
+        """Capture graphs of these numbers of rows for all hooks so far; raise what a capture raises."""
         if self._pool is not None:
             for rows, form in itertools.product(sizes, self._every()):
                 self._new(form, _full(rows, self._pool), self._pool)
 
     @torch.inference_mode()
     def prepare_next(self) -> bool:
-        """Capture one graph that was wanted, or of a number of rows that steps which run alone have none for; False where
-        there is none. To be called while nothing runs."""
+        """Capture one wanted graph, or one for more rows of a step that has run alone; return False where there is none.
+
+        Call it while nothing runs.
+        """
         if self._pool is None or self._ended:
             return False
         sizes = [1 << power for power in range(self._pool.slots.bit_length())]
@@ -205,7 +219,7 @@ class DecodeGraphs:
     def _known(
         self, hooks: Bound, axes: int | None, rows: int, columns: int
     ) -> tuple[_Form, list[torch.Tensor]] | None:
-        """Return what a graph for these hooks is captured for, and their tensors; None where they cannot be copied."""
+        """Return the form of graphs for these hooks, and their tensors; None where they cannot be copied."""
         forms = self._forms.setdefault((axes, columns), [])
         for form in forms:
             if (given := hooks.tensors(form.mould)) is not None:
@@ -223,7 +237,7 @@ class DecodeGraphs:
         return forms[-1], given
 
     def _graph(self, form: _Form, rows: int, pool: KVPool) -> _Graph | None:
-        """Return the graph for a step of so many rows; None where it is to run as it is."""
+        """Return the graph for a step of so many rows; None where it must run eagerly."""
         full = _full(rows, pool)
         if full in form.graphs:
             return form.graphs[full]
@@ -234,7 +248,7 @@ class DecodeGraphs:
         return form.graphs[min(larger)] if larger else None
 
     def _new(self, form: _Form, rows: int, pool: KVPool) -> _Graph | None:
-        """Capture a step, and keep it; None where that is over."""
+        """Capture a step, and keep it; return None where capturing has ended."""
         if rows in form.graphs:
             return form.graphs[rows]
         if self._ended:
@@ -250,7 +264,7 @@ class DecodeGraphs:
         except Exception as error:
             if not self.tried:
                 raise
-            log.warning("no more decode steps are captured; those that are not run as they are: %s", error)
+            log.warning("no more decode steps are captured; the rest run eagerly: %s", error)
             self._ended = True
             return None
         form.graphs[rows] = graph
@@ -267,7 +281,7 @@ class DecodeGraphs:
         device = self._mllm.device
         step = DecodeStep(self._mllm, form.pattern, form.axes)
         fed = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)]
-        fed[1].fill_(pool.length - 1)  # what is run before the graph must write where nobody reads
+        fed[1].fill_(pool.length - 1)  # runs before the capture must write where nothing reads
         own = [torch.zeros(rows, *shape, dtype=dtype, device=place) for shape, dtype, place in form.tensors]
         column, pooled = torch.zeros(form.columns, device=device), list(pool.tensors)
         replay, made = self._capture(lambda: step(*fed, column, own, pooled), device)
@@ -275,26 +289,28 @@ class DecodeGraphs:
 
 
 def _full(rows: int, pool: KVPool) -> int:
-    """Return the rows of the graph in which so many run."""
+    """Return the number of rows of the graph that runs `rows` rows."""
     return min(1 << (rows - 1).bit_length(), pool.slots)
 
 
 class GraphPasses:
-    """The passes of one runner as graphs. A graph has the hooks of what acts, and no others: even a neutral one costs a
-    kernel launch."""
+    """The passes of one runner as graphs.
+
+    A graph has the hooks of the acting slots, and no others: even a no-op hook costs a kernel launch.
+    """
 
     def __init__(self, graphs: DecodeGraphs, runner: RunnerState):
         self._graphs, self._pool = graphs, runner.pool
         self._hooks = KnownHooks()
 
     def columns(self, needed: int) -> int:
-        """How many columns a decode reads that needs so many."""
+        """Return the number of columns that a decode reads which needs `needed`."""
         return self._graphs.columns(needed, self._pool)
 
     def decode(
         self, batch: DecodeBatch, acting: Sequence[Slots], tokens: torch.Tensor, rope: torch.Tensor, axes: int | None
     ) -> Ran | None:
-        """A decode; None where a hook cannot be captured, and where there is no graph."""
+        """Decode; None where a hook cannot be captured, and where there is no graph."""
         traced = traced_of(acting)
         if traced is None:
             return None
@@ -306,8 +322,8 @@ class GraphPasses:
     def prompts(
         self, chunk: PrefillChunk, concerned: Sequence[Slots], inputs: Embedded, axes: int | None
     ) -> Ran | None:
-        """None: sizes of prompts are too many."""
+        """Decline: prompts have too many sizes."""
         return None
 
     def prompt_kernel(self) -> None:
-        """None."""
+        """Return None: there is no such kernel."""

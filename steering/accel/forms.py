@@ -1,7 +1,7 @@
-"""Fused forms of hooks, registered by the class that they replace: neither the hook nor the decoder knows of them.
+"""Fused forms of hooks, registered by the class that they replace; neither the hook nor the decoder knows of them.
 
 A fused form is a subclass of the hook's class that does in one kernel what the hook does step by step. Both share one state,
-so that whoever made the hook reads of it what the form measured.
+so that the hook's maker reads the form's measurements from the hook.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ class Forms:
 
 
 class ScoresForm(AttentionHook):
-    """Changes the scores of a decode in a way that attention kernels know."""
+    """Changes the scores of a decode in a way that attention kernels support."""
 
     @abstractmethod
     def gains(self, layer: int, columns: int) -> torch.Tensor:
-        """(rows, columns), by which scores s are s + gain * |s|."""
+        """Return the gains (rows, columns), which change scores s to s + gain * |s|."""
 
 
 class WeightsForm(AttentionHook):
-    """Changes weights in a way that attention kernels know."""
+    """Changes weights in a way that attention kernels support."""
 
     @abstractmethod
     def enhancement(self, layer: int, columns: int) -> Enhancement | None:
-        """What kernels are given of a layer; None where its weights are left. Prompts have the fixed alpha alone."""
+        """Return the kernels' arguments for a layer; None where its weights are unchanged. Prompts use a fixed alpha."""
 
     @abstractmethod
     def note(self, effect: torch.Tensor) -> None:
@@ -71,14 +71,14 @@ class WeightsForm(AttentionHook):
 
 
 class Terms(NamedTuple):
-    """What a decode kernel is given of the hooks of a layer."""
+    """The arguments of a decode kernel from the hooks of a layer."""
 
     gains: torch.Tensor | None = None
     enhancement: Enhancement | None = None
 
 
 def decode_terms(hooks: Hooks, layer: int, columns: int) -> Terms | None:
-    """Return what a kernel is given of adopted hooks; None where it does not know what one of them does."""
+    """Return a kernel's arguments for adopted hooks; None where one of them is unknown to it."""
     if len(hooks.scoring) > 1 or len(hooks.weighing) > 1:
         return None
     gains = enhancement = None
@@ -94,17 +94,17 @@ def decode_terms(hooks: Hooks, layer: int, columns: int) -> Terms | None:
 
 
 FORMS = Forms()
-"""The forms that attention kernels of any device know."""
+"""The forms that attention kernels of any device support."""
 
 
 @FORMS.register(AmplifyRows)
 class FusedAmplify(AmplifyRows, ScoresForm):
-    """PAI's amplification, whose gains are those of the hook."""
+    """The form of PAI's amplification, with the hook's gains."""
 
 
 @FORMS.register(SeeRows)
 class FusedSee(SeeRows, WeightsForm):
-    """See's enhancement by tables."""
+    """The form of See's enhancement, by tables."""
 
     def enhancement(self, layer: int, columns: int) -> Enhancement | None:
         if not self.generated and layer >= self.depth:
@@ -125,5 +125,5 @@ class FusedSee(SeeRows, WeightsForm):
         super().settle(positions)
 
     def conclude(self, noted: list[torch.Tensor], positions: torch.Tensor | None) -> None:
-        """Make of the effects in all layers what is read of the hook."""
+        """Compute the hook's measurements from the effects in all layers."""
         self.measured = measured_of(*torch.stack(noted, 1).unbind(-1))

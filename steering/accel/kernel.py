@@ -1,4 +1,4 @@
-"""Decode attention by a GPU's kernel, under the hooks that it knows."""
+"""Decode attention by a GPU kernel, under the hooks that it supports."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from steering.model.mllm import MLLM
 
 
 class FusedDecode:
-    """A decode's attention by one function of tensors, which reads of each row what that has."""
+    """A decode's attention by one function of tensors, which reads only each row's own columns."""
 
     def __init__(self, function: DecodeFunction):
         self._function = function
 
     def adopted(self, hooks: Hooks) -> Hooks:
-        """The hooks of a pass as it knows them."""
+        """Return the hooks of a pass in the kernel's forms."""
         return FORMS.adopted(hooks)
 
     def __call__(
         self, step: Decode, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor | None:
-        """The output (rows, heads, 1, head_dim), with the new keys and values written; None where it does not know what a
-        hook does."""
+        """Return the output (rows, heads, 1, head_dim), after writing the new keys and values.
+
+        None where a hook is unknown to the kernel.
+        """
         hooks = step.hooks
         terms = decode_terms(hooks, heads.layer, step.columns)
         if terms is None or value.shape != key.shape:

@@ -1,4 +1,4 @@
-"""A forward pass as a function of tensors alone, which is what can be recorded once and run for many batches."""
+"""A forward pass as a function of tensors alone, which can be recorded once and run for many batches."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from steering.model.mllm import MLLM
 
 
 class StepSizes(NamedTuple):
-    """What varies from one pass to the next, and from one engine to another; rows: pictures where these are encoded; width:
-    tokens of each row; spans: of a prompt with as many images as there may be."""
+    """The sizes that vary from one pass to the next, and from one engine to another.
+
+    rows: pictures where these are encoded. width: tokens of each row. spans: of a prompt with the maximum number of images.
+    """
 
     rows: int
     width: int
@@ -32,15 +34,15 @@ class StepSizes(NamedTuple):
 class Step(nn.Module):
     """A pass of one kind under hooks of one shape.
 
-    axes: how many axes rotary positions have, None for one that is not told apart. Called once, it knows `left`: what the
-    hooks are afterwards, as a tree whose tensors are those that were given, then those made.
+    axes: the number of rotary axes, None for positions without an axis. After a first call it knows `left`: the hooks' state
+    afterwards, as a tree whose tensors are the given ones, then the made ones.
     """
 
     def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None):
         super().__init__()
         self.shape = shape
-        self._mllm, self._axes = [mllm], axes  # in a list, as it is no part of what is recorded
-        self._note = _Note()  # torch.export sets back what tracing sets, and what lists held
+        self._mllm, self._axes = [mllm], axes  # in a list, so that it is not recorded as a submodule
+        self._note = _Note()  # torch.export resets attributes and lists that tracing changes
 
     @property
     def left(self) -> Any:
@@ -48,10 +50,10 @@ class Step(nn.Module):
 
     @abstractmethod
     def arguments(self, sizes: StepSizes, given: list[torch.Tensor]) -> tuple[Any, ...]:
-        """All arguments of a call of these sizes. given: the hooks' tensors."""
+        """Return all arguments of a call of these sizes. given: the hooks' tensors."""
 
     def around(self) -> AbstractContextManager[object]:
-        """In what the model's modules are called."""
+        """Return the context in which the model's modules are called."""
         return nullcontext()
 
 
@@ -65,10 +67,10 @@ class DecoderStep(Step):
 
     @abstractmethod
     def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
-        """What is fed, and where that lies: the first arguments of a call of these sizes."""
+        """Return the inputs and their positions: the first arguments of a call of these sizes."""
 
     def adopted(self, hooks: list[Hook]) -> Hooks:
-        """The hooks at their points, in the form in which they are called."""
+        """Return the hooks at their points, in the form in which they are called."""
         return Hooks.of(hooks)
 
     def arguments(self, sizes: StepSizes, given: list[torch.Tensor]) -> tuple[Any, ...]:
@@ -89,8 +91,10 @@ class DecoderStep(Step):
         hooks: list[Hook],
         given: list[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """The normalised states (rows, n, d) of embeds, logits (rows, vocabulary) of each row's last token, and what the
-        hooks made of the tensors that they were given."""
+        """Run the decoder: states (rows, n, d), logits (rows, vocabulary), and the hooks' new tensors.
+
+        The states are normalised, and the logits are those of each row's last token.
+        """
         (mllm,) = self._mllm
         rows = embeds.shape[0]
         at = torch.arange(rows, device=embeds.device) if isinstance(last, torch.Tensor) else slice(None)
@@ -113,14 +117,14 @@ class DecoderStep(Step):
 
 
 class DecodeStep(DecoderStep):
-    """One token for each of the first rows of the pool."""
+    """A decode step of one token for each of the first rows of the pool."""
 
     def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None):
         super().__init__(mllm, shape, axes)
         self.embeddings = mllm.model.get_input_embeddings()
 
     def kernel(self) -> DecodeKernel | None:
-        """By which attention is computed."""
+        """Return the kernel that computes attention."""
         return decode_kernel_of(self._mllm[0])
 
     def adopted(self, hooks: list[Hook]) -> Hooks:
@@ -140,8 +144,12 @@ class DecodeStep(DecoderStep):
         given: list[torch.Tensor],
         pooled: list[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """tokens, positions, rope: (rows,), what is fed, where it is written, and its rotary position. column: (columns,) of
-        anything: how many columns are read. given: the hooks' tensors. pooled: keys and values of each layer."""
+        """Decode one token a row.
+
+        tokens, positions, rope: (rows,), the inputs, the columns that they fill, and their rotary positions. column:
+        (columns,) of any values, whose length is the number of columns read. given: the hooks' tensors. pooled: keys and
+        values of each layer.
+        """
         hooks: list[Hook] = put_together(self.shape.tree, given)
         angles = rope[:, None]
         if self._axes is not None:
@@ -155,7 +163,7 @@ class _Note:
 
 
 def renumbered(tree: Any, numbers: list[int]) -> Any:
-    """The same, tensors counted otherwise."""
+    """Return the same tree with its tensors renumbered."""
     if type(tree) is Hole:
         return Hole(numbers[tree.number])
     if type(tree) is Made:

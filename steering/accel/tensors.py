@@ -1,4 +1,4 @@
-"""Hooks as the tensors that they hold, and all else of them: what a compiled step is given, and what it is made for."""
+"""Hooks split into their tensors, which are a compiled step's arguments, and the rest, for which the step is made."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ PLAIN = (type(None), bool, int, float, str)
 
 
 class Foreign(TypeError):
-    """A hook holds what is neither tensor nor constant."""
+    """A hook holds a value that is neither tensor nor constant."""
 
 
 class Hole(NamedTuple):
-    """Where a tensor stood. number: which one it is."""
+    """The place of a tensor. number: its index."""
 
     number: int
 
 
 class Made(NamedTuple):
-    """An object, a list, a dictionary, a tuple: its class, and its parts by name."""
+    """An object, a list, a dictionary or a tuple: its class, and its parts by name."""
 
     kind: type
     names: tuple[Any, ...]
@@ -31,7 +31,7 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a value is beside the contents of its tensors; equal shapes are of values that are computed with alike.
+    """The structure of a value without the contents of its tensors; values of equal patterns are computed alike.
 
     tree: the value, with a `Hole` for each tensor. tensors: dtype and number of axes of each.
     """
@@ -40,12 +40,12 @@ class Pattern:
     tensors: tuple[tuple[torch.dtype, int], ...]
 
     def text(self) -> str:
-        """The same in words, which are alike in every process."""
+        """Return the pattern as text, equal in every process."""
         return f"{_words(self.tree)} {[(str(dtype), axes) for dtype, axes in self.tensors]}"
 
 
 def taken_apart(value: Any) -> tuple[Pattern, list[torch.Tensor]]:
-    """A value, and the tensors that it holds, each once. Raises Foreign."""
+    """Return a value's pattern, and its tensors, each once; raise Foreign."""
     tensors: list[torch.Tensor] = []
     places: dict[int, int] = {}
 
@@ -64,7 +64,7 @@ Sizes = tuple[int | None, ...]
 
 
 def fixed_sizes(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[Sizes, ...]:
-    """The sizes that tensors of two examples have in common; None for each that differs."""
+    """Return the sizes that the tensors of two examples have in common; None for each that differs."""
     return tuple(
         tuple(a if a == b else None for a, b in zip(one.shape, other.shape, strict=True))
         for one, other in zip(tensors, others, strict=True)
@@ -72,8 +72,10 @@ def fixed_sizes(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor])
 
 
 class Mould:
-    """Values of one shape, read and written without a look at what is always the same: a step is short. sizes: of each
-    tensor. Nothing else checks them: code that was compiled for others would read what lies behind a tensor."""
+    """Values of one shape, read and written without checks of what is always the same, because a step is short.
+
+    sizes: of each tensor. Nothing else checks them, and code compiled for other sizes would read beyond a tensor's end.
+    """
 
     def __init__(self, shape: Pattern, sizes: Sequence[Sizes]):
         self._shape = shape
@@ -81,7 +83,7 @@ class Mould:
         self._read = _reader(shape.tree)
 
     def tensors(self, value: Any) -> list[torch.Tensor] | None:
-        """The tensors that a value holds, each once; None where it is of another shape, or of tensors of other sizes."""
+        """Return the tensors that a value holds, each once; None where its shape or its tensors' sizes differ."""
         found: list[torch.Tensor] = []
         if not self._read(value, found) or len(found) != len(self._expected):
             return None
@@ -94,13 +96,15 @@ class Mould:
 
     @staticmethod
     def change(values: list[Any], changes: list[tuple[int, str, Any]], tensors: list[torch.Tensor]) -> None:
-        """Have a list of objects be what `changes` found that they are to be, of these tensors."""
+        """Apply `changes` to a list of objects, with these tensors."""
         for number, name, part in changes:
             vars(values[number])[name] = put_together(part, tensors)
 
     def changes(self, left: Any) -> list[tuple[int, str, Any]]:
-        """Of a list of objects of this shape, and of the tree that they are to be: which of them has another attribute, its
-        name, and its tree."""
+        """Return how a list of objects of this shape has to change to become the tree `left`.
+
+        For each changed attribute: the object's number, the attribute's name, and its tree.
+        """
         return [
             (number, name, part)
             for number, (one, other) in enumerate(zip(self._shape.tree.parts, left.parts, strict=True))
@@ -110,8 +114,10 @@ class Mould:
 
 
 class Bound:
-    """A list of objects whose tensors stay the same, which are looked for once: in what they were, as `Mould.change` has
-    them be something else."""
+    """A list of objects whose tensors stay the same, so that they are looked up only once.
+
+    The lookup is in their original state, because `Mould.change` changes them.
+    """
 
     def __init__(self, values: list[Any]):
         self.values = values
@@ -119,21 +125,21 @@ class Bound:
         self._found: dict[Mould, list[torch.Tensor] | None] = {}
 
     def tensors(self, mould: Mould) -> list[torch.Tensor] | None:
-        """As `Mould.tensors`."""
+        """Return the tensors as `Mould.tensors`."""
         if mould not in self._found:
             self.reset()
             self._found[mould] = mould.tensors(self.values)
         return self._found[mould]
 
     def reset(self) -> None:
-        """Have the values be what they were."""
+        """Restore the values' original state."""
         for one, were in zip(self.values, self._were, strict=True):
             vars(one).clear()
             vars(one).update(were)
 
 
 def put_together(tree: Any, tensors: list[torch.Tensor]) -> Any:
-    """A new value of these tensors."""
+    """Return a new value with these tensors."""
     if type(tree) is Hole:
         return tensors[tree.number]
     if type(tree) is not Made:
@@ -152,7 +158,7 @@ def put_together(tree: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def as_json(tree: Any) -> Any:
-    """A tree in words that `of_json` reads."""
+    """Return a tree as JSON, which `of_json` reads."""
     if type(tree) is Hole:
         return {"hole": tree.number}
     if type(tree) is Made:
@@ -162,7 +168,7 @@ def as_json(tree: Any) -> Any:
 
 
 def of_json(words: Any, kinds: Iterable[type]) -> Any:
-    """What was written, of these kinds of objects alone; raises KeyError for others."""
+    """Return the tree that was written, with objects of these kinds alone; raise KeyError for others."""
     known = {_name(kind): kind for kind in (*kinds, list, tuple, dict)}
 
     def read(one: Any) -> Any:
@@ -179,12 +185,12 @@ def of_json(words: Any, kinds: Iterable[type]) -> Any:
 
 
 def kinds_of(tree: Any) -> set[type]:
-    """The kinds of objects in a tree."""
+    """Return the kinds of objects in a tree."""
     return {tree.kind}.union(*map(kinds_of, tree.parts)) if type(tree) is Made else set()
 
 
 def _reader(tree: Any) -> Callable[[Any, list[torch.Tensor]], bool]:
-    """What puts the tensors of a value of this tree behind those that are there; whether it is of this tree."""
+    """Return a function that appends a value's tensors to a list, and returns True where the value has this tree."""
     if type(tree) is Hole:
         number = tree.number
 

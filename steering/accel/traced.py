@@ -1,7 +1,7 @@
-"""The hooks of `Slots` as a step has them that is recorded once and run for many batches, registered by class.
+"""The hooks of `Slots` for steps that are recorded once and run for many batches, registered by class.
 
-Such hooks are of one shape, whatever the rows ask for, and hold views of what the slots hold. A step that somebody acts in
-whose class is not registered runs eagerly.
+Such hooks have one shape, whatever the rows request, and hold views of the slots' tensors. A step in which an unregistered
+class acts runs eagerly.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from steering.recorders.attention import AttentionRecorder
 from steering.recorders.residual import ResidualRecorder
 
 Made = dict[str, Hook | None]
-"""Hooks by the names of the slots that they are of."""
+"""Hooks by the names of their slots."""
 T = TypeVar("T", bound=type["Traced"])
 
 
 class Traced:
-    """Makes the hooks of some `Slots` for recorded steps; by default those that they make themselves."""
+    """Makes the hooks of some `Slots` for recorded steps; by default those that the slots make themselves."""
 
     def __init__(self, slots: Any):
         self.slots = slots
 
     @property
     def name(self) -> str:
-        """That of the slots."""
+        """The name of the slots."""
         name: str = self.slots.name
         return name
 
     def decode(self, batch: DecodeBatch) -> Hook | None:
-        """The hook of a decode, neutral in rows that do not ask for it."""
+        """Return the hook of a decode, neutral in rows that do not ask for it."""
         hook: Hook | None = self.slots.decode(batch)
         return hook
 
@@ -45,11 +45,11 @@ class Traced:
 TRACED: dict[type[Slots], type[Traced]] = dict.fromkeys(
     (SteerSlots, ThinkSlots, PaiSlots, AttentionRecorder, ResidualRecorder), Traced
 )
-"""What makes the hooks of slots of a class, and of none of its subclasses."""
+"""The makers of hooks by the class of slots, without its subclasses."""
 
 
 def traces(kind: type[Slots]) -> Callable[[T], T]:
-    """Decorate what makes the hooks of slots of a class."""
+    """Decorate the maker of hooks for a class of slots."""
 
     def registered(made: T) -> T:
         TRACED[kind] = made
@@ -60,7 +60,7 @@ def traces(kind: type[Slots]) -> Callable[[T], T]:
 
 @traces(SeeSlots)
 class TracedSee(Traced):
-    """See's hook as if some row had every layer deep, and another one every layer shallow."""
+    """Makes See's hook as if one row had every layer deep, and another one every layer shallow."""
 
     def decode(self, batch: DecodeBatch) -> Hook | None:
         hook: Hook = self.slots.rows(batch.rows, (self.slots.pool.layers, 0), generated=True)
@@ -68,7 +68,7 @@ class TracedSee(Traced):
 
 
 def traced_of(parts: Sequence[Slots]) -> list[Traced] | None:
-    """Return what makes the hooks of these; None where those of some cannot be recorded."""
+    """Return the makers of these slots' hooks; None where some cannot be recorded."""
     kinds = [TRACED.get(type(part)) for part in parts]
     if None in kinds:
         return None
@@ -76,19 +76,22 @@ def traced_of(parts: Sequence[Slots]) -> list[Traced] | None:
 
 
 def bound_of(hooks: Made) -> Bound:
-    """Return the hooks that there are as one list of tensors."""
+    """Return the hooks that are not None as one list of tensors."""
     return Bound([hook for hook in hooks.values() if hook is not None])
 
 
 class KnownHooks:
-    """The hooks of recorded decodes. Where all rows are active they are made once, as a step is short: they hold views of
-    tensors that are there as long as their slots."""
+    """The hooks of recorded decodes.
+
+    Where all rows are active they are made only once, because a step is short: they hold views of tensors that live as long
+    as their slots.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[str, ...], int], tuple[Made, Bound]] = {}
 
     def of(self, batch: DecodeBatch, names: Sequence[str], make: Callable[[], Made]) -> tuple[Made, Bound]:
-        """Return the hooks of slots of these names for a batch, as `make` makes them."""
+        """Return the hooks of slots of these names for a batch, made by `make`."""
         place = tuple(names), len(batch.sequences)
         steady = not any(sequence.held for sequence in batch.sequences)
         if steady and place in self._known:

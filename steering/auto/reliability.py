@@ -1,9 +1,9 @@
-"""Steering without being told the way: `toward: "auto"`, by one of two criteria.
+"""Automatic choice of the steering direction, `toward: "auto"`, by one of two criteria.
 
-`drop` (modality-preference paper, appendix E.5) compares the plain answer's probability with what it has without the images
-and without the text context, and steers toward the modality whose loss lowers it more. That is what the answer rests on, and
-so nearly always the side that the model follows anyway; it says nothing on which side is right. Where the answer stands
-without either, both carry it and which one weighs more is chance, so nothing is steered.
+`drop` (modality-preference paper, appendix E.5) compares the plain answer's probability with its probability without the
+images and without the text context, and steers toward the modality whose loss lowers it more. That is what the answer rests
+on, and so nearly always the side that the model follows anyway; it does not tell which side is right. Where the answer keeps
+its probability without either modality, both support it and which one weighs more is chance, so nothing is steered.
 
 `surprise` (see `surprise`) steers away from a text context that the model finds unlikely beyond a calibrated bound.
 """
@@ -28,20 +28,23 @@ from steering.protocol.request import RENDERED_BY, Request, Result, Sampling
 from steering.vectors.vector import SteeringVector
 
 CRITERIA = ("drop", "surprise")
-"""By what a way may be found."""
+"""The names of the criteria."""
 
 TOKENS = 32
-"""How much of the plain answer is weighed, at most."""
+"""Maximum number of tokens of the plain answer that are scored."""
 
 TIE = 0.1
-"""An answer that loses less than this share of its probability without a modality stands without it."""
+"""Share of its probability that an answer may lose without a modality and still count as standing without it."""
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """By what the way is found, one of `CRITERIA`. For surprise: the `bound` in nats, None for the model's calibrated one,
-    and `one_degraded`, that one of the two modalities is known to be damaged, so that a text within the bound is followed
-    rather than nothing steered. Raises RequestError for what does not go together."""
+    """The criterion for the direction, one of `CRITERIA`, with its options.
+
+    For surprise: the `bound` in nats, None for the model's calibrated one, and `one_degraded`, True where one of the two
+    modalities is known to be damaged, so that a text within the bound is followed instead of steering nothing. Raises
+    RequestError for a combination that is not allowed.
+    """
 
     name: str = "drop"
     bound: float | None = None
@@ -67,13 +70,15 @@ class Criterion:
 
 
 DROP = Criterion()
-"""The usual criterion."""
+"""The default criterion."""
 
 
 @dataclass(frozen=True)
 class Auto(Prelude):
-    """Steering whose way is found by asking the model first; options as those of `Steer.to` (modality-preference
-    paper, appendix E.5)."""
+    """Steering whose direction is found by asking the model first (modality-preference paper, appendix E.5).
+
+    The options are those of `Steer.to`.
+    """
 
     path: ClassVar[tuple[str, ...]] = Steering.path
 
@@ -84,7 +89,7 @@ class Auto(Prelude):
     criterion: Criterion = DROP
 
     def stated(self, way: str, **more: Any) -> Steer:
-        """The steering once its way is known, "vision" or "text"."""
+        """Return the steering once its direction is known, "vision" or "text"."""
         return Steer.to(self.vector, way, self.strength, layers=self.layers, tokens=self.tokens, **more)
 
     @property
@@ -97,7 +102,7 @@ class Auto(Prelude):
         return Steering((self.steer(found),))
 
     def steer(self, found: Reliability | Surprise) -> Steer:
-        """Toward the modality that was found, with strength 0 where the criterion abstained."""
+        """Return the steering toward the modality that was found, with strength 0 where the criterion abstained."""
         if found.toward is None:
             return Steer(self.vector, 0.0, self.layers, self.tokens, auto=found.report())
         return self.stated(found.toward, auto=found.report())
@@ -118,7 +123,7 @@ class Reliability:
 
     @property
     def undecided(self) -> bool:
-        """Whether the answer stands without either modality."""
+        """True where the answer stands without either modality."""
         return min(self.without_images, self.without_context) >= (1 - TIE) * self.answer
 
     @property
@@ -128,13 +133,13 @@ class Reliability:
 
     @property
     def abstained(self) -> str | None:
-        """Why nothing is steered, None where something is."""
+        """The reason why nothing is steered, None where something is."""
         if not self.undecided:
             return None
         return f"The answer stands without either modality: it loses less than {TIE:.0%} of its probability."
 
     def report(self) -> dict[str, Any]:
-        """It as JSON, as it stands in `applied`."""
+        """Return the measurements as JSON, as they appear in `applied`."""
         return {
             "criterion": "drop",
             "answer": self.answer,
@@ -153,10 +158,10 @@ Finding = Generator[Iterable[Request], list[Result], Sequence["Reliability | Sur
 def measure(
     engine: Engine | Turn, chats: Chats, begun: Begun | None = None, like: Request | None = None
 ) -> list[Reliability]:
-    """What the plain answer of each chat rests on; the answers run in one batch, then all reduced prompts.
+    """Measure what the plain answer of each chat rests on; the answers run in one batch, then all reduced prompts.
 
-    A model that cannot do without images is shown gray ones. Prompts are rendered, and kept, as those of a request `like`
-    them. Raises RequestError where a chat has no image or no text context.
+    A model that needs images gets gray ones. Prompts are rendered, and cached, as those of the request `like`. Raises
+    RequestError where a chat has no image or no text context.
     """
     return run_rounds(engine, measuring(engine.mllm, chats, like), begun)
 
@@ -164,7 +169,7 @@ def measure(
 def measuring(
     mllm: MLLM, chats: Chats, like: Request | None = None
 ) -> Generator[Iterable[Request], list[Result], list[Reliability]]:
-    """The rounds of `measure`."""
+    """Run the rounds of `measure`."""
     alike = {} if like is None else {name: getattr(like, name) for name in ("cache_salt", *RENDERED_BY)}
     chats = [chat_of(chat) for chat in chats]
     for chat in chats:
@@ -190,13 +195,15 @@ def find(
     begun: Begun | None = None,
     like: Request | None = None,
 ) -> Sequence[Reliability | Surprise]:
-    """What a criterion finds for each chat, which must have an image and a text context; raises RequestError otherwise, and
-    where the model was not calibrated for the criterion. `like` as that of `measure`."""
+    """Apply a criterion to each chat, which must have an image and a text context; `like` is as in `measure`.
+
+    Raises RequestError where a chat lacks either, or the model was not calibrated for the criterion.
+    """
     return run_rounds(engine, finding(engine.mllm, chats, criterion, like), begun)
 
 
 def finding(mllm: MLLM, chats: Chats, criterion: Criterion = DROP, like: Request | None = None) -> Finding:
-    """The rounds of `find`."""
+    """Run the rounds of `find`."""
     if criterion.name == "drop":
         return (yield from measuring(mllm, chats, like))
     bound = bound_of(mllm, criterion.bound)
@@ -208,7 +215,7 @@ def finding(mllm: MLLM, chats: Chats, criterion: Criterion = DROP, like: Request
 
 
 def check_auto(mllm: MLLM, auto: Auto) -> None:
-    """Raise VectorError or RequestError unless a way can be found for a model, and its vector be added."""
+    """Raise VectorError or RequestError unless a direction can be found for a model, and its vector be added."""
     check_steer(mllm, auto.stated("vision"))
     if auto.criterion.name == "surprise":
         bound_of(mllm, auto.criterion.bound)
@@ -222,11 +229,11 @@ def _check_chat(chat: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _words(result: Result) -> tuple[int, ...]:
-    """An answer's tokens without the one that ends it, unless there is no other."""
+    """Return an answer's tokens without the one that ends it, unless there is no other."""
     choice = result.choices[0]
     return choice.token_ids[: len(choice.logprobs or ())] or choice.token_ids
 
 
 def _probability(result: Result) -> float:
-    """Of an answer's tokens, that which ends it apart."""
+    """Return the probability of an answer's tokens, without the one that ends it."""
     return math.exp(sum(one.logprob for one in result.choices[0].logprobs or ()))

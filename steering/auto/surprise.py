@@ -1,10 +1,10 @@
-"""How surprising the text context of a chat is to the model that is to read it: one criterion of `toward: "auto"`.
+"""The surprise of a chat's text context to the model that will read it: a criterion of `toward: "auto"`.
 
 s = -min over a context's tokens but the first of log p(token | the chat without images and contexts, the context as its
-reply), in nats: how unlikely the least likely token is, were the model to say the context itself. A text of which letters
-or words were lost has such a token. It measures the text alone: nothing is known of the image, so where the text is not
-surprising either both modalities are sound or the image is the damaged one; and a sound text in a wording that the model
-does not know surprises as a damaged one does.
+reply), in nats: how unlikely the least likely token is, if the model generated the context itself. A text with lost letters
+or words has such a token. It measures only the text and knows nothing of the image, so where the text is not surprising
+either both modalities are sound or the image is the damaged one; and a sound text in a wording that the model does not know
+surprises as a damaged one does.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from steering.protocol.messages import chat_of
 from steering.protocol.request import Request, Result, Sampling
 
 MAX_CONTEXTS = 16
-"""Contexts of one chat that are weighed, at most: each is a prompt of its own."""
+"""Maximum number of contexts of one chat that are scored: each is a prompt of its own."""
 
 
 @dataclass(frozen=True)
 class Surprise:
-    """What was found of one chat: `value` s in nats, the largest of its contexts', None where none has a second token; the
-    `bound` above which the text is distrusted. `one_degraded` says that either text or image is known to be damaged."""
+    """The surprise of one chat.
+
+    value: s in nats, the largest of its contexts', None where none has a second token. bound: the value above which the text
+    is distrusted. one_degraded: either text or image is known to be damaged.
+    """
 
     value: float | None
     bound: float
@@ -44,7 +47,7 @@ class Surprise:
 
     @property
     def abstained(self) -> str | None:
-        """Why nothing is steered, None where something is."""
+        """The reason why nothing is steered, None where something is."""
         if self.toward is not None:
             return None
         if self.value is None:
@@ -55,7 +58,7 @@ class Surprise:
         )
 
     def report(self) -> dict[str, Any]:
-        """It as JSON, as it stands in `applied`."""
+        """Return the measurements as JSON, as they appear in `applied`."""
         return {
             "criterion": "surprise",
             "surprise": self.value,
@@ -67,8 +70,10 @@ class Surprise:
 
 
 def bound_of(mllm: MLLM, asked: float | None) -> float:
-    """The bound of surprise, the model's own unless one is asked for; raises RequestError where it was not measured, or
-    where the model cannot read a text without an image."""
+    """Return the bound of surprise: the requested one, or the model's own.
+
+    Raises RequestError where the model's was not measured, or where the model cannot read a text without an image.
+    """
     if mllm.needs_images:
         raise Inapplicable(
             f"The criterion 'surprise' reads the text without images, which {mllm.name} cannot do.",
@@ -92,9 +97,10 @@ def surprises(
     begun: Begun | None = None,
     like: Request | None = None,
 ) -> list[tuple[float | None, int]]:
-    """(s, number of contexts) of every chat, from one prefill a context, all in one batch; of several contexts the most
-    surprising counts. `begun` as that of `Engine.generate`; prompts are rendered, and kept, as those of a request
-    `like` them.
+    """Return (s, number of contexts) of every chat, from one prefill a context, all in one batch.
+
+    Among several contexts the most surprising counts. `begun` is as in `Engine.generate`; prompts are rendered, and cached,
+    as those of the request `like`.
 
     Raises RequestError where a chat has no text context, or more than `MAX_CONTEXTS`.
     """
@@ -104,7 +110,7 @@ def surprises(
 def surprising(
     chats: Sequence[Sequence[Mapping[str, Any]]], like: Request | None = None
 ) -> Generator[Iterable[Request], list[Result], list[tuple[float | None, int]]]:
-    """The one round of `surprises`."""
+    """Run the single round of `surprises`."""
     salt, variables = ("", {}) if like is None else (like.cache_salt, like.chat_template_kwargs)
     chats = [chat_of(chat) for chat in chats]
     replies = [contexts_of(chat) for chat in chats]
@@ -130,5 +136,5 @@ def surprising(
 
 
 def _unanswered(chat: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The chat up to what its user said last."""
+    """Return the chat up to the last message of its user."""
     return chat[: 1 + max((i for i, message in enumerate(chat) if message["role"] == "user"), default=-1)]

@@ -1,4 +1,4 @@
-"""An engine's steps, one by one, on a clock."""
+"""Timing of an engine's steps, one by one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from steering.protocol.request import Request
 
 @dataclass(frozen=True)
 class Clocked:
-    """Seconds. prepared: what the callers spent on submitting. first: from then until all had their first token. steps: of
-    those steps that generated one token for every answer and did nothing else. whole: from the first submission to the
-    last token."""
+    """The times of a batch in seconds.
+
+    prepared: the callers' time for submitting. first: from then until all had their first token. steps: of the steps that
+    generated one token for every answer and did nothing else. whole: from the first submission to the last token.
+    """
 
     prepared: float
     first: float
@@ -25,19 +27,19 @@ class Clocked:
 
     @property
     def step(self) -> float:
-        """The median of them."""
+        """The median step."""
         return statistics.median(self.steps)
 
 
 def answered(engine: Engine, requests: Sequence[Request]) -> Clocked:
-    """Answer all of them at once; raises Fault where one fails."""
+    """Answer all requests at once; raise Fault where one fails."""
     begun = time.perf_counter()
     completions = [engine.submit(request) for request in requests]
     submitted = time.perf_counter()
     first, steps = 0.0, []
     while not all(completion.done for completion in completions):
         before, at = engine.stats(), time.perf_counter()
-        engine.step()  # which ends with the host having read the tokens
+        engine.step()  # it ends once the host has read the tokens
         after, now = engine.stats(), time.perf_counter()
         if not first and all(completion.first_at for completion in completions):
             first = now - submitted
@@ -46,7 +48,7 @@ def answered(engine: Engine, requests: Sequence[Request]) -> Clocked:
             steps.append(now - at)
     whole = time.perf_counter() - begun
     for completion in completions:
-        completion.result()  # which raises where it failed
+        completion.result()  # raises where the request failed
     if not steps:
         raise Fault("The answers were too short to time a step.")
     return Clocked(submitted - begun, first, tuple(steps), whole)

@@ -1,4 +1,4 @@
-"""What models are asked: noise, and words of which each is a token."""
+"""Questions to models: noise pictures, and words of one token each."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ WORDS = ("red", "green", "blue", "circle", "square", "star", "heart", "left", "t
 
 
 def noise(size: tuple[int, int]) -> Image.Image:
-    """A picture, (width, height), that nobody has seen before: no cache helps where none would in life."""
+    """Return a new random picture, (width, height), so that caches help no more than in production."""
     return Image.frombytes("RGB", size, os.urandom(size[0] * size[1] * 3))
 
 
 def words(rng: random.Random, count: int) -> str:
-    """So many of them."""
+    """Return `count` random words."""
     return " ".join(rng.choice(WORDS) for _ in range(count))
 
 
 def chat(text: str, *pictures: Image.Image) -> list[dict[str, Any]]:
-    """A question behind pictures."""
+    """Return a chat with a question after pictures."""
     parts: list[dict[str, Any]] = [{"type": "image", "image": picture} for picture in pictures]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
 def pushes(mllm: MLLM, count: int) -> list[tuple[Steer, ...]]:
-    """`count` different interventions: each its own direction, layer and strength, small against the states."""
+    """Return `count` different interventions: each its own direction, layer and strength, small against the states."""
     generator = torch.Generator().manual_seed(0)
     steers: list[tuple[Steer, ...]] = []
     for i in range(count):

@@ -1,4 +1,4 @@
-"""What a device can do at best, and how long things take on it."""
+"""Limits of a device, and timing of calls on it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from steering.bench.rows import Unavailable
 
 
 def wait(device: torch.device) -> None:
-    """Let the device come to the end of what it was told."""
+    """Wait until the device has finished its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def seconds(device: torch.device, run: Callable[[], object], repeats: int, times: int = 1) -> float:
-    """How long a call takes: the median over repeats of so many calls in a row, for which the host waits once. One repeat
-    before does not count."""
+    """Return the seconds of a call: the median over repeats of `times` calls in a row, with one wait at the end.
+
+    A first repeat is not counted.
+    """
     taken = []
     for _ in range(repeats + 1):
         wait(device)
@@ -37,20 +39,20 @@ def seconds(device: torch.device, run: Callable[[], object], repeats: int, times
 
 
 def bandwidth(device: torch.device, size: int) -> float:
-    """Bytes a second that a copy of `size` bytes reads and writes."""
+    """Return the bytes a second that a copy of `size` bytes reads and writes."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / seconds(device, lambda: target.copy_(source), repeats=5, times=4)
 
 
 def products(device: torch.device, dtype: torch.dtype, width: int) -> float:
-    """Operations a second of a product of square matrices."""
+    """Return the operations a second of a product of square matrices."""
     one = torch.randn(width, width, device=device, dtype=dtype)
     return 2 * width**3 / seconds(device, lambda: one @ one, repeats=5, times=4)
 
 
 def peak_bytes(device: torch.device) -> dict[str, int]:
-    """The most memory that this process has held: of the device, or else of the machine."""
+    """Return the peak memory of this process: of the device, or otherwise of the machine."""
     if device.type == "cuda":
         return {
             "allocated": torch.cuda.max_memory_allocated(device),
@@ -60,7 +62,7 @@ def peak_bytes(device: torch.device) -> dict[str, int]:
 
 
 def graphed(device: torch.device, run: Callable[[], torch.Tensor]) -> Callable[[], object]:
-    """The same call as a CUDA graph, which launches all its kernels at once; raises Unavailable where there are none."""
+    """Return the call as a CUDA graph, which launches all its kernels at once; raise Unavailable without CUDA."""
     if device.type != "cuda":
         raise Unavailable(f"{device.type} has no CUDA graphs.")
     replay, _ = Capture()(lambda: [run()], device)
@@ -68,7 +70,7 @@ def graphed(device: torch.device, run: Callable[[], torch.Tensor]) -> Callable[[
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """What figures depend on: the device, and versions."""
+    """Return the facts that figures depend on: the device, and versions."""
     found: dict[str, Any] = {"device": platform.processor() or platform.machine()}
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)

@@ -1,4 +1,4 @@
-"""What each intervention and each readout costs beside the plain answer, whichever there are."""
+"""The cost of each registered intervention and readout beside the plain answer."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from steering.interventions.steer import Steering
 from steering.interventions.think import Think
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, readout
-from steering.protocol.asked import Asked, Options
+from steering.protocol.asked import Asked, Options, vector_fields
 from steering.protocol.forms import example
 from steering.protocol.readout import Diagnose
 
 TEXT = 32
-"""Words of each question, behind a picture."""
+"""Words of each question, after a picture."""
 PICTURE = (6, 6)
-"""Tokens of it, (columns, rows)."""
+"""Tokens of the picture, (columns, rows)."""
 
 MADE: Mapping[str, Callable[[MLLM], Asked]] = {
     Steering.name(): lambda mllm: Steering(pushes(mllm, 1)[0]),
-    Think.name(): lambda mllm: Think(threshold=0.5),  # whose default rests on a calibration
+    Think.name(): lambda mllm: Think(threshold=0.5),  # its default needs a calibration
 }
-"""Interventions that no model without vectors and calibration can be asked for as they come."""
+"""Interventions whose defaults need vectors or a calibration, which a random model lacks, with their replacements."""
 
 
 def overhead(trial: Trial) -> Iterator[Gauge]:
-    """Ratios to plain answers: of a step, of the time to the first token, and of the whole."""
+    """Measure ratios to plain answers: of a step, of the time to the first token, and of the whole."""
     rows = max(trial.size.batches)
-    engine = trial.engine(2 * rows)  # a contrast takes two
+    engine = trial.engine(2 * rows)  # a contrast takes two slots
 
     def run(asked: Asked | None = None, diagnose: Diagnose | None = None) -> Clocked:
-        """What is made at first use, graphs too, does not count."""
+        """Time requests after a first run, which makes everything made at first use, graphs too."""
         options: dict[str, Any] = {"interventions": [asked] if asked else (), "diagnose": diagnose}
         first, timed = ([trial.ask(text=TEXT, picture=PICTURE, **options) for _ in range(rows)] for _ in range(2))
         engine.generate(first)
@@ -58,7 +58,7 @@ def overhead(trial: Trial) -> Iterator[Gauge]:
 
 
 def everything(mllm: MLLM) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Each registered intervention and readout by name, and what makes a request's options of it; all readouts together."""
+    """Yield each registered intervention and readout by name with a maker of request options; also all readouts together."""
     for name, (kind, _) in intervention.REGISTRY.items():
         yield name, lambda name=name, kind=kind: {"asked": made(name, kind, mllm)}  # type: ignore[misc]
     for name in readout.REGISTRY:
@@ -67,9 +67,10 @@ def everything(mllm: MLLM) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]
 
 
 def made(name: str, kind: type[Asked], mllm: MLLM) -> Asked:
-    """An intervention with its defaults; raises Fault where nobody knows how one is made."""
+    """Return an intervention with its defaults; raise Fault where none are known."""
     if name in MADE:
         return MADE[name](mllm)
     if issubclass(kind, Options):
-        return kind(**example(kind))
+        vectors = dict.fromkeys(vector_fields(kind), pushes(mllm, 1)[0][0].vector)
+        return kind(**{**example(kind), **vectors})
     raise Fault(f"No default is known for {name}: add one to steering/bench/extras.py.")

@@ -1,4 +1,4 @@
-"""What a step has the device do, and how often the host waits for it."""
+"""The device operations of a step, and the number of times that the host waits for the device."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from steering.protocol.readout import Diagnose
 
 TEXT = 32
 WAITS = frozenset({"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy"})
-"""Calls of the host that end when the device has come so far."""
+"""Host calls that return once the device has reached them."""
 COPIES = ("Memcpy", "Memset")
 
 
 @dataclass(frozen=True)
 class Launched:
-    """Of one step. operators: what the host called that no other operator called. kernels, copies: what ran on the device,
-    and for how many seconds. waits: how often the host waited for it."""
+    """The counts of one step.
+
+    operators: top-level operators that the host called. kernels, copies: the work on the device. seconds: its time. waits:
+    the number of times that the host waited for it.
+    """
 
     operators: int
     kernels: int
@@ -35,7 +38,7 @@ class Launched:
 
 
 def launched(events: Iterable[Any]) -> Launched:
-    """The sums over a profile's events."""
+    """Return the sums over a profile's events."""
     operators = kernels = copies = waits = 0
     spent = 0.0
     for event in events:
@@ -51,7 +54,7 @@ def launched(events: Iterable[Any]) -> Launched:
 
 
 def launches(trial: Trial) -> Iterator[Gauge]:
-    """A decode step and a prompt's, plain and with every readout."""
+    """Measure a decode step and a prefill step, plain and with every readout."""
     engine = trial.engine(max(trial.size.batches))
     everything = Diagnose(frozenset(readout.REGISTRY))
     for called, diagnose in (("plain", None), ("every readout", everything)):
@@ -61,9 +64,9 @@ def launches(trial: Trial) -> Iterator[Gauge]:
 
 
 def _profiled(trial: Trial, engine: Engine, rows: int, diagnose: Diagnose | None) -> Iterator[Launched]:
-    """The step that takes all prompts in, the first token's and the first decode's; then one decode."""
+    """Profile the step that prefills all prompts, samples first tokens and decodes once; then one decode."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if trial.place.type == "cuda" else [])]
-    for _ in range(2):  # the first time makes what is made at first use
+    for _ in range(2):  # the first run makes everything made at first use
         completions = [engine.submit(trial.ask(text=TEXT, diagnose=diagnose, tokens=6)) for _ in range(rows)]
         found = []
         for _ in ("prefill", "decode"):

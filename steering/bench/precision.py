@@ -1,4 +1,4 @@
-"""Whether the engine is right on this device in each dtype, and how far half precision is from float32."""
+"""Precision: the self-check on this device in each dtype, and the distance of half precision from float32."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from steering.protocol.request import Request, Sampling, TokenLogprob
 from steering.runner.selfcheck import check_model
 
 ANSWER = "the red star is left of the blue heart and the green circle is at the top of the picture " * 2
-"""What every dtype is made to say."""
+"""The answer that is forced in every dtype."""
 
 
 def precision(trial: Trial) -> Iterator[Gauge]:
-    """The self-check in every dtype, and beside float32 the likeliest tokens of one answer and their log-probabilities."""
+    """Run the self-check in every dtype; compare the likeliest tokens of one answer and log-probabilities with float32."""
     shape = SHAPES["tiny" if trial.shape == "tiny" else "small"]
     exact = random_model(shape, trial.place, torch.float32)
     weights = exact.model.state_dict()
@@ -45,7 +45,7 @@ def precision(trial: Trial) -> Iterator[Gauge]:
 
 
 def _beside(name: str, exact: tuple[TokenLogprob, ...], got: tuple[TokenLogprob, ...]) -> Iterator[Gauge]:
-    """How two say the same tokens."""
+    """Compare two readings of the same tokens."""
     pairs = list(zip(exact, got, strict=True))
     same = sum(one.top[0].token_id == other.top[0].token_id for one, other in pairs) / len(pairs)
     apart = max(abs(one.logprob - other.logprob) for one, other in pairs)

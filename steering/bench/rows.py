@@ -1,4 +1,4 @@
-"""What was measured, a row each, and the page that shows them."""
+"""The measured figures, a row each, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ COLUMNS = ("section", "what", "value", "unit", "note")
 
 
 class Unavailable(Exception):
-    """Says, as a sentence, why something cannot be measured here."""
+    """A figure cannot be measured here; the message says why in a sentence."""
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """One figure of a section; `value` is None where there is none, and then `note` says why."""
+    """A figure of a section; where `value` is None, `note` says why."""
 
     section: str
     what: str
@@ -26,7 +26,7 @@ class Gauge:
 
 
 def as_page(machine: Mapping[str, Any], rows: Sequence[Gauge]) -> str:
-    """The rows as a Markdown table below what they were measured on."""
+    """Return the rows as a Markdown table below the facts of the machine."""
     facts = "\n".join(f"- {name}: {said}" for name, said in machine.items())
     head = f"| {' | '.join(COLUMNS)} |\n|---|---|---:|---|---|"
     lines = "\n".join(f"| {' | '.join(_cells(row))} |" for row in rows)
@@ -34,7 +34,7 @@ def as_page(machine: Mapping[str, Any], rows: Sequence[Gauge]) -> str:
 
 
 def as_json(machine: Mapping[str, Any], rows: Iterable[Gauge]) -> str:
-    """The same for programs."""
+    """Return the rows and the machine as JSON."""
     return json.dumps({"machine": dict(machine), "rows": [asdict(row) for row in rows]}, indent=2) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""One section after another, each in a process of its own: what one breaks, memory or the device, is not the next one's."""
+"""The runner of sections, each in its own process, so that one cannot break memory or the device for the next."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from steering.bench.trial import Trial
 
 @dataclass
 class Sheet:
-    """What was measured so far, and on what."""
+    """The rows measured so far, and the facts of the machine."""
 
     machine: dict[str, Any] = field(default_factory=dict)
     rows: list[Gauge] = field(default_factory=list)
 
 
 def usual() -> list[str]:
-    """Return the names of the sections that run unless others are named."""
+    """Return the names of the sections that run by default."""
     return [name for name, section in SECTIONS.items() if section.usual]
 
 
 def run(names: Iterable[str], trial: Trial, begun: Callable[[str], object] = lambda name: None) -> Sheet:
-    """Run some sections; `begun` is told of each."""
+    """Run some sections; call `begun` with the name of each."""
     found, at = Sheet(), time.monotonic()
     for name in names:
         begun(name)
@@ -40,7 +40,7 @@ def run(names: Iterable[str], trial: Trial, begun: Callable[[str], object] = lam
 
 
 def section(found: Sheet, name: str, trial: Trial, budget: float) -> None:
-    """Add what one section measures within its budget of seconds, and a row that says how it ended where it did not end."""
+    """Add the rows of one section, run within its budget of seconds, and a row with the reason where it was ended."""
     command = [sys.executable, "-m", "steering.bench.sections", name, json.dumps(asdict(trial))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         ended = ""

@@ -1,5 +1,7 @@
-"""The sections of the benchmark, each on its own: `python -m steering.bench.sections NAME SETUP` writes a section's rows as
-lines of JSON, as they come."""
+"""The sections of the benchmark, each run on its own.
+
+`python -m steering.bench.sections NAME SETUP` writes a section's rows as lines of JSON, as they come.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,11 @@ Figures = Callable[[Trial], Iterator[Gauge]]
 
 @dataclass(frozen=True)
 class Section:
-    """figures: what it measures. budget: seconds after which it is ended, the start of its process included. usual: whether
-    it runs unless others are named."""
+    """A section of the benchmark.
+
+    figures: measures it. budget: seconds after which it is ended, including the start of its process. usual: it runs by
+    default.
+    """
 
     figures: Figures
     budget: float
@@ -40,11 +45,11 @@ SECTIONS = {
     "start": Section(start.start, 100),
     "eager": Section(speed.eager, 60, usual=False),
 }
-"""In the order in which they run. The budgets of the usual ones are less than eight minutes together."""
+"""The sections in the order in which they run; the budgets of the default ones are less than eight minutes together."""
 
 
 def rows_of(name: str, trial: Trial) -> Iterator[Gauge]:
-    """A section's rows, and the most memory that it held; where it fails, a row says why, behind those that it has made."""
+    """Yield a section's rows, and its peak memory; where it fails, a row with the reason after those it has made."""
     try:
         yield from SECTIONS[name].figures(trial)
     except Unavailable as reason:
@@ -54,12 +59,12 @@ def rows_of(name: str, trial: Trial) -> Iterator[Gauge]:
     try:
         for kind, size in peak_bytes(trial.place).items():
             yield Gauge(name, f"most memory, {kind}", size / 2**30, "GiB")
-    except Exception as error:  # a device that has failed says nothing
+    except Exception as error:  # a device that has failed reports nothing
         yield Gauge(name, "most memory", None, note=told(error))
 
 
 def told(error: Exception) -> str:
-    """An error as one line: its kind, and the first thing that it says."""
+    """Return an error as one line: its kind, and the first line of its message."""
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {said[:300]}"
 
@@ -67,7 +72,7 @@ def told(error: Exception) -> str:
 def main() -> int:
     """Write the facts of the device, and the rows of a section."""
     name, trial = sys.argv[1], Trial(**json.loads(sys.argv[2]))
-    with os.fdopen(os.dup(1), "w") as written, redirect_stdout(sys.stderr):  # what others print is no row
+    with os.fdopen(os.dup(1), "w") as written, redirect_stdout(sys.stderr):  # other output must not mix with the rows
         print(json.dumps({"machine": facts(trial.place)}), file=written, flush=True)
         for row in rows_of(name, trial):
             print(json.dumps({"row": asdict(row)}), file=written, flush=True)

@@ -1,4 +1,4 @@
-"""Random models as large as real ones, made where they run: Qwen2.5-VL with the embedded model's tokenizer."""
+"""Random models as large as real ones, made in place: Qwen2.5-VL with the embedded model's tokenizer."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from steering.model.processor import load_processor
 from steering.vectors.vector import PREFERENCE, SteeringVector
 
 PATCH = 28
-"""Pixels of a picture that one token is made of, along each side."""
+"""Pixels of a picture per token, along each side."""
 _PROCESSING = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "preprocessor_config.json")
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """How large a model is and what it is asked. text, vision: settings of its two configs. image: tokens of a large
-    picture, (columns, rows). prompt, long: words of a prompt without pictures, and of one that comes in several chunks.
-    batches: how many answers decode at once. callers: how many ask at once, picture: tokens of what each sends, as `image`,
-    answer: tokens that each is answered with.
-    tokens: of an answer. copied: bytes of the tensor whose copy measures the bandwidth."""
+    """The size of a model, and of the questions to it.
+
+    text, vision: settings of its two configs. image: tokens of a large picture, (columns, rows). prompt, long: words of a
+    prompt without pictures, and of one that comes in several chunks. batches: numbers of answers that decode at once.
+    callers: numbers of callers at once; picture: tokens of the picture that each sends, as `image`; answer: tokens of each
+    caller's answer. tokens: of an answer. copied: bytes of the tensor whose copy measures the bandwidth.
+    """
 
     name: str
     text: Mapping[str, Any]
@@ -47,7 +49,7 @@ class ModelShape:
 
     @property
     def length(self) -> int:
-        """Columns of a slot: a prompt, with what interventions put into it, and its answer; `long` ones have others."""
+        """Columns of a slot: a prompt, with the texts that interventions insert, and its answer; without `long` prompts."""
         return max(self.prompt, self.image[0] * self.image[1]) + 2 * self.tokens + max(self.batches) + 256
 
 
@@ -123,7 +125,7 @@ SHAPES = {
         ),
     )
 }
-"""By name: Qwen2.5-VL-7B, one that two processors can run, and one for tests."""
+"""Shapes by name: Qwen2.5-VL-7B, one that two processors can run, and one for tests."""
 
 
 def random_model(
@@ -133,8 +135,10 @@ def random_model(
     seed: int = 0,
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> MLLM:
-    """A model of that shape with random weights, or with those of another one of it. It says what the embedded model's
-    tokenizer knows alone."""
+    """Return a model of that shape with random weights, or with `weights` of another such model.
+
+    It generates only tokens that the embedded model's tokenizer knows.
+    """
     attention.register()
     with tempfile.TemporaryDirectory() as folder:
         write_processor(Path(folder))
@@ -162,7 +166,7 @@ def write_checkpoint(shape: ModelShape, device: torch.device, dtype: torch.dtype
 
 
 def _drawn(shape: ModelShape, device: torch.device, dtype: torch.dtype, seed: int, known: int) -> Any:
-    """The model itself, which never says tokens from `known` on."""
+    """Return the model itself, which never generates tokens from `known` on."""
     own = json.loads((embedded() / "config.json").read_text())
     names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
     ends = {name: own["text_config"][name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -184,7 +188,7 @@ def _drawn(shape: ModelShape, device: torch.device, dtype: torch.dtype, seed: in
 
 
 def write_processor(folder: Path) -> None:
-    """The embedded model's tokenizer and processing of pictures, which are taken as large as they come."""
+    """Write the embedded model's tokenizer and image processor, which keeps pictures at their size."""
     for name in _PROCESSING:
         shutil.copy(embedded() / name, folder / name)
     file = folder / "preprocessor_config.json"

@@ -1,5 +1,7 @@
-"""How near decoding comes to the limit that bandwidth sets, and how long a prompt with a large picture takes until its first
-token. Each step of a decode reads every weight of the decoder, and every row's keys and values."""
+"""Decoding speed against the limit that bandwidth sets, and the time to the first token after a large picture.
+
+Each decode step reads every weight of the decoder, and every row's keys and values.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ from steering.protocol.request import Request
 
 GIGA = 1e9
 TEXT = 8
-"""Words of a question behind a picture."""
+"""Words of a question after a picture."""
 
 
 def limits(trial: Trial) -> Iterator[Gauge]:
-    """What the device can do at best."""
+    """Measure what the device can do at best."""
     speed = bandwidth(trial.place, trial.size.copied)
     yield Gauge("limits", f"copy of {trial.size.copied / 2**20:,.0f} MiB", speed / GIGA, "GB/s", "read and written")
     width = 8192 if trial.place.type == "cuda" else 256
@@ -37,7 +39,7 @@ def limits(trial: Trial) -> Iterator[Gauge]:
 
 
 def decode(trial: Trial) -> Iterator[Gauge]:
-    """Steps of the engine as it comes, of its model alone, and of that as a CUDA graph."""
+    """Measure steps of the engine as it is, of its model alone, and of the model as a CUDA graph."""
     speed = bandwidth(trial.place, trial.size.copied)
     begun = time.perf_counter()
     engine = trial.engine(max(trial.size.batches))
@@ -51,7 +53,7 @@ def decode(trial: Trial) -> Iterator[Gauge]:
 
 @torch.inference_mode()
 def _alone(trial: Trial, engine: Engine, rows: int, columns: int, speed: float) -> Iterator[Gauge]:
-    """Steps of the model alone."""
+    """Measure steps of the model alone."""
     what = f"the model alone, {columns:,} columns"
     step = model_alone(engine.mllm, rows, columns)
     least = bytes_read(engine, rows, columns) / speed
@@ -66,7 +68,7 @@ def _alone(trial: Trial, engine: Engine, rows: int, columns: int, speed: float) 
 
 
 def eager(trial: Trial) -> Iterator[Gauge]:
-    """The same without graphs."""
+    """Measure steps of the engine without graphs."""
     if trial.place.type != "cuda":
         raise Unavailable(f"{trial.place.type} has no CUDA graphs: its engine runs so anyway.")
     speed = bandwidth(trial.place, trial.size.copied)
@@ -76,7 +78,7 @@ def eager(trial: Trial) -> Iterator[Gauge]:
 
 
 def first_token(trial: Trial) -> Iterator[Gauge]:
-    """A new picture, the same again, text of as many tokens, and a text that comes in several chunks; medians."""
+    """Measure a new picture, the same again, text of as many tokens, and a text in several chunks; medians."""
     engine = trial.engine(1, max_length=trial.size.length + trial.size.long)
     across, down = trial.size.image
     repeats = 3 if trial.quick else 6
@@ -107,7 +109,7 @@ def first_token(trial: Trial) -> Iterator[Gauge]:
 
 
 def weights_read(mllm: MLLM) -> int:
-    """Bytes of the weights that a decode step reads: the decoder's and the output's, without the table of tokens."""
+    """Return the bytes of the weights that a decode step reads: the decoder's and the output's, without the token table."""
     table = mllm.model.get_input_embeddings().weight
     read = {id(one): one for one in (*mllm.decoder.parameters(), mllm.model.get_output_embeddings().weight)}
     if mllm.model.get_output_embeddings().weight is not table:
@@ -116,14 +118,14 @@ def weights_read(mllm: MLLM) -> int:
 
 
 def bytes_read(engine: Engine, rows: int, columns: int) -> float:
-    """Bytes that a decode step of so many rows, each of so many columns, must read."""
+    """Return the bytes that a decode step of `rows` rows, each of `columns` columns, must read."""
     stats = engine.stats()
     return weights_read(engine.mllm) + rows * columns * stats["kv_bytes"] / stats["kv_max_tokens"]
 
 
 @torch.inference_mode()
 def model_alone(mllm: MLLM, rows: int, columns: int) -> Callable[[], torch.Tensor]:
-    """A decode step of the decoder and its output, (rows, vocabulary), over keys and values of its own, without sampling."""
+    """Return a decode step of the decoder and its output, (rows, vocabulary), with its own KV cache, without sampling."""
     pool = KVPool(rows, columns + 1)  # a row that writes to the last column pads a batch
     tokens = torch.zeros(rows, 1, dtype=torch.int64, device=mllm.device)
     positions = torch.full((rows,), columns - 1, device=mllm.device)
@@ -145,7 +147,7 @@ def model_alone(mllm: MLLM, rows: int, columns: int) -> Callable[[], torch.Tenso
 
 def _steps(section: str, what: str, trial: Trial, engine: Engine, rows: int, speed: float) -> Iterator[Gauge]:
     requests = [trial.ask() for _ in range(rows)]
-    answered(engine, requests[:1])  # what is made at first use
+    answered(engine, requests[:1])  # makes everything made at first use
     found = answered(engine, requests)
     columns = trial.size.prompt + trial.tokens // 2
     yield from _timed(section, what, rows, found.step, bytes_read(engine, rows, columns) / speed)

@@ -1,4 +1,4 @@
-"""What a section of the benchmark is given."""
+"""The setup of a section of the benchmark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steering.protocol.request import Interventions, Request, Sampling
 
 @dataclass(frozen=True)
 class Trial:
-    """shape: the model's, by name. device, dtype: where it runs, and its weights. quick: fewer repeats of less."""
+    """A setup. shape: the name of the model shape. device, dtype: of the model. quick: fewer and smaller repeats."""
 
     shape: str
     device: str
@@ -35,15 +35,15 @@ class Trial:
 
     @property
     def tokens(self) -> int:
-        """Of an answer: there are steps in which the last prompt is in and the first answer has not ended."""
+        """Tokens of an answer, so many that some steps come after the last prefill and before the first end."""
         return max(6, self.size.tokens // (2 if self.quick else 1)) + max(self.size.batches)
 
     def model(self) -> MLLM:
-        """The random model."""
+        """Return the random model."""
         return random_model(self.size, self.place, getattr(torch, self.dtype))
 
     def engine(self, slots: int, **options: Any) -> Engine:
-        """An engine on it, as the server has it, but that it does not check itself; prompts come in as fast as they can."""
+        """Return an engine on the model, as the server has it but without the self-check; prompts come in at full speed."""
         settings: dict[str, Any] = {"max_length": self.size.length, "self_check": False, "image_cache_bytes": 2**30}
         settings["compiled"] = self.place.type == "cuda"
         return Engine(self.model(), slots=slots, **settings | options)
@@ -57,7 +57,7 @@ class Trial:
         diagnose: Diagnose | None = None,
         tokens: int | None = None,
     ) -> Request:
-        """A request with so many words (default: the shape's prompt) and a new picture of (columns, rows) tokens."""
+        """Return a request with `text` words (default: the shape's prompt) and a new picture of (columns, rows) tokens."""
         question = words(random.Random(), self.size.prompt if text is None else text)
         pictures = [] if picture is None else [noise((PATCH * picture[0], PATCH * picture[1]))]
         return Request(

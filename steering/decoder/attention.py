@@ -1,8 +1,8 @@
-"""The one attention function of the language model, over the slot KV pool.
+"""The attention function of the language model, over the slot KV pool.
 
 Row i of a decode batch is slot i of the pool, so that decode reads the pool by a view and never gathers. A step object
-travels with the forward pass, says whether it is a prefill of some slots or a decode of the first rows, and carries the
-hooks of whoever looks at it or changes it.
+travels with the forward pass: it is a prefill of some slots or a decode of the first rows, and carries the hooks that
+observe or change the pass.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ NAME = "helmsight"
 
 
 def register() -> None:
-    """Make `attn_implementation={"text_config": NAME}` known to transformers; the mask function must come with it,
-    or padding and window masks silently vanish."""
+    """Make `attn_implementation={"text_config": NAME}` known to transformers.
+
+    The mask function must be registered too, or padding and window masks silently vanish.
+    """
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
@@ -45,7 +47,7 @@ def attend(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query (rows, heads, n, head_dim), key and value (rows, kv_heads, n, head_dim) -> (rows, n, heads, head_dim).
+    """Attend: query (rows, heads, n, head_dim), key and value (rows, kv_heads, n, head_dim) -> (rows, n, heads, head_dim).
 
     Without a step it is transformers' own SDPA, so the patched model still runs as a plain one.
     """
@@ -67,20 +69,22 @@ class AttentionStep(Protocol):
     def attend(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """The output (rows, heads, n, head_dim) of one layer."""
+        """Return the output (rows, heads, n, head_dim) of one layer."""
 
 
 class DecodeKernel(Protocol):
-    """Computes a layer's attention of a decode otherwise than by torch's operations."""
+    """Computes a layer's attention in a decode without torch's operations."""
 
     def __call__(
         self, step: Decode, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor | None:
-        """The output (rows, heads, 1, head_dim), with new keys and values written to the pool and all hooks called; None
-        where it does not know what a hook does."""
+        """Return the output (rows, heads, 1, head_dim), or None where a hook is unknown to the kernel.
+
+        New keys and values are written to the pool, and all hooks are called.
+        """
 
     def adopted(self, hooks: Hooks) -> Hooks:
-        """The hooks of a pass as it knows them."""
+        """Return the hooks of a pass in the kernel's own form."""
 
 
 @dataclass
@@ -88,8 +92,8 @@ class Decode:
     """A forward pass of one token for each of the first rows of the pool.
 
     positions: (rows,) the column that each row writes. columns: how many columns are read, at least max(positions) + 1.
-    Where few rows need as many, `apart` are those rows with how many each of them reads, and the others read `common`.
-    kernel: computes attention where it knows all hooks.
+    Where only a few rows need so many, `apart` lists those rows with the number of columns of each, and the others read
+    `common`. kernel: computes attention where it supports all hooks.
     """
 
     pool: KVPool
@@ -113,12 +117,12 @@ class Decode:
         keys, values = keys[:rows, :, : self.columns], values[:rows, :, : self.columns]  # views
         grouped = query.reshape(rows, kv_heads, -1, width)  # (rows, kv_heads, group, head_dim)
         hooks, visible = self.hooks.attention, self.mask(heads.window, query)
-        # The answer's own path is the same whatever is observed and whatever its neighbours ask for; what else is computed
-        # replaces it only in the rows that a hook changes.
+        # The output of a row is the same whatever is observed and whatever other rows request; other results replace it only
+        # in the rows that a hook changes.
         if heads.softcap is None:
             out = self._product(heads, grouped, keys, values, visible)
             if not hooks and not self.hooks.observers:
-                return out.reshape(query.shape)  # kernels lay it out in several ways
+                return out.reshape(query.shape)  # kernels differ in its memory layout
         weights = self.weights(heads, grouped, keys, visible)
         if heads.softcap is not None:  # hooks are neutral to the bit in the rows that did not ask for them
             out = weights.to(values.dtype) @ values
@@ -130,7 +134,7 @@ class Decode:
         return out.reshape(query.shape)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's new keys and values (rows, kv_heads, 1, head_dim) to the pool; its two tensors."""
+        """Write a layer's new keys and values (rows, kv_heads, 1, head_dim) to the pool; return its two tensors."""
         keys, values = self.pool.layer(layer, key, value)
         written = self._written(key.shape[1], key.device)
         for pooled, own in ((keys, key), (values, value)):
@@ -140,7 +144,7 @@ class Decode:
     def _product(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor
     ) -> torch.Tensor:
-        """The output (rows, kv_heads, group, head_dim) of queries alike, each row of the columns that it is to read."""
+        """Return the output (rows, kv_heads, group, head_dim) of SDPA, over the columns that each row reads."""
 
         def product(rows: slice, columns: int) -> torch.Tensor:
             near = (rows, slice(None), slice(columns))
@@ -157,7 +161,7 @@ class Decode:
         return out
 
     def weights(self, heads: Heads, query: torch.Tensor, key: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-        """Attention weights (rows, kv_heads, group, columns) as the hooks make them. visible: (rows, 1, 1, columns)."""
+        """Return the weights (rows, kv_heads, group, columns), changed by the hooks. visible: (rows, 1, 1, columns)."""
         shape, by_head = (*query.shape[:3], self.columns), (query.shape[0], -1, 1, self.columns)
         if not self.hooks.scoring and heads.softcap is None and query.dtype == torch.float32:  # in one pass
             scores = heads.masked_scores(query, key, self._flat_mask(heads.window, key.shape[1], visible))
@@ -172,7 +176,7 @@ class Decode:
         return weights.view(shape)
 
     def _written(self, kv_heads: int, device: torch.device) -> torch.Tensor:
-        """(rows * kv_heads,) where each row's new key goes in a layer's pool seen as (slots * kv_heads * length)."""
+        """Return the index of each row's new key, (rows * kv_heads,), in a layer's (slots * kv_heads * length) pool."""
         if (kv_heads, device) not in self._writes:
             heads = torch.arange(self.positions.shape[0] * kv_heads, device=device)
             written = heads * self.pool.length + self.positions.to(device).repeat_interleave(kv_heads)
@@ -180,7 +184,7 @@ class Decode:
         return self._writes[kv_heads, device]
 
     def mask(self, window: int | None, query: torch.Tensor) -> torch.Tensor:
-        """(rows, 1, 1, columns) additive: 0 on the columns a row may see, -inf elsewhere."""
+        """Return an additive mask (rows, 1, 1, columns): 0 on the columns a row may see, -inf elsewhere."""
         device = query.device
         if (window, device) not in self._masks:
             visible = kernels.visible(self.positions.to(device), self.columns, window)[:, None, None]
@@ -189,7 +193,7 @@ class Decode:
         return self._masks[window, device]
 
     def _flat_mask(self, window: int | None, kv_heads: int, visible: torch.Tensor) -> torch.Tensor:
-        """(rows * kv_heads, 1, columns), the same for products of a batch of heads."""
+        """Return the same mask as (rows * kv_heads, 1, columns), for products of a batch of heads."""
         place = (window, kv_heads, visible.device)
         if place not in self._flat_masks:
             self._flat_masks[place] = visible.expand(-1, kv_heads, -1, -1).reshape(visible.shape[0] * kv_heads, 1, -1)

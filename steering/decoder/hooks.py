@@ -1,9 +1,9 @@
-"""Where a forward pass may be looked at and changed: scores, weights, what a layer hands on, and attention as it is read.
+"""The hooks of a forward pass: on attention scores, attention weights, layer outputs, and observers of attention.
 
-The decoder knows these four points, and nothing of who uses them.
+The decoder knows only these four points, not their users.
 
-What a hook is given is on its layer's device, and what it gives back must be. What it brings along, and `asked` and
-`queries`, are on the model's, which is another one for some layers of a model that lies on several.
+Tensors that a hook gets are on its layer's device, and those that it returns must be too. Its own tensors, and `asked` and
+`queries`, are on the model's device, which differs for some layers of a model on several devices.
 """
 
 from __future__ import annotations
@@ -18,81 +18,96 @@ import torch
 from steering.decoder.updates import Updates
 
 Product = Callable[[torch.Tensor], torch.Tensor]
-"""Gives a prefill's attention weights times any values (rows, kv_heads, columns, head_dim), float32: (rows, heads, n,
-head_dim)."""
+"""A function that multiplies a prefill's attention weights with values.
+
+Values (rows, kv_heads, columns, head_dim), float32, give (rows, heads, n, head_dim).
+"""
 
 
 class Weights(ABC):
-    """A prefill layer's attention weights, float32, as its hooks make them."""
+    """A prefill layer's attention weights, float32, as its hooks leave them."""
 
     @abstractmethod
     def __call__(self, queries: torch.Tensor) -> torch.Tensor:
-        """Those of some queries (rows, R): (rows, heads, R, columns)."""
+        """Return the weights of some queries (rows, R): (rows, heads, R, columns)."""
 
     def grouped(self, queries: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-        """Their mean over heads, summed by groups (rows, G, R) that say how much each query counts: (rows, G, columns)."""
+        """Return the mean over heads, summed by groups: (rows, G, columns).
+
+        groups: (rows, G, R), the factor of each query in each group.
+        """
         return groups @ self(queries).mean(1).to(groups.device)
 
 
 class Hook(ABC):  # noqa: B024
-    """What is called at points of one forward pass."""
+    """A set of callbacks in one forward pass."""
 
     def settle(self, positions: torch.Tensor | None) -> None:  # noqa: B027
-        """Make of what was gathered, behind the last layer, what is read of it. positions: (rows,), the columns that a
-        decode writes; None of a prefill."""
+        """Compute the results, after the last layer, from what was gathered.
+
+        positions: (rows,), the columns that a decode writes; None in a prefill.
+        """
 
 
 class AttentionHook(Hook):
-    """Changes the attention of some rows. What it does to the weights of other rows must leave them as they are, to the bit.
+    """Changes the attention of some rows; the weights of other rows must stay the same to the bit.
 
-    asked: (rows, 1, 1, 1) bool, the rows that it changes. queries: of a prefill, the queries (rows, R) of which it needs the
-    weights, -1 where a row has fewer; None where it needs none, as `product` does not.
+    asked: (rows, 1, 1, 1) bool, the rows that it changes. queries: in a prefill, the queries (rows, R) whose weights it
+    needs, -1 where a row has fewer; None where it needs none, as `product` does not.
     """
 
     asked: torch.Tensor
     queries: torch.Tensor | None = None
 
     def scores(self, layer: int, scores: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
-        """Scores (rows, heads, R, columns) before the mask. queries: (rows, R), which they are of a prefill."""
+        """Change scores (rows, heads, R, columns) before the mask. queries: (rows, R), their indices in a prefill."""
         return scores
 
     def weights(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
-        """Weights (rows, heads, R, columns) behind the softmax."""
+        """Change weights (rows, heads, R, columns) after the softmax."""
         return weights
 
     def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
-        """Return a prefill layer's changed weights times the values, (rows, heads, n, head_dim), so that no matrix of rows
-        and columns is made; None in a layer whose weights it leaves. value: (rows, kv_heads, columns, head_dim). exact: the
-        same product of the weights as they were."""
+        """Return a prefill layer's changed weights times the values, (rows, heads, n, head_dim).
+
+        This avoids a matrix of rows and columns; None in a layer whose weights it does not change. value: (rows, kv_heads,
+        columns, head_dim). exact: the same product of the unchanged weights.
+        """
         return None
 
 
 class LayerHook(Hook):
-    """Looks at, or changes, what a layer hands on."""
+    """Observes or changes a layer's output."""
 
     @abstractmethod
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
-        """What the layer hands on. All (rows, n, d): before, its input; plain, its own output; hidden, what the hooks before
-        this one made of it."""
+        """Return the layer's output.
+
+        All are (rows, n, d): before, its input; plain, its own output; hidden, that output as changed by earlier hooks.
+        """
 
 
 class Observer(Hook):
-    """Reads attention weights, interventions included; the answer does not depend on it. One is of a prefill or of a decode
-    and has its method."""
+    """Reads attention weights, interventions included, without effect on the answer.
+
+    An observer is of a prefill or of a decode, and implements its method.
+    """
 
     def prefill(self, layer: int, weights: Weights, columns: int) -> None:
-        """Read those of the first `columns` columns in a prefill."""
+        """Read the weights of the first `columns` columns in a prefill."""
 
     def decode(self, layer: int, means: torch.Tensor) -> None:
-        """Read the mean over heads (rows, columns) of the weights of a decode's one query a row."""
+        """Read the weights of a decode, mean over heads (rows, columns), of one query a row."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """The hooks of one forward pass by the points at which they are called, each kind in order; `scoring` and `weighing` are
-    those of `attention` that change scores, and weights."""
+    """The hooks of one forward pass by the points at which they are called, each kind in order.
+
+    `scoring` and `weighing` are those of `attention` that change scores, and weights.
+    """
 
     attention: tuple[AttentionHook, ...] = ()
     scoring: tuple[AttentionHook, ...] = ()
@@ -102,7 +117,7 @@ class Hooks:
 
     @classmethod
     def of(cls, hooks: Iterable[Hook | None]) -> Self:
-        """Each hook that there is at its point."""
+        """Return each hook, if not None, at its point."""
         every = [hook for hook in hooks if hook is not None]
         attention = tuple(hook for hook in every if isinstance(hook, AttentionHook))
         return cls(
@@ -115,16 +130,16 @@ class Hooks:
 
     @property
     def looks(self) -> bool:
-        """Whether some of them concern attention."""
+        """True where some hooks concern attention."""
         return bool(self.attention or self.observers)
 
     def settle(self, positions: torch.Tensor | None) -> None:
-        """Have all of them settle."""
+        """Settle all hooks."""
         for hook in (*self.attention, *self.layers, *self.observers):
             hook.settle(positions)
 
     def after_layer(self, layer: int, before: torch.Tensor, plain: torch.Tensor, updates: Updates) -> torch.Tensor:
-        """What a layer hands on: its own output (rows, n, d) as its hooks leave it."""
+        """Return a layer's output: its own (rows, n, d), as changed by its hooks."""
         hidden = plain
         for hook in self.layers:
             hidden = hook.after(layer, before, plain, hidden, updates)

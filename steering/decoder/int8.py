@@ -1,9 +1,8 @@
-"""Linear layers in integers of 8 bits: weights by output channel, inputs by row as they come (W8A8, symmetric; "dynamic"
-quantisation as torchao has it, whose eager layers take several times as long for the few rows of a decode step).
+"""Linear layers in 8-bit integers: weights scaled by output channel, inputs by row at run time (W8A8, symmetric).
 
-A weight takes half of bfloat16's memory. A row's result depends on nothing but the row, so that it does not matter who
-shares a batch with it; but its rounding is coarse, a hundredth of what is summed: an answer may not be that of the model in
-float.
+This is the "dynamic" quantisation of torchao, whose eager layers take several times as long for the few rows of a decode
+step. A weight takes half of bfloat16's memory. A row's result depends only on the row, so that the rest of the batch does
+not matter; but rounding is coarse, a hundredth of the sum: an answer may differ from that of the model in float.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from torch import nn
 
 MOST = 127
 LEAST_ROWS, MULTIPLE = 24, 8
-"""On a GPU, products of integers are of more than 16 rows, and of multiples of 8."""
+"""Least number of rows, and its multiple, in integer products on a GPU, which need more than 16 rows and multiples of 8."""
 
 
 class Int8Linear(nn.Linear):
-    """A linear layer that `prepare` made of another, and that computes as that does until `narrow`."""
+    """A linear layer that `prepare` converted from a plain one, and that computes as before until `narrow`."""
 
     scale: torch.Tensor | None
 
     def narrow(self) -> None:
-        """Round the weights (out, in), of which only the integers are kept."""
+        """Round the weights (out, in); only the integers are kept."""
         weight = self.weight.detach().float()
         self.scale = _scale(weight)[:, 0]
         self.weight = nn.Parameter(_rounded(weight, self.scale[:, None]), requires_grad=False)
@@ -41,7 +40,7 @@ class Int8Linear(nn.Linear):
 
 
 def prepare(layers: nn.Module) -> None:
-    """Have every linear layer among these be one that can be narrowed, in its place."""
+    """Convert every linear layer among these, in place, to one that can be narrowed."""
     for module in layers.modules():
         if type(module) is nn.Linear:
             module.__class__ = Int8Linear
@@ -49,14 +48,14 @@ def prepare(layers: nn.Module) -> None:
 
 
 def narrow(layers: nn.Module) -> None:
-    """Round the weights of all that were prepared, and not narrowed yet."""
+    """Round the weights of all layers that were prepared and not yet narrowed."""
     for module in layers.modules():
         if isinstance(module, Int8Linear) and module.scale is None:
             module.narrow()
 
 
 def _scale(rows: torch.Tensor) -> torch.Tensor:
-    """(n, 1), float32: what 1 stands for in each row."""
+    """Return the float32 scale of each row, (n, 1)."""
     return rows.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny * MOST) / MOST
 
 
@@ -65,7 +64,7 @@ def _rounded(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def _products(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """(n, out) sums in 32-bit integers of rows (n, in) by weight (out, in)."""
+    """Return the sums (n, out), in 32-bit integers, of rows (n, in) by weight (out, in)."""
     if rows.device.type == "cpu":
         return torch._int_mm(rows, weight.t())
     count = max(LEAST_ROWS, -(-len(rows) // MULTIPLE) * MULTIPLE)

@@ -1,4 +1,4 @@
-"""Attention as tensors: scores, masks, products, with or without materialised weights."""
+"""Attention as tensor functions: scores, masks, products, with or without materialised weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from steering.accel.triton.attention import lower_right
 
 
 class Heads(NamedTuple):
-    """What one layer's attention needs besides its tensors."""
+    """The parameters of a layer's attention besides its tensors."""
 
     layer: int
     scaling: float
@@ -19,20 +19,21 @@ class Heads(NamedTuple):
     softcap: float | None
 
     def scores(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Scaled float32 scores; grouped queries (rows, kv_heads, group * n, head_dim) meet their keys without copies."""
-        scores = _products(query, key).mul_(self.scaling)  # in place: each pass over them costs
+        """Return scaled float32 scores of grouped queries (rows, kv_heads, group * n, head_dim), without copies of keys."""
+        scores = _products(query, key).mul_(self.scaling)  # in place, because each pass over the scores is expensive
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def masked_scores(self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Scores plus mask (rows * kv_heads, 1, columns) in a single pass; for float32 without a cap."""
+        """Return scores plus mask (rows * kv_heads, 1, columns) in a single pass; for float32 without a cap."""
         keys = key.flatten(0, 1).transpose(1, 2)  # a view: keys are not copied
         flat = torch.baddbmm(mask, query.flatten(0, 1), keys, alpha=self.scaling)
         return flat.view(*query.shape[:3], key.shape[2])
 
 
 def _products(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Products (rows, kv_heads, n, columns) in float32, never rounded to the model's dtype: half precision loses the small
-    weights of models with large scores (IVM paper, appendix C.1), and float16 overflows.
+    """Return products (rows, kv_heads, n, columns) in float32, never rounded to the model's dtype.
+
+    Half precision loses the small weights of models with large scores (IVM paper, appendix C.1), and float16 overflows.
 
     query: (rows, kv_heads, n, head_dim). key: (rows, kv_heads, columns, head_dim).
     """
@@ -46,19 +47,19 @@ def _products(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def visible(rows: torch.Tensor, columns: int, window: int | None) -> torch.Tensor:
-    """(..., columns) bool: the columns that query rows at absolute positions `rows` (...) may attend to."""
+    """Return the columns that query rows at absolute positions `rows` (...) may attend to, (..., columns) bool."""
     column = torch.arange(columns, device=rows.device)
     seen = column <= rows[..., None]
     return seen if window is None else seen & (column > rows[..., None] - window)
 
 
 def masked(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Scores that nobody else holds, masked in place."""
+    """Mask scores in place; the caller must own them."""
     return scores.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else scores.add_(mask)
 
 
 def grouped_scores(heads: Heads, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Scores (rows, heads, n, columns) with grouped keys, which are never repeated."""
+    """Return scores (rows, heads, n, columns) with grouped keys, which are never repeated."""
     rows, count, n, width = query.shape
     grouped = query.reshape(rows, key.shape[1], -1, width)
     return heads.scores(grouped, key).view(rows, count, n, -1)
@@ -67,8 +68,10 @@ def grouped_scores(heads: Heads, query: torch.Tensor, key: torch.Tensor) -> torc
 def product(
     heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Attention without materialised weights, where the scores allow it; causal without a mask, where queries are the last
-    of the columns."""
+    """Compute attention without materialised weights, where the scores allow it.
+
+    Without a mask it is causal, where queries are the last of the columns.
+    """
     if heads.softcap is not None:
         return explicit(heads, query, key, value, mask)
     n, columns = query.shape[2], key.shape[2]
@@ -77,7 +80,7 @@ def product(
             return out
         mask = visible(torch.arange(columns - n, columns, device=query.device), columns, heads.window)
     causal = mask is None
-    if mask is not None and query.is_cuda:  # the only kernels that take a mask and grouped heads make all weights
+    if mask is not None and query.is_cuda:  # kernels that take a mask and grouped heads materialise all weights
         key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
     if mask is not None and mask.dtype not in (torch.bool, query.dtype):
         mask = mask.to(query.dtype)
@@ -89,7 +92,7 @@ def product(
 def explicit(
     heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Attention with materialised weights, for the soft-capped scores that SDPA does not know."""
+    """Compute attention with materialised weights, for soft-capped scores, which SDPA does not support."""
     scores = grouped_scores(heads, query, key)
     if mask is None:
         n, columns = query.shape[2], key.shape[2]
@@ -98,7 +101,7 @@ def explicit(
 
 
 def weighted(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """(rows, heads, n, head_dim): weights (rows, heads, n, columns) times grouped values, which are never repeated."""
+    """Return weights (rows, heads, n, columns) times grouped values, never repeated: (rows, heads, n, head_dim)."""
     rows, count, n, columns = weights.shape
     grouped = weights.to(value.dtype).reshape(rows, value.shape[1], -1, columns)
     return (grouped @ value).view(rows, count, n, -1)

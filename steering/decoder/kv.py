@@ -1,4 +1,4 @@
-"""The keys and values of every slot, and of blocks of tokens that outlive theirs."""
+"""The KV cache: keys and values of every slot, and of blocks of tokens that outlive their slot."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from steering.devices import sent
 
 
 class KVPool:
-    """Keys and values of every slot: per layer two tensors (slots, kv_heads, length, head_dim), made at first use
-    where they were not allotted."""
+    """Keys and values of every slot: per layer two tensors (slots, kv_heads, length, head_dim).
+
+    They are made at first use, unless `allot` made them.
+    """
 
     def __init__(self, slots: int, length: int):
         self.slots = slots
@@ -22,30 +24,30 @@ class KVPool:
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor]) -> Self:
-        """The pool of these: of each layer keys, then values."""
+        """Return the pool of these tensors: for each layer keys, then values."""
         pool = cls(tensors[0].shape[0], tensors[0].shape[2])
         pool._layers = {layer: (tensors[2 * layer], tensors[2 * layer + 1]) for layer in range(len(tensors) // 2)}
         return pool
 
     @property
     def bytes(self) -> int:
-        """What all tensors take: slots x length x 2 x layers x KV heads x head width x bytes of the dtype."""
+        """Bytes of all tensors: slots x length x 2 x layers x KV heads x head width x bytes of the dtype."""
         return sum(tensor.nbytes for tensors in list(self._layers.values()) for tensor in tensors)
 
     @property
     def layers(self) -> int:
-        """How many layers have theirs."""
+        """The number of layers that have tensors."""
         return len(self._layers)
 
     @property
     def column_bytes(self) -> int:
-        """Keys and values of one column in one layer; 0 before any are made."""
+        """Bytes of keys and values of one column in one layer; 0 before any are made."""
         first = next(iter(self._layers.values()), ())
         return sum(tensor.nbytes for tensor in first) // (self.slots * self.length)
 
     @property
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Keys and values of every layer, in the order in which layers were first run, which is theirs."""
+        """Keys and values of every layer, in the order in which layers first ran, which is their own."""
         return (tensor for tensors in self._layers.values() for tensor in tensors)
 
     def allot(self, like: KVPool) -> None:
@@ -54,17 +56,17 @@ class KVPool:
             self.layer(index, key, value)
 
     def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The two tensors of a layer, shaped after the first key and value that it gets."""
+        """Return the two tensors of a layer, shaped after the first key and value that it gets."""
         if index not in self._layers:
             self._layers[index] = (self._zeros(key), self._zeros(value))
         return self._layers[index]
 
     def _zeros(self, like: torch.Tensor) -> torch.Tensor:
-        """Zeros, because a masked column of garbage could be NaN and 0 * NaN is NaN."""
+        """Return zeros, because a masked column of garbage could be NaN and 0 * NaN is NaN."""
         return _zeros((self.slots, like.shape[1], self.length, like.shape[3]), like)
 
     def copy(self, source: int, target: int, length: int, there: int = 0) -> None:
-        """Copy the first `length` columns of one slot to another, but for the first ones that are `there`."""
+        """Copy the first `length` columns of one slot to another, except the first `there`."""
         for tensors in self._layers.values():
             for tensor in tensors:
                 tensor[target, :, there:length] = tensor[source, :, there:length]
@@ -77,8 +79,11 @@ class KVPool:
 
 
 class KVBlocks:
-    """Keys and values of blocks of `size` tokens each, copied out of slots and into them again: beside each tensor of the
-    pool one (blocks, kv_heads, size, head_dim). As many blocks as `capacity` bytes hold."""
+    """Keys and values of blocks of `size` tokens each, copied out of slots and back into them.
+
+    Each tensor of the pool has a counterpart (blocks, kv_heads, size, head_dim), with as many blocks as `capacity` bytes
+    hold.
+    """
 
     def __init__(self, pool: KVPool, size: int, capacity: int):
         self.bytes_each = sum(tensor[0, :, :size].numel() * tensor.element_size() for tensor in pool.tensors)
@@ -86,7 +91,7 @@ class KVBlocks:
         self._pairs = [self._pair(tensor, size) for tensor in pool.tensors]
 
     def _pair(self, pooled: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A tensor of the pool seen as (slots, blocks of a slot, kv_heads, size, head_dim), and the one that is kept."""
+        """Return a pool tensor viewed as (slots, blocks of a slot, kv_heads, size, head_dim), and one for its blocks."""
         whole = pooled.shape[2] // size * size
         blocks = pooled[:, :, :whole].unflatten(2, (-1, size)).transpose(1, 2)
         return blocks, _zeros((self.count, *blocks.shape[2:]), pooled)
@@ -107,7 +112,7 @@ class KVBlocks:
 
 
 class _Index:
-    """Numbers as an index: a slice where each follows the one before it, which is copied faster, else a tensor."""
+    """An index of numbers: a slice where they are consecutive, which copies faster, otherwise a tensor."""
 
     def __init__(self, numbers: Sequence[int]):
         first = numbers[0]
@@ -125,9 +130,9 @@ class _Index:
 
 
 def _zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    """Zeros of the dtype, and on the device, of another tensor."""
+    """Return zeros with the dtype and device of another tensor."""
     if like.device.type != "cpu":
         return like.new_zeros(shape)
-    # numpy's zeros are pages that the system commits when they are first written: what is idle costs no memory.
+    # numpy's zeros are pages that the system commits when they are first written, so idle slots cost no memory.
     raw = np.zeros((*shape[:-1], shape[-1] * like.element_size()), np.uint8)
     return torch.from_numpy(raw).view(like.dtype)

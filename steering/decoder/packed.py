@@ -1,7 +1,7 @@
-"""Linear layers whose weights lie as oneDNN's kernels read them, on a CPU: otherwise each product brings them into that
-order anew, which for the few rows of a decode step takes longer than the product.
+"""Linear layers with weights in the memory order of oneDNN's kernels, on a CPU.
 
-The values are those of the model; only the order of a sum's terms may be another.
+Otherwise each product reorders them, which for the few rows of a decode step takes longer than the product. The values are
+those of the model; only the order of a sum's terms may differ.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import torch
 from torch import nn
 
 ROWS = 16
-"""For how many rows the order is chosen; it is as good for 1 and for 500."""
+"""The number of rows for which the order is chosen; it is as good for 1 and for 500."""
 LEAST = {torch.float32: 2**19, torch.bfloat16: 2**18, torch.float16: 2**18}
-"""By dtype: elements of the smallest weight for which it pays; a call takes 10 us more."""
+"""Elements of the smallest weight for which packing pays, by dtype; a packed call takes 10 us more."""
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer that `prepare` made of another, and that computes as that does until `pack`."""
+    """A linear layer that `prepare` converted from a plain one, and that computes as before until `pack`."""
 
     packed: torch.Tensor | None
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """(out, in); made anew at each call where it is packed."""
+        """The weight (out, in); recomputed at each call where it is packed."""
         own = self._parameters["weight"]
         if own is not None:
             return own
@@ -32,7 +32,7 @@ class PackedLinear(nn.Linear):
         return self.packed.to_dense()
 
     def pack(self, keep: bool = False) -> None:
-        """Order the weight; unless it is to be kept, too, its memory is given back."""
+        """Reorder the weight; free the original unless `keep`."""
         dense = self.weight.detach().contiguous()
         self.packed = reordered(dense)
         if not keep:
@@ -46,17 +46,19 @@ class PackedLinear(nn.Linear):
 
 
 def reordered(weight: torch.Tensor) -> torch.Tensor:
-    """A weight (out, in) as the kernels read it."""
+    """Return a weight (out, in) in the order that the kernels read."""
     made: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
     return made
 
 
 def prepare(model: nn.Module, dtype: torch.dtype) -> None:
-    """Have every linear layer of a model on the CPU that is faster for it be one that can be packed, in its place."""
+    """Convert every linear layer that is faster packed, of a model on the CPU and in place, to one that can be packed."""
     if not supported(dtype):
         return
     for module in model.modules():
-        if type(module) is not nn.Linear or "forward" in vars(module):  # which others have wrapped
+        if type(module) is not nn.Linear or "forward" in vars(
+            module
+        ):  # an instance whose `forward` others have wrapped
             continue
         if module.weight.dtype == dtype and module.weight.numel() >= LEAST[dtype]:
             module.__class__ = PackedLinear
@@ -64,21 +66,23 @@ def prepare(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def pack(model: Any) -> None:
-    """Order the weights of all that were prepared, and not packed yet. What other modules share is kept for them, and the
-    output's for who reads single rows of it."""
+    """Reorder the weights of all layers that were prepared and not yet packed.
+
+    Weights that other modules share are kept for them, and the output layer's for callers that read single rows.
+    """
     head = model.get_output_embeddings()
     for module in [one for one in model.modules() if isinstance(one, PackedLinear) and one.packed is None]:
         module.pack(keep=module is head)
 
 
 def packed_bytes(model: nn.Module) -> int:
-    """Of the weights that were packed and not kept."""
+    """Return the bytes of the packed weights whose originals were freed."""
     layers = [one for one in model.modules() if isinstance(one, PackedLinear)]
     return sum(one.packed.nbytes for one in layers if one.packed is not None and one._parameters["weight"] is None)
 
 
 def supported(dtype: torch.dtype) -> bool:
-    """Whether this processor, and this torch, have such kernels."""
+    """Return True where this processor and this torch have such kernels."""
     ops = torch.ops.mkldnn
     if not torch.backends.mkldnn.is_available() or not hasattr(ops, "_reorder_linear_weight"):
         return False

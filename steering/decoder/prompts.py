@@ -1,4 +1,4 @@
-"""Attention of prompts' passes: of some columns of some slots of the pool, under hooks."""
+"""Attention of prefill passes: over some columns of some slots of the pool, under hooks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from steering.decoder.kv import KVPool
 from steering.devices import sent
 
 Grouped = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""What `Weights.grouped` is, of queries and groups."""
+"""The type of `Weights.grouped`: a function of queries and groups."""
 
 
 class PromptKernel(Protocol):
-    """Computes a layer's attention of prompts straight from the pool, otherwise than by torch's operations."""
+    """Computes a layer's attention of prompts directly from the pool, without torch's operations."""
 
     def __call__(
         self,
@@ -33,8 +33,10 @@ class PromptKernel(Protocol):
         starts: torch.Tensor,
         columns: int,
     ) -> tuple[torch.Tensor | None, Grouped | None]:
-        """The output (rows, heads, n, head_dim) but for queries that hooks name, None where it does not know what a hook
-        does; and the layer's `Weights.grouped`, None where it is not wanted or the output is None.
+        """Return the output (rows, heads, n, head_dim) and the layer's `Weights.grouped`.
+
+        The output leaves out queries that hooks name; it is None where a hook is unknown to the kernel. `Weights.grouped` is
+        None where it is not wanted or the output is None.
 
         query: (rows, heads, n, head_dim), contiguous. keys, values: of the pool, with those of the queries. slots, starts:
         (rows,). columns: at least those that are seen.
@@ -42,7 +44,7 @@ class PromptKernel(Protocol):
 
 
 class PromptStep:
-    """Attention of a pass of prompts under its hooks."""
+    """The attention of a prefill pass under its hooks."""
 
     hooks: Hooks
     start: int = 0
@@ -55,7 +57,7 @@ class PromptStep:
         value: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The output (rows, heads, n, head_dim) of queries (rows, heads, n, head_dim) of all columns that are given."""
+        """Return the output of queries, (rows, heads, n, head_dim) both, over all columns that are given."""
         plain = out = kernels.product(heads, query, key, value, mask)
         wide = functools.cache(lambda: (query.float(), key.float()))
 
@@ -71,7 +73,7 @@ class PromptStep:
         return self._looked(LayerWeights(self, heads, query, key, mask), value, out)
 
     def _looked(self, weights: LayerWeights, value: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """An output (rows, heads, n, head_dim) behind those hooks that need weights. value: of all columns."""
+        """Return an output (rows, heads, n, head_dim) after the hooks that need weights. value: of all columns."""
         for observer in self.hooks.observers:
             observer.prefill(weights.heads.layer, weights, value.shape[2])
         for hook in self.hooks.attention:
@@ -84,8 +86,11 @@ class PromptStep:
 
 @dataclass
 class LayerWeights(Weights):
-    """Those of a layer of a pass. query: (rows, heads, n, head_dim). key: (rows, kv_heads, columns, head_dim). summed: gives
-    what is `grouped` of queries and groups that are on the CPU."""
+    """The weights of a layer in a pass.
+
+    query: (rows, heads, n, head_dim). key: (rows, kv_heads, columns, head_dim). summed: computes `grouped` for queries and
+    groups on the CPU.
+    """
 
     step: PromptStep
     heads: Heads
@@ -120,7 +125,7 @@ class Prefill(PromptStep):
     """A forward pass that fills columns start..start+n of some slots, `rows`, one prompt a row, padded on the right.
 
     Padding writes garbage behind a prompt's end, where decode overwrites every column before it reads it. Where rows begin
-    at different columns, `ragged` tells which those are. kernel: computes attention where it knows all hooks.
+    at different columns, `ragged` holds those columns. kernel: computes attention where it supports all hooks.
     """
 
     pool: KVPool
@@ -161,7 +166,7 @@ class Prefill(PromptStep):
         return self._looked(LayerWeights(self, heads, query, key, mask, grouped), value, attended)
 
     def _chunk_mask(self, n: int, columns: int, window: int | None, device: torch.device) -> torch.Tensor:
-        """(1 or rows, 1, n, columns): causal with an offset, which is_causal cannot say, and within the window."""
+        """Return a mask (1 or rows, 1, n, columns): causal with an offset, unlike is_causal, and within the window."""
         if (window, device) not in self._masks:
             starts = torch.tensor([self.start] if self.ragged is None else self.ragged.starts)
             rows = sent(starts[:, None] + torch.arange(n), device)
@@ -171,7 +176,7 @@ class Prefill(PromptStep):
 
 @dataclass
 class Ragged:
-    """Where the rows of a prefill begin and how many tokens each has, where they do not begin at one column."""
+    """The starts and lengths of a prefill's rows, where they begin at different columns."""
 
     starts: list[int]
     lengths: list[int]
@@ -179,11 +184,11 @@ class Ragged:
 
     @property
     def columns(self) -> int:
-        """How many columns its queries may see."""
+        """The number of columns that its queries may see."""
         return max(start + length for start, length in zip(self.starts, self.lengths, strict=True))
 
     def write(self, pooled: torch.Tensor, own: torch.Tensor) -> None:
-        """Put own (rows, kv_heads, n, head_dim), but for its padding, into pooled (rows, kv_heads, length, head_dim)."""
+        """Write own (rows, kv_heads, n, head_dim), except its padding, into pooled (rows, kv_heads, length, head_dim)."""
         if own.device not in self._places:
             real = torch.arange(own.shape[2]) < torch.tensor(self.lengths)[:, None]
             row, at = real.nonzero().unbind(1)
@@ -194,12 +199,12 @@ class Ragged:
 
 
 def _product_under(hook: AttentionHook, layer: int, exact: Product, value: torch.Tensor) -> torch.Tensor:
-    """`exact` as a hook changes it, for the hooks behind it."""
+    """Return `exact` as changed by a hook, for later hooks."""
     changed = hook.product(layer, value, exact)
     return exact(value) if changed is None else torch.where(hook.asked.to(changed.device), changed, exact(value))
 
 
 def _replaced(out: torch.Tensor, queries: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """out (rows, heads, n, head_dim) with own (rows, heads, R, head_dim) at some queries (rows, R); not in rows of -1."""
+    """Write own (rows, heads, R, head_dim) into out (rows, heads, n, head_dim) at queries (rows, R), except at -1."""
     index = queries.clamp(min=0)[:, None, :, None].expand(-1, out.shape[1], -1, out.shape[3])
     return out.scatter(2, index, torch.where((queries >= 0)[:, None, :, None], own, out.gather(2, index)))

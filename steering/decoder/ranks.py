@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Ranks:
-    """One of `size` processes, numbered from 0; the only one by default, where nothing here does anything.
+    """A process among `size`, numbered from 0; by default the only one, whose methods do nothing.
 
     All of them call the same methods in the same order, with tensors of the same shapes.
     """
@@ -19,7 +19,7 @@ class Ranks:
     size: int = 1
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of what each of them has."""
+        """Return the sum of all ranks' values."""
         if self.size == 1:
             return values
         total = values.clone(memory_format=torch.contiguous_format)
@@ -27,11 +27,11 @@ class Ranks:
         return total
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """The mean over all heads, of which each of them has taken the mean over its own; they have equally many."""
+        """Return the mean over all heads from each rank's mean over its own; ranks have equally many heads."""
         return values if self.size == 1 else self.sum(values) / self.size
 
     def joined(self, values: torch.Tensor) -> torch.Tensor:
-        """(..., n) of all: (..., size * n), in their order."""
+        """Return the values (..., n) of all ranks in order: (..., size * n)."""
         if self.size == 1:
             return values
         values = values.contiguous()
@@ -40,7 +40,7 @@ class Ranks:
         return torch.cat(parts, -1)
 
     def agreed(self, values: torch.Tensor) -> torch.Tensor:
-        """What the first of them has: of what a rounding decides, there must be one."""
+        """Return the first rank's values, so that all ranks agree where rounding decides."""
         if self.size == 1:
             return values
         one = values.to(torch.int64, copy=True).contiguous()

@@ -1,8 +1,8 @@
-"""The two updates that each decoder layer adds to the residual stream, and the point behind it where hooks are called.
+"""The two updates that each decoder layer adds to the residual stream, and the hooks after each layer.
 
 The layers are extended once, at load, and find their hooks in the step that travels with the forward pass. Families add
-updates in different ways: as a sub-block leaves them, behind a norm, or scaled. A pass that is followed tells which outputs
-are added, so that a layer's input and its updates sum to its output (`steering.model.following.additions`).
+updates in different ways: as a sub-block leaves them, after a norm, or scaled. A traced pass determines which outputs are
+added, so that a layer's input and its updates sum to its output (`steering.model.following.additions`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Terms = Mapping[nn.Module, float]
 
 
 class Updates:
-    """The two updates that a layer adds to the residual stream, (rows, n, d), and the pre-activations of its FFN's gates
-    (rows, n, width), None where it has no such; kept while the layer runs.
+    """The two updates that a layer adds to the residual stream, (rows, n, d), and its FFN's gate pre-activations.
 
-    `known` tells whether it is known what the layer adds; without that there are none. `width` is the number of
-    gates, 0 where there are none; `activation` the function behind them.
+    The pre-activations are (rows, n, width), None without gates. All are kept while the layer runs. `known` is True where
+    the updates are known; otherwise there are none. `width` is the number of gates, 0 without; `activation` the function
+    after them.
     """
 
     def __init__(self, layer: nn.Module, ranks: Ranks = ALONE):
         self._ranks = ranks
         self._nothing = torch.empty(0)
-        self._terms: tuple[Terms, Terms] = {}, {}  # of attention's update and of the FFN's
+        self._terms: tuple[Terms, Terms] = {}, {}  # for attention's update and the FFN's
         self._outputs: dict[nn.Module, torch.Tensor] = {}
         self._gate: torch.Tensor | None = None
         mlp = getattr(layer, "mlp", None)
-        fused = getattr(mlp, "gate_up_proj", None)  # whose first half are the gates
+        fused = getattr(mlp, "gate_up_proj", None)  # its first half are the gates
         self._gates = 2 if isinstance(fused, nn.Linear) else 1
         gates = fused if isinstance(fused, nn.Linear) else getattr(mlp, "gate_proj", None)
         self._width = gates.out_features if isinstance(gates, nn.Linear) else 0
@@ -65,12 +65,12 @@ class Updates:
         return self._ranks.joined(self._gate[..., : self.width // self._ranks.size])  # each rank has its share
 
     def drop(self) -> None:
-        """Let go of what was kept: of a long prompt that is much."""
+        """Free what was kept, which for a long prompt is large."""
         self._outputs.clear()
         self._gate = None
 
     def keep(self, terms: tuple[Terms, Terms]) -> None:
-        """Keep the outputs that attention's update and the FFN's are sums of; without terms they stay unknown."""
+        """Keep the outputs whose sums are attention's update and the FFN's; without terms they stay unknown."""
         self._terms = terms
         for module in (*terms[0], *terms[1]):
             _forward_to(module, functools.partial(self._outputs.__setitem__, module))
@@ -85,7 +85,7 @@ class Updates:
 
 
 def _forward_to(module: nn.Module, receive: Callable[[torch.Tensor], object]) -> None:
-    """Hand every output of a module to `receive`, too."""
+    """Pass every output of a module to `receive`, too."""
     forward = module.forward
 
     @functools.wraps(forward)
@@ -98,10 +98,10 @@ def _forward_to(module: nn.Module, receive: Callable[[torch.Tensor], object]) ->
 
 
 def install(layers: nn.ModuleList, ranks: Ranks = ALONE) -> tuple[Updates, ...]:
-    """Extend every decoder layer; a forward pass without a step is left as it is. Returns each layer's updates, which are
-    not known before `Updates.keep` tells what they are.
+    """Extend every decoder layer; return each layer's updates, which are unknown until `Updates.keep`.
 
-    `forward` is wrapped, because a forward hook that sees keyword arguments takes torch's slow call path.
+    A forward pass without a step is left as it is. `forward` is wrapped, because a forward hook that sees keyword arguments
+    takes torch's slow call path.
     """
     updates = tuple(Updates(layer, ranks) for layer in layers)
     for index, (layer, kept) in enumerate(zip(layers, updates, strict=True)):

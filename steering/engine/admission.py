@@ -1,4 +1,4 @@
-"""From a request to sequences that wait; whatever can be refused is refused here, in the client's thread."""
+"""Admission: turn a request into waiting sequences, and refuse whatever can be refused, in the client's thread."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from steering.tools.calls import CallStream
 from steering.tools.formats import format_of, special_tags, with_short_ids
 
 TEXT_BEFORE = 8
-"""Tokens of the prompt that the text of an answer goes on from: what a token says may depend on those before it."""
+"""Prompt tokens that precede an answer's text in decoding, because the text of a token may depend on those before it."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an engine takes: tokens of a prompt and its answer, images of a request; and N of the focus metrics."""
+    """Limits of an engine: tokens of a prompt and its answer, images of a request; and N of the focus metrics."""
 
     length: int
     images: int
@@ -47,8 +47,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Admitted:
-    """What becomes of a request: its prompt, that of its baseline, and its twin's where that is known before the model runs;
-    how many tokens may be generated, and which of them whatever the model says."""
+    """The checked form of a request.
+
+    Its prompt, that of its baseline, and its twin's where that is known before the model runs; the number of tokens that may
+    be generated, and those that are forced.
+    """
 
     prompt: Prompt
     baseline_prompt: Prompt
@@ -58,16 +61,21 @@ class Admitted:
 
 
 def admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt | None = None) -> Admitted:
-    """Tokenise and check a request; raises RequestError, ContextOverflow or VectorError when it is wrong, Fault when a
-    library panics over it. prompt: what `read_prompt` made of it, if that was asked before."""
+    """Tokenise and check a request.
+
+    Raises RequestError, ContextOverflow or VectorError where it is wrong, Fault where a library panics over it. prompt: the
+    result of `read_prompt`, where the caller has it.
+    """
     prompt = prompt or read_prompt(mllm, request, limits.length)
     with panics_raise(_unprepared):
         return _admit(mllm, _told(mllm, request), limits, prompt)
 
 
 def read_prompt(mllm: MLLM, request: Request, length: int) -> Prompt:
-    """The prompt of a request, for a context of so many tokens: what takes longest of admitting it, for which a model's
-    processor is enough. Raises as `admit`."""
+    """Build the prompt of a request, for a context of `length` tokens.
+
+    This is the slowest part of admission, and needs no more of a model than its processor. Raises as `admit`.
+    """
     with panics_raise(_unprepared):
         texts = texts_of(request.messages) + [text for one in request.asked.values() for text in one.texts]
         texts += [text for text in (request.reply, request.forced) if isinstance(text, str)]
@@ -81,7 +89,7 @@ def read_prompt(mllm: MLLM, request: Request, length: int) -> Prompt:
 
 
 def _room_for_prompt(mllm: MLLM, request: Request, length: int) -> int:
-    """How many tokens the prompt may have, so that its answer, its baseline's prompt and its twin's fit as well."""
+    """Return how many tokens the prompt may have, so that its answer, its baseline's prompt and its twin's fit as well."""
     texts = [text for one in request.asked.values() for text in one.texts]
     others = request.baseline or any(one.twin for one in request.asked.values())
     beside = (
@@ -95,7 +103,7 @@ def _unprepared(panic: str) -> Fault:
 
 
 def _told(mllm: MLLM, request: Request) -> Request:
-    """The request as the model is told of it."""
+    """Return the request with call ids shortened where the model's template needs that."""
     form = format_of(mllm)
     if form is not None and form.short_ids:
         return replace(request, messages=with_short_ids(request.messages))
@@ -109,7 +117,7 @@ def options_of(request: Request) -> TemplateOptions:
 
 
 def told_of_tools(mllm: MLLM, request: Request) -> list[str]:
-    """What the prompt says of tools and calls; raises RequestError where a model has neither."""
+    """Return the texts that tools and calls add to the prompt; raise RequestError where the model has no tools."""
     calls = [message["tool_calls"] for message in request.messages if message.get("tool_calls")]
     tool = "tools" if request.tools is not None else "messages"
     asked = request.tools is not None or calls or any(message["role"] == "tool" for message in request.messages)
@@ -196,8 +204,10 @@ def _check_image(asked: Asked, images: int) -> None:
 
 
 def _room(asked: int | None, least: int | None, prompt: Prompt, max_length: int) -> int:
-    """How many tokens may be generated after a prompt, that of the request or its twin's; `asked` at most. Raises
-    ContextOverflow where it is not even `least`."""
+    """Return how many tokens may be generated after a prompt (the request's or its twin's), at most `asked`.
+
+    Raises ContextOverflow where that is less than `least`.
+    """
     room = max_length - prompt.length
     if room < (least or 1):
         raise ContextOverflow(max_length, prompt.length + (least or 1), prompt.length)
@@ -215,8 +225,11 @@ def prepare(
     group: str = "",
     prompt: Prompt | None = None,
 ) -> Completion:
-    """The completion of a request, with a sequence for each of its answers and baselines; raises as `admit`. token_text: the
-    text and the bytes of a token. cancel: ends its sequences early. waited, group: as of `Sequence`; prompt: of `admit`."""
+    """Return the completion of a request, with a sequence for each of its answers and baselines; raise as `admit`.
+
+    token_text: returns the text and the bytes of a token. cancel: ends its sequences early. waited, group: as in `Sequence`;
+    prompt: as in `admit`.
+    """
     admitted = admit(mllm, request, limits, prompt)
     form, grammar, tools = format_of(mllm), request.grammar, request.tools
     special, parts = {}, None
@@ -264,7 +277,7 @@ def _surroundings(
     readouts = () if request.readouts is None else request.readouts.readouts
     pictures = [] if request.readouts is None else pictures_of(request.messages)
     tilings = [tiling_of(mllm, *one) for one in zip(pictures, layout.images, strict=bool(pictures))]
-    discounts = request.readouts is not None and request.readouts.discount_sinks
+    discounts = request.readouts is not None and request.readouts.given.get("discount_sinks", False)
     calibration = mllm.calibration
     sinks = calibration.sinks if discounts and calibration is not None else None
     return Surroundings(
@@ -279,8 +292,10 @@ def _surroundings(
 
 
 def count_answers(request: Request, slots: int) -> int:
-    """How many slots a request needs, for its answers, baselines and twins; raises RequestError where that is none, or more
-    than there are."""
+    """Return how many slots a request needs, for its answers, baselines and twins.
+
+    Raises RequestError where that is none, or more than there are.
+    """
     if request.n < 1:
         raise RequestError(f"'n' must be at least 1; got {request.n}.", param="n")
     answers = request.n * (1 + request.baseline + any(one.twin for one in request.asked.values()))
@@ -299,16 +314,16 @@ def count_answers(request: Request, slots: int) -> int:
 
 
 def seeded(request: Request) -> Request:
-    """The request with a seed, drawn where it has none, so that others draw the same tokens."""
+    """Return the request with a seed, drawn where it has none, so that others draw the same tokens."""
     return replace(request, sampling=replace(request.sampling, seed=_seed(request)))
 
 
 def _seed(request: Request) -> int:
-    """Its seed, drawn where it has none."""
+    """Return a request's seed, drawn where it has none."""
     return secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
 
 
 def check_request(request: object) -> None:
-    """Raise RequestError for what is no request."""
+    """Raise RequestError unless this is a `Request`."""
     if not isinstance(request, Request):
         raise must("requests", "be steering.Request objects", request)

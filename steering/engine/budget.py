@@ -1,8 +1,8 @@
-"""The step budget: how much of the prompts that wait a step takes in, so that running answers do not stall.
+"""The step budget: the limit on prompt tokens in a step, so that running answers do not stall.
 
 A pass costs `fixed + each * tokens` (`price.Price`). Where the fixed part is large, as on a GPU, a prompt that is cut to
-pieces pays it for each of them. So a step takes in as much as keeps the gap between two tokens of a running answer within
-a bound, in one pass, and at least as many tokens as cost what their pass costs anyway.
+pieces pays it for each piece. So a step takes in as much as keeps the gap between two tokens of a running answer within a
+bound, in one pass, and at least as many tokens as cost what their pass costs anyway.
 """
 
 from __future__ import annotations
@@ -14,31 +14,37 @@ from typing import NamedTuple
 from steering.engine.price import Price
 
 LEAST = 16
-"""Prompt tokens of a step, however short it is to be: fewer bring nothing forward."""
+"""Least number of prompt tokens in a step, however short the step should be: fewer achieve nothing."""
 FIRST = 64
-"""Prompt tokens of a step beside running answers before any pass was measured. While passes of one size alone are known,
-short ones are followed by longer ones, and long ones by shorter ones, so that there are two."""
+"""Prompt tokens in a step beside running answers before any pass was measured.
+
+While passes of only one size are known, short ones are followed by longer ones, and long ones by shorter ones, so that two
+sizes become known.
+"""
 GROWTH = 4
-"""A pass may be so many times as large as the largest one that was measured."""
+"""Maximum ratio of a pass's size to that of the largest one that was measured."""
 MERGED = 4
-"""So many times `most` tokens may share a pass where that spares passes."""
+"""Maximum size of a merged pass, in multiples of `most` tokens; merging saves passes."""
 SPARED = 8
-"""A pass that holds nobody up is to be so many times as large as what it costs to make it."""
+"""Maximum size of a pass that holds nobody up, in multiples of the tokens that cost as much as the pass itself."""
 MANY = 8
-"""So many answers that run for each prompt that waits for others: they are spared a pass."""
+"""Running answers per waiting prompt from which the prompt waits for others, which saves the answers a pass."""
 SHORT = 0.75
-"""Of what a pass costs, how long a decode may take: who waits for others waits for one, at least."""
+"""Maximum length of a decode, as a share of a pass's cost, for prompts to wait: they wait for one decode at least."""
 GATHERED = 0.5
-"""Prompts that join another one that waits for them, on average, below which none waits."""
+"""Average number of prompts that join a waiting one, below which none waits."""
 _WEIGHT = 0.3
-"""Of the last wait in that average."""
+"""Weight of the last wait in that average."""
 RETRY = 32
-"""Behind so many passes for which nobody waited it is tried again."""
+"""Passes without a wait after which waiting is tried again."""
 
 
 class Taken(NamedTuple):
-    """What a step has taken in so far. tokens: padding included, of so many prompts; values: of new pictures. copied: some
-    prompts were copied; waited: the host has waited for all of it."""
+    """The totals of a step so far.
+
+    tokens: including padding. prompts: their number. values: of new pictures. copied: some prompts were copied. waited: the
+    host has waited for all of it.
+    """
 
     tokens: int = 0
     prompts: int = 0
@@ -47,24 +53,29 @@ class Taken(NamedTuple):
     waited: bool = True
 
     def plus(self, more: Taken) -> Taken:
-        """Return both together."""
+        """Return the sum of both."""
         sums = self.tokens + more.tokens, self.prompts + more.prompts, self.values + more.values
         return Taken(*sums, self.copied or more.copied, self.waited and more.waited)
 
 
 class PassPlan(NamedTuple):
-    """How many of the prompts that wait are embedded in a step, and whether they run in it; 0 where not even the pictures
-    of the first one fit into a step."""
+    """The plan of a step: how many waiting prompts are embedded, and whether they run in this step.
+
+    0 prompts where the pictures of the first one alone do not fit into a step.
+    """
 
     prompts: int
     runs: bool
 
 
 class Allowance(NamedTuple):
-    """What one step may take in. seconds: of prompts and their pictures, infinite where nobody is held up. most, least:
-    tokens of a pass, at most and however little time there is; none where most is 0. fixed, each: the price of a pass and
-    of a token; picture_fixed, picture_each: of encoding pictures, and of each of their values; row: of decoding one more
-    answer; decode: of those that run. Every rank of a tensor-parallel model decides by these numbers alone."""
+    """The limits of one step.
+
+    seconds: of prompts and their pictures, infinite where nobody is held up. most: maximum tokens of a pass, 0 for no pass.
+    least: tokens of a pass however little time there is. fixed, each: the price of a pass and of a token. picture_fixed,
+    picture_each: the price of encoding pictures, and of each of their values. row: the price of decoding one more answer.
+    decode: the price of decoding the running ones. Every rank of a tensor-parallel model decides by these numbers alone.
+    """
 
     seconds: float = math.inf
     most: float = 0
@@ -77,17 +88,20 @@ class Allowance(NamedTuple):
     decode: float = 0.0
 
     def encoding(self, values: float) -> float:
-        """Estimate the seconds of encoding pictures of so many values."""
+        """Estimate the seconds of encoding pictures of `values` values."""
         return self.picture_fixed + self.picture_each * values if values else 0.0
 
     def tokens(self, values: float = 0, rows: int = 1) -> int:
-        """Return how many tokens fit into a pass of so many prompts, beside encoding pictures of so many values."""
+        """Return how many tokens fit into a pass of `rows` prompts, beside encoding pictures of `values` values."""
         least = LEAST if self._reachable else self.least
         return int(min(self.most, max(least, self._fitting(values, rows))))
 
     def part(self, tokens: int, values: float = 0) -> int:
-        """Return how many of the tokens of a single prompt run in a pass. It is cut into equal parts, as few as fit: a short
-        rest would cost a pass that brings little. Where no pass that pays fits, it is cut only into such that do."""
+        """Return how many of the tokens of a single prompt run in a pass.
+
+        The prompt is cut into equal parts, as few as fit, because a short rest would cost a pass that does little. Where no
+        pass that pays for itself fits, it is cut only into parts that do pay.
+        """
         parts = -(-tokens // max(1, self.tokens(values)))
         if not self._reachable and self.least < self.most:
             parts = min(parts, int(tokens // self.least))
@@ -95,7 +109,7 @@ class Allowance(NamedTuple):
 
     @property
     def _reachable(self) -> bool:
-        """Whether a pass that pays for itself fits."""
+        """True where a pass that pays for itself fits."""
         return self._fitting() >= self.least
 
     def _fitting(self, values: float = 0, rows: int = 1) -> float:
@@ -104,7 +118,7 @@ class Allowance(NamedTuple):
         return (self.seconds - self.encoding(values) - self.row * rows - self.fixed) / self.each
 
     def values(self) -> float:
-        """Return how large pictures may be that are encoded in a step of their own."""
+        """Return the maximum values of pictures that are encoded in a step of their own."""
         if math.isinf(self.seconds):
             return math.inf
         if not self.picture_each or math.isinf(self.picture_each):
@@ -112,9 +126,11 @@ class Allowance(NamedTuple):
         return max(self.seconds - self.picture_fixed, self.picture_fixed) / self.picture_each
 
     def plan(self, waiting: Sequence[tuple[int, int]]) -> PassPlan:
-        """Decide about prompts of which a pass can take all: how many of the first are embedded, and whether they run in
-        this step. Where their pictures leave room for few, all are encoded first, if that takes less time for each. waiting:
-        (tokens, values of new pictures) of each."""
+        """Decide how many of the first prompts are embedded, and whether they run in this step.
+
+        A pass can take all of these prompts. Where their pictures leave room for few, all are encoded first, if that takes
+        less time for each. waiting: (tokens, values of new pictures) of each.
+        """
         count = next((count for count in range(len(waiting)) if not self._joint(waiting[: count + 1])), len(waiting))
         ahead = count
         while ahead < len(waiting) and self._encoding(waiting[: ahead + 1]) <= self.seconds:
@@ -130,7 +146,7 @@ class Allowance(NamedTuple):
         return PassPlan(count, True)
 
     def _joint(self, waiting: Sequence[tuple[int, int]]) -> bool:
-        """Whether these prompts fit into a pass together with encoding their pictures; the first one as far as pays."""
+        """Return True where these prompts, or the part of a single one that pays, fit into a pass with their pictures."""
         count, values, widest = len(waiting), sum(values for _, values in waiting), max(tokens for tokens, _ in waiting)
         if count > 1 and widest * count > self.tokens(values, count):
             return False
@@ -145,7 +161,7 @@ class Allowance(NamedTuple):
         return self._encoding(waiting) + self.fixed + self.each * len(waiting) * max(tokens for tokens, _ in waiting)
 
     def after(self, taken: Taken) -> Allowance | None:
-        """Return what a step may take in beside what it has; None where another pass does not pay."""
+        """Return the limits that are left after `taken`; None where another pass does not pay."""
         spent = self.encoding(taken.values) + self.row * taken.prompts
         spent += self.fixed + self.each * taken.tokens if taken.tokens else 0.0
         left = self._replace(seconds=self.seconds - spent, most=self.most - taken.tokens)
@@ -154,14 +170,14 @@ class Allowance(NamedTuple):
 
 
 class StepBudget:
-    """Learns what steps cost and says what the next one may take in.
+    """Learns the cost of steps and limits the next one.
 
-    Beside running answers a step is to take at most `max_gap` seconds, and at most `max_stall` times as long as one that
-    only decodes; the smaller bound holds, and None is no bound. But prompts may take as long as the decode, and as a pass
-    that pays for itself, so that none waits for more than twice its time. A pass takes at most `most` tokens, or up to
-    `MERGED` times as many where a pass is expensive. Few prompts beside many answers wait for others to share their pass,
-    for no longer than a pass costs, as long as others do come meanwhile. Without any bound nothing depends on what was
-    measured. Raises ValueError for a bound that nothing keeps.
+    Beside running answers a step takes at most `max_gap` seconds, and at most `max_stall` times as long as one that only
+    decodes; the smaller bound holds, and None is no bound. But prompts may take as long as the decode, and as a pass that
+    pays for itself, so that none waits for more than twice its time. A pass takes at most `most` tokens, or up to `MERGED`
+    times as many where a pass is expensive. Few prompts beside many answers wait for others to share their pass, for no
+    longer than a pass costs, as long as others do come meanwhile. Without any bound nothing depends on what was measured.
+    Raises ValueError for a bound that no step can keep.
     """
 
     def __init__(self, most: int, max_gap: float | None = None, max_stall: float | None = None):
@@ -173,24 +189,24 @@ class StepBudget:
         self._most = most
         self._max_gap, self._max_stall = max_gap, max_stall
         self.gathered = 1.0
-        """Prompts that join one that waits for them, on average."""
-        self._held: tuple[float, int] | None = None  # since when prompts wait for others, and how many did at first
-        self._unheld = 0  # passes for which nobody waited, since it was found that it does not pay
+        """Average number of prompts that join a waiting one."""
+        self._held: tuple[float, int] | None = None  # the start of the current wait, and how many prompts waited then
+        self._unheld = 0  # passes without a wait, since waiting was found not to pay
 
     def refresh(self) -> None:
-        """Take the last passes into account; the thread that steps calls it where prompts wait."""
+        """Take the last passes into account; the stepping thread calls it where prompts wait."""
         for price in (self.prompt, self.picture, self.decode):
             price.refresh()
 
     def bound(self, rows: int) -> float:
-        """Return the seconds that a step of so many running answers may take."""
+        """Return the seconds that a step beside `rows` running answers may take."""
         stall = math.inf if self._max_stall is None else self._max_stall * self.decode.of(rows)
         return min(math.inf if self._max_gap is None else self._max_gap, stall or math.inf)
 
     def allowance(self, rows: int) -> Allowance:
-        """Return what the next step may take in beside so many running answers."""
+        """Return the limits of the next step beside `rows` running answers."""
         price, bound = self.prompt, self.bound(rows)
-        if self._max_gap is None and self._max_stall is None:  # offline, where chunks are not to depend on times
+        if self._max_gap is None and self._max_stall is None:  # offline, where chunks must not depend on times
             return Allowance(most=self._most)
         limit = min(MERGED * self._most, max(self._most, int(SPARED * price.worth)))
         if not rows:
@@ -200,7 +216,7 @@ class StepBudget:
         least = max(LEAST, price.worth)
         if not price.count:
             most = least = FIRST
-        elif price.blind:  # another size than the usual one
+        elif price.blind:  # probe another size than the usual one
             most = least = self._probe(seconds)
         else:
             growth = max(GROWTH, seconds / price.of(price.largest))
@@ -210,16 +226,21 @@ class StepBudget:
         return Allowance(seconds, most, min(least, most), *costs, self.decode.each, decode)
 
     def _probe(self, seconds: float) -> int:
-        """Return the size of a pass that is to tell what passes cost: larger than short ones, whatever that takes, and at
-        most half as large as long ones, so that it fits if a pass costs nothing but its tokens."""
+        """Return the size of a pass that probes the price.
+
+        It is larger than short passes, whatever that takes, and at most half as large as long ones, so that it fits even if
+        a pass has no fixed cost.
+        """
         price = self.prompt
         if price.usual < 2 * FIRST:
             return round(GROWTH * price.usual)
         return max(FIRST, round(price.usual * min(0.5, seconds / price.of(price.usual))))
 
     def _encoding(self) -> tuple[float, float]:
-        """Return the price of encoding pictures: while nothing is known one is encoded, and while those of one size alone
-        are known, two cost twice as much."""
+        """Return the price of encoding pictures.
+
+        While nothing is known, only one is encoded; while only pictures of one size are known, two cost twice as much.
+        """
         picture = self.picture
         if not picture.count:
             return 0.0, math.inf
@@ -228,7 +249,7 @@ class StepBudget:
         return picture.spread * picture.fixed, picture.spread * picture.each
 
     def holds_back(self, rows: int, prompts: int, tokens: int, now: float) -> bool:
-        """Decide whether prompts that wait, of so many tokens, are to wait for others that will share their pass."""
+        """Return True where waiting prompts, of `tokens` tokens together, should wait for others to share their pass."""
         if not prompts:
             self._held = None
             return False
@@ -246,7 +267,7 @@ class StepBudget:
         return False
 
     def _gathers(self) -> bool:
-        """Whether prompts that waited of late were joined by others; once in a while it is tried again."""
+        """Return True where recent waits were joined by other prompts; retry once in a while."""
         if self.gathered < GATHERED:
             self._unheld += 1
             if self._unheld < RETRY:
@@ -255,7 +276,7 @@ class StepBudget:
         return True
 
     def stats(self, rows: int) -> dict[str, float]:
-        """Return the prices, and what follows for a step beside so many running answers (at least one)."""
+        """Return the prices, and what follows for a step beside `rows` running answers (at least one)."""
         rows = max(1, rows)
         fixed, decode = self.prompt.fixed, self.decode.of(rows)
         return {

@@ -1,8 +1,8 @@
-"""How an engine's steps come to be compiled.
+"""The compilation of an engine's steps.
 
-On a CPU other processes compile them beside what is served, and they are kept for the next start. Until they are ready, and
-where they cannot be, steps run as they are. On a GPU decode steps are captured as CUDA graphs at their first use, the
-smallest before the engine is there.
+On a CPU, other processes compile the steps while the engine serves, and the result is kept for the next start. Until it is
+ready, and where a step cannot be compiled, steps run eagerly. On a GPU, decode steps are captured as CUDA graphs at their
+first use, the smallest ones at construction.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from steering.protocol.request import Request, Sampling
 log = logging.getLogger(__name__)
 
 COPIED = 2**30
-"""Bytes of weights of which there may be two: compiled steps read a copy in another order, long prompts the weights as they
-are."""
+"""Maximum bytes of weights for compiling: compiled steps read a reordered copy, long prompts the original weights."""
 
 
 def compiler() -> tuple[str, str | None]:
-    """The name of the C++ compiler by which steps would be compiled, and where it is, None where it is nowhere."""
+    """Return the name of the C++ compiler for steps, and its path; None where it is not installed."""
     name = os.environ.get("CXX", "g++")
     return name, shutil.which(name)
 
 
 def pays(mllm: MLLM) -> bool:
-    """Whether a model's decode step had better be compiled: on one GPU, where a step as a graph takes half the time; on a
-    CPU with a compiler, unless its weights are so large that memory is dear."""
-    if mllm.device.type == "cuda":  # where angles follow from lengths, the host looks at these at each step
+    """Return True where a model's decode step is worth compiling.
+
+    On a single GPU, a CUDA graph halves the time of a step. On a CPU a compiler is needed, and weights small enough that
+    memory for a copy is cheap.
+    """
+    if mllm.device.type == "cuda":  # rotary angles that depend on lengths need the host at each step
         return len(mllm.devices) == 1 and mllm.ranks.size == 1 and mllm.rotates_alike
     here = mllm.device.type == "cpu" and mllm.source is not None and mllm.ranks.size == 1
     size = sum(parameter.nbytes for parameter in mllm.model.parameters())
@@ -52,7 +54,7 @@ def check_compilable(mllm: MLLM) -> None:
 
 
 class Compilation:
-    """The compiled steps of one engine. `steps` are the backend of its runner, None where there are none to come."""
+    """The compiled steps of one engine; `steps` is its runner's backend, None where nothing is compiled."""
 
     def __init__(self, mllm: MLLM, compiled: bool, folder: str | None):
         self._stepping = mllm.stepping
@@ -65,17 +67,17 @@ class Compilation:
 
     @property
     def state(self) -> State:
-        """Whether compiled steps are in use, or will be."""
+        """The state of compiled steps: in use, in preparation, or off."""
         if self._ahead is not None:
             return self._ahead.state
         return "off" if self.steps is None else "ready"
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all that is compiled is in use, for so many seconds; False where it is not."""
+        """Wait up to `timeout` seconds until everything compiled is in use; return False where it is not."""
         return self.state == "ready" if self._ahead is None else self._ahead.wait(timeout)
 
     def try_now(self, generate: Callable[[list[Request]], object], slots: int, name: str) -> bool:
-        """Have steps that are captured at their first use be tried, as `compiled_now`; False where none are."""
+        """Run `compiled_now` for steps that are captured at their first use; return False where there are none."""
         if not isinstance(self.steps, DecodeGraphs):
             return False
         compiled_now(generate, slots, name)
@@ -84,27 +86,30 @@ class Compilation:
         return True
 
     def prepare_next(self) -> bool:
-        """Capture a step that may be wanted, while nothing runs; False where there is none to capture."""
+        """Capture a step that may be needed, while nothing runs; return False where there is none to capture."""
         if not isinstance(self.steps, DecodeGraphs):
             return False
         with self._stepping:
             return self.steps.prepare_next()
 
     def stop(self) -> None:
-        """End what is being compiled."""
+        """Stop compiling."""
         if self._ahead is not None:
             self._ahead.stop()
 
     def stats(self) -> Mapping[str, float]:
-        """How many compiled steps are in use, and how often one was taken."""
+        """Return how many compiled steps are in use, and how often one was taken."""
         if self.steps is None:
             return {"compiled_in_use": 0, "compiled_steps": 0}
         return {"compiled_in_use": len(self.steps), "compiled_steps": self.steps.taken}
 
 
 def compiled_now(generate: Callable[[list[Request]], object], slots: int, name: str) -> None:
-    """Answer small requests of the kinds that are asked for most: plain or with an intervention that is `rehearsed`, with
-    captures or without. Raises UnsupportedModel where that fails."""
+    """Answer small requests of the most common kinds, so that their steps are captured.
+
+    The kinds are plain or with an intervention that is `rehearsed`, with captures or without. Raises UnsupportedModel where
+    one fails.
+    """
     message = {"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text", "text": "?"}]}
     sampling = Sampling(max_tokens=3, ignore_eos=True)
     kinds = [kind for kind, _ in intervention.REGISTRY.values() if kind.rehearsed and issubclass(kind, Options)]

@@ -1,4 +1,4 @@
-"""What a caller holds while its request runs: the stream of chunks, the result, and the way to stop it."""
+"""The caller's handle on a running request: the stream of chunks, the result, and cancellation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from steering.tools.calls import CallStream
 
 
 class Completion:
-    """The answers of one request, as `Engine.submit` returns them. Iterate it for chunks as they come, or take
-    `result()`; one consumer only. Both wait for whoever steps the engine, and raise Fault when the request failed."""
+    """The answers of one request, as `Engine.submit` returns them.
+
+    Iterate it for chunks as they come, or take `result()`; one consumer only. Both wait for the stepping thread, and raise
+    Fault when the request failed.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class Completion:
         self._has_baseline = baseline
         self._cancel = cancel
         self._around = around
-        self._parts = parts  # takes an answer apart, where it may call tools
+        self._parts = parts  # splits an answer into text and calls, where it may call tools
         self._streams = [] if parts is None else [parts() for _ in range(n)]
         self._events: SimpleQueue[tuple[Sequence, str, list[TokenLogprob], bool] | None] = SimpleQueue()
         self._in_pieces = True
@@ -50,56 +53,60 @@ class Completion:
         self._roles[sequence] = (index, baseline)
 
     def receive(self, sequence: Sequence, text: str, logprobs: list[TokenLogprob]) -> None:
-        """Called by the engine with every piece; the last call for a sequence comes when it is done."""
+        """Take a piece of an answer from the engine; the last call for a sequence comes when it is done."""
         if self._in_pieces or sequence.done:
             self._events.put((sequence, text, logprobs, sequence.finish_reason is not None))
             if self._resume is not None:
                 self._resume()
 
     def cancel(self) -> None:
-        """Stop generating; the slots are free at the next step, and whoever waits hears at once that nothing more comes.
-        Harmless when the request is finished."""
-        self._events.put(None)  # before the engine is told, which may hang
+        """Stop generating; harmless when the request is finished.
+
+        The slots are free at the next step; a waiting consumer learns at once that no more comes.
+        """
+        self._events.put(None)  # before the engine is notified, which may block
         if self._resume is not None:
             self._resume()
         self._cancel(self)
 
     def end(self) -> None:
-        """Stop what is not finished, as `cancel` has whoever steps do."""
+        """Mark unfinished sequences as cancelled; the stepping thread calls it after `cancel`."""
         for sequence in self.sequences:
             sequence.cancelled = sequence.cancelled or sequence.finish_reason is None
 
     def generated(self, index: int) -> int:
-        """How many tokens of choice `index` there are so far."""
+        """Return how many tokens choice `index` has so far."""
         return sum(len(sequence.tokens) for sequence in self._answers(index))
 
     def said(self, index: int) -> str:
-        """The text of choice `index` so far."""
+        """Return the text of choice `index` so far."""
         text = "".join(sequence.text.text for sequence in self._answers(index))
         return text if self._parts is None else self._parts().feed(text, False)[0]
 
     @property
     def first_at(self) -> float | None:
-        """When the first token came, on the monotonic clock."""
+        """Time of the first token, on the monotonic clock."""
         return min((sequence.first_at for sequence in self.sequences if sequence.first_at), default=None)
 
     @property
     def done(self) -> bool:
-        """Whether every sequence has ended."""
+        """True where every sequence has ended."""
         return all(sequence.done for sequence in self.sequences)
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Chunks of all choices as they come; raises Fault when the request failed. Ends early after `cancel`."""
+        """Iterate over chunks of all choices as they come; raise Fault when the request failed. End early on `cancel`."""
         return (chunk for chunk in self._chunks(waits=True) if chunk is not None)
 
     def whole(self) -> Iterator[Chunk]:
-        """The last chunk of each choice, which has all of it: nobody is woken for the others."""
+        """Iterate over the last chunk of each choice, which holds the whole choice; the other chunks wake nobody."""
         self._in_pieces = False
         return (chunk for chunk in self if chunk.choice is not None)
 
     def paused(self, resume: Callable[[], object]) -> Iterator[Chunk | None]:
-        """Chunks as by iterating, but None where there is none yet, instead of waiting; `resume`, which must not wait, is
-        called by the engine when there may be more."""
+        """Iterate over chunks without waiting: None where there is none yet.
+
+        The engine calls `resume`, which must not block, when there may be more.
+        """
         self._resume = resume
         return self._chunks(waits=False)
 
@@ -114,7 +121,7 @@ class Completion:
                 continue
             if event is None:
                 return
-            sequence, text, logprobs, last = event  # the sequence may be further on than its event
+            sequence, text, logprobs, last = event  # the sequence may be ahead of its event
             if sequence.error is not None:
                 self.cancel()
                 raise sequence.error
@@ -137,13 +144,13 @@ class Completion:
                 yield replace(chunk, choice=choice)
 
     def result(self) -> Result:
-        """Wait for the whole request; raises Fault when it failed or was cancelled."""
+        """Wait for the whole request; raise Fault when it failed or was cancelled."""
         for _ in self.whole():
             pass
         return Result.of(self._choices, self._n, self.prompt_tokens, self.sequences[0].reused)
 
     def _answers(self, index: int) -> list[Sequence]:
-        """The sequence of choice `index`; none where there is no such choice."""
+        """Return the sequence of choice `index`; none where there is no such choice."""
         return [sequence for sequence, role in self._roles.items() if role == (index, False)]
 
     def _chunk(self, index: int, text: str, logprobs: list[TokenLogprob], last: bool = False) -> Chunk:
@@ -159,7 +166,7 @@ class Completion:
             parts = self._parts()
             parts.feed(text, last=True)
             text, calls = parts.text, parts.calls
-            if calls and reason == "stop" and not parts.cut:  # as a text to stop at may have it
+            if calls and reason == "stop" and not parts.cut:  # a stop string may have cut a call short
                 reason = "tool_calls"
         return Choice(
             index=index,
@@ -189,7 +196,7 @@ class Completion:
 
 
 def _applied(sequence: Sequence) -> dict[str, Any] | None:
-    """What interventions did, and which pictures were scaled down; None where nothing was done."""
+    """Return what interventions did, and which pictures were scaled down; None where nothing was done."""
     pictures = [one.report() for one in sequence.prompt.shrunk]
     report = applied(sequence.spec.asked, sequence.taken) or {}
     return report | ({"pictures": pictures} if pictures else {}) or None

@@ -38,19 +38,19 @@ log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Serves one patched model with continuous batching; any thread may submit, one steps, as engines of one model in turn.
+    """An engine that serves one patched model with continuous batching.
 
-    `slots` sequences run at once, each with at most `max_length` tokens of prompt and answer; `prefill_budget` bounds the
-    prompt tokens of one step. Once the engine was started, as servers do, one beside running answers takes at most about
-    `max_gap` seconds, and `max_stall` times as long as one without prompts (`StepBudget`). `max_waiting` answers may wait
-    for a slot, and with `max_wait` none that is expected to wait longer than so many seconds. On a GPU keys and values are
-    allotted at once, in at most `kv_share` of the memory that the model leaves: where `slots` need more, there are fewer.
-    `prefix_cache_bytes` keep the beginnings of prompts (0: none, so that no answer depends, by roundings, on those before).
-    `focus_layers` is N of the focus metrics (default: the model's own). What was registered by now can be asked for:
-    `interventions` and `readouts` are its names. `compiled` has the decode step compiled, as `steering.engine.compilation`
-    tells; what was is kept in `compiled_folder` (None: the user's cache, "off": nowhere). `died` is called where the thread
-    that steps ends by a fault; one that has been at a step for more than `max_step` seconds hangs, and is not `healthy`.
-    Raises UnsupportedModel when the self-check finds a difference from the plain model.
+    Any thread may submit; one thread steps. Engines that share a model take turns. `slots` sequences run at once, each with
+    at most `max_length` tokens of prompt and answer; `prefill_budget` bounds the prompt tokens of one step. Once started, a
+    step beside running answers takes at most about `max_gap` seconds, and `max_stall` times as long as one without prompts
+    (`StepBudget`). `max_waiting` answers may wait for a slot; an answer expected to wait longer than `max_wait` seconds is
+    refused. On a GPU the KV cache is allocated at once, in at most `kv_share` of the memory that the model leaves: where
+    `slots` need more, there are fewer. `prefix_cache_bytes` bounds the prefix cache (0: none, so that no answer depends, by
+    rounding, on earlier ones). `focus_layers` is N of the focus metrics (default: the model's own). Only methods registered
+    before construction can be requested: `interventions` and `readouts` are their names. `compiled` compiles the decode step
+    (`compilation`), kept in `compiled_folder` (None: the user's cache, "off": nowhere). `died` is called where the stepping
+    thread ends by a fault; an engine is not `healthy` while a step exceeds `max_step` seconds. Raises UnsupportedModel where
+    the self-check fails.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Engine:
         queued = (self._scheduler, self._steps.rate, self._alive, self._incoming, self._steps.allowance)
         self._gate = Gate(*queued, max_waiting, max_wait)
         self._budget = StepBudget(prefill_budget, max_gap, max_stall)
-        self._turns: set[Turn] = set()  # from the first request that was taken to the end
+        self._turns: set[Turn] = set()  # from a turn's first accepted request to its end
         self._thread: threading.Thread | None = None
         self._stopping, self._stepping_since = False, math.inf
         self._fatal: BaseException | None = None
@@ -115,22 +115,23 @@ class Engine:
     # -- for callers ---------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, turn: Turn | None = None, prompt: Prompt | None = None) -> Completion:
-        """Queue a request; it is prepared (tokenised, validated) in the calling thread. `turn` is whose place it takes,
-        `prompt` what `read_prompt` made of it. Raises as that, VectorError when it is wrong, Busy when the queue is full."""
+        """Queue a request; it is prepared (tokenised, validated) in the calling thread.
+
+        `turn`: the place that it takes; `prompt`: a result of `read_prompt`. Raises as that, and Busy when the queue is
+        full.
+        """
         check_request(request)
         self.check(turn, count_answers(request, self._scheduler.slots))  # before the work of preparing
         return self._enqueue(request, lambda answers: self._refuse(answers, turn), turn, prompt)
 
     def check(self, turn: Turn | None, answers: int = 1) -> None:
-        """Raise Busy where so many more answers, those of a turn or of nobody's, may not join now."""
+        """Raise Busy where so many more answers, in a turn or without one, may not join now."""
         with self._changed:
             self._refuse(answers, turn)
 
     @contextmanager
     def turn(self, group: str = "") -> Iterator[Turn]:
-        """A place in the queue for several requests that depend on one another, among those of a group, who get their turn
-        however many others of another group wait. The engine counts them as one that runs,
-        from the first that it takes to the end of the block: they are answered while it drains, too."""
+        """Open a place in the queue for dependent requests, which count as one running request, even while it drains."""
         turn = Turn(self, group)
         try:
             yield turn
@@ -142,18 +143,17 @@ class Engine:
     def generate(
         self, requests: Iterable[Request], begun: Callable[[Completion], object] | None = None
     ) -> list[Result]:
-        """Answer requests in order, batched; steps in the calling thread unless the engine was started.
+        """Answer requests in order, batched; step in the calling thread unless the engine was started.
 
-        Requests are prepared as the queue drains, so that memory does not grow with their number. `begun` is given each of
-        them as it is queued, so that another thread can cancel it; raises Fault then.
+        They are prepared as the queue drains, to bound memory. `begun` gets each when queued, to cancel it; raises Fault
+        then.
         """
         return list(self.stream(requests, begun))
 
     def stream(
         self, requests: Iterable[Request], begun: Callable[[Completion], object] | None = None
     ) -> Iterator[Result]:
-        """As `generate`, but every result is handed over, in order, as soon as it is there; whoever stops listening
-        cancels the rest."""
+        """Yield the results of `generate` in order, as soon as each is ready; closing the iterator cancels the rest."""
         pending: deque[Completion] = deque()
         if isinstance(requests, Request):
             raise RequestError("'requests' must be a list of them; got a single Request.", param="requests")
@@ -174,7 +174,7 @@ class Engine:
                 completion.cancel()
 
     def result_of(self, completion: Completion) -> Result:
-        """Its result, stepping in the calling thread unless the engine was started; raises Fault as `Completion.result`."""
+        """Return the result as `Completion.result`, stepping in the calling thread unless the engine was started."""
         while self._thread is None and not self._left(completion):
             self.step()
         return completion.result()
@@ -193,7 +193,7 @@ class Engine:
         self._stepping_since = math.inf
 
     def follow(self) -> None:
-        """Take the steps of the first rank's engine until that is stopped: what the engines of all other ranks are for."""
+        """Take the same steps as the first rank's engine, until it stops; for the engines of all other ranks."""
         if self._lockstep is None or self.mllm.ranks.rank == 0:
             raise RuntimeError("Only the engines of a tensor-parallel model's other ranks follow the first one's.")
         while True:
@@ -205,16 +205,18 @@ class Engine:
             self._steps.step(allowance)
 
     def start(self) -> None:
-        """Step in a background thread from now on; raises RuntimeError when one does already."""
+        """Step in a background thread from now on; raise RuntimeError when one does already."""
         thread = threading.Thread(target=self._run, args=(self._await_work,), name="helmsight-engine", daemon=True)
         self._begin(thread)
         thread.start()
 
     def run(self, heed: Callable[[bool], object], said: Callable[[], bool]) -> None:
-        """Step in the calling thread until the engine is stopped; raises RuntimeError as `start`. `heed` is called before
-        each step, to submit and cancel what came in, and told whether there is work: without any it may wait. `said` is
-        called within a step that has first tokens, and tells whether more came in meanwhile, which it may take in, too."""
-        self._steps.said = said if self._lockstep is None else self._steps.said  # all ranks are to take the same steps
+        """Step in the calling thread until the engine is stopped; raise RuntimeError as `start`.
+
+        `heed(busy)` is called before each step, to submit and cancel what came in; unless `busy` it may wait. `said` is
+        called within a step that has first tokens; it returns True where more came in, which the step may take in, too.
+        """
+        self._steps.said = said if self._lockstep is None else self._steps.said  # all ranks must take the same steps
         self._begin(threading.current_thread())
         self._run(heed)
 
@@ -238,12 +240,12 @@ class Engine:
 
     @property
     def healthy(self) -> bool:
-        """Whether requests are being worked on."""
+        """True while requests are being worked on."""
         works = self._thread is not None and self._thread.is_alive() and not self._stopping and self._fatal is None
         return works and time.monotonic() - self._stepping_since <= self._max_step
 
     def stats(self) -> dict[str, float]:
-        """Counters since the start and gauges of now."""
+        """Return counters since the start and current gauges."""
         return {
             "running": len(self._scheduler.running) + (self._scheduler.filling is not None),
             "waiting": self._gate.waiting,
@@ -258,7 +260,7 @@ class Engine:
 
     @property
     def bins(self) -> Mapping[str, Bins]:
-        """How times and batches spread since the start, in seconds and answers."""
+        """The distributions of times and batches since the start, in seconds and answers."""
         return self._steps.bins
 
     # -- helpers -------------------------------------------------------------------------------------------------------
@@ -312,7 +314,7 @@ class Engine:
             sequence.error = Fault("The server is shutting down.")
 
     def _apply(self, lockstep: Lockstep, news: News, joined: Mapping[int, Completion]) -> None:
-        """Let happen what all ranks were told of."""
+        """Apply the news that all ranks received."""
         if news == News():
             return
         with self._changed:
@@ -328,17 +330,17 @@ class Engine:
                 del lockstep.known[number]
 
     def _release(self) -> None:
-        """Tell the other ranks that there is no further step, unless they are gone."""
+        """Tell the other ranks, unless they are gone, that there is no further step."""
         if self._lockstep is not None and self._fatal is None:
             with suppress(RuntimeError):
                 self._lockstep.tell(News(over=True), self._alive)
 
     def _incoming(self) -> list[Sequence]:
-        """The sequences that join the queue at the next step of all ranks."""
+        """Return the sequences that join the queue at the next step of all ranks."""
         return [] if self._lockstep is None else self._lockstep.incoming
 
     def _left(self, completion: Completion) -> bool:
-        """Whether it has heard the last of all its sequences, which one that was cancelled does at the next step."""
+        """Return True where all its sequences have ended; cancelled ones do so at the next step."""
         incoming = self._incoming()
         return not any(sequence in self._alive or sequence in incoming for sequence in completion.sequences)
 
@@ -349,8 +351,7 @@ class Engine:
         return not self._has_work() and not self._turns
 
     def _refuse(self, answers: int, turn: Turn | None = None) -> None:
-        """Raise Fault when the engine is closed, Busy when so many more answers may not join; called with the lock held. A
-        turn of which something was taken is refused nothing while anything is answered."""
+        """Raise Fault when closed, Busy when so many more answers may not join; a turn that has begun is not refused."""
         if turn in self._turns and self._fatal is None:
             return
         self._refuse_when_closed()
@@ -361,7 +362,7 @@ class Engine:
             raise Fault("The server is shutting down.")
 
     def _advance(self) -> None:
-        """One step, or, where a thread steps, a moment's wait for it."""
+        """Take one step, or wait a moment where a background thread steps."""
         if self._thread is None:
             self.step()
         else:

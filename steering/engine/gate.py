@@ -1,5 +1,4 @@
-"""Who may still join the queue: as many as fit in, who waits for less than others do, and where a longest wait is set, those
-who would wait no longer."""
+"""The admission gate: which answers may join the queue, by its length, fairness between groups and the expected wait."""
 
 from __future__ import annotations
 
@@ -13,18 +12,21 @@ from steering.errors import Busy
 from steering.protocol.sequence import Sequence
 
 KEPT = 8
-"""Of the places in the queue one in so many is kept for groups that have none waiting."""
+"""Ratio of queue places to those kept for groups that have none waiting."""
 LEAST, MOST = 1.0, 60.0
-"""Seconds that a client who is refused is told to stay away."""
+"""Least and greatest delay that a refused client is told to wait, in seconds."""
 _WEIGHT = 0.2
-"""Of a new time in the mean."""
+"""Weight of a new time in the mean."""
 _OUTLIER = 4.0
-"""Times longer than the mean by more than this, as of a pause of the machine, count as that much."""
+"""Maximum ratio of a counted time to the mean; longer times, as of a pause of the machine, count as this much."""
 
 
 class Rate:
-    """What was measured so far: the mean tokens of an answer, over the last `MEMORY` or so, and exponentially weighted means
-    of the seconds of a step and of one that takes in prompts. Times without work do not count."""
+    """Measured rates of an engine.
+
+    The mean tokens of an answer, over about the last `MEMORY`, and exponentially weighted means of the seconds of a step and
+    of one that takes in prompts. Idle times do not count.
+    """
 
     MEMORY = 64
 
@@ -33,23 +35,24 @@ class Rate:
         self._ended = 0
 
     def step(self, seconds: float, tokens: int) -> None:
-        """Count a step that took in so many prompt tokens."""
+        """Count a step that took in `tokens` prompt tokens."""
         self._step = _mean(self._step, seconds)
         if tokens:
             self._prefill = _mean(self._prefill, seconds)
 
     def ended(self, tokens: int) -> None:
-        """Count an answer that had so many tokens when it gave its slot back."""
+        """Count an answer that had `tokens` tokens when it freed its slot."""
         self._ended += 1
         self._tokens += (max(tokens, 1) - self._tokens) / min(self._ended, self.MEMORY)
 
     def until_ended(self, count: int, running: Iterable[tuple[int, int]]) -> float:
-        """Seconds until so many slots were given back. running: (tokens it has, tokens it may have) of each answer that has
-        a slot. Infinite while no answer has ended.
+        """Estimate the seconds until `count` slots become free.
+
+        running: (tokens so far, maximum tokens) of each answer that has a slot. Infinite while no answer has ended.
 
         With T tokens an answer, S seconds a step and n running answers, `count` end within count * T / n * S, if they are
-        spread evenly; and if each is as long as the mean, not before the one that is the `count`-th to have its T. The
-        later of both counts, as answers that began together end together.
+        spread evenly; and if each is as long as the mean, not before the `count`-th of them has its T. The later of both
+        counts, as answers that began together end together.
         """
         if count <= 0:
             return 0.0
@@ -60,8 +63,10 @@ class Rate:
         return max(count * self._tokens / len(left), rounds * self._tokens + left[last]) * self._step
 
     def until_read(self, tokens: int, pictures: Iterable[int], allowance: Allowance) -> float:
-        """Estimate the seconds until so many prompt tokens, and pictures of so many values each, were taken in, of which a
-        step may take some, and one picture in any case."""
+        """Estimate the seconds until `tokens` prompt tokens, and pictures of so many values each, were taken in.
+
+        A step takes in some of them, and at least one picture.
+        """
         steps = tokens // max(allowance.tokens(), 1)
         if sizes := list(pictures):
             fitting = min(allowance.values(), 2 * sum(sizes)) * len(sizes) // sum(sizes)
@@ -70,10 +75,13 @@ class Rate:
 
 
 class Gate:
-    """Lets answers join the queue of a scheduler, or raises Busy. `most` may wait, and half as many again, of groups that
-    have less waiting than others; none joins who would wait longer than `longest` seconds for its slot, as far as that is
-    known (None: however long). alive: sequences that have joined and not left; incoming: those that are about to join.
-    allowance: what a step may take in. All is called with the engine's lock held."""
+    """Lets answers join the queue of a scheduler, or raises Busy.
+
+    `most` may wait, and half as many again, of groups that have less waiting than others. With `longest`, an answer that is
+    expected to wait longer than so many seconds for its slot is refused (None: no limit). alive: sequences that have joined
+    and not left. incoming: sequences that are about to join. allowance: the limits of a step. All methods are called with
+    the engine's lock held.
+    """
 
     def __init__(
         self,
@@ -96,7 +104,7 @@ class Gate:
         self._longest = longest
 
     def check(self, answers: int, group: str) -> None:
-        """Raise Busy where so many more answers of a group do not fit in, or would wait too long."""
+        """Raise Busy where so many more answers of a group do not fit, or would wait too long."""
         waiting = self.waiting
         free = self._scheduler.slots - (len(self._alive) - len(self._scheduler.waiting))
         kept = self._most // KEPT if self._scheduler.has_waiting(group) else 0
@@ -106,11 +114,11 @@ class Gate:
             raise Busy(waiting, _bounded(wait - self._longest), self._longest)
 
     def _is_short(self, group: str, answers: int, free: int) -> bool:
-        """Whether a group would, with so many more, still have no more than its even share of the places while another has
-        more than that: those that came first hold the places then, and giving slots in turns alone is not fair.
+        """Return True where a group's answers fit in its even share of the places while another group exceeds its own.
 
-        There are half as many places again for that, the share of one of two groups. None has more waiting than are left of
-        them, so that others find some after it: dynamic thresholds (Choudhury and Hahne 1998).
+        Without this, those that came first would hold all places, and giving slots in turns alone would not be fair. There
+        are half as many places again for it, the share of one of two groups. No group may have more waiting than places are
+        left, so that others find some after it: dynamic thresholds (Choudhury and Hahne 1998).
         """
         held = Counter(one.group for one in (*self._scheduler.waiting, *self._incoming()))
         left = self._most + self._most // 2 + free - held.total()
@@ -120,8 +128,11 @@ class Gate:
         return bool(group) and above and own + answers <= min(share, left)
 
     def wait(self, answers: int, group: str) -> float:
-        """Seconds that so many answers of a group would wait, if they came now: until those before them have slots and so
-        many more were given back, and until the prompts of those were read."""
+        """Estimate the seconds that `answers` answers of a group would wait, if they came now.
+
+        They wait until those before them have slots, `answers` more slots are free, and the prompts of those before are
+        prefilled.
+        """
         before = [*self._scheduler.before(group), *self._incoming()]
         taken = sum(one.rows for one in (*self._slotted(), *before) if one.slot >= 0 or not one.is_twin)
         unread = [one for one in (*self._slotted(), *before) if one.fork_of is None]
@@ -132,14 +143,14 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        """How many are in the queue, or join it."""
+        """The number of answers in the queue or about to join it."""
         return len(self._scheduler.waiting) + len(self._incoming())
 
     def _slotted(self) -> list[Sequence]:
         return [one for one in self._alive if one.slot >= 0]
 
     def _until_ended(self, count: int) -> float:
-        """Seconds until so many slots are given back; those that wait have soon what slots there are."""
+        """Estimate the seconds until `count` slots are free, as if waiting sequences already held the free slots."""
         held = [*self._slotted(), *self._scheduler.waiting, *self._incoming()][: self._scheduler.slots]
         return self._rate.until_ended(count, [(len(one.tokens), one.spec.max_tokens) for one in held])
 
@@ -149,5 +160,5 @@ def _bounded(seconds: float) -> float:
 
 
 def _mean(so_far: float, value: float) -> float:
-    """Return an exponentially weighted mean with one more value in it; 0 is that of none."""
+    """Return an exponentially weighted mean with one more value in it; 0 means no values so far."""
     return so_far + _WEIGHT * (min(value, _OUTLIER * so_far) - so_far) if so_far else value

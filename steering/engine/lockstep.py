@@ -1,8 +1,8 @@
-"""Engines of several processes that run one model together: each takes the same steps, as the first one decides.
+"""Lockstep: engines of several processes run one model together, and each takes the steps that the first one decides.
 
-What an engine does follows from what it was asked, and before which of its steps. So the first rank tells the others before
-each step what is new: requests as a whole (`relay`), and which were cancelled. Nothing else knows of them, but that means
-over heads are made, and tokens chosen, together (`decoder.ranks`).
+An engine's actions depend only on its requests and on the step before which each arrives. So the first rank sends the
+others, before each step, what is new: whole requests (`relay`), and cancellations. No other code knows of ranks, except that
+means over heads are computed, and tokens chosen, together (`decoder.ranks`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from steering.protocol.sequence import Sequence
 from steering.relay import relay
 
 PATIENCE = timedelta(days=3650)
-"""How long a rank waits to hear of the next step, which is as long as nobody asks anything."""
+"""Time that a rank waits for the next step, which is as long as the server is idle."""
 NOTHING = Allowance()
 TOGETHER = timedelta(seconds=60)
-"""How long one rank's failed step may be ahead of the others', who must fail too."""
+"""Time that a rank whose step failed waits for the others, which must fail too."""
 
 
 class Joining(NamedTuple):
-    """A request in the queue. written: as `relay` writes it; number: what it is called from now on."""
+    """A request in the queue: its bytes, as `relay` writes them, and its number from now on."""
 
     number: int
     written: bytes
@@ -38,8 +38,11 @@ class Joining(NamedTuple):
 
 
 class News(NamedTuple):
-    """What happened between two steps, in this order: requests, numbers of those that were cancelled, whether all that there
-    are end because the engine stops. over: that there is no further step."""
+    """The events between two steps, in this order: `asked`, `cancelled`, `ended`.
+
+    asked: new requests. cancelled: numbers of requests. ended: all sequences end, because the engine stops. over: there is
+    no further step.
+    """
 
     asked: tuple[Joining, ...] = ()
     cancelled: tuple[int, ...] = ()
@@ -48,8 +51,10 @@ class News(NamedTuple):
 
 
 class Lockstep:
-    """What the first rank tells the others, as long as the engines last that are made of it. `known` are the requests that
-    have joined, by number, until they have left."""
+    """The messages from the first rank to the others, while their engines live.
+
+    `known` holds the requests that have joined, by number, until they have left.
+    """
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
@@ -61,7 +66,7 @@ class Lockstep:
         self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._failures = dist.new_group(backend="gloo", timeout=TOGETHER)
 
-    # -- of the first rank ---------------------------------------------------------------------------------------------
+    # -- for the first rank --------------------------------------------------------------------------------------------
 
     @property
     def incoming(self) -> list[Sequence]:
@@ -69,39 +74,44 @@ class Lockstep:
         return [sequence for completion, _ in list(self._incoming.values()) for sequence in completion.sequences]
 
     def submit(self, completion: Completion, written: bytes, waited: bool, group: str) -> None:
-        """Have a request join at the next step."""
+        """Let a request join at the next step."""
         self._count += 1
         self._incoming[self._count] = completion, Joining(self._count, written, waited, group)
 
     def cancel(self, completion: Completion) -> None:
-        """Have it end at the next step."""
+        """Let a request end at the next step."""
         places = [*self.known.items(), *((number, one) for number, (one, _) in self._incoming.items())]
         self._cancelled += [number for number, one in places if one is completion]
 
     def end(self) -> None:
-        """Have all that there are end at the next step."""
+        """Let all sequences end at the next step."""
         self._ended = True
 
     def taken(self) -> tuple[News, dict[int, Completion]]:
-        """What is new since the last step, and the requests in it."""
+        """Return the news since the last step, and the requests in it."""
         news = News(tuple(asked for _, asked in self._incoming.values()), tuple(self._cancelled), self._ended)
         joined = {number: completion for number, (completion, _) in self._incoming.items()}
         self._incoming, self._cancelled, self._ended = {}, [], False
         return news, joined
 
     def tell(self, news: News, alive: Iterable[Sequence], allowance: Allowance = NOTHING) -> None:
-        """Begin the next step of all ranks. alive: what it is at, before the news. allowance: what it may take in."""
+        """Begin the next step of all ranks.
+
+        alive: the sequences before the news. allowance: the limits of the step.
+        """
         data = b"" if news == News() else relay.written(news)
         head = torch.tensor([len(data), _stand(alive), *allowance], dtype=torch.float64)
         dist.broadcast(head, 0, group=self._group)
         if data:
             dist.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0, group=self._group)
 
-    # -- of the others -------------------------------------------------------------------------------------------------
+    # -- for the other ranks -------------------------------------------------------------------------------------------
 
     def hear(self, alive: Iterable[Sequence]) -> tuple[News, Allowance]:
-        """Wait for the next step: what is new, and what it may take in. Raises RuntimeError where it is no longer
-        the one that the first rank takes."""
+        """Wait for the next step; return its news and its limits.
+
+        Raises RuntimeError where this rank's sequences differ from the first rank's.
+        """
         head = torch.zeros(2 + len(NOTHING), dtype=torch.float64)
         dist.broadcast(head, 0, group=self._group)
         size, stand, *numbers = head.tolist()
@@ -115,11 +125,10 @@ class Lockstep:
         asked, *others = relay.read(data.numpy().tobytes())
         return News(tuple(Joining(*one) for one in asked), *others), allowance
 
-    # -- of all --------------------------------------------------------------------------------------------------------
+    # -- for all ranks -------------------------------------------------------------------------------------------------
 
     def failed(self, error: Exception) -> None:
-        """Go on after a step that raised, where it raised on all ranks; raises it again where it did not, because the others
-        wait for what will not come."""
+        """Continue after a step that raised on all ranks; raise its error where others did not fail, which would hang."""
         try:
             dist.barrier(group=self._failures)
         except RuntimeError:
@@ -127,5 +136,5 @@ class Lockstep:
 
 
 def _stand(alive: Iterable[Sequence]) -> int:
-    """A checksum of where every sequence is."""
+    """Return a checksum of the state of every sequence."""
     return zlib.crc32(repr([(one.slot, one.computed, len(one.tokens)) for one in alive]).encode())

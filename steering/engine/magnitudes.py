@@ -1,4 +1,4 @@
-"""How large a model's states are: the unit that a steering strength is published in."""
+"""The magnitude of a model's states: the unit in which a steering strength is published."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from steering.protocol.request import Request, Sampling
 
 
 def magnitudes(engine: Engine) -> torch.Tensor:
-    """(layers,) mean |h| after each layer at the last token of a short prompt with a picture.
+    """Return the mean |h| after each layer at the last token of a short prompt with a picture, (layers,).
 
     A vector at its published weight adds about as much to each element (modality-preference paper, equation 2). Between
     prompts the numbers differ by some tenths.

@@ -1,4 +1,4 @@
-"""The price of a pass, learned from what passes took on the device that runs them, which the host does not wait for."""
+"""The price of a pass, learned from the times of passes on their device, for which the host does not wait."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import numpy as np
 import torch
 
 KEPT = 7
-"""Passes that are kept of each size, the last ones."""
+"""Number of passes that are kept of each size, the last ones."""
 STEP = 1.5
-"""Sizes are told apart by this factor."""
+"""Ratio between two sizes that count as different."""
 STALE = 256
-"""A pass counts no longer behind so many others."""
+"""Number of later passes after which a pass no longer counts."""
 BLIND = 64
-"""Behind so many passes of one size another size is to be measured."""
+"""Number of passes of one size after which another size should be measured."""
 ENOUGH = 4
-"""So many new passes change the price where it is needed."""
+"""Number of new passes after which the price is fitted where it is needed."""
 SELDOM = 64
-"""So many change it in any case: a fit takes as long as a tenth of a short step."""
+"""Number of new passes after which it is fitted in any case: a fit takes a tenth of a short step."""
 RECENT = 8
-"""Passes that tell how fast the machine is now."""
+"""Number of passes that measure the current speed of the machine."""
 FLATTEST = 0.01
-"""A unit costs at least this share of what a pass costs for each of its units: a price of zero would fit anything."""
+"""Least price of a unit, as a share of a pass's cost per unit: with a price of zero any size would fit."""
 SHORTEST = 1e-7
-"""Seconds of a pass, at least: clocks may stand still."""
+"""Least duration of a pass, in seconds: clocks may stand still."""
 SIGMAS = 2.3
-"""By so many standard deviations a pass that is to keep a bound may take longer than estimated."""
+"""Standard deviations above the estimate that a pass within a bound may take."""
 WIDEST = 1.5
-"""How much longer, at most: what took longer still was an outlier."""
+"""Maximum of that factor: longer passes were outliers."""
 
 
 class _Sample(NamedTuple):
@@ -44,29 +44,29 @@ class Price:
     """Estimates the seconds of a pass of n units as `fixed + each * n`.
 
     A few passes of each size are kept. `each` is the median of the slopes between pairs of different sizes, weighted by
-    their distance (Theil 1950, Sen 1968), and `fixed` is the median of the rest. Then both parts are scaled to what the
-    last passes took. So a quarter of the passes may be outliers: pauses of the machine, compilation, graph capture; and the
-    first pass of all, which warms up, counts only until there is a second one. `guess` is the share of a pass that is taken
-    to be fixed while all were of one size.
+    their distance (Theil 1950, Sen 1968), and `fixed` is the median of the rest. Then both parts are scaled to the times of
+    the last passes. So a quarter of the passes may be outliers: pauses of the machine, compilation, graph capture. The very
+    first pass, a warm-up, counts only until there is a second one. `guess` is the share of a pass that is assumed to be
+    fixed while all were of one size.
     """
 
     def __init__(self, guess: float = 0.0):
         self.fixed = 0.0
         self.each = 0.0
         self.spread = 1.0
-        """Times as long as estimated that a slow pass takes."""
+        """Ratio of a slow pass's time to the estimate."""
         self.largest = 0.0
         """The largest size that is kept."""
         self.usual = 0.0
         """The median size of the last passes."""
         self.measured = False
-        """Whether passes of two sizes were ever seen."""
+        """True once passes of two sizes were measured."""
         self.count = 0
         self._guess = guess
         self._kept: dict[int, deque[_Sample]] = {}
         self._last: deque[_Sample] = deque(maxlen=RECENT)
         self._compared = 0
-        self._new = 0  # passes since it was fitted
+        self._new = 0  # passes since the last fit
 
     def learn(self, units: float, seconds: float) -> None:
         """Learn from one pass."""
@@ -82,22 +82,22 @@ class Price:
             self._fit()
 
     def refresh(self) -> None:
-        """Fit the price to the last passes, where a few are new; the thread that learns calls it before it needs prices."""
+        """Fit the price to the last passes, where a few are new; the learning thread calls it before it needs prices."""
         if self._new >= ENOUGH:
             self._fit()
 
     def of(self, units: float) -> float:
-        """Estimate the seconds of a pass."""
+        """Estimate the seconds of a pass of `units` units."""
         return self.fixed + self.each * units
 
     @property
     def worth(self) -> float:
-        """The units that cost as much as the pass itself: smaller passes cost more than they bring."""
+        """The units that cost as much as the fixed part of a pass; smaller passes cost more than they bring."""
         return self.fixed / self.each if self.each else 0.0
 
     @property
     def blind(self) -> bool:
-        """Whether all passes of late had one size, so that the parts of the price are not known."""
+        """True where all recent passes had one size, so that the two parts of the price are unknown."""
         return not self.measured or self.count - self._compared > BLIND
 
     def _fit(self) -> None:
@@ -121,7 +121,7 @@ class Price:
         self.spread = min(1 + SIGMAS * deviation, WIDEST)
 
     def _compare(self, units: np.ndarray, seconds: np.ndarray) -> None:
-        """Set both parts by passes of different sizes."""
+        """Set both parts from passes of different sizes."""
         first, second = np.triu_indices(len(units), 1)
         distance = units[first] - units[second]
         telling = np.abs(distance) > (1 - 1 / STEP) * np.maximum(units[first], units[second])
@@ -136,7 +136,7 @@ class Price:
         self.measured = True
 
     def _forget(self) -> None:
-        """Let go of passes that are stale."""
+        """Drop stale passes."""
         for size, kept in list(self._kept.items()):
             while kept and kept[0].number < self.count - STALE:
                 kept.popleft()
@@ -149,7 +149,7 @@ def _size(units: float) -> int:
 
 
 Mark = float | torch.cuda.Event
-"""A moment: of the host's clock, or where the device's stream has come so far."""
+"""A moment: a time of the host's clock, or an event in the device's stream."""
 
 
 class _Pass(NamedTuple):
@@ -160,17 +160,20 @@ class _Pass(NamedTuple):
 
 
 class PassClock:
-    """Times passes between two marks. On a CPU the host does the work, and marks are its own clock. On a GPU they are
-    events, which are read once the device has reached them: nobody waits for that."""
+    """A clock for passes between two marks.
+
+    On a CPU the host does the work, and marks are its own clock. On a GPU they are events, which are read once the device
+    has reached them, without waiting.
+    """
 
     def __init__(self, device: torch.device):
         self.waits = device.type != "cuda"
-        """Whether a pass has ended when its call returns."""
+        """True where a pass has ended when its call returns."""
         self._device = device
         self._open: deque[_Pass] = deque()
 
     def mark(self) -> Mark:
-        """Return the moment at which what was launched so far has run."""
+        """Return a mark for the moment at which everything launched so far has run."""
         if self.waits:
             return time.monotonic()
         event = torch.cuda.Event(enable_timing=True)
@@ -178,11 +181,11 @@ class PassClock:
         return event
 
     def passed(self, price: Price, units: float, start: Mark) -> None:
-        """Note that a pass of so many units, begun at a mark, ends here; `price` is told when its time is known."""
+        """Record that a pass of `units` units, begun at a mark, ends here; `price` learns its time once it is known."""
         self._open.append(_Pass(price, units, start, self.mark()))
 
     def settle(self) -> None:
-        """Tell prices of the passes that have ended."""
+        """Pass the times of ended passes to their prices."""
         while self._open and _reached(self._open[0].end):
             price, units, start, end = self._open.popleft()
             price.learn(units, _seconds(start, end))

@@ -1,4 +1,4 @@
-"""Who runs next: waiting sequences get slots, running ones keep the first slots without holes."""
+"""The scheduler: waiting sequences get slots, running ones keep the first slots without holes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from steering.protocol.sequence import Sequence, State
 
 
 class Scheduler:
-    """Slots 0..len(running)-1 decode; a sequence that is still in prefill holds the slot behind them.
+    """Assigns slots: 0..len(running)-1 decode, and a sequence that is still in prefill holds the next one.
 
-    `budget` bounds the prompt tokens (padding included, and without the first ones, of which `known` tells how many need
-    not run) of one step, so that running answers do not stall; what `awaits` others of a step comes in the next. Groups
-    get slots in turns, however many sequences each has waiting: start-time fair queueing (Goyal, Vin and Cheng 1996) of
-    equal weights, each answer of length 1. A sequence starts where the one before it of its group ends, but not before
-    the one that got a slot last; the least start is next, and of equal ones who came first.
+    `budget` bounds the prompt tokens of one step, padding included, so that running answers do not stall; `known` returns
+    how many first tokens of a prompt are cached and need not run. A sequence that `awaits` others of a step comes in the
+    next. Groups get slots in turns, however many sequences each has waiting: start-time fair queueing (Goyal, Vin and Cheng
+    1996) of equal weights, each answer of length 1. A sequence starts where the previous one of its group ends, but not
+    before the start of the sequence that got a slot last; the least start is next, and among equal ones the first that came.
     """
 
     def __init__(
@@ -35,17 +35,17 @@ class Scheduler:
         self._move = move
         self._known, self._awaits = known, awaits
         self._now = 0  # the start of the last sequence that got a slot
-        self._ends: dict[str, int] = {}  # by group, where the last one that got a slot ends
+        self._ends: dict[str, int] = {}  # by group, the end of its last sequence that got a slot
 
     def next_forks(self) -> list[Sequence]:
-        """Waiting sequences at the head of the queue whose prompt only needs to be copied; slots are assigned."""
+        """Return the sequences at the head of the queue whose prompt only needs to be copied; assign their slots."""
         batch: list[Sequence] = []
         while self._can_admit(batch) and self.waiting[0].can_fork:
             self._admit(batch)
         return batch
 
     def upcoming(self) -> list[Sequence]:
-        """The waiting sequences for which there are slots and whose prompts fit the budget together, at least one."""
+        """Return the waiting sequences for which there are slots and whose prompts fit the budget together, at least one."""
         fitting: list[Sequence] = []
         widest, free = 0, self.slots - self._taken([])
         for sequence in self.waiting if self.filling is None else ():
@@ -59,12 +59,14 @@ class Scheduler:
         return fitting
 
     def has_waiting(self, group: str) -> bool:
-        """Whether a group that is one, which "" is not, has sequences in the queue."""
+        """Return True where a named group (not "") has sequences in the queue."""
         return bool(group) and any(sequence.group == group for sequence in self.waiting)
 
     def enqueue(self, sequences: list[Sequence]) -> None:
-        """Put those of one request where it is their group's turn, together; those that have waited in another's place,
-        before all that have not."""
+        """Insert the sequences of one request together, at their group's turn.
+
+        Sequences that have waited in another's place come before all that have not.
+        """
         if not self.waiting:
             self._now, self._ends = 0, {}
         start = self._next_start(sequences[0].group)
@@ -74,18 +76,18 @@ class Scheduler:
             self.waiting.insert(first if sequence.waited else self._place(start), sequence)
 
     def before(self, group: str) -> list[Sequence]:
-        """Those that would get slots before one more of a group, if it came now."""
+        """Return the sequences that would get slots before another one of a group, if it came now."""
         return list(self.waiting)[: self._place(self._next_start(group))]
 
     def _place(self, start: int) -> int:
-        """Where in the queue a sequence of that start stands."""
+        """Return the position in the queue for a sequence of that start."""
         place = len(self.waiting)
         while place and self._is_queued(self.waiting[place - 1]) and self.waiting[place - 1].start > start:
             place -= 1
         return place
 
     def _next_start(self, group: str) -> int:
-        """Where the next sequence of a group starts, behind those of it that wait."""
+        """Return the start of a group's next sequence, after those of it that wait."""
         end = max(self._now, self._ends.get(group, 0))
         for sequence in self.waiting:
             if sequence.group == group and self._is_queued(sequence):
@@ -94,19 +96,19 @@ class Scheduler:
 
     @staticmethod
     def _is_queued(sequence: Sequence) -> bool:
-        """Whether it waits for its group's turn."""
+        """Return True where a sequence waits for its group's turn."""
         return not (sequence.is_twin or sequence.waited)
 
     def enqueue_twin(self, twin: Sequence) -> None:
-        """Put a twin before everything that has no leader."""
+        """Insert a twin before everything that has no leader."""
         ahead = sum(1 for sequence in self.waiting if sequence.is_twin)
         self.waiting.insert(ahead, twin)
 
     def next_prefill(self, divisible: Callable[[Sequence], bool]) -> list[Sequence]:
-        """The sequences whose prompts run in this step: the one begun earlier, or upcoming ones together.
+        """Return the sequences whose prompts run in this step: the one begun earlier, or upcoming ones together.
 
-        The first always runs; it is prefilled in chunks when it is longer than the budget. A prompt that is not
-        `divisible` runs alone and whole. Slots are assigned.
+        The first always runs; it is prefilled in chunks when it is longer than the budget. A prompt that is not `divisible`
+        runs alone and whole. Slots are assigned.
         """
         if self.filling is not None:
             return [self.filling]
@@ -125,11 +127,11 @@ class Scheduler:
         return batch
 
     def unread(self, sequence: Sequence) -> int:
-        """Return how many tokens of a prompt, and of what a late twin is fed again, are still to run."""
+        """Return how many tokens of a prompt, and of a late twin's replay, still have to run."""
         return sequence.prompt.length + len(sequence.replay) - (sequence.computed or self._known(sequence))
 
     def _can_admit(self, batch: list[Sequence]) -> bool:
-        """Whether there is a slot for the next one and for its twin; a twin's own slot was kept free for it."""
+        """Return True where there is a slot for the next one and for its twin; a twin's own slot was kept free for it."""
         if not self.waiting or self.filling is not None:
             return False
         return self.waiting[0].is_twin or self._taken(batch) + self.waiting[0].rows <= self.slots
@@ -147,20 +149,20 @@ class Scheduler:
         batch.append(sequence)
 
     def retry_alone(self, batch: list[Sequence]) -> None:
-        """Put sequences whose common prefill failed back, to run one by one, so that only the guilty one ends."""
+        """Put back sequences whose common prefill failed, to run one by one, so that only the faulty one ends."""
         for sequence in reversed(batch):
             sequence.restart()
             self.waiting.appendleft(sequence)
 
     def prefilled(self, sequence: Sequence) -> None:
-        """The prompt is in the pool: from the next step on the sequence decodes."""
+        """Let a sequence decode from the next step on, now that its prompt is in the pool."""
         if self.filling is sequence:
             self.filling = None
         sequence.state = State.RUNNING
         self.running.append(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """Take a sequence out; the last running one, then the one in prefill, move into the hole."""
+        """Remove a sequence; the last running one, then the one in prefill, move into the hole."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         elif sequence is self.filling:

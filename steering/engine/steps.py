@@ -1,4 +1,4 @@
-"""One step of the engine after another: admit and prefill, decode, hand out tokens, let go of what has ended."""
+"""The steps of the engine: admit and prefill, decode, hand out tokens, release ended sequences."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ _BINS = {
     "inter_token_seconds": SECONDS,
     "batch_size": tuple(2**power for power in range(11)),
 }
-"""By name: until an answer gets its slot, from there to its first token, between tokens of an answer; rows of one decode."""
+"""Bounds of the histograms: time until an answer gets its slot, until its first token, between tokens; rows of a decode."""
 
 
 class Steps:
-    """What one thread does. `alive` are the sequences from submission to the end, in order of arrival, which any thread may
-    read and add to with the lock `changed`; it is told when one has left. `budget` says what a step may take in.
-    `said` is called where first tokens are there, and tells whether others have come that may run in the same step.
+    """The work of the stepping thread.
+
+    `alive` holds the sequences from submission to the end, in order of arrival; any thread may read and extend it with the
+    lock `changed`, which is notified when one has left. `budget` limits what a step takes in. `said` is called where first
+    tokens are ready, and returns True where others have come that may run in the same step.
     """
 
     def __init__(
@@ -73,15 +75,14 @@ class Steps:
         self._failed = failed
 
     def allowance(self) -> Allowance:
-        """Return what a step may take in."""
+        """Return the limits of a step."""
         return self.budget.allowance(len(self.scheduler.running))
 
     def next_allowance(self, coming: bool) -> Allowance:
-        """Return what the next step may take in: nothing where prompts are to wait for others, or where there are none, nor
-        any `coming`."""
+        """Return the limits of the next step: nothing where no prompts wait or are `coming`, or where they should wait."""
         running = len(self.scheduler.running)
         if running and not (coming or self.scheduler.waiting or self.scheduler.filling):
-            return Allowance()  # without arithmetic: a decode may be as short as a millisecond
+            return Allowance()  # no arithmetic: a decode may be as short as a millisecond
         self.budget.refresh()
         waiting = list(self.scheduler.waiting) if self.scheduler.filling is None else []
         if waiting and running:
@@ -93,7 +94,7 @@ class Steps:
 
     @torch.inference_mode()
     def step(self, allowance: Allowance) -> None:
-        """Admit and prefill, at most so much, decode, hand out tokens; sequences leave as they finish."""
+        """Admit and prefill within the allowance, decode, hand out tokens; sequences leave as they finish."""
         began = time.monotonic()
         beside = bool(self.scheduler.running)
         last = taken = self._take_in(allowance)
@@ -112,19 +113,19 @@ class Steps:
         now = time.monotonic()
         self.rate.step(now - began, taken.tokens)
         self._clock.settle()
-        if decodes and taken.waited:  # what lies between two steps is part of the gap between two tokens
+        if decodes and taken.waited:  # the time between two steps is part of the gap between two tokens
             self.budget.decode.learn(running, now - between + (began - self._ended if beside else 0.0))
         self._ended = now
 
     def _take_in(self, allowance: Allowance) -> Taken:
-        """Admit and prefill, at most so much."""
+        """Admit and prefill within the allowance."""
         with self._changed:  # callers queue at any time
             self._leave_if_done(list(self.alive))
             self.scheduler.budget = allowance.tokens()
             forks = self.scheduler.next_forks()
             upcoming = self.scheduler.upcoming() if allowance.most and not forks else []
         start = self._clock.mark()
-        reading = [one for one in upcoming if one.fork_of not in upcoming]  # a copy of a prompt reads none
+        reading = [one for one in upcoming if one.fork_of not in upcoming]  # copies of a prompt need no embedding
         values, whole = self._embed_what_fits(reading, allowance)
         if values:
             self._clock.passed(self.budget.picture, values, start)
@@ -165,7 +166,7 @@ class Steps:
             if len(batch) == 1:
                 self._fail(batch, error)
             else:
-                log.warning("A prefill of %d prompts failed; they run one by one.", len(batch), exc_info=error)
+                log.warning("A prefill of %d prompts failed; they will run one by one.", len(batch), exc_info=error)
                 with self._changed:
                     self.scheduler.retry_alone(batch)
             return
@@ -189,8 +190,10 @@ class Steps:
             decoded = self.runner.decode(running, self.twins)
         except Exception as first:
             self._end_if_fatal(first)
-            log.warning("A step failed for %d sequences; it is run again.", len(running), exc_info=first)
-            traceback.clear_frames(first.__traceback__)  # what it held may be what memory was short of
+            log.warning("A step failed for %d sequences; it will run again.", len(running), exc_info=first)
+            traceback.clear_frames(
+                first.__traceback__
+            )  # free the failed step's tensors, which may be why memory was short
             try:
                 decoded = self.runner.decode(running, self.twins)
             except Exception as error:
@@ -210,8 +213,11 @@ class Steps:
                 self._pair(leader)
 
     def _embed_what_fits(self, sequences: list[Sequence], allowance: Allowance) -> tuple[int, bool]:
-        """Embed the waiting prompts that fit. Where the first one's new pictures do not fit into a step, they are encoded in
-        several. Returns the values of the pictures that were encoded, and whether prompts may run."""
+        """Embed the waiting prompts that fit.
+
+        Where the new pictures of the first one do not fit into a step, they are encoded over several. Returns the values of
+        the pictures that were encoded, and whether prompts may run.
+        """
         new = [self.runner.embedder.new_values(sequence) for sequence in sequences]
         tokens = [self.scheduler.unread(sequence) for sequence in sequences]
         plan = allowance.plan(list(zip(tokens, new, strict=True)))
@@ -220,7 +226,7 @@ class Steps:
             return sum(new[: plan.prompts]), plan.runs or not new
         try:
             encoded = self.runner.embedder.encode_next(sequences[0], allowance.values())
-        except Exception as error:  # it is met again where the whole prompt is embedded
+        except Exception as error:  # it is raised again where the whole prompt is embedded
             self._failed(error)
             encoded = 0
         return encoded, not encoded
@@ -236,7 +242,7 @@ class Steps:
 
     @staticmethod
     def _divisible(sequence: Sequence) -> bool:
-        """Whether a waiting prompt may share a prefill; one that could not be embedded runs, and fails, alone."""
+        """Return True where a waiting prompt may share a prefill; one that could not be embedded runs, and fails, alone."""
         return sequence.embedded is not None and sequence.embedded.divisible
 
     def _hand_out(self, sequences: list[Sequence], sampled: Sampled) -> None:
@@ -258,26 +264,26 @@ class Steps:
                         )
                     score = alternatives[row][0] if alternatives and sequence.wants(Signal.LOGPROBS) else None
                     self._append(sequence, tokens[row], score, logprobs, now)
-            except RequestError as error:  # its grammar takes too much
+            except RequestError as error:  # its grammar is too expensive
                 sequence.error = error
             except Exception as error:
                 self._raise_if_lost(error)
                 log.exception("A token could not be handed out.")
                 sequence.error = Fault(f"The request failed in the engine: {error}")
-                sequence.finish_reason = None  # it may be the last token that could not
+                sequence.finish_reason = None  # the failed token may have been the last one
 
     def _keep(self, keep: Callable[[Sequence], None], sequences: list[Sequence]) -> None:
-        """Keep what sequences left in their slots for prompts that begin alike; where that fails, no more is for a while."""
+        """Cache prefixes from the sequences' slots for later prompts; where that fails, pause the cache for a while."""
         try:
             for sequence in sequences:
                 if sequence.error is None:
                     keep(sequence)
         except Exception as error:
             self._end_if_fatal(error)
-            log.exception("The prefix cache failed: %d prompts go without it.", self.runner.prefixes.rest())
+            log.exception("The prefix cache failed: %d prompts will run without it.", self.runner.prefixes.rest())
 
     def _let_go(self, sequences: list[Sequence]) -> None:
-        """Have those that are done leave."""
+        """Release the sequences that are done."""
         self._keep(self.runner.prefixes.keep_answer, [one for one in sequences if one.finish_reason is not None])
         with self._changed:
             self._leave_if_done(sequences)
@@ -313,7 +319,7 @@ class Steps:
         sequence.notify(sequence, piece, [] if ended else logprobs)
 
     def _leave_if_done(self, sequences: list[Sequence]) -> None:
-        """Free slots, with the lock held; those of faulty ones and their twins are cleared before any is moved."""
+        """Free slots, with the lock held; clear those of faulty sequences and their twins before any is moved."""
         done = [one for one in sequences if one.done]
         for one in rows_of(one for one in done if one.error is not None):
             if one.slot >= 0:
@@ -326,7 +332,7 @@ class Steps:
             return
         del self.alive[sequence]
         slot = sequence.slot
-        if not sequence.is_twin:  # counted first, as statistics are read without the lock: what ran has ended
+        if not sequence.is_twin:  # counted first, because statistics are read without the lock
             self.counts[_ending(sequence)] += 1
         self.scheduler.release(sequence)
         sequence.release()
@@ -360,7 +366,7 @@ class Steps:
             self._leave(twin)
 
     def _pair(self, leader: Sequence) -> None:
-        """Give a leader that waits its next twin; where that fails, the leader ends."""
+        """Give a waiting leader its next twin; where that fails, end the leader."""
         try:
             self.twins.pair(leader)
         except Exception as error:
@@ -368,7 +374,7 @@ class Steps:
             self._fail([leader], error)
 
     def _end_if_fatal(self, error: Exception) -> None:
-        """Raise an error that a device is lost with: nothing works behind it, so that no other request may be tried."""
+        """Raise an error by which a device is lost: nothing works after it, so no other request may be tried."""
         self._raise_if_lost(error)
         self._failed(error)
 
@@ -380,13 +386,13 @@ class Steps:
         alternatives = tuple(
             TokenLogprob(other, *self.token_text(other), value)
             for other, value in list(zip(top, values, strict=True))[:keep]
-            if value > -math.inf  # a contrast leaves only what is plausible
+            if value > -math.inf  # a contrast leaves only plausible tokens
         )
         return TokenLogprob(token, *self.token_text(token), logprob, alternatives)
 
 
 def _ending(sequence: Sequence) -> str:
-    """The counter of how it ended. What its request itself is wrong in is no fault, which somebody would be called for."""
+    """Return the counter of how it ended; a wrong request is not a fault, over which an operator would be called."""
     if sequence.error is not None:
         return "refused" if isinstance(sequence.error, RequestError) else "faults"
     return "cancelled" if sequence.finish_reason is None else "finished"

@@ -1,5 +1,4 @@
-"""One place in the queue serves a caller who asks several times, because a request depends on the one before it. Preludes,
-whose requests do, run here."""
+"""Turns: a single place in the queue for several requests, each of which depends on the one before; preludes run in one."""
 
 from __future__ import annotations
 
@@ -13,12 +12,12 @@ from steering.protocol.intervention import in_place_of, next_prelude
 from steering.protocol.request import Request, Result
 
 Begun = Callable[[Completion], object]
-"""Is given what runs as it begins; see `Engine.generate`."""
+"""A callback that gets each completion as it begins; see `Engine.generate`."""
 Decided = TypeVar("Decided")
 
 
 class Generates(Protocol):
-    """Answers requests, as an engine does, or a turn of it."""
+    """Answers requests, as an engine or a turn of it does."""
 
     mllm: MLLM
 
@@ -27,7 +26,7 @@ class Generates(Protocol):
 
 
 class Queue(Protocol):
-    """What takes the requests of a turn."""
+    """The engine that takes the requests of a turn."""
 
     mllm: MLLM
 
@@ -38,33 +37,36 @@ class Queue(Protocol):
         """Raise Busy where a turn's next request would be refused, whatever it is."""
 
     def result_of(self, completion: Completion) -> Result:
-        """Give its result, once it is there."""
+        """Return the result of a completion, once it is ready."""
 
 
 class Turn:
-    """One place in the queue for several requests, made by `Engine.turn`. What it asks first waits behind whoever
-    came before, or is refused, as any request; what it asks once that is answered goes before those who came later,
-    and is taken while the engine drains."""
+    """A place in the queue for several requests, made by `Engine.turn`; groups of turns are scheduled fairly.
+
+    The first requests wait behind earlier ones, or are refused, as any request. Once they are answered, later ones go before
+    requests that came after the turn. From the first accepted request to its end a turn counts as one running request, so
+    that its requests are answered even while the engine drains.
+    """
 
     def __init__(self, engine: Queue, group: str = ""):
         self.mllm = engine.mllm
         self.group = group
         self.served = False
-        """Whether it was answered, so that what it asks now has waited already."""
+        """True once a request was answered, so that the next ones need not wait again."""
         self._engine = engine
 
     def check(self) -> None:
-        """Raise Busy where no answer more may join now, before anything is prepared; Fault when the engine is closed."""
+        """Raise Busy where another answer may not join now, before anything is prepared; Fault when the engine is closed."""
         self._engine.check(self)
 
     def submit(self, request: Request, prompt: Prompt | None = None) -> Completion:
-        """As `Engine.submit`, in this turn."""
+        """Submit a request in this turn, as `Engine.submit`."""
         return self._engine.submit(request, self, prompt)
 
     def generate(
         self, requests: Iterable[Request], begun: Callable[[Completion], object] | None = None
     ) -> list[Result]:
-        """As `Engine.generate`, in this turn, of few requests, which are queued together; raises Busy as `submit` does."""
+        """Answer a few requests in this turn, queued together, as `Engine.generate`; raise Busy as `submit` does."""
         pending: list[Completion] = []
         try:
             for request in requests:
@@ -82,7 +84,7 @@ class Turn:
 def run_rounds(
     engine: Generates, rounds: Generator[Iterable[Request], list[Result], Decided], begun: Begun | None = None
 ) -> Decided:
-    """Answer the requests of each round, until the last; returns what follows from them. Raises what either raises."""
+    """Answer the requests of each round, until the last; return the decision. Raises what either raises."""
     try:
         requests = next(rounds)
         while True:
@@ -105,11 +107,11 @@ def decide_next(engine: Generates, request: Request, begun: Begun | None = None)
 
 
 def decide(engine: Generates, request: Request, begun: Begun | None = None) -> Request:
-    """Return the request with the interventions that its preludes, such as `Auto`, decide on; what was measured stands in
-    `applied`.
+    """Return the request with the interventions that its preludes, such as `Auto`, decide on.
 
-    Where others ask the engine too, give a `Turn` of it and submit the request there, or each step waits behind all who came
-    meanwhile. `begun` is given everything that runs for it, so that it can be cancelled; raises Fault then.
+    `applied` holds the measurements. Where others use the engine too, pass a `Turn` of it and submit the request there, or
+    each step waits behind all who came meanwhile. `begun` gets everything that runs for it, so that it can be cancelled;
+    raises Fault then.
     """
     while next_prelude(request) is not None:
         request = decide_next(engine, request, begun)

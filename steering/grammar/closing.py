@@ -1,4 +1,4 @@
-"""Schemas that are closed: an object has the properties that its schema names, and none that a model thinks of."""
+"""Closed schemas: an object has the properties that its schema names, and none that a model invents."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ _OPENING = (
     "additionalProperties", "unevaluatedProperties", "minProperties", "propertyNames", "dependentSchemas",
     "dependentRequired",
 )  # fmt: skip
-"""What speaks of properties that are not named: who writes it has thought of them."""
+"""Keywords about unnamed properties; a schema that uses one is left as its author wrote it."""
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = (
     "items", "additionalItems", "unevaluatedItems", "contains", "additionalProperties", "unevaluatedProperties",
     "propertyNames", "not", "if", "then", "else",
 )  # fmt: skip
-"""Where schemas stand within a schema."""
+"""Keywords whose value is a single schema; the two above hold maps and lists of schemas."""
 
 
 def close(root: Schema) -> None:
-    """Forbid properties that are not named in every schema that names some and does not speak of others. Where several
-    schemas hold for the same object (`allOf`, or a reference with more beside it), each would forbid what the others name:
-    they stay as they are."""
+    """Forbid unnamed properties in every schema that names some and has no keyword about others.
+
+    Where several schemas hold for the same object (`allOf`, or a reference with other keywords), each would forbid the
+    properties that the others name; these stay as they are.
+    """
     nodes = list(nodes_of(root))
     several = [node for node in nodes if len(_parts(root, node)) + _names(node) > 1]
     together = _same(root, several)
@@ -40,14 +42,14 @@ def _names(node: Schema) -> bool:
 
 
 def _asks_for_more(node: Schema) -> bool:
-    """Whether it says something of properties that it does not name."""
+    """Return whether a schema has rules for properties that it does not name."""
     named, required = node.get("properties") or {}, node.get("required")
     beyond = isinstance(required, list) and any(name not in named for name in required)
     return beyond or any(name in node for name in _OPENING)
 
 
 def nodes_of(root: Schema) -> Iterator[Schema]:
-    """All schemas within one."""
+    """Yield all schemas within one."""
     left: list[Any] = [root]
     while left:
         node = left.pop()
@@ -64,14 +66,14 @@ def nodes_of(root: Schema) -> Iterator[Schema]:
 
 
 def _parts(root: Schema, node: Schema) -> list[list[Schema]]:
-    """What holds for a value beside what a node itself says of it: of each list one schema does."""
+    """Return lists of the schemas that hold for a value besides the node's own keywords; of each list one must hold."""
     parts = [[one] for one in _listed(node, "allOf")]
     parts += [_listed(node, "anyOf"), _listed(node, "oneOf"), [_found(root, node.get("$ref"))]]
     return [kept for part in parts if (kept := [one for one in part if isinstance(one, dict)])]
 
 
 def _same(root: Schema, nodes: list[Schema]) -> set[int]:
-    """The ids of these, and of all that hold for the same value as one of them."""
+    """Return the ids of these nodes, and of all that hold for the same value as one of them."""
     found: set[int] = set()
     left = list(nodes)
     while left:
@@ -88,7 +90,7 @@ def _listed(node: Schema, name: str) -> list[Any]:
 
 
 def _found(root: Schema, reference: Any) -> Any:
-    """What a reference within the schema points to; None where that is nothing."""
+    """Return the target of a reference within the schema; None where there is none."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     node: Any = root

@@ -1,4 +1,4 @@
-"""Grammars compiled for a model's vocabulary, and where in one an answer stands."""
+"""Grammars compiled for a model's vocabulary, and the state of an answer within one."""
 
 from __future__ import annotations
 
@@ -22,35 +22,39 @@ from steering.model.mllm import MLLM
 T = TypeVar("T")
 
 KEPT = 16
-"""Compiled grammars that are kept, those that were used last."""
+"""The number of compiled grammars in the cache, the most recently used ones."""
 FOLLOWED = 10_000
-"""Tokens, of all answers that follow a compiled grammar, after which it is no longer kept: its automaton, which they share,
-grows with each that is new, and goes with the last of them. Compiling takes some milliseconds."""
+"""Tokens, of all answers that follow a compiled grammar, after which it leaves the cache.
+
+Its automaton, which they share, grows with each new one, and is freed with the last of them. Compiling takes some
+milliseconds.
+"""
 STATES = 20_000
-"""That an automaton may grow to while it is followed, about 60 MB of the worst that was found."""
+"""The number of states to which an automaton may grow while it is followed, about 60 MB in the worst known case."""
 FUEL, MOST_FUEL = 100_000, 400_000
-"""What a grammar may take before its first token, as the library counts: up to about 85 bytes each. The first is enough for
-nearly all; a schema of 65,536 characters with a thousand properties takes 375,000."""
+"""The cost that a grammar may have before its first token, in the library's units of up to about 85 bytes.
+
+The first is enough for nearly all; a schema of 65,536 characters with a thousand properties takes 375,000.
+"""
 LARGE = 8
-"""Compiled grammars of more than `FUEL` that may be there at once, kept or followed."""
+"""The maximum number of compiled grammars of more than `FUEL` in memory at once, cached or followed."""
 SECONDS = 10.0
-"""That compiling one may take; the library's own bounds end it within about one."""
+"""The time limit for compiling a grammar; the library's own bounds end it within about one second."""
 STACK = 256 * 2**20
-"""Bytes of stack to compile on: references from one definition to the next are followed recursively, and the end of the
-stack would be that of the process."""
+"""Bytes of stack to compile on; the library follows references recursively, and an overflow would end the process."""
 BESIDE = ("Unimplemented keys", "Unknown format", "oneOf")
-"""What a lenient grammar does without, as the library names it."""
+"""Features that a lenient grammar leaves out, as the library names them."""
 SHOWN = 240
-"""Characters of what the library says that a message repeats."""
+"""The number of characters of the library's message that ours repeats."""
 
 
 def limits(fuel: int) -> LLParserLimits:
-    """The library's own, but for memory; they bound the time of a step to some tens of milliseconds."""
+    """Return the library's own limits, except for memory; they bound the time of a step to some tens of milliseconds."""
     return LLParserLimits(initial_lexer_fuel=fuel, max_lexer_states=STATES, verbose_errors=False)
 
 
 class Compiled:
-    """A grammar where answers start, and the automaton that all of them share."""
+    """A grammar at the start of an answer, and the automaton that all answers share."""
 
     def __init__(self, start: LLMatcher):
         self.start = start
@@ -59,12 +63,12 @@ class Compiled:
 
     @property
     def worn(self) -> bool:
-        """Whether it is not to be kept."""
+        """True if it must leave the cache."""
         return self.spoilt or self.followed >= FOLLOWED
 
 
 class Matcher:
-    """Where one answer stands in its grammar; of one thread at a time."""
+    """The state of one answer in its grammar; not thread-safe."""
 
     def __init__(self, compiled: Compiled, inner: LLMatcher, param: str):
         self.inner = inner
@@ -72,11 +76,11 @@ class Matcher:
         self._param = param
 
     def copy(self) -> Matcher:
-        """One that stands where this one does, and goes on alone."""
+        """Return an independent matcher in the same state."""
         return Matcher(self._compiled, self.inner.deep_copy(), self._param)
 
     def advance(self, token: int) -> None:
-        """Go on by a token that was generated; raises RequestError where following the grammar takes too much."""
+        """Advance by a generated token; raise RequestError where following the grammar becomes too costly."""
         self._compiled.followed += 1
         self.inner.consume_token(token)
         if self.inner.is_error():
@@ -85,7 +89,7 @@ class Matcher:
 
 
 class Grammars:
-    """Compiles grammars for one model, for any number of threads."""
+    """Compiles grammars for one model; thread-safe."""
 
     def __init__(self, mllm: MLLM):
         self._mllm = mllm
@@ -95,15 +99,15 @@ class Grammars:
         self._compiling = threading.Lock()
 
     def start(self, grammar: Grammar) -> Matcher:
-        """Where answers of a grammar start; raises RequestError where it cannot be compiled."""
+        """Return a matcher at the start of a grammar's answers; raise RequestError where it cannot be compiled."""
         compiled = self._found(grammar)
         if compiled is None:
-            with self._compiling:  # one at a time: of several requests of one grammar, the others find it
+            with self._compiling:  # one at a time: other requests with this grammar then find it cached
                 compiled = self._found(grammar) or self._made(grammar)
         return Matcher(compiled, compiled.start.deep_copy(), grammar.param)
 
     def _found(self, grammar: Grammar) -> Compiled | None:
-        """What is kept of a grammar; all that is worn goes."""
+        """Return the cached entry of a grammar, after removing worn ones."""
         with self._lock:
             for text in [text for text, compiled in self._kept.items() if compiled.worn]:
                 del self._kept[text]
@@ -131,7 +135,7 @@ class Grammars:
             start, tried = self._tried(grammar, MOST_FUEL)
         if tried.is_error():
             refusal = _refusal(grammar.param, "cannot be enforced", tried, grammar.strict)
-            del start, tried  # the traceback would hold them
+            del start, tried  # the traceback would keep them alive
             raise refusal
         compiled = Compiled(start)
         if large:
@@ -139,8 +143,10 @@ class Grammars:
         return compiled
 
     def _tried(self, grammar: Grammar, fuel: int) -> tuple[LLMatcher, LLMatcher]:
-        """A matcher, and one that was asked what an answer may begin with: that a grammar is too large often shows only
-        there, and where the first token is certain only when it is asked again."""
+        """Return a matcher, and one whose first possible tokens were computed.
+
+        A grammar often proves too large only then, and, where the first token is certain, only the second time.
+        """
         start = LLMatcher(self._tokenizer, grammar.text, log_level=0, limits=limits(fuel))
         tried = start.deep_copy()
         for _ in range(2):
@@ -149,7 +155,7 @@ class Grammars:
         return start, tried
 
     def _make_room(self, param: str) -> None:
-        """Let go of large grammars that are only kept; raises RequestError where too many are followed."""
+        """Remove large grammars that nobody follows from the cache; raise RequestError where too many are followed."""
         with self._lock:
             for text in [text for text, compiled in self._kept.items() if compiled in self._large]:
                 if len(self._large) < LARGE:
@@ -161,7 +167,7 @@ class Grammars:
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        """The model's; of a large vocabulary this takes about a second."""
+        """The model's tokenizer; a large vocabulary takes about a second."""
         mllm = self._mllm
         try:
             return from_tokenizer(mllm.tokenizer, mllm.vocab_size, sorted(mllm.stop_ids) or None)
@@ -171,14 +177,17 @@ class Grammars:
 
 
 def _aside(work: Callable[[], T], param: str) -> T:
-    """What `work` returns or raises, on a thread with a deep stack; raises RequestError where that takes too long."""
+    """Run `work` on a thread with a deep stack and return its result or raise its error.
+
+    Raises RequestError where it takes too long.
+    """
     done: list[T] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
             done.append(work())
-        except BaseException as error:  # also what a native library panics with
+        except BaseException as error:  # a native library's panic is one
             failed.append(error)
 
     thread = threading.Thread(target=run, name="helmsight-grammar", daemon=True)
@@ -204,14 +213,14 @@ def _refusal(param: str, what: str, matcher: LLMatcher, strict: bool = False) ->
 
 
 def _give_back() -> None:
-    """Have the C library, where it is GNU's, give back what a refused grammar took: up to 300 MB would stay with it."""
+    """Make GNU's C library return the memory of a refused grammar, up to 300 MB, to the system."""
     library = ctypes.CDLL(None) if os.name == "posix" else None
     if library is not None and hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
 
 
 _OUT_OF_FUEL = re.compile("too many expressions constructed|fuel|limit for this grammar")
-"""How the library says that a grammar takes more before its first token than it may."""
+"""The library's messages for a grammar that costs too much before its first token."""
 _PLAIN = (
     ("NoExtensionBias", "nothing matches it, or it refers to itself alone"),
     ("oneOf constraints", "oneOf of schemas that may hold together is not supported; anyOf is"),
@@ -223,12 +232,12 @@ _PLAIN = (
         "which come one by one, do not count) or fewer alternatives, or put some into an object of their own",
     ),
 )
-"""What the library says in words that no client knows, by how it begins, and what is said instead."""
+"""The library's messages that no client understands, by their beginning, and their replacements."""
 _OWN_WORDS = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?|\n *\d+ \|.*", re.DOTALL)
-"""Where in rules that no client wrote a schema is wrong."""
+"""The library's positions of an error in rules that no client wrote."""
 
 
 def _line(said: str) -> str:
-    """What the library says, in one line."""
+    """Return the library's message on one line."""
     line = " ".join(said.split()).rstrip(".")
     return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."

@@ -1,4 +1,4 @@
-"""What an answer must be: what a JSON schema describes, what a regular expression matches, one of several texts."""
+"""Grammars that an answer must match: a JSON schema, a regular expression, or one of several texts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from steering.errors import RequestError
 from steering.grammar.closing import close, nodes_of
 
 MAX_SCHEMA = 65_536
-"""Characters of a schema or an expression: what is compiled on a stack of `compiled.STACK` bytes, with room to spare."""
+"""The maximum characters of a schema or an expression, well within the stack of `compiled.STACK` bytes."""
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""JSON of one line, with or without blanks: where white space may go on, a small model writes nothing else."""
+"""Options for JSON on one line, with or without blanks: unlimited white space traps small models."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """Which texts an answer may be. text: as llguidance reads it. strict: that a lenient one would leave more aside. param:
-    what messages call it."""
+    """A description of the texts that an answer may be.
+
+    text: in llguidance's format. strict: whether a lenient one would leave more out. param: its name in messages.
+    """
 
     text: str
     strict: bool = field(default=False, compare=False)
@@ -29,9 +31,12 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any], *, strict: bool = True, param: str = "grammar") -> Grammar:
-        """One line of JSON that a schema describes, its properties in the schema's order, and no others unless it says
-        something of them (see `closing`). Where it is not `strict`, keywords
-        that cannot be enforced are left aside, and `oneOf` is read as `anyOf`. Raises RequestError for what is no schema."""
+        """Return a grammar of one line of JSON that a schema describes.
+
+        Properties come in the schema's order, with no others unless it has keywords about them (see `closing`). If not
+        `strict`, keywords that cannot be enforced are ignored, and `oneOf` is read as `anyOf`. Raises RequestError for an
+        invalid schema.
+        """
         written = written_schema(schema, strict, param)
         try:
             return cls(LLMatcher.grammar_from_json_schema(written), strict, param)
@@ -40,30 +45,32 @@ class Grammar:
 
     @classmethod
     def json_object(cls, *, param: str = "grammar") -> Grammar:
-        """Any JSON object."""
+        """Return a grammar of any JSON object."""
         return cls.json_schema({"type": "object"}, param=param)
 
     @classmethod
     def regex(cls, pattern: str, *, param: str = "grammar") -> Grammar:
-        """What a regular expression matches from its first character to its last; it has no look-around and no references
-        back."""
+        """Return a grammar of texts that a regular expression matches from the first character to the last.
+
+        The expression has no look-around and no back-references.
+        """
         return cls(LLMatcher.grammar_from_regex(_short(pattern, param)), param=param)
 
     @classmethod
     def choice(cls, texts: Sequence[str], *, param: str = "grammar") -> Grammar:
-        """One of these texts."""
+        """Return a grammar of exactly one of these texts."""
         if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
             raise RequestError(f"'{param}' must be a list of texts, none of them empty.", param=param)
         return cls.lark("start: " + " | ".join(map(json.dumps, texts)), param=param)
 
     @classmethod
     def lark(cls, rules: str, *, param: str = "grammar") -> Grammar:
-        """What rules in llguidance's dialect of Lark describe, beginning with `start`."""
+        """Return a grammar from rules in llguidance's dialect of Lark, beginning with `start`."""
         return cls(LLMatcher.grammar_from_lark(_short(rules, param)), param=param)
 
 
 def written_schema(schema: Mapping[str, Any], strict: bool, param: str) -> str:
-    """A schema, closed, with how it is to be enforced, as llguidance reads it, also within other grammars."""
+    """Return a schema, closed, with its options, as llguidance reads it, also within other grammars."""
     if not isinstance(schema, Mapping):
         raise RequestError(f"'{param}' must be a JSON schema, an object.", param=param)
     if "x-guidance" in schema:
@@ -73,7 +80,7 @@ def written_schema(schema: Mapping[str, Any], strict: bool, param: str) -> str:
         copied: dict[str, Any] = json.loads(_short(json.dumps(schema, allow_nan=False), param))
         close(copied)
         for node in nodes_of(copied):
-            if node.get("uniqueItems") is False:  # asserts nothing, and would be refused as what does
+            if node.get("uniqueItems") is False:  # false asserts nothing, but the library refuses the keyword
                 del node["uniqueItems"]
         return json.dumps({"x-guidance": options, **copied})
     except (TypeError, ValueError, RecursionError) as error:

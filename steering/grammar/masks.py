@@ -1,4 +1,4 @@
-"""What grammars leave of logits: tokens that lead nowhere become impossible."""
+"""Masks of logits: tokens that an answer's grammar excludes become impossible."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from steering.devices import sent
 from steering.grammar.compiled import Matcher
 
 BITS = 32
-"""Of a word of a packed mask."""
+"""The bits of a word of a packed mask."""
 
 
 class Masks:
-    """Masks logits of one vocabulary on one device. All rows of a step are worked out at once, on the CPU, while a GPU may
-    be busy with the logits themselves, and are copied as one bit for each token."""
+    """Masks logits of one vocabulary on one device.
+
+    The masks of all rows of a step are computed at once, on the CPU, while a GPU may be busy with the logits themselves, and
+    are copied as one bit for each token.
+    """
 
     def __init__(self, vocabulary: int, device: torch.device):
         self._vocabulary = vocabulary
@@ -26,8 +29,10 @@ class Masks:
         self._shifts = torch.arange(8, dtype=torch.uint8, device=device)
 
     def apply(self, matchers: Sequence[Matcher | None], logits: torch.Tensor) -> torch.Tensor:
-        """Logits (rows, vocabulary) with -inf for what a row's grammar does not go on with; rows without one keep every
-        bit, and without any the logits come back as they are."""
+        """Return logits (rows, vocabulary) with -inf for tokens that a row's grammar excludes.
+
+        Rows without a grammar keep every bit; without any grammar the logits are returned as they are.
+        """
         if not any(matchers):
             return logits
         rows = sent(torch.tensor([row for row, matcher in enumerate(matchers) if matcher]), logits.device)
@@ -35,7 +40,10 @@ class Masks:
         return logits.index_copy(0, rows, torch.where(possible, logits[rows], -torch.inf))
 
     def possible(self, matchers: Sequence[Matcher]) -> torch.Tensor:
-        """(matchers, vocabulary) bool: the tokens that each may go on with, those that end an answer where it may end."""
+        """Return the tokens that each matcher allows, (matchers, vocabulary) bool.
+
+        They include the tokens that end an answer where it may end.
+        """
         pinned = self._device.type == "cuda"
         packed = torch.empty(len(matchers), self._words, dtype=torch.int32, pin_memory=pinned)
         asked = [(matcher.inner, row) for row, matcher in enumerate(matchers)]

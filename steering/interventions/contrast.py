@@ -48,13 +48,20 @@ class Contrast(Options):
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt: ...
 
     def report(self, taken: Any) -> dict[str, Any]:
-        """What was done. taken: `Twinned`, of which the number of tokens that would have been others."""
+        """Report the settings and the number of tokens that the contrast changed.
+
+        taken: `Twinned`.
+        """
         return {**self.settings(), "changed": taken.changed}
 
 
 class Vcd(Contrast):
-    """Images noised as by `step` of 1,000 steps of forward diffusion; the released code's alpha, beta and step (Leng
-    et al. 2024, "Visual Contrastive Decoding", equations 1, 3 and 4). Raises RequestError for what is out of range."""
+    """Contrast the logits with those of noised images (VCD).
+
+    The images are noised as by `step` of 1,000 steps of forward diffusion. alpha, beta and step default to the released
+    code's values (Leng et al. 2024, "Visual Contrastive Decoding", equations 1, 3 and 4). Raises RequestError for values out
+    of range.
+    """
 
     kind = "vcd"
     needs_image = True
@@ -69,8 +76,12 @@ class Vcd(Contrast):
 
 
 class Icd(Contrast):
-    """A disturbing role on a line before the question; the paper's first one and the released code's alpha and beta
-    (Wang et al. 2024, "Instruction Contrastive Decoding"). Raises RequestError for what is out of range."""
+    """Contrast the logits with those under a disturbing instruction (ICD).
+
+    The instruction is a line before the question and defaults to the paper's first one; alpha and beta default to the
+    released code's values (Wang et al. 2024, "Instruction Contrastive Decoding"). Raises RequestError for values out of
+    range.
+    """
 
     kind = "icd"
 
@@ -85,17 +96,23 @@ class Icd(Contrast):
 
 
 def diffusion(step: int) -> tuple[float, float]:
-    """What share of a picture and of standard noise is left after a step of forward diffusion: the square roots of the
-    product of 1 - b and of its complement, b rising from 1e-5 to 5e-3 along a sigmoid (VCD's released schedule)."""
+    """Return the factors of the picture and of standard noise after a step of forward diffusion.
+
+    They are the square roots of the cumulative product of 1 - b and of its complement; b rises from 1e-5 to 5e-3 along a
+    sigmoid (VCD's released schedule).
+    """
     b = torch.linspace(-6, 6, DIFFUSION_STEPS, dtype=torch.float64).sigmoid() * (0.5e-2 - 1e-5) + 1e-5
     kept = float((1 - b)[: step + 1].prod())
     return kept**0.5, (1 - kept) ** 0.5
 
 
 def noised(picture: Picture, step: int, frames: int = 1) -> Picture:
-    """A picture after a step of forward diffusion. The noise depends on the picture alone, so that the same request has the
-    same answer and the features are cached. Where a processor repeats a still picture for so many `frames`, (patches,
-    channels * frames * ...), all have the same noise."""
+    """Return a picture after a step of forward diffusion.
+
+    The noise depends on the picture alone, so that the same request has the same answer and the features can be cached.
+    Where a processor repeats a still picture for `frames` frames, (patches, channels * frames * ...), all frames have the
+    same noise.
+    """
     pixels = picture.tensors["pixel_values"]
     generator = torch.Generator().manual_seed(int.from_bytes(picture.key[:8], "little", signed=True))
     kept, added = diffusion(step)
@@ -109,7 +126,10 @@ def noised(picture: Picture, step: int, frames: int = 1) -> Picture:
 
 
 def _with_instruction(messages: Messages, instruction: str) -> list[dict[str, Any]]:
-    """The messages with a line before the first text of the last user message that is no text context."""
+    """Return the messages with the instruction on a line before the first text of the last user message.
+
+    Parts that are text context do not count as texts.
+    """
     out = [dict(message) for message in messages]
     last = max(i for i, message in enumerate(out) if message["role"] == "user")
     content = out[last]["content"]

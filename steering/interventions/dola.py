@@ -1,21 +1,24 @@
-"""DoLa: the last layer's distribution is contrasted with an early layer's (Chuang et al. 2024, "DoLa: Decoding by
-Contrasting Layers Improves Factuality in Large Language Models", arXiv 2309.03883, sections 2.1 to 2.3).
+"""DoLa: the last layer's distribution is contrasted with that of an early layer.
 
-At every step the candidate layer whose distribution q diverges most from the last layer's p is chosen; tokens less likely
-than `relative_top` times the likeliest one by p are impossible, and the others' logits are log p - log q.
+Chuang et al. 2024, "DoLa: Decoding by Contrasting Layers Improves Factuality in Large Language Models", arXiv 2309.03883,
+sections 2.1 to 2.3.
 
-What the paper leaves open is as in the authors' code (github.com/voidism/DoLa, dola.py and its generation/utils.py), which
-transformers' own former implementation shares:
+At every step the candidate layer whose distribution q diverges most from the last layer's p is chosen. Tokens less likely
+under p than `relative_top` times the likeliest one become impossible; the others' logits are log p - log q.
+
+The paper leaves some points open. They follow the authors' code (github.com/voidism/DoLa, dola.py and its
+generation/utils.py), which transformers' own former implementation shares:
 - the head is applied to early states as they are, without the final norm (`normalise` applies it);
-- the divergence is the mean of KL(m || p) and KL(m || q), m = (p + q) / 2; the paper's is that of KL(p || m) and
-  KL(q || m), which `divergence` "paper" has. Both choose by the largest;
-- states are numbered as there: 0 is the embeddings, l what l layers have made of them.
-The candidates of a `bucket` are transformers': every other state of the lower or of the upper half, of models with more
-than 40 layers of the first or the last 20, from the second layer on where the head is the embedding matrix.
-Unlike there each row chooses its own layer, where a batch chose one together.
+- the divergence is the mean of KL(m || p) and KL(m || q), m = (p + q) / 2; the paper's is that of KL(p || m) and KL(q || m),
+  which `divergence` "paper" selects. Both choose the layer with the largest;
+- states are numbered as in that code: 0 is the embeddings, l the output of the first l layers.
 
-A grammar's mask and a twin's contrast come first: p is made of the logits that they leave, and q of the same tokens.
-Penalties, bias, temperature, log-probabilities and forced tokens come behind, as the authors' logits processors do.
+The candidates of a `bucket` are those of transformers: every other state of the lower or the upper half or, in models with
+more than 40 layers, of the first or the last 20. Where the head is the embedding matrix, they start from the second layer.
+Unlike in that code each row chooses its own layer; there a batch shares one.
+
+A grammar's mask and a twin's contrast come first: p is computed from the logits that they leave, and q over the same tokens.
+Penalties, bias, temperature, log-probabilities and forced tokens come after it, as the authors' logits processors do.
 """
 
 from __future__ import annotations
@@ -40,17 +43,20 @@ from steering.protocol.wording import shown
 
 NAME = "dola"
 WIDE, MOST = 40, 20
-"""Layers above which a bucket has no more than the second number of them."""
+"""The number of layers above which a bucket is capped, and its largest size then."""
 
 State = Annotated[int, Field(ge=0, json_schema_extra={LAYERS: -1})]
 
 
 class Dola(Options):
-    """Logits are contrasted with those of an early layer. `premature` are the candidates, 0 for the embeddings and l for
-    what l layers have made of them; where they are not given, those of the `low` or `high` `bucket`. At each step the one
-    whose distribution diverges most from the last layer's counts. Tokens less likely than `relative_top` times the likeliest
-    one are impossible. `normalise` puts the final norm before the head, `divergence` is the released code's or the
-    paper's. Chuang et al. 2024, sections 2.1 to 2.3. Raises RequestError for what is out of range."""
+    """Contrast the logits with those of an early layer (DoLa).
+
+    `premature` are the candidates: 0 is the embeddings, l the output of the first l layers; by default they are those of the
+    `low` or `high` `bucket`. At each step the candidate whose distribution diverges most from the last layer's is used.
+    Tokens less likely than `relative_top` times the likeliest one are impossible. `normalise` applies the final norm before
+    the head; `divergence` is the released code's or the paper's. Chuang et al. 2024, sections 2.1 to 2.3. Raises
+    RequestError for values out of range.
+    """
 
     path = (NAME,)
 
@@ -74,13 +80,16 @@ class Dola(Options):
             )
 
     def candidates(self, mllm: MLLM) -> list[int]:
-        """The states that it chooses from, in order."""
+        """Return the numbers of the candidate states, in order."""
         if self.premature is not None:
             return sorted({*self.premature})
         return bucket(self.bucket, mllm.num_layers, bool(getattr(mllm.model.config, "tie_word_embeddings", False)))
 
     def report(self, taken: Any) -> dict[str, Any]:
-        """Report the candidates and their choice. taken: by state, the number of tokens for which it was chosen."""
+        """Report the candidates and how often each was chosen.
+
+        taken: by state, the number of tokens for which it was chosen.
+        """
         return {
             **self.settings(),
             "premature": sorted(taken),
@@ -92,7 +101,10 @@ class Dola(Options):
 
 
 def bucket(name: str, layers: int, tied: bool) -> list[int]:
-    """The candidates of a model with so many layers, whose head may be tied to its embeddings."""
+    """Return the candidate states of a bucket for a model with `layers` layers.
+
+    tied: the head is the embedding matrix.
+    """
     if name == "high":
         return list(range(layers // 2 if layers <= WIDE else layers - MOST, layers, 2))
     first = 0 if not tied else min(2, max(layers - 1, 0))
@@ -101,16 +113,16 @@ def bucket(name: str, layers: int, tied: bool) -> list[int]:
 
 
 def divergences(last: torch.Tensor, early: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
-    """(rows, candidates), in nats, how far early layers' distributions are from the last one's.
+    """Return how far early layers' distributions are from the last layer's, in nats, (rows, candidates).
 
     last: (rows, 1, vocabulary), early: (rows, candidates, vocabulary), log-probabilities, -inf where a token is impossible.
-    released: (rows, 1) bool, for KL(m || .) in the place of KL(. || m).
+    released: (rows, 1) bool, selects KL(m || .) instead of KL(. || m).
     """
     middle = torch.logaddexp(last, early) - math.log(2)
     possible = last > -torch.inf
 
     def mean(of: torch.Tensor) -> torch.Tensor:
-        far = of - middle  # log of the ratio of one of the distributions to their mean
+        far = of - middle  # the log of a distribution's ratio to the mean of both
         weight = torch.where(released[..., None], -middle.exp(), of.exp())
         return torch.where(possible, weight * far, 0.0).sum(-1)
 
@@ -118,8 +130,11 @@ def divergences(last: torch.Tensor, early: torch.Tensor, released: torch.Tensor)
 
 
 class DolaRows(LayerHook):
-    """Gathers the states of early layers in one forward pass. states: those that some row needs, sorted. last: (rows,) the
-    place of each row's last token. `early` is (rows, states, d) then."""
+    """Gathers the states of early layers in one forward pass.
+
+    states: the states that any row needs, sorted. last: (rows,) the index of each row's last token. `early` then returns
+    (rows, states, d).
+    """
 
     def __init__(self, states: list[int], last: torch.Tensor | None):
         self.states = states
@@ -147,11 +162,11 @@ class DolaRows(LayerHook):
 
 
 class DolaSlots(Slots):
-    """The early states of every slot's last token, and what was chosen.
+    """The early states of every slot's last token, and the states that were chosen.
 
     candidates: (slots, layers) bool. early: (slots, layers, d), by the number of the state. top: (slots, 1), the logarithm
-    of `relative_top`. released: (slots, 1) bool, which divergence. chosen: (slots, length), the state by token of the
-    answer.
+    of `relative_top`. released: (slots, 1) bool, the divergence to use. chosen: (slots, length), the chosen state by token
+    of the answer.
     """
 
     measured = ("early",)
@@ -168,7 +183,7 @@ class DolaSlots(Slots):
     def place(self, sequence: Sequence) -> None:
         dola, slot = _asked(sequence), sequence.slot
         if dola is None:
-            return  # no other row reads what is left here
+            return  # a slot's old values are read by rows that use DoLa alone
         own = torch.zeros(self.pool.layers, dtype=torch.bool)
         own[dola.candidates(self.pool.mllm)] = True
         self.candidates[slot] = sent(own, self.candidates)
@@ -179,7 +194,7 @@ class DolaSlots(Slots):
         return self._rows(chunk.sequences, sent(chunk.last, self.early.device)) if chunk.complete else None
 
     def reuse(self, sequence: Sequence) -> Reuse:
-        return Reuse(sequence.prompt.length)  # nothing is done to the prompt
+        return Reuse(sequence.prompt.length)  # the prompt is not changed
 
     def decode(self, batch: DecodeBatch) -> DolaRows | None:
         return self._rows(batch.sequences, None)
@@ -215,7 +230,7 @@ class DolaSlots(Slots):
         return {state: counts[state] for state in dola.candidates(self.pool.mllm)}
 
     def _early(self, rows: list[tuple[int, Sequence]], hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits (rows, states, vocabulary) of early states (rows, states, d)."""
+        """Return the logits (rows, states, vocabulary) of early states (rows, states, d)."""
         mllm = self.pool.mllm
         normalise = [(dola := _asked(sequence)) is not None and dola.normalise for _, sequence in rows]
         if any(normalise):

@@ -1,8 +1,8 @@
 """SAGE's third stage, Generate: logits are contrasted with those of a masked image (SAGE paper, section 5.1, eq. 6 and 7).
 
-A twin row answers the same prompt, its images occluded where both the visual attention map and the Token Activation Map
+A twin row answers the same prompt with its images occluded where both the visual attention map and the Token Activation Map
 of the first token are strongest; logits + lambda * ReLU(logits - logits of the twin) decide every token. The mask may be
-rebuilt as the answer goes on: a new twin then takes in the prompt with new images and the answer so far.
+rebuilt during the answer: a new twin then prefills the prompt with new images and the answer so far.
 
 The attention map is that of the row before the token, mean over heads and over the model's focus layers, the last ones.
 """
@@ -40,9 +40,12 @@ NAME = "sage.generate"
 
 
 class Generate(Options):
-    """Logits are contrasted with those of a masked image. `weight` is lambda; `top` the share of an image's patches
-    that each map puts forward; the mask is rebuilt every `refresh` tokens, 0 for never. Takes a second row of the
-    batch. SAGE paper, section 5.1, equations 6 and 7. Raises RequestError for what is out of range."""
+    """Contrast the logits with those of a masked image (SAGE's Generate).
+
+    `weight` is lambda; `top` is the share of an image's patches that each map nominates; the mask is rebuilt every `refresh`
+    tokens, 0 for never. Takes a second row of the batch. SAGE paper, section 5.1, equations 6 and 7. Raises RequestError for
+    values out of range.
+    """
 
     path = ("sage", "generate")
     twin = True
@@ -54,7 +57,7 @@ class Generate(Options):
 
     @property
     def rule(self) -> Rule:
-        """Equation 7."""
+        """The contrast of equation 7."""
         return Rule(self.weight, relu=True)
 
     @property
@@ -69,8 +72,10 @@ class Generate(Options):
         return self.refresh > 0 and tokens > 0 and tokens % self.refresh == 0
 
     def report(self, taken: Any) -> dict[str, Any] | None:
-        """What was done: the patches occluded at first and by every rebuilt mask, and how many tokens it changed. taken:
-        `Twinned`."""
+        """Report the patches occluded at first and by every rebuilt mask, and how many tokens the contrast changed.
+
+        taken: `Twinned`.
+        """
         if not taken.made:
             return None
         first, *rebuilt = taken.made
@@ -82,14 +87,17 @@ class Generate(Options):
         }
 
     def brief(self, report: dict[str, Any]) -> dict[str, Any]:
-        """The numbers of patches and of rebuilt masks in the place of both."""
+        """Return the report with the numbers of patches and of rebuilt masks in place of both."""
         return report | {"masked": [len(patches) for patches in report["masked"]], "rebuilt": len(report["rebuilt"])}
 
 
 @dataclass(frozen=True)
 class Mask:
-    """What is occluded for a twin: `chosen` (patches,) bool for each image, in its `pixels` or else in its features; `token`
-    is the first generated token, from 0, that it decides."""
+    """The patches that are occluded for a twin.
+
+    `chosen` is (patches,) bool for each image. Patches are occluded in the image's `pixels` or else in its features. `token`
+    is the first generated token, from 0, that the mask decides.
+    """
 
     chosen: tuple[torch.Tensor, ...]
     pixels: bool
@@ -101,7 +109,7 @@ class Mask:
         return [chosen.nonzero()[:, 0].tolist() for chosen in self.chosen]
 
     def occluded(self, prompt: Prompt) -> tuple[Prompt, Callable[[torch.Tensor], torch.Tensor] | None]:
-        """The twin's prompt, and what becomes of its decoder inputs (1, n, d) where features are masked."""
+        """Return the twin's prompt and, where features are masked, a function that masks its decoder inputs (1, n, d)."""
         images = prompt.layout.images
         if not self.pixels:
             return prompt, partial(masked_features, images=images, chosen=self.chosen)
@@ -110,10 +118,11 @@ class Mask:
 
 
 def chosen_patches(attention: torch.Tensor, activation: torch.Tensor, top: float) -> torch.Tensor:
-    """(patches,) bool: in the top of both maps or, where they have none in common, the top 5 % of their product.
+    """Return the patches, (patches,) bool, that are in the top of both maps.
 
-    Never all patches of an image, nor one that is zero in both maps. Where the product is zero everywhere, attention
-    decides, and where no layer sees the image, activation. attention, activation: (patches,), at least two.
+    Where the two have none in common, they are the top 5 % of the maps' product. Never all patches of an image are chosen,
+    nor one that is zero in both maps. Where the product is zero everywhere, attention decides; where no layer sees the
+    image, activation does. attention, activation: (patches,), at least two.
     """
     patches = len(attention)
 
@@ -131,7 +140,7 @@ def chosen_patches(attention: torch.Tensor, activation: torch.Tensor, top: float
 
 
 def can_mask_pixels(inputs: Mapping[str, torch.Tensor], images: Sequence[ImageSpan]) -> bool:
-    """Whether image tokens are rectangles of one picture in the processor's tensors, and not of tiles."""
+    """Return whether image tokens are rectangles of one picture in the processor's tensors, rather than of tiles."""
     pixels = inputs["pixel_values"]
     whole = pixels.ndim == 4 and len(pixels) == len(images) and all(image.grid is not None for image in images)
     return "image_grid_thw" in inputs or whole
@@ -140,16 +149,17 @@ def can_mask_pixels(inputs: Mapping[str, torch.Tensor], images: Sequence[ImageSp
 def masked_pixels(
     inputs: Mapping[str, torch.Tensor], images: Sequence[ImageSpan], chosen: Sequence[torch.Tensor]
 ) -> dict[str, torch.Tensor] | None:
-    """The processor's tensors with the chosen patches (patches,) of each image filled with the image's mean colour.
+    """Return the processor's tensors with the chosen patches of each image filled with the image's mean colour.
 
-    None where image tokens are no rectangles of one picture (tiles); then features are to be masked instead. What the
-    processor made is filled and not the picture before it, so that cutting and scaling cannot shift the patches.
+    chosen: (patches,) for each image. Returns None where image tokens are no rectangles of one picture (tiles); features are
+    masked instead then. The processor's output is filled, not the picture before it, so that cropping and scaling cannot
+    shift the patches.
     """
     if not can_mask_pixels(inputs, images):
         return None
     pixels = inputs["pixel_values"].clone()
     if (grids := inputs.get("image_grid_thw")) is not None:
-        # (patches before merging, channels * ...): those that merge into one token follow each other.
+        # (patches before merging, channels * ...): patches that merge into one token are adjacent.
         channels = 3
         for picture, mask in zip(pixels.split(grids.prod(-1).tolist()), chosen, strict=True):
             by_token = picture.view(len(mask), -1, channels, picture.shape[1] // channels)
@@ -173,7 +183,7 @@ def masked_pixels(
 
 
 def masked_features(embeds: torch.Tensor, images: Sequence[ImageSpan], chosen: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Decoder inputs (1, n, d) with the chosen tokens of each image replaced by the mean of the image's tokens."""
+    """Return decoder inputs (1, n, d) with the chosen tokens of each image replaced by the mean of the image's tokens."""
     embeds = embeds.clone()
     for image, mask in zip(images, chosen, strict=True):
         columns = image.columns.to(embeds.device)
@@ -184,7 +194,7 @@ def masked_features(embeds: torch.Tensor, images: Sequence[ImageSpan], chosen: S
 def mask_of(
     prompt: Prompt, states: torch.Tensor, attention: torch.Tensor, head: torch.Tensor, top: float, token: int
 ) -> Mask:
-    """What to occlude for the twin of a prompt from generated token `token` on.
+    """Return the mask of a prompt's twin from generated token `token` on.
 
     states: (image tokens, d), normalised, after the last layer, image by image. attention: (columns,), of the row before the
     token. head: (d,), the token's row of the output embedding.
@@ -193,14 +203,14 @@ def mask_of(
     seen = attention[sent(torch.cat([image.columns for image in images]), attention.device)]
     maps = torch.stack(
         [seen.float(), activation_maps(states, head[None])[0]]
-    ).cpu()  # chosen of where that needs no waits
+    ).cpu()  # the choice needs several syncs, which cost nothing on the CPU
     parts = maps.split([image.tokens for image in images], 1)
     chosen = [chosen_patches(looked, activated, top) for looked, activated in parts]
     return Mask(tuple(chosen), can_mask_pixels(prompt.inputs, images), token)
 
 
 class GenerateSlots(Slots):
-    """Makes the masks: at the prompt's end, and when they are due; of the answer's own attention and states."""
+    """Makes the masks at the prompt's end and when they are due, from the answer's own attention and states."""
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         for row, sequence in enumerate(chunk.sequences):
@@ -212,7 +222,7 @@ class GenerateSlots(Slots):
                     del sequence.captured[states.NAME]
 
     def reuse(self, sequence: Row) -> Reuse:
-        return Reuse(sequence.prompt.length)  # what it looks at, recorders regain
+        return Reuse(sequence.prompt.length)  # recorders regain the captured states and attention
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         for sequence in batch.sequences:
@@ -221,14 +231,14 @@ class GenerateSlots(Slots):
                 continue
             try:
                 self._mask(sequence, asked, computed.logits[sequence.slot])
-            except Exception as error:  # of this sequence alone
+            except Exception as error:  # it ends this sequence alone
                 if lost(error, self.pool.mllm.devices):
                     raise
                 log.exception("A mask could not be made.")
                 sequence.error = Fault(f"The masked image could not be made: {error}")
 
     def _mask(self, sequence: Row, asked: Generate, logits: torch.Tensor) -> None:
-        """Note what the twin is not to see from the next token on. logits: (vocabulary,)."""
+        """Note the mask that the twin has from the next token on. logits: (vocabulary,)."""
         assert sequence.pair is not None
         head = self.pool.mllm.head_rows(logits.argmax())
         (image_states,), seen = sequence.captured[states.NAME].image, sequence.captured[attention.NAME].map
@@ -238,8 +248,10 @@ class GenerateSlots(Slots):
 
 
 class Sage(NamedTuple):
-    """The stages of one request, in the place of its interventions; None is off: `Sage(See(), Think(), Generate())`
-    is all of SAGE, `Sage()` nothing (SPD-Faith Bench paper, section 5.1)."""
+    """The SAGE stages of one request, in place of its interventions; None turns a stage off.
+
+    `Sage(See(), Think(), Generate())` is all of SAGE, `Sage()` none of it (SPD-Faith Bench paper, section 5.1).
+    """
 
     see: See | None = None
     think: Think | None = None

@@ -1,12 +1,12 @@
-"""Looking at a place: a bias is added to the attention scores of an image's patches, or of those in a box.
+"""LookAt adds a bias to the attention scores of an image's patches, or of those in a box.
 
 s <- s + bias, before the softmax, in the columns of the patches, at chosen layers and heads. A softmax of shifted scores is
-the plain weights w, times e^bias on the patches, normalised again: so a prefill's output follows from products of the plain
-weights, as (R + e^bias P) / (r + e^bias p) with P and R the weighted values of the patches and of the rest, p and r their
-shares of attention. Both are sums of what is positive, so that nothing cancels, however large the bias.
+the plain weights w, times e^bias on the patches, normalised again. A prefill's output therefore follows from products of the
+plain weights, as (R + e^bias P) / (r + e^bias p), with P and R the weighted values of the patches and of the rest, p and r
+their shares of attention. Both are sums of positive terms, so that nothing cancels, however large the bias.
 
-Queries are biased that stand behind the image's last patch: tokens of the prompt, and every generated one; with `queries`
-"all" also those of the patches themselves, which changes what patches hand on to each other.
+The biased queries are those after the image's last patch: tokens of the prompt, and every generated one. With `queries`
+"all" the patches' own queries are biased too, which changes the information that patches pass to each other.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class LookAt(Options):
-    """Attention is drawn to a picture, or to a box in it. `bias` is added to the scores of its patches before the softmax,
-    below 0 to look away; `image` counts from 1; `box` is [x0, y0, x1, y1] in shares of the picture's width and height from
-    its upper left corner, every patch that it overlaps counts; `layers` are the model's middle third and `heads` all where
-    they are not given; `queries` are the tokens `behind` the picture, generated ones included, or `all`. Raises
-    RequestError for what is out of range."""
+    """Draw attention to a picture, or to a box in it.
+
+    `bias` is added to the scores of its patches before the softmax, below 0 to look away. `image` counts from 1. `box` is
+    [x0, y0, x1, y1] in shares of the picture's width and height from its upper left corner; every patch that it overlaps
+    counts. `layers` default to the model's middle third and `heads` to all. `queries` are the tokens `behind` the picture,
+    generated ones included, or `all`. Raises RequestError for values out of range.
+    """
 
     path = (NAME,)
     needs_image = True
@@ -77,7 +79,10 @@ class LookAt(Options):
             )
 
     def columns(self, prompt: Prompt) -> torch.Tensor:
-        """(patches,) the prompt's columns that are looked at; none where it lacks the image, as a twin's may."""
+        """Return the prompt's columns that are looked at, (patches,).
+
+        They are empty where the prompt lacks the image, as a twin's may.
+        """
         images = prompt.layout.images
         if self.image > len(images):
             return torch.zeros(0, dtype=torch.int64)
@@ -85,24 +90,30 @@ class LookAt(Options):
         return image.columns if self.box is None else image.columns[inside(self.box, image)]
 
     def chosen_layers(self, count: int) -> list[int]:
-        """The layers where scores are biased, of so many: the middle third where none are given."""
+        """Return the layers, of `count`, where scores are biased: the middle third by default."""
         first = count // 3
         return list(range(first, max(first + 1, 2 * count // 3))) if self.layers is None else self.layers
 
     def first_query(self, prompt: Prompt) -> int:
-        """The first token of the prompt that is a query whose scores are biased."""
+        """Return the first token of the prompt whose query is biased."""
         images = prompt.layout.images
         behind = self.queries == "behind" and self.image <= len(images)
         return int(images[self.image - 1].columns.max()) + 1 if behind else 0
 
     def report(self, taken: Any) -> dict[str, Any]:
-        """Report where it looked. taken: the number of patches, the layers, and the heads."""
+        """Report the settings, layers, heads and the number of patches.
+
+        taken: the number of patches, the layers, and the heads.
+        """
         patches, layers, heads = taken
         return {**self.settings(), "layers": layers, "heads": heads, "patches": patches}
 
 
 def inside(box: list[float], image: ImageSpan) -> torch.Tensor:
-    """(tokens,) bool: the patches of an image, row by row of its grid, that a box in shares of its sides overlaps."""
+    """Return which patches of an image a box overlaps, (tokens,) bool, row by row of its grid.
+
+    box: [x0, y0, x1, y1] in shares of the image's sides.
+    """
     assert image.grid is not None
     (rows, columns), (x0, y0, x1, y1) = image.grid, box
     down, right = torch.arange(rows)[:, None], torch.arange(columns)[None]
@@ -111,9 +122,12 @@ def inside(box: list[float], image: ImageSpan) -> torch.Tensor:
 
 
 class LookAtRows(AttentionHook):
-    """The bias of one forward pass. asked: (rows,) bool. bias: (rows, layers, heads), 0 where nothing is added. patches:
-    (rows, length), 1 on the columns that are looked at. layers: those where some row is biased. places: (rows, n), of a
-    prefill, the column of each query; first: (rows, 1), from which on queries are biased."""
+    """The bias of one forward pass.
+
+    asked: (rows,) bool. bias: (rows, layers, heads), 0 where nothing is added. patches: (rows, length), 1 on the columns
+    that are looked at. layers: those where any row is biased. places: (rows, n), in a prefill, the column of each query;
+    first: (rows, 1), the first biased query.
+    """
 
     def __init__(
         self,
@@ -136,10 +150,7 @@ class LookAtRows(AttentionHook):
             bias = bias * self._biased.gather(1, queries)[:, None, :, None]
         return scores + bias.to(scores.device)
 
-    def changes(self, layer: int) -> bool:
-        return self._biased is not None and layer in self._layers
-
-    def product(self, layer: int, value: torch.Tensor, exact: Product) -> Any:
+    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
         if self._biased is None or layer not in self._layers:
             return None
         device = value.device
@@ -157,8 +168,11 @@ class LookAtRows(AttentionHook):
 
 
 class LookAtSlots(Slots):
-    """The bias of every slot. asked: (slots,) bool. bias: (slots, layers, heads), of this rank's heads, 0 where nothing was
-    asked for. patches: (slots, length), 1 on the columns that are looked at. first: (slots, 1), the first query."""
+    """The bias of every slot.
+
+    asked: (slots,) bool. bias: (slots, layers, heads), of this rank's heads, 0 where nothing was requested. patches: (slots,
+    length), 1 on the columns that are looked at. first: (slots, 1), the first query.
+    """
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
@@ -173,7 +187,7 @@ class LookAtSlots(Slots):
 
     def place(self, sequence: Sequence) -> None:
         slot, look, prompt = sequence.slot, _asked(sequence), sequence.prompt
-        fill(self.asked, slot, look is not None and look.bias != 0)  # else it changes nothing, to the bit
+        fill(self.asked, slot, look is not None and look.bias != 0)  # a bias of 0 must leave the row's bits unchanged
         bias, patches = torch.zeros(self.pool.layers, self._heads), torch.zeros(self.pool.length)
         if look is not None:
             layers = torch.tensor(look.chosen_layers(self.pool.layers))

@@ -1,8 +1,7 @@
-"""PAI: attention to images is amplified, and the logits are contrasted with those of the text alone (Liu et al. 2024,
-"Paying More Attention to Image", sections 3.2 and 3.3).
+"""PAI: attention to images is amplified, and the logits are contrasted with those of the text alone.
 
-Scores s of image tokens become s + amplify * |s| before the softmax, in the prompt's last row and in those of all generated
-tokens.
+Liu et al. 2024, "Paying More Attention to Image", sections 3.2 and 3.3. Scores s of image tokens become s + amplify * |s|
+before the softmax, in the prompt's last row and in the rows of all generated tokens.
 """
 
 from __future__ import annotations
@@ -27,9 +26,12 @@ from steering.protocol.wording import shown
 
 
 class Pai(Contrast):
-    """Against the text alone; gamma of the paper is 1 + alpha. Attention is amplified from layer `first_layer` on:
-    scores s of image tokens become s + `amplify` * |s|. The paper's gamma, the released code's other values (Liu et
-    al. 2024, sections 3.2 and 3.3). Raises RequestError for what is out of range."""
+    """Contrast the logits with those of the text alone and amplify attention to images (PAI).
+
+    From layer `first_layer` on, scores s of image tokens become s + `amplify` * |s|. The paper's gamma is 1 + alpha and has
+    the paper's default; the other defaults are the released code's (Liu et al. 2024, sections 3.2 and 3.3). Raises
+    RequestError for values out of range.
+    """
 
     kind = "pai"
     needs_image = True
@@ -59,7 +61,7 @@ class AmplifyRows(AttentionHook):
     """The amplification of one forward pass.
 
     asked: (rows,) bool, the rows that are amplified. alpha: (rows, layers), 0 in others. images: (rows, length), 1 on the
-    columns of images. last: (rows,) which query is amplified, in a prefill; -1 where none is.
+    columns of images. last: (rows,) the query that is amplified in a prefill, -1 where there is none.
     """
 
     def __init__(
@@ -77,13 +79,16 @@ class AmplifyRows(AttentionHook):
         return torch.addcmul(scores, gain.to(scores.device), scores.abs())
 
     def gains(self, layer: int, columns: int) -> torch.Tensor:
-        """(rows, columns), by which the scores s of amplified rows are s + gain * |s|."""
+        """Return the gains (rows, columns) with which the scores s of amplified rows become s + gain * |s|."""
         return self.alpha[:, layer, None] * self.images[:, :columns]
 
 
 class PaiSlots(Slots):
-    """The amplification of every slot. asked: (slots,) bool. alpha: (slots, layers), 0 where nothing was asked for. images:
-    (slots, length), 1 on the columns of images."""
+    """The amplification of every slot.
+
+    asked: (slots,) bool. alpha: (slots, layers), 0 where nothing was requested. images: (slots, length), 1 on the columns of
+    images.
+    """
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
@@ -110,7 +115,7 @@ class PaiSlots(Slots):
         return AmplifyRows(self.asked[rows], self.alpha[rows], self.images[rows], sent(last, self.alpha.device))
 
     def reuse(self, sequence: Sequence) -> Reuse:
-        return Reuse(sequence.prompt.length, generated=False)  # of a prompt only the last row is amplified
+        return Reuse(sequence.prompt.length, generated=False)  # in a prompt only the last row is amplified
 
     def acts(self, sequences: list[Sequence]) -> bool:
         return any(_asked(sequences))

@@ -1,4 +1,4 @@
-"""Projecting a direction out of the residual stream: h <- h - (h . v) v at chosen layers, for chosen tokens.
+"""ProjectOut removes a direction from the residual stream: h <- h - (h . v) v at chosen layers, for chosen tokens.
 
 v is the vector's direction at the layer, scaled to length 1; its weight and sign do not matter. This is directional ablation
 as in Arditi et al. 2024, "Refusal in Language Models Is Mediated by a Single Direction" (arXiv 2406.11717, section 2.4), at
@@ -27,10 +27,12 @@ NAME = "project_out"
 
 
 class ProjectOut(Options):
-    """A direction is removed from the residual stream: h - (h . v) v, v of length 1. `vector` is a steering vector of any
-    kind, of which only the direction counts; `layers` are those whose output it is removed from, the vector's own where
-    they are not given; `tokens` are `all` or those of `prompt`, `generated`, `image`, `text`, or `image:2`. Arditi et al.
-    2024, section 2.4. Raises RequestError for what is none of these."""
+    """Remove a direction from the residual stream: h - (h . v) v, v of length 1.
+
+    `vector` is a steering vector of any kind, of which only the direction counts. `layers` are the layers from whose output
+    it is removed, by default the vector's own. `tokens` are `all` or those of `prompt`, `generated`, `image`, `text`, or
+    `image:2`. Arditi et al. 2024, section 2.4. Raises RequestError for any other value.
+    """
 
     path = (NAME,)
 
@@ -40,18 +42,18 @@ class ProjectOut(Options):
 
     @property
     def chosen(self) -> TokenChoice:
-        """The tokens that it touches."""
+        """The tokens from which the direction is removed."""
         return TokenChoice(self.tokens)
 
     @property
     def touched_layers(self) -> tuple[int, ...]:
-        """The layers where it is removed; the vector must have been checked."""
+        """The layers from whose output the direction is removed; the vector must have been checked."""
         assert isinstance(self.vector, SteeringVector)
         return self.vector.layers if self.layers is None else tuple(self.layers)
 
     @property
     def directions(self) -> torch.Tensor:
-        """(layers, d) float32: of length 1 at its layers, zeros elsewhere and where the vector has none."""
+        """The directions, (layers, d) float32, of length 1 at its layers, zeros elsewhere and where the vector has none."""
         assert isinstance(self.vector, SteeringVector)
         out, index = torch.zeros_like(self.vector.direction), list(self.touched_layers)
         out[index] = torch.nn.functional.normalize(self.vector.direction[index], dim=-1)
@@ -63,8 +65,11 @@ class ProjectOut(Options):
         check_choice(self.chosen, len(prompt.layout.images), "project_out.tokens")
 
     def report(self, taken: Any) -> dict[str, Any]:
-        """Report what was removed. taken: `Removed`; `removed` is |h . v| / |h|, the share of a state's length along the
-        direction, mean over the touched tokens and layers; None where there were none."""
+        """Report the settings and the share that was removed.
+
+        taken: `Removed`. `removed` is |h . v| / |h|, the share of a state's length along the direction, mean over the
+        touched tokens and layers; None where there were none.
+        """
         values = taken.tokens * len(self.touched_layers)
         return {
             "vector": self.settings()["vector"],
@@ -76,16 +81,18 @@ class ProjectOut(Options):
 
 
 class Removed(NamedTuple):
-    """Counts the touched tokens; `share` is the sum over them and over layers of |h . v| / |h|."""
+    """The number of touched tokens, and `share`, the sum over them and over layers of |h . v| / |h|."""
 
     tokens: int
     share: float
 
 
 class ProjectOutRows(LayerHook):
-    """The projection of one forward pass. directions: (rows, layers, d) in float32, zeros where nothing is removed. touched:
-    (rows, n), 1 on the tokens that it is removed from. Once settled, `by_token` (rows, n) is the sum over layers of what it
-    removed, as a share of |h|."""
+    """The projection of one forward pass.
+
+    directions: (rows, layers, d) in float32, zeros where nothing is removed. touched: (rows, n), 1 on the tokens from which
+    it is removed. Once settled, `by_token` (rows, n) is the sum over layers of the removed part, as a share of |h|.
+    """
 
     by_token: torch.Tensor
 
@@ -103,15 +110,18 @@ class ProjectOutRows(LayerHook):
         length = hidden.float().norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
         self._shares.append((along[..., 0].abs() / length).to(self._touched.device))
         removed = (hidden.float() - along * direction.transpose(1, 2)).to(hidden.dtype)
-        return torch.where(along != 0, removed, hidden)  # whoever did not ask keeps every bit
+        return torch.where(along != 0, removed, hidden)  # other rows keep every bit
 
     def settle(self, positions: torch.Tensor | None) -> None:
         self.by_token, self._shares = torch.stack(self._shares).sum(0), []
 
 
 class ProjectOutSlots(Slots):
-    """The directions of every slot. directions: (slots, layers, d) float32, zeros where nothing was asked for. generated:
-    (slots, 1), 1 where generated tokens are touched. shares: (slots,), what was removed of these so far."""
+    """The directions of every slot.
+
+    directions: (slots, layers, d) float32, zeros where nothing was requested. generated: (slots, 1), 1 where generated
+    tokens are touched. shares: (slots,), the sum of the shares removed from them so far.
+    """
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)

@@ -1,4 +1,4 @@
-"""The refusal prompt: the model is told that it may say that it does not know (MM-SAP, section 4.5)."""
+"""The refusal prompt tells the model that it may say that it does not know (MM-SAP, section 4.5)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from steering.protocol.asked import Messages, Options, Words
 BY_LETTER = "Answer with the option's letter from the given choices directly."
 REFUSAL = "Sorry, I can't help with it"
 REFUSAL_PROMPT = f"{BY_LETTER} If you don't know the answer, please reply with '{REFUSAL}'."
-"""As the paper has it, which asks questions with options."""
+"""The prompt as in the paper, which asks questions with options."""
 
 
 class RefusalPrompt(Options):
-    """The model is told that it may refuse. `text` is said on a line at the end of the last user message, or of the system
-    message (`place`), which is made where there is none; the published text alone where nothing else is given. Where that
-    message ends with the published text's first sentence, the rest is said behind it. Raises RequestError for what is out of
-    range."""
+    """Tell the model that it may refuse.
+
+    `text` is added on a line at the end of the last user message, or of the system message (`place`), which is created where
+    there is none; it defaults to the published text. Where that message already ends with the published text's first
+    sentence, only the rest is added. Raises RequestError for values out of range.
+    """
 
     path = ("refusal_prompt",)
     only_chat = True
@@ -43,7 +45,7 @@ class RefusalPrompt(Options):
         return self.settings()
 
     def _behind(self, content: Any) -> Any:
-        """A message's content with the text at its end: behind its last text that is no text context, or as a part."""
+        """Return a message's content with the text at its end: after its last text that is no text context, or as a part."""
         if isinstance(content, str):
             return self._said(content)
         parts = list(content)

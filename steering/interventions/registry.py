@@ -1,5 +1,7 @@
-"""The interventions that there are, a line each, in the order in which they act behind a layer. A new one is a file and a
-line here."""
+"""The available interventions, one a line, in the order in which they act after a layer.
+
+A new one is a file and a line here.
+"""
 
 from __future__ import annotations
 

@@ -1,17 +1,18 @@
 """SAGE's first stage, See: attention to images is enhanced (SAGE paper, section 5.1, equations 3 and 4).
 
-The formula is lost in the paper's text; both readings are here. With alpha of a row in a layer, m_v and m_t its attention
-to the images and to the rest of the prompt (a_s and a_u of the paper: what stands before the first image, and all else):
+The formula is lost in the paper's text; both readings are here. For a row in a layer with enhancement alpha, m_v and m_t are
+its attention to the images and to the rest of the prompt (a_s and a_u of the paper: the part before the first image, and
+everything else):
 
 - "transfer", the default: a share alpha of m_t moves to the images, in proportion to the weights inside them. The sentence
-  behind the formula names a_s and a_u, for which nothing else has a use;
+  after the formula names a_s and a_u, which no other reading uses;
 - "scale": visual weights times (1 + alpha), then the row is normalised again.
 
 The rest of the prompt is all of it, template included, as in the authors' scripts, or with `spans` "content" the messages'
 texts alone.
 
-Shallow layers have the fixed alpha, in every row. Deeper ones have alpha * clip(decay, 0, ceiling) in the rows of
-generated tokens, decay = 1 - m_v(t) / m_v(1), where t = 1 is the prompt's last row.
+Shallow layers have the fixed alpha, in every row. Deeper ones have alpha * clip(decay, 0, ceiling) in the rows of generated
+tokens, decay = 1 - m_v(t) / m_v(1), where t = 1 is the prompt's last row.
 """
 
 from __future__ import annotations
@@ -40,15 +41,18 @@ NAME = "sage.see"
 Reading = Literal["transfer", "scale"]
 READINGS: tuple[Reading, ...] = get_args(Reading)
 LEAST = torch.finfo(torch.float32).tiny
-"""Less attention to images than this cannot be divided by, and is none."""
+"""The least attention to images that can be divided by; anything less counts as none."""
 
 
 class See(Options):
-    """Attention to the images is enhanced. `alpha` is the share by which; `shallow` layers, counted from the first,
-    have it fixed (None: the model's first quarter), deeper ones as far as attention to the images has decayed since the
-    first token, at most `ceiling`. `reading` is what is enhanced: "transfer" moves the share from the rest of the
-    prompt, "scale" multiplies by 1 + alpha; `spans` whether that rest is the "whole" prompt or its "content". SAGE
-    paper, section 5.1, equations 3 and 4. Raises RequestError for what is out of range."""
+    """Enhance attention to the images (SAGE's See).
+
+    `alpha` is the share by which attention is enhanced. In `shallow` layers, counted from the first, it is fixed (None: the
+    model's first quarter); in deeper ones it grows with the decay of attention to the images since the first token, up to
+    `ceiling`. `reading` "transfer" moves the share from the rest of the prompt, "scale" multiplies by 1 + alpha; `spans`
+    tells whether that rest is the "whole" prompt or its "content". SAGE paper, section 5.1, equations 3 and 4. Raises
+    RequestError for values out of range.
+    """
 
     path = ("sage", "see")
     needs_image = True
@@ -68,7 +72,7 @@ class See(Options):
         self.depth(mllm.num_layers)
 
     def depth(self, layers: int) -> int:
-        """How many of a model's layers are shallow; raises RequestError when it has fewer than asked for."""
+        """Return the number of a model's shallow layers; raise RequestError where it has fewer than requested."""
         if self.shallow is not None and self.shallow > layers:
             raise RequestError(
                 f"'sage.see.shallow' must be from 0 to {layers}, the model's layers; got {shown(self.shallow)}.",
@@ -77,7 +81,10 @@ class See(Options):
         return max(1, layers // 4) if self.shallow is None else self.shallow
 
     def report(self, taken: Any) -> dict[str, Any]:
-        """What it did. taken: (tokens, 4) as `SeeSlots.steps`, one for each generated token that went through the model."""
+        """Report the enhancement and the mean attention to images before and after it.
+
+        taken: (tokens, 4) as `SeeSlots.steps`, a row for each generated token that went through the model.
+        """
         mean, greatest, before, after = taken.T.tolist() if len(taken) else ([], [], [], [])
         return {
             "reading": self.reading,
@@ -93,7 +100,10 @@ class See(Options):
 
 
 class _Tables(NamedTuple):
-    """What the enhancement of a forward pass needs on the device of a layer. fixed, start, fall, most: (rows, layers)."""
+    """The tensors that the enhancement of a forward pass needs on a layer's device.
+
+    fixed, start, fall, most: (rows, layers).
+    """
 
     masks: torch.Tensor
     visual: torch.Tensor
@@ -110,13 +120,13 @@ class _Tables(NamedTuple):
 class SeeRows(AttentionHook):
     """The enhancement of one forward pass.
 
-    asked: (rows,) bool, who asked for it. masks: (rows, length, 2), 1 on the columns of images, and of the rest of the
-    prompt. fixed, adaptive: (rows, layers), alpha of shallow and of deeper layers, 0 elsewhere. first: (rows, layers),
-    m_v(1). ceiling: (rows,). transfer: (rows,) bool, the reading, None where every row scales. depths: in how many layers
-    some row is shallow, and how many are shallow in every row. generated: whether the rows are generated tokens, whose
-    decay is measured, or prompts. ranks: who has the other heads. apart: whether some column of a prompt is neither an
-    image's nor of the rest. Once settled, `measured` is what it did to generated tokens, as `measured_of` has it, unless it
-    was written to `steps` (rows, length, 4) by then.
+    asked: (rows,) bool, the rows that requested it. masks: (rows, length, 2), 1 on the columns of images, and of the rest of
+    the prompt. fixed, adaptive: (rows, layers), alpha of shallow and of deeper layers, 0 elsewhere. first: (rows, layers),
+    m_v(1). ceiling: (rows,). transfer: (rows,) bool, the reading, None where every row scales. depths: the number of layers
+    that are shallow in any row, and in every row. generated: whether the rows are generated tokens, whose decay is measured,
+    or prompts. ranks: the processes with the other heads. apart: whether any column of a prompt belongs neither to an image
+    nor to the rest. Once settled, `measured` is the effect on generated tokens, as returned by `measured_of`, unless it was
+    already written to `steps` (rows, length, 4).
     """
 
     measured: torch.Tensor | None = None
@@ -143,17 +153,17 @@ class SeeRows(AttentionHook):
         self._given = masks, fixed, adaptive, first, ceiling, transfer
         self._transfers, self._apart = transfer is not None, apart and transfer is not None
         self._tables: dict[torch.device, _Tables] = {}
-        self._effects: list[tuple[torch.Tensor, ...]] = []  # of each layer alpha, m_v, and by how much weights changed
+        self._effects: list[tuple[torch.Tensor, ...]] = []  # by layer: alpha, m_v, and the factors
 
     def _made(self, columns: int) -> _Tables:
-        """All that does not depend on a layer's attention is made once: a decode step is short."""
+        """Return everything that does not depend on a layer's attention, made once because a decode step is short."""
         masks, fixed, adaptive, first, ceiling, transfer = self._given
         masks = masks[:, :columns]
         visual, text = (mask.contiguous() for mask in masks[:, None, None].unbind(-1))
         # alpha * clip(1 - m_v(t) / m_v(1), 0, ceiling) = clip(alpha - m_v(t) * alpha / m_v(1), 0, alpha * ceiling)
-        seen = first > 0  # a layer whose window held no image does not decay
+        seen = first > 0  # a layer whose window held no image has no decay
         return _Tables(
-            masks if transfer is not None else masks[..., :1],  # what has no say need not be summed
+            masks if transfer is not None else masks[..., :1],  # "scale" does not need the sums over text
             visual,
             text,
             fixed,
@@ -166,14 +176,14 @@ class SeeRows(AttentionHook):
         )
 
     def _on(self, device: torch.device, columns: int) -> _Tables:
-        """What is needed, on the device of a layer."""
+        """Return the tables on the device of a layer."""
         if device not in self._tables:
             home = next(iter(self._tables.values()), None) or self._made(columns)
             self._tables[device] = _Tables(*[table.to(device) for table in home])
         return self._tables[device]
 
     def weights(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
-        """Enhanced weights of shallow layers, and of deeper ones where the queries are generated tokens."""
+        """Return the enhanced weights of shallow layers, and of deeper ones where the queries are generated tokens."""
         if not self.generated and layer >= self.depth:
             return weights
         n, columns = weights.shape[2:]
@@ -190,8 +200,10 @@ class SeeRows(AttentionHook):
         return (weights * gain).div_(total)
 
     def tables(self, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return masks, settings (rows, layers, 4) and the reading (rows,): alpha is the first setting, plus the second +
-        the third * m_v, kept between 0 and the fourth."""
+        """Return masks, settings (rows, layers, 4) and the reading (rows,).
+
+        alpha is the first setting plus the second + the third * m_v, which is clamped between 0 and the fourth.
+        """
         masks, fixed, _, _, _, transfer = self._given
         own = self._made(columns)
         settings = torch.stack([fixed, own.start, own.fall, own.most], -1)
@@ -199,7 +211,7 @@ class SeeRows(AttentionHook):
         return masks.contiguous(), settings, moving
 
     def _alpha(self, own: _Tables, layer: int, seen: torch.Tensor) -> torch.Tensor:
-        """(rows, n or 1). seen: (rows, heads, n, 1), m_v."""
+        """Return alpha, (rows, n or 1). seen: (rows, heads, n, 1), m_v."""
         if not self.generated or layer < self._common_depth:
             return own.fixed[:, layer, None]
         decay = self._ranks.mean(seen.mean((1, 3)))
@@ -208,8 +220,10 @@ class SeeRows(AttentionHook):
         return deep if layer >= self.depth else own.fixed[:, layer, None] + deep
 
     def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
-        """A shallow layer's output: m_v and m_t are products of the weights, too. All is float32: what is divided by may be
-        smaller than half precision can tell from nothing."""
+        """Return a shallow layer's output, for which m_v and m_t are computed as products of the weights, too.
+
+        All is float32: divisors may be too small for half precision to tell from 0.
+        """
         if self.generated or layer >= self.depth:
             return None
         own = self._on(value.device, value.shape[2])
@@ -220,7 +234,7 @@ class SeeRows(AttentionHook):
         seen, read = exact(indicators)[..., :2].split(1, -1)
         if self._apart:
             text = exact(value * masks[..., 1:])
-        else:  # all that is no image is text
+        else:  # every column that is no image's is text
             text, read = whole - visual, 1 - seen
         up, down, total = self._factors(own, own.fixed[:, layer, None], seen, read)
         more = up * visual if down is None else up * visual - down * text
@@ -229,7 +243,7 @@ class SeeRows(AttentionHook):
     def _factors(
         self, own: _Tables, alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """By how much visual weights rise and text weights fall, as shares of themselves, and what normalises the row.
+        """Return the shares by which visual weights rise and text weights fall, and the divisor that normalises the row.
 
         alpha: (rows, n or 1). seen, read: (rows, heads, n, 1), m_v and m_t. A row that sees no image is left as it is.
         """
@@ -251,25 +265,29 @@ class SeeRows(AttentionHook):
 def factors(
     alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor, transfer: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return by how much visual weights rise and text weights fall, as shares of themselves, and what normalises the row, of
-    alpha, m_v, m_t and the reading, which broadcast. A row that sees no image is left as it is."""
+    """Return the shares by which visual weights rise and text weights fall, and the divisor that normalises the row.
+
+    alpha, seen (m_v), read (m_t) and transfer (the reading) broadcast. A row that sees no image is left as it is.
+    """
     moved = alpha * (seen >= LEAST)
     up = torch.where(transfer, moved * read / seen.clamp(min=LEAST), alpha)
     return up, moved * transfer, torch.where(transfer, 1.0, 1 + alpha * seen)
 
 
 def measured_of(alpha: torch.Tensor, seen: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """(rows, 4): alpha, its mean and greatest over layers, and the mass on images before and after, means over layers. All
-    (rows, layers)."""
+    """Return (rows, 4): alpha, its mean and maximum over layers, and the mean mass on images before and after.
+
+    alpha, seen, after: (rows, layers).
+    """
     return torch.stack([alpha.mean(1), alpha.amax(1), seen.mean(1), after.mean(1)], -1)
 
 
 class SeeSlots(Slots):
-    """The settings of every slot, and what each generated token saw.
+    """The settings of every slot, and the attention of each generated token to images.
 
     asked: (slots,) bool. masks: (slots, length, 2), 1 on the columns of images, and of the rest of the prompt. fixed,
     adaptive: (slots, layers), alpha of shallow and of deeper layers. first: (slots, layers), m_v(1). ceiling, transfer:
-    (slots,). steps: (slots, length, 4), by column alpha, its mean and greatest over layers, and m_v before and after.
+    (slots,). steps: (slots, length, 4), by column alpha, its mean and maximum over layers, and m_v before and after.
     """
 
     measured: ClassVar[tuple[str, ...]] = ("first",)
@@ -293,7 +311,7 @@ class SeeSlots(Slots):
                 fill(tensor, slot, 0)
         if not isinstance(see, See):
             return
-        fill(self.asked, slot, see.alpha > 0)  # else it changes nothing, to the bit
+        fill(self.asked, slot, see.alpha > 0)  # an alpha of 0 must leave the row's bits unchanged
         depth = see.depth(self.pool.layers)
         image = spans >= FIRST_IMAGE
         rest = ~image if see.spans == "whole" else (spans >= SYSTEM) & ~image
@@ -329,7 +347,7 @@ class SeeSlots(Slots):
         return any(NAME in sequence.spec.asked for sequence in sequences)
 
     def depths(self, sequences: list[Sequence]) -> list[int]:
-        """Return how many layers are shallow for each sequence that asks for it."""
+        """Return the number of shallow layers of each sequence that requests See."""
         return [see.depth(self.pool.layers) for see in _asked(sequences)]
 
     def decode(self, batch: DecodeBatch) -> SeeRows:
@@ -340,7 +358,7 @@ class SeeSlots(Slots):
             self.steps.index_put_(batch.written, hook.measured)
 
     def take(self, sequence: Sequence) -> torch.Tensor | None:
-        """(tokens, 4) of the generated tokens that were fed."""
+        """Return the rows of `steps`, (tokens, 4), of the generated tokens that were fed."""
         first = sequence.prompt.length
         if NAME not in sequence.spec.asked:
             return None
@@ -359,8 +377,10 @@ class SeeSlots(Slots):
     def rows(
         self, slots: slice, depths: tuple[int, int], generated: bool, transfers: bool = True, apart: bool = True
     ) -> SeeRows:
-        """Return the enhancement of some slots. depths, generated, apart: as of `SeeRows`. transfers: whether some reading
-        is "transfer"."""
+        """Return the enhancement of a range of slots.
+
+        depths, generated, apart: as of `SeeRows`. transfers: whether any reading is "transfer".
+        """
         return SeeRows(
             self.asked[slots],
             self.masks[slots],

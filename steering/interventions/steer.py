@@ -25,22 +25,24 @@ from steering.vectors.vector import PREFERENCE, SteeringVector
 
 NAME = "steering"
 TOWARD = ("vision", "text")
-"""The modalities that may be stated."""
+"""The modalities that a request may name."""
 
 
 @dataclass(frozen=True)
 class Steer(Part):
-    """One vector in one request. `scale` is the signed coefficient c: c > 0 pushes the way that the vector was
-    measured, which for a modality preference is toward text. `layers` None means the vector's own; `tokens` is one of
-    `prompt.tokens.TOKENS`, or "image:2" for the second image alone. Raises RequestError for what is none of these.
-    `Steer.to` states the modality instead."""
+    """A single vector in one request.
+
+    `scale` is the signed coefficient c: c > 0 pushes in the direction in which the vector was measured, which for a modality
+    preference is toward text. `layers` None means the vector's own; `tokens` is one of `prompt.tokens.TOKENS`, or "image:2"
+    for the second image alone. Raises RequestError for any other value. `Steer.to` takes the modality instead.
+    """
 
     vector: SteeringVector
     scale: float
     layers: tuple[int, ...] | None = None
     tokens: str = "all"
     toward: str | None = None
-    auto: Mapping[str, Any] | None = None  # what was measured where the way was found and not asked for
+    auto: Mapping[str, Any] | None = None  # the measurement, where the modality was chosen automatically
 
     def __post_init__(self) -> None:
         _check_vector(self.vector)
@@ -66,9 +68,12 @@ class Steer(Part):
 
     @classmethod
     def to(cls, vector: SteeringVector, toward: str, strength: float = 1.0, **options: Any) -> Steer:
-        """Push toward "vision" or "text" with a strength >= 0: 0 is exactly off, 1.0 the vector's own weight, that is the
-        calibrated one, or the published weight of a vector that was not calibrated (see `published`). The vector must be
-        a modality preference; one that was negated is turned back (see `SteeringVector.positive`)."""
+        """Push toward "vision" or "text" with a strength >= 0.
+
+        Strength 0 is exactly off. 1.0 is the vector's own weight, that is the calibrated one, or the published weight of a
+        vector that was not calibrated (see `published`). The vector must be a modality preference; the sign of one that was
+        negated is corrected (see `SteeringVector.positive`).
+        """
         if toward not in TOWARD:
             raise RequestError(
                 f"'steering.toward' must be one of {', '.join(TOWARD)}; got {shown(toward)}.", param="steering.toward"
@@ -91,20 +96,22 @@ class Steer(Part):
 
     @cached_property
     def delta(self) -> torch.Tensor:
-        """(layers, d) float32: what is added to a chosen token."""
+        """The tensor added to a chosen token, (layers, d) float32."""
         return self.vector.delta(self.scale, self.layers)
 
     @property
     def way(self) -> str | None:
-        """The modality that it really pushes toward, however it was asked for; None where it does nothing, or the vector is
-        no modality preference."""
+        """The modality that it actually pushes toward, however it was requested.
+
+        None where it does nothing, or the vector is no modality preference.
+        """
         if self.scale == 0 or self.vector.positive is None:
             return None
         return next(way for way in TOWARD if (way == self.vector.positive) == (self.scale > 0))
 
     @property
     def touched_layers(self) -> tuple[int, ...]:
-        """The layers where it is added, numbered from 0."""
+        """The layers where the vector is added, numbered from 0."""
         return self.layers or self.vector.layers
 
     @property
@@ -115,7 +122,7 @@ class Steer(Part):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """How every report on it begins."""
+        """The keys with which every report on it begins."""
         return {
             "name": self.vector.name,
             "toward": self.toward,
@@ -128,12 +135,12 @@ class Steer(Part):
 
     @cached_property
     def chosen(self) -> TokenChoice:
-        """The tokens that it touches."""
+        """The tokens that the vector is added to."""
         return TokenChoice(self.tokens)
 
     @property
     def warning(self) -> str | None:
-        """What is to be said of a strength that calibration did not measure."""
+        """A warning about a strength that calibration did not measure."""
         known = self.vector.calibrated_range
         if known is None or abs(self.scale) <= known[1]:
             return None
@@ -146,8 +153,10 @@ def _check_vector(vector: Any) -> None:
 
 
 def applied(steer: Steer, norms: dict[int, torch.Tensor], generated: int) -> dict[str, Any]:
-    """The report of what was done. norms: per steered layer (2, classes), how many prompt tokens each class has and the sum
-    over them of 1 / |h|. generated: how many generated tokens were fed.
+    """Return the report of one vector that was added.
+
+    norms: per steered layer (2, classes), how many prompt tokens each class has and the sum over them of 1 / |h|. generated:
+    how many generated tokens were fed.
 
     The dose is |added| / |h|, averaged over the prompt's touched tokens and the layers, and None where it has none: the
     states of generated tokens are not measured, which would cost time at every step of every answer.
@@ -167,7 +176,7 @@ def applied(steer: Steer, norms: dict[int, torch.Tensor], generated: int) -> dic
 
 
 def planned(steer: Steer) -> dict[str, Any]:
-    """What would be done, as far as it can be said without a prompt.
+    """Report a vector's planned effect, as far as it is known without a prompt.
 
     `added`, by layer: `norm` is |c w_l v_l|, `largest` its greatest element, `relative` its mean element in units of the
     vector's `mean_abs`, the mean difference that the probe measured; None where that is zero.
@@ -192,8 +201,10 @@ def planned(steer: Steer) -> dict[str, Any]:
 
 
 def check_steer(mllm: MLLM, steer: Steer, images: int | None = None) -> None:
-    """Raise VectorError or RequestError unless a vector can be added to the states of a model, whose prompt has `images`
-    images; None where the prompt is not known."""
+    """Raise VectorError or RequestError unless a vector can be added to the states of a model.
+
+    images: the number of images in the prompt; None where the prompt is not known.
+    """
     check_vector(mllm, steer.vector, "steering.vector")
     if images is not None:
         check_choice(steer.chosen, images, "steering.apply.tokens")
@@ -201,7 +212,7 @@ def check_steer(mllm: MLLM, steer: Steer, images: int | None = None) -> None:
 
 @dataclass(frozen=True)
 class Steering(Asked):
-    """The vectors that are added in one request, all together; what `Steer`s become."""
+    """The vectors that are added together in one request, made from its `Steer`s."""
 
     steers: tuple[Steer, ...]
 
@@ -209,7 +220,10 @@ class Steering(Asked):
 
     @property
     def toward(self) -> Iterable[str]:
-        """For each vector the modality that it really pushes toward; "off" for a preference that does nothing."""
+        """The modality that each vector actually pushes toward.
+
+        "other" stands for a vector that is no modality preference, "off" for a preference that does nothing.
+        """
         return [
             steer.way or ("other" if steer.scale or steer.vector.positive is None else "off") for steer in self.steers
         ]
@@ -223,7 +237,9 @@ class Steering(Asked):
             check_steer(mllm, steer, len(prompt.layout.images))
 
     def report(self, taken: Any) -> list[dict[str, Any]]:
-        """What each vector did. taken: per steered layer the norms (see `applied`), and how many generated tokens were
-        fed."""
+        """Report the effect of each vector.
+
+        taken: per steered layer the norms (see `applied`), and how many generated tokens were fed.
+        """
         norms, fed = taken
         return [applied(steer, norms, fed) for steer in self.steers]

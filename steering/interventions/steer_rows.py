@@ -1,4 +1,4 @@
-"""What steering does in every slot: to the tokens of prompts by their class, to generated ones alike."""
+"""Steering in every slot: prompt tokens are steered by their class, generated tokens all alike."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, R
 
 
 def prompt_delta(steers: Sequence[Steer], count: int) -> dict[int, torch.Tensor]:
-    """For each steered layer (count, d): what is added to each class of prompt tokens, all vectors together; zeros where
-    only generated tokens are touched."""
+    """Return the sum of all vectors for each class of prompt tokens, (count, d) for each steered layer.
+
+    Zeros where only generated tokens are touched.
+    """
     out: dict[int, torch.Tensor] = {}
     for steer in steers:
         delta, classes = steer.delta, steer.chosen.classes(count)
@@ -29,14 +31,16 @@ def prompt_delta(steers: Sequence[Steer], count: int) -> dict[int, torch.Tensor]
 
 
 def generated_delta(steers: Sequence[Steer], layers: int, width: int) -> torch.Tensor:
-    """(layers, d): what is added to every generated token, all vectors together."""
+    """Return the sum of all vectors for every generated token, (layers, d)."""
     return sum((steer.delta for steer in steers if steer.chosen.generated), torch.zeros(layers, width))
 
 
 class SteerRows(LayerHook):
-    """What is added to each token of a prefill. classes: (rows, n, classes) one-hot, zero on padding. layers: those that are
-    steered. delta: (layers, rows, classes, d), of these. Once settled, `by_token` is (rows, n, layers) of all: 1 / |h| of
-    each token, h as it is before the addition, 0 at layers that are not steered.
+    """The addition to each token of a prefill.
+
+    classes: (rows, n, classes) one-hot, zero on padding. layers: the steered layers. delta: (layers, rows, classes, d), at
+    these layers. Once settled, `by_token` (rows, n, layers), of all layers, is 1 / |h| of each token, h as it is before the
+    addition, 0 at layers that are not steered.
     """
 
     by_token: torch.Tensor
@@ -63,8 +67,10 @@ class SteerRows(LayerHook):
 
 
 class SteerTokens(LayerHook):
-    """What is added to each row's generated tokens. delta: (rows, layers, d), zero where a row is not steered: the same work
-    for every batch."""
+    """The addition to each row's generated tokens.
+
+    delta: (rows, layers, d), zero where a row is not steered, so that every batch costs the same work.
+    """
 
     def __init__(self, delta: torch.Tensor):
         self._delta = delta
@@ -76,7 +82,10 @@ class SteerTokens(LayerHook):
 
 
 class SteerSlots(Slots):
-    """What is added to the generated tokens of every slot. delta: (slots, layers, d) in the model's dtype."""
+    """The addition to the generated tokens of every slot.
+
+    delta: (slots, layers, d) in the model's dtype.
+    """
 
     always: ClassVar[bool] = True
 
@@ -99,7 +108,7 @@ class SteerSlots(Slots):
         return self.rows(chunk, tuple(sorted(touched))) if any(map(_steers, chunk.sequences)) else None
 
     def rows(self, chunk: PrefillChunk, layers: tuple[int, ...]) -> SteerRows:
-        """Return what is added to a chunk's tokens in these layers, which are all that some row is steered in."""
+        """Return the addition to a chunk's tokens in `layers`, the layers where any row is steered."""
         steered = [(row, one) for row, one in enumerate(chunk.sequences) if _steers(one)]
         steers = [steer for _, one in steered for steer in _steers(one)]
         count = class_count(

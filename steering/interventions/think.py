@@ -29,10 +29,12 @@ NAME = "sage.think"
 
 
 class Think(Options):
-    """FFN updates that override those of attention are damped. `gamma` scales them. D (nats) is compared with
-    `threshold` in every layer or, where that is None, with the layer's `quantile` of D as the model's calibration
-    measured it, or else the self-check, on its two prompts. SAGE paper, section 5.1, equation 5. Raises RequestError for
-    what is out of range."""
+    """Damp FFN updates that override those of attention (SAGE's Think).
+
+    `gamma` scales them. D (nats) is compared with `threshold` in every layer. Where that is None, it is compared with the
+    layer's `quantile` of D as measured by the model's calibration or else by the self-check, on its two prompts. SAGE paper,
+    section 5.1, equation 5. Raises RequestError for values out of range.
+    """
 
     path = ("sage", "think")
 
@@ -45,7 +47,7 @@ class Think(Options):
         self.thresholds(mllm)
 
     def thresholds(self, mllm: MLLM) -> torch.Tensor:
-        """(layers,) thresholds of the divergence; raises RequestError where they were not measured."""
+        """Return the thresholds of the divergence, (layers,); raise RequestError where they were not measured."""
         if self.threshold is not None:
             return torch.full((mllm.num_layers,), self.threshold)
         if mllm.calibration is not None and mllm.calibration.divergence is not None:
@@ -61,21 +63,25 @@ class Think(Options):
         return measured
 
     def calibrated(self, mllm: MLLM) -> bool | None:
-        """Whether its thresholds are those of the model's calibration; None where they are stated."""
+        """Return whether the thresholds are those of the model's calibration; None where the request gives them."""
         if self.threshold is not None:
             return None
         return mllm.calibration is not None and mllm.calibration.divergence is not None
 
     def report(self, taken: Any) -> dict[str, Any]:
-        """Per layer the share of damped updates and the mean of D; whether the thresholds were calibrated. taken:
-        `Thought`."""
+        """Report by layer the share of damped updates and the mean of D, and whether the thresholds were calibrated.
+
+        taken: `Thought`.
+        """
         damped, differs = (taken.measured / max(taken.tokens, 1)).unbind(-1)
         return {"suppressed": damped.tolist(), "divergence": differs.tolist(), "calibrated": taken.calibrated}
 
 
 class ThinkCounts(NamedTuple):
-    """What a decode's damping is counted in. active, counted: as `recorders.counting` has them. sums: (rows, layers, 2), how
-    many updates were damped, and D."""
+    """The tensors in which a decode's damping is counted.
+
+    active, counted: as in `recorders.counting`. sums: (rows, layers, 2), the number of damped updates, and the sum of D.
+    """
 
     active: torch.Tensor
     counted: torch.Tensor
@@ -85,9 +91,10 @@ class ThinkCounts(NamedTuple):
 def damping(
     mha: torch.Tensor, ffn: torch.Tensor, gamma: torch.Tensor, threshold: torch.Tensor, layer: int, every: int
 ) -> torch.Tensor:
-    """Return by how much of itself the FFN's update of each token is to be more (SAGE paper, equation 5), gamma - 1 where D
-    is above the threshold, whether it is, and D: (rows, n, 3). D is 0 in rows with an infinite threshold, unless `every` is
-    1.
+    """Return the relative change of each token's FFN update, whether D exceeds the threshold, and D: (rows, n, 3).
+
+    The change is gamma - 1 where D is above the threshold, else 0 (SAGE paper, equation 5). D is 0 in rows with an infinite
+    threshold, unless `every` is 1.
 
     mha, ffn: (rows, n, d), the updates, contiguous. gamma: (rows,). threshold: (rows, layers).
     """
@@ -99,17 +106,20 @@ def damping(
 
 
 def add_damping(damped: torch.Tensor, positions: torch.Tensor, counts: ThinkCounts) -> None:
-    """Count in `sums` what a decode's damping did, (rows, layers, 2), whether an update was damped, and D."""
+    """Add a decode's damping to `counts.sums`.
+
+    damped: (rows, layers, 2), whether an update was damped, and D.
+    """
     new = newly(positions, counts.active, counts.counted)[:, None, None]
     counts.sums.add_(torch.where(new, damped, 0.0))
 
 
 class ThinkRows(LayerHook):
-    """The damping of one forward pass, and what it did.
+    """The damping of one forward pass, and its effect.
 
-    gamma: (rows,). threshold: (rows, layers), infinite for rows that do not think. real: (rows, n), 0 on padding. every:
-    whether D is wanted of these, too. counts: what a decode is counted in by the time it is settled, None where that is not
-    done yet. Once settled, where nothing is counted, `by_token` is what it did: (rows, n, layers, 2), whether an update was
+    gamma: (rows,). threshold: (rows, layers), infinite for rows without Think. real: (rows, n), 0 on padding. every: whether
+    D is computed for these, too. counts: the tensors in which a decode was counted before it is settled, None where that is
+    still to be done. Once settled, where nothing was counted, `by_token` (rows, n, layers, 2) tells whether an update was
     damped, and D; `measured` (rows, layers, 2), the number of damped updates and the sum of D over the real tokens.
     """
 
@@ -121,7 +131,7 @@ class ThinkRows(LayerHook):
     def __init__(self, gamma: torch.Tensor, threshold: torch.Tensor, real: torch.Tensor, every: bool = True):
         self._gamma, self._threshold, self._every = gamma, threshold, every
         self.real = real
-        self._damped: list[torch.Tensor] = []  # of each layer (rows, n, 3), as `damping` gives it
+        self._damped: list[torch.Tensor] = []  # by layer (rows, n, 3), as returned by `damping`
 
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
@@ -133,7 +143,7 @@ class ThinkRows(LayerHook):
         return torch.addcmul(hidden, damped[..., :1].to(hidden.dtype), ffn)
 
     def gathered(self) -> list[torch.Tensor]:
-        """Return what `damping` gave of all layers, and let go of it."""
+        """Return the results of `damping` by layer, and release them."""
         damped, self._damped = self._damped, []
         return damped
 
@@ -144,9 +154,11 @@ class ThinkRows(LayerHook):
 
 @dataclass(frozen=True)
 class Thought:
-    """What was damped in one answer, on the CPU. measured: (layers, 2), the number of damped updates and the sum of D, over
-    `tokens` tokens of prompt and answer. divergence: (layers, prompt tokens), in nats, where it was asked for. calibrated:
-    as `Think.calibrated`."""
+    """The damping of one answer, on the CPU.
+
+    measured: (layers, 2), the number of damped updates and the sum of D, over `tokens` tokens of prompt and answer.
+    divergence: (layers, prompt tokens), in nats, where it was requested. calibrated: as `Think.calibrated`.
+    """
 
     measured: torch.Tensor
     tokens: int
@@ -155,10 +167,10 @@ class Thought:
 
 
 class ThinkSlots(Slots):
-    """The settings of every slot, and what was damped in it.
+    """The settings of every slot, and the damping in it.
 
-    gamma: (slots,). damps_above: (slots, layers), infinite where a slot does not think. sums: (slots, layers, 2), as
-    `Thought.measured`. counted: (slots,), the last generated column of each that is in these.
+    gamma: (slots,). damps_above: (slots, layers), infinite where a slot does not use Think. sums: (slots, layers, 2), as
+    `Thought.measured`. counted: (slots,), the last generated column of each slot that is included in the sums.
     """
 
     measured: ClassVar[tuple[str, ...]] = ("sums",)
@@ -186,7 +198,7 @@ class ThinkSlots(Slots):
         return self.rows(chunk)
 
     def rows(self, chunk: PrefillChunk) -> ThinkRows:
-        """Return what damps a chunk's rows, nothing in those that do not think."""
+        """Return the damping of a chunk's rows, which leaves rows without Think as they are."""
         return ThinkRows(self.gamma[chunk.rows], self.damps_above[chunk.rows], sent(chunk.real, self.gamma))
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
@@ -198,7 +210,7 @@ class ThinkSlots(Slots):
                 self._capture(sequence, hook.by_token[row, : chunk.lengths[row]])
 
     def _capture(self, sequence: Sequence, by_token: torch.Tensor) -> None:
-        """Add D of further tokens of a prompt; by_token: (k, layers, 2)."""
+        """Append D of further tokens of a prompt; by_token: (k, layers, 2)."""
         found, earlier = by_token[..., 1].T.clone(), sequence.captured.get(NAME)
         sequence.captured[NAME] = found if earlier is None else torch.cat([earlier, found], 1)
 
@@ -224,7 +236,7 @@ class ThinkSlots(Slots):
         return ThinkRows(self.gamma[rows], self.damps_above[rows], batch.active[:, 0], every=False)
 
     def counts(self, batch: DecodeBatch) -> ThinkCounts:
-        """Return what a decode of these rows is counted in."""
+        """Return the tensors in which a decode of these rows is counted."""
         return ThinkCounts(batch.active, self.counted[batch.rows], self.sums[batch.rows])
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:

@@ -1,4 +1,4 @@
-"""What tells of a model's answers that they may be wrong: a sum of numbers that are read beside them."""
+"""The alarm of a model, which tells from a sum of readouts that an answer may be wrong."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ PARTS = ("centre", "scale", "weight")
 
 @dataclass(frozen=True)
 class Alarm:
-    """score = bias + the sum over `numbers` of weight * (x - centre) / scale, with x at its centre where it does not exist:
-    the log-odds that an answer is wrong. The alarm is raised above `threshold`.
+    """A linear score of readouts and the threshold above which an alarm is raised.
 
-    numbers: by a readout's scalar, its `PARTS`. Both were fitted on `answers` of the model. `raised` tells of other answers
-    on which share of the `right` and of the `wrong` ones it is raised, and of a right and a wrong answer how often the
-    latter has the greater score, of all (`area`) and of alike questions (`alike`; .5 is chance), each as [value, low, high]
-    with the 95 % interval, or None where there was nothing to tell.
+    score = bias + the sum over `numbers` of weight * (x - centre) / scale, with a missing x at its centre: the log-odds that
+    an answer is wrong. The alarm is raised above `threshold`.
+
+    numbers: by a readout's scalar, its `PARTS`. Both were fitted on `answers` of the model. `raised` is measured on other
+    answers: the share of the `right` and of the `wrong` ones on which it is raised, and how often the wrong one of a right
+    and a wrong answer has the greater score, over all pairs (`area`) and over pairs with similar questions (`alike`; .5 is
+    chance), each as [value, low, high] with the 95 % interval, or None without data.
     """
 
     numbers: Mapping[str, Mapping[str, float]]
@@ -29,7 +31,7 @@ class Alarm:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Alarm:
-        """From JSON; raises ValueError or TypeError for what is none."""
+        """Build an alarm from JSON; raise ValueError or TypeError where it is invalid."""
         found = cls(**content)
         weights = [one[part] for one in found.numbers.values() for part in PARTS if one.keys() == set(PARTS)]
         numbers = (*weights, found.bias, found.threshold)
@@ -41,7 +43,7 @@ class Alarm:
         return found
 
     def score(self, numbers: Mapping[str, float | None]) -> float:
-        """The log-odds that an answer with these numbers is wrong."""
+        """Return the log-odds that an answer with these numbers is wrong."""
         total = self.bias
         for name, one in self.numbers.items():
             value = numbers.get(name)

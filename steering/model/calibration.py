@@ -1,5 +1,8 @@
-"""What a model's calibrations measured: numbers that no other model shares. They are kept beside the user's vectors, by the
-model's fingerprint, and a model may come with some in `calibration.json` of its folder."""
+"""Calibrations: numbers that were measured on a model and hold for no other.
+
+They are kept beside the user's vectors, by the model's fingerprint, and a model may come with some in `calibration.json` of
+its folder.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from steering.model.thresholds import Thresholds
 FORMAT = "helmsight.calibration/1"
 FILE = "calibration.json"
 CALIBRATIONS = "calibrations"
-"""Their folder within that of the vectors."""
+"""The name of the calibrations' folder within that of the vectors."""
 FOLDER = f"~/.helmsight/vectors/{CALIBRATIONS}"
-"""The user's, unless another is named."""
+"""The user's folder of calibrations, unless another is named."""
 SHARES = tuple(i / 100 for i in range(101))
 """The shares of tokens whose quantiles are kept."""
 SURPRISE = 0.98
@@ -30,10 +33,13 @@ SURPRISE = 0.98
 
 @dataclass(frozen=True)
 class Calibration:
-    """divergence: for each layer the quantiles of D (see `interventions.think`) at `SHARES`, over `tokens` prompt tokens
-    of `samples` prompts. sinks: (layers, rows, columns) as `diagnostics.sinks.attraction`, over `images`. flags: where its
-    numbers become flags. alarm: what tells that an answer may be wrong. surprise: the `SURPRISE` quantile of how surprising
-    clean text contexts are (see `surprise`), over `contexts`. Each None, or 0, until it was measured."""
+    """The calibrations of one model; each part is None, or 0, until it is measured.
+
+    divergence: for each layer the quantiles of D (see `interventions.think`) at `SHARES`, over `tokens` prompt tokens of
+    `samples` prompts. sinks: (layers, rows, columns) as `diagnostics.sinks.attraction`, over `images`. flags: the thresholds
+    of the map flags. alarm: the alarm for answers that may be wrong. surprise: the `SURPRISE` quantile of the surprise of
+    clean text contexts (see `surprise`), over `contexts`.
+    """
 
     fingerprint: str
     divergence: tuple[tuple[float, ...], ...] | None = None
@@ -47,23 +53,28 @@ class Calibration:
     contexts: int = 0
 
     def with_divergence(self, values: torch.Tensor, samples: int) -> Calibration:
-        """values: (layers, tokens), D of every prompt token."""
+        """Return the calibration with the quantiles of D.
+
+        values: (layers, tokens), D of every prompt token.
+        """
         quantiles = values.double().quantile(torch.tensor(SHARES, dtype=torch.float64), dim=1).T
         rounded = tuple(tuple(round(value, 6) for value in row) for row in quantiles.tolist())
         return replace(self, divergence=rounded, samples=samples, tokens=values.shape[1])
 
     def with_sinks(self, values: torch.Tensor, images: int) -> Calibration:
-        """values: (layers, rows, columns)."""
+        """Return the calibration with attention sinks. values: (layers, rows, columns)."""
         rounded = tuple(tuple(tuple(round(x, 4) for x in row) for row in layer) for layer in values.tolist())
         return replace(self, sinks=rounded, images=images)
 
     def with_surprise(self, values: torch.Tensor) -> Calibration:
-        """values: (contexts,), the surprise of each in nats."""
+        """Return the calibration with the bound of surprise. values: (contexts,), the surprise of each in nats."""
         return replace(self, surprise=round(float(values.double().quantile(SURPRISE)), 4), contexts=len(values))
 
     def thresholds(self, quantile: float) -> torch.Tensor | None:
-        """(layers,) D that a share of `quantile` of the tokens does not exceed, between the kept shares linearly; None where
-        it was not measured."""
+        """Return the D, (layers,), that a share of `quantile` of the tokens does not exceed; None if not measured.
+
+        Values between the kept shares are interpolated linearly.
+        """
         if self.divergence is None:
             return None
         table = torch.tensor(self.divergence)
@@ -77,7 +88,7 @@ class Calibration:
         return self._write(folder / FILE)
 
     def keep(self, calibrations: Path) -> Path:
-        """Write the file of this model in a folder with those of several, which is made where it is not there."""
+        """Write the file of this model in a folder of several models' files, which is created if missing."""
         calibrations.mkdir(parents=True, exist_ok=True)
         return self._write(place_of(self.fingerprint, calibrations))
 
@@ -85,7 +96,7 @@ class Calibration:
         return write_atomically(path, json.dumps({"format": FORMAT, **asdict(self)}).encode())
 
     def beside(self, other: Calibration) -> Calibration:
-        """This one, with what was not measured in it from another of the same model."""
+        """Return this calibration with its missing parts taken from another of the same model."""
         lacking = [group for group in _GROUPS if getattr(self, group[0]) is None]
         return replace(self, **{name: getattr(other, name) for group in lacking for name in group})
 
@@ -93,8 +104,11 @@ class Calibration:
     def load(
         cls, folder: Path | None, fingerprint: str, layers: int, calibrations: Path | None = None
     ) -> Calibration | None:
-        """What was measured of a model, by its user (in `calibrations`) before what is in its own folder; None where nothing
-        was. Raises UnsupportedModel when a file is another model's or damaged."""
+        """Return the calibrations of a model; None where there are none.
+
+        The user's, in `calibrations`, come before those in the model's own folder. Raises UnsupportedModel when a file is
+        another model's or damaged.
+        """
         places = [
             *([] if calibrations is None else [place_of(fingerprint, calibrations)]),
             *([] if folder is None else [folder / FILE]),
@@ -104,11 +118,11 @@ class Calibration:
 
 
 _GROUPS = (("divergence", "samples", "tokens"), ("sinks", "images"), ("flags",), ("alarm",), ("surprise", "contexts"))
-"""What is measured together, each by the part that is None until it was."""
+"""Fields that are measured together, each group headed by the one that is None until then."""
 
 
 def place_of(fingerprint: str, calibrations: Path) -> Path:
-    """The file of a model among those of several."""
+    """Return the file of a model among those of several."""
     return calibrations / f"{fingerprint}.json"
 
 
@@ -146,8 +160,10 @@ def _read(path: Path, fingerprint: str, layers: int) -> Calibration:
 
 
 def measured(path: Path) -> set[str]:
-    """Which parts a calibration's file holds ("divergence", "sinks", ...), without a model; empty where there is none, or it
-    is damaged, of which `Calibration.load` tells more."""
+    """Return the parts ("divergence", "sinks", ...) that a calibration's file holds, without loading a model.
+
+    Empty where there is no file, or it is damaged; `Calibration.load` reports details.
+    """
     try:
         content = json.loads(path.read_text())
         return {part for part, value in content.items() if value is not None}

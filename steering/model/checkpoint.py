@@ -1,4 +1,4 @@
-"""Where a checkpoint lies that is to be loaded, and what its files say besides its weights."""
+"""The location of a checkpoint, and its settings besides the weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from huggingface_hub.errors import HFValidationError
 
 
 def embedded() -> Path:
-    """The folder of the model that ships with Helmsight; raises FileNotFoundError where it was left out."""
+    """Return the folder of the model that ships with Helmsight; raise FileNotFoundError where it was left out."""
     try:
         folder = Path(str(importlib.resources.files("demo") / "checkpoint"))
     except ModuleNotFoundError:
@@ -23,7 +23,7 @@ def embedded() -> Path:
 
 
 def found(path: str | Path, local_files_only: bool) -> str | Path:
-    """A folder, or else a name on the Hugging Face hub as it is; raises FileNotFoundError where neither can be loaded."""
+    """Return a folder, or else a name on the Hugging Face hub; raise FileNotFoundError where neither can be loaded."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
@@ -40,14 +40,17 @@ def found(path: str | Path, local_files_only: bool) -> str | Path:
 
 
 def settings_of(folder: Path | None) -> dict[str, Any]:
-    """What a checkpoint folder's helmsight.json says: `name` on the wire; `image_size` [width, height], to which every
-    picture is resized first; `focus_layers`, the N of the focus metrics that fits this model."""
+    """Return the settings in a checkpoint folder's helmsight.json.
+
+    They are `name` on the wire; `image_size` [width, height], to which every picture is resized first; `focus_layers`, the N
+    of the focus metrics that fits this model.
+    """
     file = folder / "helmsight.json" if folder is not None else None
     return json.loads(file.read_text()) if file is not None and file.is_file() else {}
 
 
 def generation_defaults_of(generation_config: Any) -> dict[str, float]:
-    """Sampling defaults that the checkpoint states; `do_sample` false is temperature 0."""
+    """Return the sampling defaults that the checkpoint states; `do_sample` false is temperature 0."""
     stated = generation_config.to_diff_dict()
     defaults = {
         key: stated[key]

@@ -1,4 +1,4 @@
-"""Prompts on the threshold of the decoder: embedded, positioned, ready to be cut into chunks or joined into a batch."""
+"""Prompts as the decoder takes them: embedded, positioned, ready to be cut into chunks or joined into a batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Overlay:
 
     @classmethod
     def find(cls, extras: Mapping[str, Any], length: int) -> Overlay | None:
-        """The overlay in a decoder's further arguments, None if they are anything else."""
+        """Return the overlay in a decoder's further arguments, None if they are anything else."""
         masks = {key: value for key, value in extras.items() if isinstance(value, torch.Tensor)}
         features = {key: list(value) for key, value in extras.items() if isinstance(value, list)}
         if len(masks) != 1 or len(features) + 1 != len(extras):
@@ -38,14 +38,14 @@ class Overlay:
         return cls(name, mask, features, marked) if laid else None
 
     def cut(self, start: int, end: int) -> Overlay:
-        """The part on tokens start..end of a single prompt."""
+        """Return the part on tokens start..end of a single prompt."""
         first, last = int(self.marked[:, :start].sum()), int(self.marked[:, :end].sum())
         features = {name: [layer[first:last] for layer in value] for name, value in self.features.items()}
         return Overlay(self.name, self.mask[:, start:end], features, self.marked[:, start:end])
 
     @staticmethod
     def join(overlays: Sequence[Overlay | None], width: int) -> Overlay | None:
-        """One overlay for prompts padded on the right to `width`; a prompt without images has none."""
+        """Join overlays of prompts padded on the right to `width`; a prompt without images has none."""
         some = next((overlay for overlay in overlays if overlay is not None), None)
         if some is None:
             return None
@@ -64,11 +64,11 @@ class Overlay:
 
 @dataclass
 class Embedded:
-    """What the language model's decoder receives for prompts of up to n tokens.
+    """The arguments that the language model's decoder receives for prompts of up to n tokens.
 
     embeds: (rows, n, d). positions: (rows, n) or (axes, rows, n) for multi-axis rotary positions. mask: None where attention
-    is plainly causal, else what the wrapper built (4-D, or a dict of them). extras: further decoder arguments. last: the
-    greatest position, where it is known without a look at the device.
+    is plainly causal, else as the wrapper built it (4-D, or a dict of them). extras: further decoder arguments. last: the
+    greatest position, where it is known without a device sync.
     """
 
     embeds: torch.Tensor
@@ -84,22 +84,22 @@ class Embedded:
 
     @property
     def rope_delta(self) -> int:
-        """What must be added to a cache length to get the next rotary position (mrope compresses images)."""
+        """The difference between the next rotary position and the cache length (mrope compresses images)."""
         return (int(self.positions.max()) if self.last is None else self.last) + 1 - self.length
 
     @property
     def divisible(self) -> bool:
-        """Whether it may be cut into chunks or joined into a batch: causal, and every argument is understood."""
+        """True if it may be cut into chunks or joined into a batch: it is causal, and every argument is understood."""
         return self.mask is None and not self.extras
 
     @property
     def plain(self) -> bool:
-        """Whether embeddings and positions are all that the decoder receives."""
+        """True if embeddings and positions are all that the decoder receives."""
         return self.divisible and self.overlay is None
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for the decoder."""
+        """The keyword arguments for the decoder."""
         laid = {self.overlay.name: self.overlay.mask, **self.overlay.features} if self.overlay is not None else {}
         return {
             "inputs_embeds": self.embeds,
@@ -110,7 +110,7 @@ class Embedded:
         }
 
     def cut(self, start: int, end: int) -> Embedded:
-        """Tokens start..end of a single prompt, which is divisible unless it is all of them."""
+        """Return tokens start..end of a single prompt, which must be divisible unless that is all of it."""
         if (start, end) == (0, self.length):
             return self
         overlay = self.overlay.cut(start, end) if self.overlay is not None else None
@@ -118,9 +118,9 @@ class Embedded:
 
     @staticmethod
     def join(prompts: Sequence[Embedded]) -> Embedded:
-        """Several divisible prompts as one batch, padded on the right, where a causal mask never looks.
+        """Join several divisible prompts into one batch, padded on the right, which a causal mask never reads.
 
-        Padded positions go on counting: transformers would take a jump back for the begin of a packed sequence. Where only
+        Padded positions go on counting: transformers would take a jump back for the start of a packed sequence. Where only
         prompts with images have positions on several axes, those of a text are the same on each.
         """
         axes = next((prompt.positions.shape[:1] for prompt in prompts if prompt.positions.ndim == 3), ())

@@ -1,4 +1,4 @@
-"""Image features: each image is encoded once, several requests' new ones in one call, and kept by content."""
+"""Image features: each image is encoded once, new ones of several requests in one call, and cached by content."""
 
 from __future__ import annotations
 
@@ -18,35 +18,38 @@ TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "to
 """Processor outputs with one value a token; everything else describes the images."""
 
 PIXELS = "pixel_values"
-"""How the names of those begin that are what pictures look like."""
+"""The prefix of the names of processor outputs that are pixels."""
 
 BLANKS = 4096
-"""Pictures of which it is known how large their features are."""
+"""The number of pictures whose feature sizes are remembered."""
 
 Encode = Callable[[Mapping[str, torch.Tensor]], Any]
-"""From the processor's tensors to what the model's `get_image_features` returns."""
+"""A function from the processor's tensors to the result of the model's `get_image_features`."""
 
 
 @dataclass
 class Features(ModelOutput):
-    """What a model's `get_image_features` returns, as far as it is used. pooler_output: of each picture (tokens, d), or one
-    tensor of all. deepstack_features: per layer (tokens of all pictures, d), where a model has them."""
+    """The used part of the output of a model's `get_image_features`.
+
+    pooler_output: of each picture (tokens, d), or one tensor of all. deepstack_features: per layer (tokens of all pictures,
+    d), where a model has them.
+    """
 
     pooler_output: Any = None
     deepstack_features: Any = None
 
     @classmethod
     def whole(cls, output: Any) -> Features:
-        """Take over the features of an output that does not tell its pictures apart, and nothing else that it holds."""
+        """Copy the features of an output that does not separate its pictures, and nothing else in it."""
         return cls(output.pooler_output, output.get("deepstack_features"))
 
 
 @dataclass(frozen=True)
 class PictureFeatures:
-    """Holds the features of one picture in one form, whether the vision tower ran plain or compiled.
+    """The features of one picture, in one form, whether the vision encoder ran eagerly or compiled.
 
-    pooled: (tokens, d). deep: (tokens, d) for each of DeepStack's layers. Both own their memory, or one picture would keep
-    that of all that were encoded with it.
+    pooled: (tokens, d). deep: (tokens, d) for each of DeepStack's layers. Both own their memory; a view would keep the
+    features of all pictures that were encoded in the same call.
     """
 
     pooled: torch.Tensor
@@ -58,7 +61,7 @@ class PictureFeatures:
 
     @classmethod
     def separate(cls, output: Any, count: int) -> list[PictureFeatures] | None:
-        """Divide an output by its `count` pictures; None where it does not tell them apart."""
+        """Split an output by its `count` pictures; None where it does not separate them."""
         pooled, deep = output.pooler_output, output.get("deepstack_features") or ()
         if len(pooled) != count:
             return None
@@ -77,12 +80,15 @@ class PictureFeatures:
 
 
 KeptFeatures = PictureFeatures | Features
-"""The features of a picture, or of all pictures of a prompt where they cannot be told apart: one entry of the cache."""
+"""An entry of the cache: the features of a picture, or of all pictures of a prompt where they cannot be separated."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """What the processor made of one image, or of one tile. key: a hash of the tensors, which are on the CPU."""
+    """The processor's tensors of one image, or of one tile.
+
+    key: a hash of the tensors, which are on the CPU.
+    """
 
     key: bytes
     tensors: Mapping[str, torch.Tensor]
@@ -98,30 +104,32 @@ class Picture:
 
     @classmethod
     def join(cls, pictures: Iterable[Picture]) -> Picture:
-        """Several pictures that are encoded, and kept, as one."""
+        """Join several pictures into one that is encoded and cached as a whole."""
         pictures = list(pictures)
         key = hashlib.sha256(b"".join(picture.key for picture in pictures)).digest()
         return pictures[0] if len(pictures) == 1 else cls(key, joined(pictures))
 
     @property
     def values(self) -> int:
-        """The size of what it looks like: its colour values, those of padding included."""
+        """The number of its colour values, those of padding included."""
         return sum(value.numel() for name, value in self.tensors.items() if name.startswith(PIXELS))
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Equal for pictures that can be encoded in one call: they differ only in their first dimension."""
+        """A key that is equal for pictures that can be encoded in one call: they differ only in their first dimension."""
         return tuple((name, value.dtype, *value.shape[1:]) for name, value in sorted(self.tensors.items()))
 
 
 def joined(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
-    """The processor's tensors of several pictures, which `divide` made of them."""
+    """Return the processor's tensors of several pictures, the inverse of `divide`."""
     return dict(Inputs({}, pictures))
 
 
 class Inputs(Mapping[str, torch.Tensor]):
-    """A processor's tensors of a prompt. Those of several pictures are put together where one is asked for: once a model's
-    features of them are known, nobody does."""
+    """A processor's tensors of a prompt.
+
+    The pictures' tensors are joined only when one is read, because nobody does once a model's features of them are cached.
+    """
 
     def __init__(self, text: Mapping[str, torch.Tensor], pictures: Sequence[Picture]):
         own = pictures[0].tensors if pictures else {}
@@ -143,9 +151,10 @@ class Inputs(Mapping[str, torch.Tensor]):
 
 
 def divide(inputs: Mapping[str, torch.Tensor]) -> tuple[Picture, ...]:
-    """The pictures in a processor's output, none without images; one of all images where they cannot be told apart.
+    """Return the pictures in a processor's output, or a single one of all images where they cannot be separated.
 
-    The first dimension of every tensor counts images or tiles, or, where the images have grids, patches.
+    Without images there are none. The first dimension of every tensor counts images or tiles or, where the images have
+    grids, patches.
     """
     tensors = {name: value for name, value in inputs.items() if name not in TEXT_INPUTS}
     if not tensors:
@@ -164,7 +173,7 @@ def divide(inputs: Mapping[str, torch.Tensor]) -> tuple[Picture, ...]:
 
 
 class ImageCache:
-    """Features by content, the least recently used let go first, bounded in bytes."""
+    """An LRU cache of image features by content, bounded in bytes."""
 
     def __init__(self, capacity: int):
         self.capacity = capacity
@@ -173,26 +182,29 @@ class ImageCache:
         self.misses = 0
         self._entries: OrderedDict[bytes, tuple[KeptFeatures, int]] = OrderedDict()
         self._blanks: OrderedDict[bytes, KeptFeatures] = OrderedDict()
-        self._ahead: dict[bytes, KeptFeatures] = {}  # of one prompt, what was encoded before it is embedded
-        self._separable = True  # whether the model's features can be told apart by picture
-        self._stacked: bool | None = None  # whether the model takes those of several as one tensor
+        self._ahead: dict[bytes, KeptFeatures] = {}  # features of one prompt, encoded before it is embedded
+        self._separable = True  # whether the model's features can be separated by picture
+        self._stacked: bool | None = None  # whether the model takes several pictures' features as one tensor
         self._form = OneForm()
 
     def stats(self) -> dict[str, int]:
-        """What is counted, and the bytes kept now."""
+        """Return the counters, and the bytes in use."""
         counts = {"hits": self.hits, "misses": self.misses, "bytes": self.bytes}
         return {f"image_cache_{name}": count for name, count in counts.items()}
 
     def missing(self, pictures: Sequence[Picture]) -> list[Picture]:
-        """Return a prompt's new pictures, each once; one for all where they cannot be told apart."""
+        """Return a prompt's new pictures, each once, or one for all where they cannot be separated."""
         if not self._separable:
             pictures = (Picture.join(pictures),) if pictures else ()
         new = {one.key: one for one in pictures if one.key not in self._entries and one.key not in self._ahead}
         return list(new.values())
 
     def encode_next(self, encode: Encode, pictures: Sequence[Picture], values: float = 0) -> int:
-        """Encode the first new ones of a prompt's pictures in one call, for the `get` that follows: at least one, and as
-        many of its shape as have together no more `values` than given. Returns how many values, 0 where there is none."""
+        """Encode the first new ones of a prompt's pictures in one call, for the `get` that follows.
+
+        Encodes at least one, and as many of its shape as have together at most `values` values. Returns their number of
+        values, 0 where there is no new one.
+        """
         keys = {picture.key for picture in pictures}
         self._ahead = {key: features for key, features in self._ahead.items() if key in keys}
         missing = self.missing(pictures) if self._separable else []
@@ -203,7 +215,7 @@ class ImageCache:
         chosen = alike[: max(1, sum(total <= values for total in sums))]
         parts = self._parts(encode(joined(chosen)), len(chosen))
         if parts is None:
-            return 0  # `get` finds that out, too
+            return 0  # `get` then encodes them as one
         self.misses += len(chosen)
         for picture, part in zip(chosen, parts, strict=True):
             self._ahead[picture.key] = part
@@ -213,8 +225,10 @@ class ImageCache:
     def get(
         self, encode: Encode, prompts: Sequence[Sequence[Picture]], unseen: Collection[bytes] = frozenset()
     ) -> list[Features]:
-        """The features of each prompt's pictures; what is new is encoded, as far as it has one shape in one call. Zeros will
-        do of pictures whose keys are `unseen`."""
+        """Return the features of each prompt's pictures, encoding new ones, all of one shape in one call.
+
+        Pictures whose keys are `unseen` may get zeros.
+        """
         if not self._separable:
             unseen = {Picture.join(some).key for some in prompts if all(one.key in unseen for one in some)}
             prompts = [(Picture.join(pictures),) for pictures in prompts]
@@ -236,7 +250,7 @@ class ImageCache:
             encoded = encode(joined(list(pictures.values())))
             whole: Sequence[KeptFeatures] = [Features.whole(encoded)]
             parts = self._parts(encoded, len(pictures)) if self._separable else whole
-            if parts is None:  # found out at the first image that a model sees
+            if parts is None:  # known from the first image that a model encodes
                 self._separable = False
                 return self.get(encode, prompts, unseen)
             self.misses += len(pictures)
@@ -246,7 +260,7 @@ class ImageCache:
         return [self._joined([found[picture.key] for picture in pictures]) for pictures in prompts]
 
     def _parts(self, output: Any, count: int) -> Sequence[KeptFeatures] | None:
-        """Divide an output by its `count` pictures; None where it does not tell them apart. Raises MixedForms."""
+        """Split an output by its `count` pictures; None where it does not separate them. Raises MixedForms."""
         parts = PictureFeatures.separate(output, count)
         if parts is not None:
             stacked = isinstance(output.pooler_output, torch.Tensor)
@@ -258,7 +272,7 @@ class ImageCache:
         return parts
 
     def _joined(self, parts: Sequence[KeptFeatures]) -> Features:
-        """Join what is kept of a prompt's pictures as the model takes it."""
+        """Join the cached features of a prompt's pictures as the model takes them."""
         separate = [part for part in parts if isinstance(part, PictureFeatures)]
         if len(separate) == len(parts):
             return PictureFeatures.join(separate, bool(self._stacked))
@@ -287,7 +301,7 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _blank(value: Any) -> Any:
-    """Zeros in the place of features, which take no memory."""
+    """Return zeros in place of features, expanded so that they take no memory."""
     if isinstance(value, torch.Tensor):
         return value.new_zeros(()).expand(value.shape)
     if isinstance(value, PictureFeatures):

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model that the engine can run, on one device or on several."""
+"""Loading of a checkpoint as a model that the engine can run, on one device or on several."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from steering.model.mllm import MLLM, Quantization, Source
 from steering.model.processor import load_processor
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""What weights may be loaded as, beside "auto"."""
+"""The dtypes that weights may be loaded as, besides "auto"."""
 
 QUANTIZATIONS = get_args(Quantization)
 
 DeviceMap = str | Mapping[str, str | int | torch.device]
-"""How a model is laid over devices: "auto", or a device for each of its modules by name."""
+"""The placement of a model: "auto", or a device for each of its modules by name."""
 
 
 def load(
@@ -49,19 +49,20 @@ def load(
     chat_template: str | Path | None = None,
     calibrations: str | Path | None = None,
 ) -> MLLM:
-    """Load an image-text-to-text checkpoint (folder or hub name) and patch its language model; without `path` the small
-    model that ships with Helmsight.
+    """Load an image-text-to-text checkpoint (folder or hub name) and patch its language model.
+
+    Without `path` it is the small model that ships with Helmsight.
 
     `device` "auto" is the first GPU, else the CPU; `dtype` "auto" is the checkpoint's own on a GPU and float32 on a CPU,
-    whose half-precision kernels are slow. A `device_map` in the place of a device lays a model that is bigger than one over
+    whose half-precision kernels are slow. A `device_map` in place of a device spreads a model that is too large for one over
     several: "auto" over all GPUs, or a device for each module by name, as accelerate reads it. With `tensor_parallel` N this
-    process, which torchrun has started as one of N, takes its share of every layer; the engines of the others follow that of
-    the first (see `Engine.follow`). With `quantization` "int8" the language model's layers compute in integers of 8 bits
-    from its engine's self-check on, which compares them with what they were. `unread`, the model's fingerprint, leaves its
-    weights unread, for whoever asks how it is built: they are memory that nobody wrote, or none on the device "meta", where
-    it is enough to read prompts with. `chat_template` is a file with a Jinja template in the place of the checkpoint's own.
-    `calibrations` is the folder where thresholds of models are kept, the user's by default.
-    No code from the checkpoint is run.
+    process, which torchrun has started as one of N, loads its share of every layer; the engines of the others follow that of
+    the first (see `Engine.follow`). With `quantization` "int8" the language model's layers compute in 8-bit integers from
+    its engine's self-check on, which compares them with the original ones. `unread`, the model's fingerprint, skips reading
+    its weights, for callers that only need its structure: they are uninitialised memory, or none on the device "meta", which
+    is enough to read prompts. `chat_template` is a file with a Jinja template in place of the checkpoint's own.
+    `calibrations` is the folder with models' calibrations, the user's by default. No code from the checkpoint is run.
+
     Raises UnsupportedModel when the model's structure cannot be served, there is no such device or dtype, or it has no chat
     template; OSError when the files are missing.
     """
@@ -136,7 +137,7 @@ def load(
 
 
 def _unwritten(config: Any, dtype: Any, device: torch.device) -> Any:
-    """The model of a config, whose weights are memory that nobody wrote, and that the system therefore need not have."""
+    """Build the model of a config with uninitialised weights, which take no physical memory until they are written."""
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(
             config, dtype=dtype, attn_implementation={"text_config": attention.NAME}
@@ -147,8 +148,10 @@ def _unwritten(config: Any, dtype: Any, device: torch.device) -> Any:
 
 
 def joined(size: int) -> Ranks:
-    """This process among the `size` that torchrun has started; they find each other the first time. Raises UnsupportedModel
-    where it was not started so."""
+    """Return this process's rank among the `size` that torchrun has started; the first call connects them.
+
+    Raises UnsupportedModel where it was not started so.
+    """
     if not dist.is_initialized():
         if "RANK" not in os.environ or os.environ.get("WORLD_SIZE") != str(size):
             raise UnsupportedModel(
@@ -157,12 +160,12 @@ def joined(size: int) -> Ranks:
             )
         if (
             os.environ.get("LOCAL_WORLD_SIZE") == str(size) and sys.platform == "linux"
-        ):  # what they say stays on the machine
+        ):  # the processes communicate within the machine
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         store, rank, _ = next(rendezvous("env://"))
-        # torchrun keeps the store when it starts all anew, with the addresses of those that are gone.
+        # torchrun keeps the store over a restart, with the addresses of the old processes.
         fresh = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=fresh, rank=rank, world_size=size)
@@ -170,7 +173,7 @@ def joined(size: int) -> Ranks:
 
 
 def refuse_split(config: Any, size: int) -> None:
-    """Raise UnsupportedModel for a model whose heads or neurons cannot be divided among so many."""
+    """Raise UnsupportedModel for a model whose heads or neurons cannot be divided among `size` processes."""
     text = config.get_text_config()
     if getattr(text, "num_experts", 0) or getattr(text, "num_local_experts", 0):
         raise UnsupportedModel(
@@ -189,8 +192,7 @@ def refuse_split(config: Any, size: int) -> None:
 
 
 def refuse_offloaded(model: Any) -> None:
-    """Raise UnsupportedModel where parts of a model were left outside of the devices: they would be copied there anew in
-    every step."""
+    """Raise UnsupportedModel where parts of a model were offloaded: every step would copy them to the devices again."""
     places: dict[str, Any] = getattr(model, "hf_device_map", {})
     outside = [name or "all of it" for name, place in places.items() if str(place) in ("cpu", "disk")]
     if outside and len({str(place) for place in places.values()}) > 1:
@@ -201,23 +203,29 @@ def refuse_offloaded(model: Any) -> None:
 
 
 def refuse_sinks(model: nn.Module) -> None:
-    """Raise UnsupportedModel for a model whose heads have sinks: an attention that goes to no token, of which neither the
-    slot KV pool nor what is read of attention knows."""
+    """Raise UnsupportedModel for a model whose heads have attention sinks.
+
+    Neither the slot KV pool nor the attention readouts know such an attention, which goes to no token.
+    """
     if any(isinstance(getattr(module, "sinks", None), nn.Parameter) for module in model.modules()):
         raise UnsupportedModel(f"{model.config.model_type} cannot be served: its attention heads have sinks.")  # type: ignore[union-attr]
 
 
 def _store_weights_by_column(decoder: nn.Module) -> None:
-    """Lay linear weights out for products with few rows, which is what decoding is: a tenth faster for 16 rows on a CPU.
-    The values, and what the module computes, stay the same."""
+    """Store linear weights in the order that suits products with few rows, as in decode.
+
+    Decode is a tenth faster for 16 rows on a CPU. The values, and the module's results, stay the same.
+    """
     for module in decoder.modules():
         if isinstance(module, nn.Linear):
             module.weight.data = module.weight.data.t().contiguous().t()
 
 
 def refuse_structure(config: Any) -> None:
-    """Raise UnsupportedModel, by the config alone, for what sees no images or what the slot KV pool cannot hold; the
-    self-check catches the rest."""
+    """Raise UnsupportedModel, by the config alone, for models without images or unfit for the slot KV pool.
+
+    The self-check catches the rest.
+    """
     text = config.get_text_config()
     kinds = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
     reason = None

@@ -48,7 +48,7 @@ class _Intercepted(Exception):
 
 
 class Source(NamedTuple):
-    """What `load` was given, for another process that is to load the same."""
+    """The arguments of `load`, for another process that loads the same model."""
 
     path: str
     dtype: str
@@ -58,16 +58,15 @@ class Source(NamedTuple):
 class MLLM:
     """A patched image-text-to-text model with its processor; made by `load`.
 
-    `num_layers`, `hidden_size` and `vocab_size` are those of the language model, `context_length` counts tokens;
-    `device` is where it is or, where it lies on several `devices`, the one where prompts enter and slots are kept;
-    `ranks` are the processes that run it together; `quantization` is "int8" where its layers compute in integers from
-    `settle` on;
-    `fingerprint` tells models apart for which vectors are made; `path` is the checkpoint's folder, None for a name on
-    the hub; `source` is how it was loaded, None where it lies on several devices or was made by other means; `pixels` how
-    large pictures are made, None where a request cannot bound that; `calibration` what probes measured of it, None where
-    they did not, and `calibrations` the folder where they keep that; `checked` what the self-check saw of the same, on its
-    own two prompts; `generation_defaults` the checkpoint's own sampling; `updates_add_up` whether each layer's output is
-    known to be its input and the two updates that hooks are given.
+    `num_layers`, `hidden_size` and `vocab_size` are those of the language model, `context_length` counts tokens; `device` is
+    where it is or, where it lies on several `devices`, the one where prompts enter and slots are kept; `ranks` are the
+    processes that run it together; `quantization` is "int8" where its layers compute in integers from `settle` on;
+    `fingerprint` identifies the model for which vectors are made; `path` is the checkpoint's folder, None for a name on the
+    hub; `source` is how it was loaded, None where it lies on several devices or was made by other means; `pixels` bounds the
+    sizes of pictures, None where a request cannot set these bounds; `calibration` holds the results of probes, None where
+    there are none, and `calibrations` is their folder; `checked` holds the self-check's measurements of the same, on its own
+    two prompts; `generation_defaults` is the checkpoint's own sampling; `updates_add_up` tells whether each layer's output
+    is known to be its input and the two updates that hooks are given.
     """
 
     def __init__(
@@ -135,11 +134,11 @@ class MLLM:
 
     @property
     def rounds(self) -> bool:
-        """Whether it computes with less than float32."""
+        """True if it computes in less than float32."""
         return self.dtype != torch.float32 or self.quantization is not None
 
     def need_updates(self, param: str) -> None:
-        """Raise RequestError, naming the field, where it is not known what layers add to the residual stream."""
+        """Raise RequestError, naming the field, where a layer's additions to the residual stream are not known."""
         if not self.updates_add_up:
             raise RequestError(
                 f"'{param}' needs the updates of attention and FFN, and the layers of {self.name} add something else to the "
@@ -149,9 +148,11 @@ class MLLM:
             )
 
     def settle(self, compiled: bool = False) -> None:
-        """Bring weights into the form in which products take least time, and let go of the other: into integers where layers
-        are to compute in these; on a CPU into the order of its kernels, but for steps that torch compiles. An engine does so
-        when it knows what the plain model says."""
+        """Convert weights to the form in which products are fastest, and free the original.
+
+        Layers that compute in integers are quantized; on a CPU other weights are stored in the order of its kernels, unless
+        torch compiles the steps. An engine calls this once it has the plain model's reference results.
+        """
         if self.quantization is not None:
             int8.narrow(self.layers)
         if not compiled:
@@ -159,12 +160,12 @@ class MLLM:
 
     @property
     def template(self) -> str:
-        """Its chat template; "" where it has none, or several."""
+        """The chat template; "" where it has none, or several."""
         return self.chat.text
 
     @cached_property
     def image_tokens_of(self) -> Callable[[str], int]:
-        """How many image tokens there are in what a processor writes in a picture's place: the same of a size."""
+        """A cached function that counts the image tokens in the text that a processor writes for a picture."""
 
         def count(text: str) -> int:
             return int(self.tokenizer(text, add_special_tokens=False).input_ids.count(self.image_token_id))
@@ -173,7 +174,7 @@ class MLLM:
 
     @cached_property
     def special_pattern(self) -> re.Pattern[str]:
-        """Matches every token that must not be written by a user: special ones and the placeholders of pictures."""
+        """A pattern of every token that users must not write: special tokens and the placeholders of pictures."""
         added = self.tokenizer.added_tokens_decoder.values()
         tokens = {token.content for token in added if token.special} | set(self.tokenizer.all_special_tokens)
         tokens |= {
@@ -187,26 +188,28 @@ class MLLM:
 
     @cached_property
     def special_ids(self) -> torch.Tensor:
-        """Ids that only a template may write; that of unknown characters may come of a text."""
+        """Ids that only a template may write; the id of unknown characters is not among them, as a text may produce it."""
         special = {token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special}
         return torch.tensor(sorted({*special, self.image_token_id} - {self.tokenizer.unk_token_id}))
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token of the vocabulary; of a vocabulary of bytes, where a character may have four,
-        bytes."""
+        """The length in characters of the vocabulary's longest token.
+
+        It is in bytes for a vocabulary of bytes, where a character may have four.
+        """
         return max(map(len, self.tokenizer.get_vocab()))
 
     @cached_property
     def rotates_alike(self) -> bool:
-        """Whether a token's rotary angles follow from its position alone, and not from how long its prompt is."""
+        """True if a token's rotary angles depend on its position alone, and not on the length of its prompt."""
         given = getattr(self.text_config, "rope_parameters", None) or {}
         kinds = [one.get("rope_type") for one in (given, *given.values()) if isinstance(one, Mapping)]
         return not {"dynamic", "longrope"}.intersection(kinds)
 
     @cached_property
     def needs_images(self) -> bool:
-        """Whether its processor refuses text without images, as PaliGemma's does."""
+        """True if its processor refuses text without images, as PaliGemma's does."""
         try:
             self.processor(text=["?"])
         except ValueError:
@@ -215,8 +218,10 @@ class MLLM:
 
     @cached_property
     def beside_text(self) -> tuple[str, ...] | None:
-        """Names of what its processor gives beside the tokens of a text without images, where that is zeros, one a token.
-        None where it is anything else, so that the processor has to be asked."""
+        """Names of the processor's outputs besides the tokens for a text without images, if they are zeros, one a token.
+
+        None where they are anything else, so that the processor has to be called.
+        """
         names = set[str]()
         for text in ("?", "Two lines,\n and  more of them: 1,000 \u00fc."):
             try:
@@ -237,8 +242,11 @@ class MLLM:
 
     @torch.inference_mode()
     def column(self) -> KVPool:
-        """Keys and values of a single column, after which those of all are shaped: families tell in many ways how wide they
-        are. The first such pass is followed, to find out what layers add."""
+        """Return keys and values of a single column, after which those of all columns are shaped.
+
+        Families state the width of keys and values in many ways, so it is read off a pass. The first such pass is traced to
+        find the modules whose outputs layers add.
+        """
         pool = KVPool(1, 1)
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         embeds = self.model.get_input_embeddings()(zero)
@@ -252,25 +260,27 @@ class MLLM:
 
     @cached_property
     def decode_attention(self) -> DecodeFunction | None:
-        """The kernel of decode attention where the model lies on one GPU alone; None where torch's own is used."""
+        """The kernel of decode attention where the model lies on a single GPU; None where torch's own is used."""
         if self.device.type != "cuda" or len(self.devices) > 1 or self.ranks.size > 1:
             return None
         _, kv_heads, _, width = next(iter(self.column().tensors)).shape
         return decode_kernel(self.device, self.dtype, self.text_config.num_attention_heads, kv_heads, width)
 
     def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """(axes, 1, n) on the CPU: the rotary positions of a prompt with pictures, for `embed`; None where the model makes
-        them itself. Any thread may ask."""
+        """Return the rotary positions of a prompt with pictures, (axes, 1, n) on the CPU, for `embed`.
+
+        None where the model computes them itself. Any thread may call it.
+        """
         return self._geometry.rope_positions(inputs)
 
     def embed(
         self, inputs: Mapping[str, torch.Tensor], features: Any = None, rope: torch.Tensor | None = None
     ) -> Embedded:
-        """Run the wrapper up to its decoder call and return what the decoder would have received.
+        """Run the wrapper up to its decoder call and return the decoder's arguments.
 
         No family needs code of its own: image features, multi-axis positions and special masks are the wrapper's work.
-        `features` of all images, where they were encoded before, are what `image_features` returns, and `rope` what
-        `rope_positions` does, where it was asked before.
+        `features` of all images, where they were encoded before, are the result of `image_features`, and `rope` that of
+        `rope_positions`, where it was computed before.
         """
         names = [name for name in inputs if features is None or not name.startswith(PIXELS)]
         arguments: dict[str, Any] = {name: sent(inputs[name], self.device) for name in names}
@@ -292,7 +302,9 @@ class MLLM:
             pass
         finally:
             handle.remove()
-        if hasattr(self.model.model, "rope_deltas"):  # state that a wrapper keeps between calls; ours is per sequence
+        if hasattr(
+            self.model.model, "rope_deltas"
+        ):  # state that a wrapper keeps between calls; here it is per sequence
             self.model.model.rope_deltas = None
         embedded = self._decoder_inputs(received)
         return embedded if positions is None else replace(embedded, last=int(positions.max()))
@@ -304,7 +316,7 @@ class MLLM:
         if positions is None:
             positions, last = torch.arange(embeds.shape[1], device=embeds.device)[None], embeds.shape[1] - 1
         mask = received.pop("attention_mask", None)
-        if isinstance(mask, torch.Tensor) and mask.ndim == 2:  # a padding mask without padding says nothing
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2:  # a padding mask without padding is redundant
             mask = None
         extras = {
             name: value
@@ -318,7 +330,7 @@ class MLLM:
         return Embedded(embeds, positions, mask, overlay, extras, last)
 
     def image_features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
-        """Encode images, given as the processor's tensors; returns what the wrapper's `get_image_features` does."""
+        """Encode images, given as the processor's tensors, and return the result of the wrapper's `get_image_features`."""
         arguments: dict[str, Any] = {
             name: sent(value, self.device) for name, value in pictures.items() if name in self._feature_arguments
         }
@@ -326,42 +338,42 @@ class MLLM:
             return self.model.model.get_image_features(**arguments, **made, return_dict=True)
 
     def alike(self, pictures: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
-        """As `steering.tower.geometry.Geometry`."""
+        """Return what `steering.tower.geometry.Geometry.alike` does."""
         return self._geometry.alike(pictures, self.device)
 
     @property
     def whole_tower(self) -> Any:
-        """As `steering.tower.geometry.Geometry`."""
+        """The `whole_tower` of `steering.tower.geometry.Geometry`."""
         return self._geometry.whole_tower(self.device)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits (..., vocabulary) in float32 of normalised hidden states (..., d), on the model's `device`."""
+        """Return logits (..., vocabulary) in float32 of normalised hidden states (..., d), on the model's `device`."""
         return self._head(hidden).float().to(self.device)
 
     def normalised(self, hidden: torch.Tensor) -> torch.Tensor:
-        """States of the residual stream (..., d) behind the `final_norm`, as `head` takes them, on the model's `device`."""
+        """Return residual stream states (..., d) after the `final_norm`, as `head` takes them, on the model's `device`."""
         assert self.final_norm is not None
         return self.final_norm(hidden.to(next(self.final_norm.parameters()).device)).to(self.device)
 
     @cached_property
     def final_norm(self) -> nn.Module | None:
-        """The one child of the decoder that has a number for each dimension of a state; None where that is not one."""
+        """The decoder's one child with a number for each dimension of a state; None where there is not exactly one."""
         norms = [one for one in self.decoder.children() if getattr(getattr(one, "weight", None), "ndim", 0) == 1]
         return norms[0] if len(norms) == 1 else None
 
     def head_rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """(..., d): what the output embedding multiplies states with for tokens (...)."""
+        """Return the rows of the output embedding for tokens (...), (..., d)."""
         weight = self.model.get_output_embeddings().weight
         if not isinstance(weight, DTensor):
             return weight[ids.to(weight.device)].to(self.device)
-        own = weight.to_local()  # a share of the vocabulary, as large as the first rank's but for the last one's
+        own = weight.to_local()  # this rank's share of the vocabulary; only the last rank's may be smaller
         place = ids - self.ranks.rank * -(-weight.shape[0] // self.ranks.size)
         here = (place >= 0) & (place < len(own))
         return self.ranks.sum(own[torch.where(here, place, 0)] * here[..., None])
 
 
 def fingerprint_of(model: Any) -> str:
-    """Hash of the text config and of a slice of every decoder layer's weights, the same in every dtype."""
+    """Return a hash of the text config and of a slice of every decoder layer's weights, the same in every dtype."""
     hasher = hashlib.sha256()
     text = model.config.get_text_config()
     shape = {key: getattr(text, key, None) for key in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")}
@@ -376,13 +388,13 @@ def fingerprint_of(model: Any) -> str:
 
 
 def _stop_ids(generation_config: Any, tokenizer: Any) -> list[int]:
-    """Token ids that end an answer, as `generate()` would take them."""
+    """Return the token ids that end an answer, as `generate()` would take them."""
     ids = generation_config.eos_token_id if generation_config.eos_token_id is not None else tokenizer.eos_token_id
     return list(ids) if isinstance(ids, (list, tuple)) else [] if ids is None else [ids]
 
 
 def _end_id(stops: list[int], tokenizer: Any) -> int | None:
-    """The one of them that the chat template puts behind an answer; the first where it names none."""
+    """Return the stop id that the chat template puts after an answer; the first where it names none."""
     template = str(tokenizer.chat_template or "")
     named = [token for token in stops if (tokenizer.convert_ids_to_tokens(token) or "\0") in template]
     return next(iter(named or stops), None)

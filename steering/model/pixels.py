@@ -1,4 +1,4 @@
-"""How large the processor makes pictures, where it keeps their shapes and bounds their pixels, as Qwen-VL's and GLM's do."""
+"""Sizes of pictures, for processors that keep their shapes and bound their pixels, as Qwen-VL's and GLM's do."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ except ImportError:  # without torchvision
 
 
 def picture() -> Image.Image:
-    """A small picture that every processor takes."""
+    """Return a small picture that every processor takes."""
     return Image.linear_gradient("L").resize((112, 84)).convert("RGB")
 
 
 @dataclass(frozen=True)
 class PixelBounds:
-    """A picture is brought to sides that are multiples of `factor`, and to `least` to `most` pixels: one token for each
-    factor x factor of them. The processor counts each pixel `frames` times."""
+    """The bounds to which a processor resizes pictures.
+
+    Sides become multiples of `factor`, and the area `least` to `most` pixels: one token for each factor x factor of them.
+    The processor counts each pixel `frames` times.
+    """
 
     factor: int
     least: int
@@ -33,7 +36,7 @@ class PixelBounds:
 
     @classmethod
     def of(cls, processor: Any) -> PixelBounds | None:
-        """Those of a model's processor; None where it has none."""
+        """Return the bounds of a model's processor; None where it has none."""
         found = getattr(processor, "image_processor", None)
         if isinstance(found, Glm4vImageProcessorPil | Glm4vImageProcessor):
             frames = found.temporal_patch_size
@@ -45,34 +48,36 @@ class PixelBounds:
         return cls(found.patch_size * found.merge_size, -(-least // frames), most // frames, frames)
 
     def sized(self, picture: Image.Image, least: int | None, most: int | None) -> Image.Image:
-        """The picture as the processor would make it if these were its bounds, its own where one is None; raises ValueError
-        as the processor does."""
+        """Return the picture resized as by a processor with these bounds, its own in place of None.
+
+        Raises ValueError as the processor does.
+        """
         return picture.resize(self.size(picture, least, most), Image.Resampling.BICUBIC)
 
     def size(self, picture: Image.Image, least: int | None, most: int | None) -> tuple[int, int]:
-        """The width and height of that picture; raises ValueError as the processor does."""
+        """Return the width and height of the resized picture; raise ValueError as the processor does."""
         low, high = self.within(least, most)
         height, width = picture.height, picture.width
-        if self.frames > 1 and min(height, width) < self.factor:  # which GLM's makes larger first
+        if self.frames > 1 and min(height, width) < self.factor:  # GLM's processor enlarges such pictures first
             scale = max(self.factor / height, self.factor / width)
             height, width = int(height * scale), int(width * scale)
         height, width = smart_resize(height, width, self.factor, low, high)
         return width, height
 
     def tokens(self, picture: Image.Image, least: int | None, most: int | None) -> int:
-        """How many tokens it has."""
+        """Return the number of tokens of the resized picture."""
         width, height = self.size(picture, least, most)
         return width * height // self.factor**2
 
     def within(self, least: int | None, most: int | None) -> tuple[int, int]:
-        """Both bounds of a picture of which one may be stated, and goes before the other."""
+        """Return both bounds, each as given or its default; a given one overrides the default of the other."""
         if least is None:
             high = self.most if most is None else most
             return min(self.least, high), high
         return least, max(self.most, least) if most is None else most
 
     def taking(self, pictures: list[Image.Image]) -> dict[str, int]:
-        """The processor's `size` with which it leaves these pictures as they are."""
+        """Return the processor's `size` with which it leaves these pictures as they are."""
         areas = [picture.width * picture.height for picture in pictures]
         least, most = min(self.least, *areas), max(self.most, *areas)
         return {"shortest_edge": least * self.frames, "longest_edge": most * self.frames}

@@ -1,7 +1,7 @@
-"""Load a checkpoint's processor (chat template, tokenizer, image preprocessing), with or without torchvision.
+"""Loading of a checkpoint's processor (chat template, tokenizer, image preprocessing), with or without torchvision.
 
 transformers has PIL image processors for most families, but two things still stop whole processors from loading where
-torchvision is not installed: those that also know video insist on a video processor, and the one of Pixtral and Mistral 3
+torchvision is not installed: processors that also take video require a video processor, and the one of Pixtral and Mistral 3
 imports a helper from a torchvision module. Helmsight serves images only and needs neither.
 """
 
@@ -24,13 +24,13 @@ from steering.errors import UnsupportedModel
 
 _LOADING = threading.Lock()
 EXTRAS = {"num2words": "smolvlm"}
-"""Packages that some processors need, by which extra has them."""
+"""Packages that some processors need, and the extra that has each."""
 _KEPT = 64
-"""Sets of keyword arguments of which it is kept how they are sorted; requests may state bounds of pixels."""
+"""The number of sets of keyword arguments whose sorting is cached; requests may set bounds of pixels."""
 
 
 def load_processor(path: str | Path, *, local_files_only: bool = True) -> ProcessorMixin:
-    """The processor of the checkpoint at `path`: a folder or, with `local_files_only=False`, a hub name too.
+    """Load the processor of the checkpoint at `path`: a folder or, with `local_files_only=False`, a hub name too.
 
     Code that comes with a checkpoint is never run. Raises `ValueError` or `OSError` where there is no processor that
     transformers knows, `UnsupportedModel` where one needs a package that is not installed.
@@ -41,7 +41,7 @@ def load_processor(path: str | Path, *, local_files_only: bool = True) -> Proces
     except ImportError as error:
         raise UnsupportedModel(_missing(path, str(error))) from error
     if isinstance(processor, ProcessorMixin):
-        # Prompts that are too long are refused; that they would "result in indexing errors" is not for a log.
+        # Too long prompts are refused anyway; the tokenizer need not log that they "result in indexing errors".
         known = getattr(getattr(processor, "tokenizer", None), "deprecation_warnings", {})
         known["sequence-length-is-longer-than-the-specified-maximum"] = True
         _sort_once(processor)
@@ -51,7 +51,7 @@ def load_processor(path: str | Path, *, local_files_only: bool = True) -> Proces
 
 
 def _missing(path: str | Path, reason: str) -> str:
-    """A sentence that names the package that a processor needs, and the extra that has it."""
+    """Return a sentence that names the package that a processor needs, and the extra that has it."""
     for package, extra in EXTRAS.items():
         if package in reason:
             return f"The processor of {path} needs {package}: pip install 'helmsight[{extra}]'."
@@ -59,8 +59,10 @@ def _missing(path: str | Path, reason: str) -> str:
 
 
 def _sort_once(processor: ProcessorMixin) -> None:
-    """Have a processor find out once, for the same keyword arguments, which of its parts takes which: a tenth of the time
-    that it takes for a prompt with a small picture."""
+    """Make a processor sort keyword arguments by its parts only once for each set of them.
+
+    Sorting takes a tenth of the processor's time for a prompt with a small picture.
+    """
     plain = type(processor)
     if not hasattr(plain, "_merge_kwargs"):
         return
@@ -75,14 +77,14 @@ def _sort_once(processor: ProcessorMixin) -> None:
         return copy.deepcopy(found)
 
     sorted_before: dict[tuple[Any, ...], dict[str, Any]] = {}
-    # A class, as processors write out whatever they themselves hold.
+    # A subclass, because processors save whatever attributes they hold.
     processor.__class__ = type(plain.__name__, (plain,), {"_merge_kwargs": merged, "__module__": plain.__module__})
 
 
 class NoVideo(VideoProcessorMixin):
     """Stands in for a video processor: holds the checkpoint's video settings, refuses videos."""
 
-    num_frames: int | None = None  # which SmolVLM's processor asks for of every chat
+    num_frames: int | None = None  # SmolVLM's processor reads it for every chat
     fps: float | None = None
 
     def preprocess(self, videos: Any, **kwargs: Any) -> Any:
@@ -91,9 +93,9 @@ class NoVideo(VideoProcessorMixin):
 
 @contextmanager
 def _image_only() -> Iterator[None]:
-    """Within, processors load without torchvision."""
+    """Let processors load without torchvision within the block."""
     _import_pixtral_processor()
-    # Processors look up the class that their video processor must have here, and find it only with torchvision.
+    # Processors look up their video processor's class here; without torchvision it is missing.
     library: Any = processing_utils.transformers_module
     library.VideoProcessorMixin = VideoProcessorMixin
     auto: Any = importlib.import_module("transformers.models.auto.video_processing_auto")
@@ -119,5 +121,5 @@ def _import_pixtral_processor() -> None:
             importlib.import_module(module)
         finally:
             del sys.modules[needed]
-    # AutoProcessor asks the package, whose lazy loader otherwise answers with a class that only raises.
+    # AutoProcessor asks the package, whose lazy loader otherwise returns a class that only raises.
     vars(package)["PixtralProcessor"] = sys.modules[module].PixtralProcessor

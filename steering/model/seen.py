@@ -1,4 +1,4 @@
-"""Pictures that a processor has seen before are not processed again: a chat shows its own anew with each question."""
+"""A cache of processed pictures, because a chat sends its own again with each question."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from steering.kept import Kept
 from steering.model.images import PIXELS, Picture
 
 CAPACITY = 256 * 2**20
-"""Bytes, where nobody says how many."""
+"""The default capacity in bytes."""
 
 Made = TypeVar("Made", Picture, dict[str, Any])
 
 
 class SeenPictures(Kept[Any]):
-    """What the image processor of a model made of pictures, by their pixels and by what it was told, the least recently used
-    let go first, bounded in bytes. Within `noting` it is asked before the processor is. Any thread may.
+    """An LRU cache of a model's processed pictures, by their pixels and the processor's arguments, bounded in bytes.
 
-    Where pictures have grids (`image_grid_thw`) they are processed one by one and kept apart; of others all of one call are
-    kept as one, because how one is cut may depend on those beside it.
+    Within `noting` it is asked before the processor is. It is thread-safe.
+
+    Where pictures have grids (`image_grid_thw`) they are processed one by one and kept apart; others are kept together as
+    one call's, because how one is cut may depend on its neighbours.
     """
 
     def __init__(self, processor: Any, capacity: int = CAPACITY):
@@ -39,13 +40,15 @@ class SeenPictures(Kept[Any]):
             self._ask_first(images)
 
     def stats(self) -> dict[str, int]:
-        """What is counted, and the bytes kept now."""
+        """Return the counters, and the bytes in use."""
         return {f"processed_images_{name}": getattr(self, name) for name in ("hits", "misses", "bytes")}
 
     @contextmanager
     def noting(self) -> Iterator[list[Picture]]:
-        """Within, this thread's calls of the processor are answered from what is kept. The list holds the pictures of such a
-        call afterwards, if they are kept apart."""
+        """Answer this thread's calls of the processor from the cache within the block.
+
+        The list holds the pictures of such a call afterwards, if they are kept apart.
+        """
         self._noted.pictures = pictures = list[Picture]()
         try:
             yield pictures
@@ -57,7 +60,7 @@ class SeenPictures(Kept[Any]):
 
         def called(own: Any, given: Any, *args: Any, **told: Any) -> BatchFeature:
             noted, flat = getattr(self._noted, "pictures", None), _flat(given)
-            # What other modes look like does not follow from their pixels alone.
+            # In other modes, such as palettes, pixels alone do not determine the colours.
             if noted is None or args or not all(isinstance(one, Image.Image) and one.mode == "RGB" for one in flat):
                 return plain.__call__(own, given, *args, **told)
             asked = repr(sorted(told.items()))
@@ -73,11 +76,11 @@ class SeenPictures(Kept[Any]):
                 {name: _together(name, [one.tensors[name] for one in pictures]) for name in pictures[0].tensors}
             )
 
-        # A class, as processors write out whatever they themselves hold.
+        # A subclass, because processors save whatever attributes they hold.
         images.__class__ = type(plain.__name__, (plain,), {"__call__": called, "__module__": plain.__module__})
 
     def _kept(self, asked: str, images: list[Image.Image], make: Callable[[list[Image.Image]], Made]) -> Made:
-        """What is made of pictures where the processor is asked so."""
+        """Return the processed pictures for such a call, from the cache or by `make`."""
         hasher = hashlib.sha256(asked.encode())
         for image in images:
             hasher.update(f"{image.size}".encode() + image.tobytes())
@@ -94,7 +97,10 @@ class SeenPictures(Kept[Any]):
 
 
 def _together(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
-    """Those of several pictures. What nobody reads who makes a prompt of them takes no memory here: `Inputs` has it."""
+    """Join the tensors of several pictures.
+
+    Tensors that a prompt's construction does not read take no memory here: `Inputs` has them.
+    """
     if name.startswith(PIXELS):
         return parts[0].new_zeros(()).expand(sum(map(len, parts)), *parts[0].shape[1:])
     return torch.cat(parts)
@@ -106,5 +112,5 @@ def _bytes(made: Picture | dict[str, Any]) -> int:
 
 
 def _flat(images: Any) -> list[Any]:
-    """The pictures in lists of lists of them."""
+    """Return the pictures in nested lists as one list."""
     return [one for part in images for one in _flat(part)] if isinstance(images, list | tuple) else [images]

@@ -1,4 +1,4 @@
-"""Where a model's numbers about its maps become flags; see `readouts.flags` for what they mean."""
+"""Thresholds above or below which a model's map statistics become flags; `readouts.flags` explains them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ FLAGS = ("perceptual_blindness", "dissociation")
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Where a model's numbers become flags, chosen on `answers` of it. attention, activation: the least share of the map in
-    its strongest fifth with which it is concentrated; agreement: the least correlation with which both maps agree.
+    """Thresholds of a model's map flags, chosen on `answers` of it.
 
-    `raised` tells of other answers, by flag, on which share of the `right` and of the `wrong` ones it is raised, of a right
-    and a wrong answer to alike questions how often it is the wrong one (`area`, .5 is chance), each as [value, low, high]
-    with the 95 % interval, and whether the last is above chance beyond doubt (`separates`).
+    attention, activation: the least share of the map in its strongest fifth with which it is concentrated; agreement: the
+    least correlation with which both maps agree.
+
+    `raised` is measured on other answers, by flag: the share of the `right` and of the `wrong` ones on which it is raised;
+    how often it is raised on the wrong one of a right and a wrong answer to similar questions (`area`, .5 is chance); each
+    as [value, low, high] with the 95 % interval; and whether the last is significantly above chance (`separates`).
     """
 
     attention: float
@@ -28,7 +30,7 @@ class Thresholds:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Thresholds:
-        """From JSON; raises ValueError or TypeError for what is none."""
+        """Build thresholds from JSON; raise ValueError or TypeError where they are invalid."""
         found = cls(**content)
         numbers = (found.attention, found.activation, found.agreement)
         if not all(isinstance(x, float) and math.isfinite(x) for x in numbers) or set(found.raised) != set(FLAGS):
@@ -36,8 +38,11 @@ class Thresholds:
         return found
 
     def flags(self, attention: float, activation: float, agreement: float) -> dict[str, bool]:
-        """perceptual_blindness: neither map is concentrated. dissociation: attention is, and the activation map does not
-        agree with it."""
+        """Return the flags of an answer's maps.
+
+        perceptual_blindness: neither map is concentrated. dissociation: attention is, and the activation map does not agree
+        with it.
+        """
         looks = attention >= self.attention
         return {
             "perceptual_blindness": not looks and activation < self.activation,

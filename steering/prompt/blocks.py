@@ -1,4 +1,4 @@
-"""The beginnings of a prompt by name: equal names, equal tokens and pictures."""
+"""Hashes of a prompt's beginnings: equal hashes mean equal tokens and pictures."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import torch
 from steering.prompt.spans import FIRST_IMAGE, SYSTEM
 
 SIZE = 16
-"""Tokens of a block."""
+"""The number of tokens of a block."""
 
 
 def block_names(ids: torch.Tensor, spans: torch.Tensor, pictures: Sequence[tuple[int, bytes]]) -> tuple[bytes, ...]:
-    """For each whole block of a prompt a hash of all that stands before its end: the ids (n,), which of them are what
-    messages say, by their `spans` (n,), and each picture that has begun: its first column, and its content's hash.
+    """Return for each whole block of a prompt a hash of everything before its end.
 
-    A hash is of the one before it and of the block, as vLLM makes them (`vllm/v1/core/kv_cache_utils.py`).
+    It covers the ids (n,), whether a token is from a message, by its `spans` (n,), and each picture that has begun: its
+    first column, and the hash of its content. A hash is of the one before it and of the block, as vLLM makes them
+    (`vllm/v1/core/kv_cache_utils.py`).
     """
     said = (spans >= SYSTEM) & (spans < FIRST_IMAGE)
     words = torch.stack([ids, said.long()], 1).numpy()

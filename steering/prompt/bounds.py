@@ -1,4 +1,4 @@
-"""How much text a request may hold, which is checked before anything is done with it."""
+"""Bounds of a request's texts, which are checked before anything else is done with them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from steering.model.mllm import MLLM
 LEAST_CHARACTERS = 16
 LEAST_PARTS = 1024
 USUAL_CHARACTERS = 4
-"""Characters a token that ordinary text has; a prompt of more is counted before it is laid out."""
+"""Characters per token of ordinary text; a prompt with more is counted before it is laid out."""
 PIECE = 32_768
-"""Characters that are counted at a time."""
+"""The number of characters that are tokenised at a time."""
 
 
 @dataclass(frozen=True)
 class TextBounds:
-    """How much text one request may hold, which is checked before anything is done with it.
+    """The maximum amount of text in one request.
 
-    `characters` of all texts: those of as many tokens as the context has, each as long as the longest one there is, so that
-    what is refused could not have fitted. `parts`: as many texts as the context has tokens; empty ones take none of it, but
-    their time.
+    `characters` bounds all texts together: as many tokens as the context has, each as long as the vocabulary's longest, so
+    that a refused request could not have fitted. `parts` bounds the number of texts by the context's tokens: empty texts
+    need no tokens, but time.
     """
 
     tokens: int
@@ -32,7 +32,7 @@ class TextBounds:
 
     @classmethod
     def of(cls, mllm: MLLM, max_length: int) -> TextBounds:
-        """The bounds of a model whose prompt and answer have at most `max_length` tokens."""
+        """Return the bounds of a model whose prompt and answer have at most `max_length` tokens."""
         return cls(max_length, max_length * max(mllm.longest_token, LEAST_CHARACTERS), max(max_length, LEAST_PARTS))
 
     def check(self, texts: Sequence[str]) -> None:
@@ -53,7 +53,7 @@ class TextBounds:
 
 
 def texts_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Every text of a chat that is tokenised."""
+    """Return every text of a chat that is tokenised."""
     contents = [message["content"] for message in messages]
     return [
         text
@@ -63,9 +63,9 @@ def texts_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def count_ahead(mllm: MLLM, texts: Sequence[str], max_length: int, max_tokens: int | None) -> None:
-    """Raise ContextOverflow for texts of twice the tokens that the context has, without reading on from there.
+    """Raise ContextOverflow for texts of twice the context's tokens, as soon as that many are counted.
 
-    Cutting the texts changes the count by a few tokens a cut; what is nearer to the limit is counted by the prompt itself.
+    Cutting the texts into pieces changes the count by a few tokens a cut; a count nearer to the limit is left to the prompt.
     """
     if sum(map(len, texts)) <= USUAL_CHARACTERS * max_length:
         return

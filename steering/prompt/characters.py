@@ -1,4 +1,4 @@
-"""From the characters of a rendered chat to its tokens: what was written where, once placeholders are expanded."""
+"""The mapping from characters of a rendered chat to its tokens, once image placeholders are expanded."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from steering.prompt.spans import OTHER
 JOINER = "\U0010fffd"
 """A private-use character put into special tokens that a user wrote, so that they stay text; removed after tokenising."""
 MARK = "\ue000", "\ue001"
-"""What stands around the numbers of texts where a chat is rendered without them."""
+"""Characters around the numbers that stand for texts where a chat is rendered without them."""
 
 
 def as_text(text: str, special: re.Pattern[str]) -> str:
-    """A text in which special tokens are none any more."""
+    """Return a text with its special tokens made ordinary text."""
     return special.sub(lambda match: match[0][0] + JOINER + match[0][1:], text.replace(JOINER, ""))
 
 
 def as_json(value: Any, special: re.Pattern[str]) -> Any:
-    """The same of every text in JSON's lists and objects, which keep no marks of ours either."""
+    """Return JSON's lists and objects with special tokens in their texts made ordinary, and our own marks removed."""
     if isinstance(value, str):
         return as_text(value.replace(MARK[0], "").replace(MARK[1], ""), special)
     if isinstance(value, Mapping):
@@ -51,7 +51,7 @@ class CharSpans:
         self._joiners = [self._expanded(match.start()) for match in re.finditer(JOINER, text)]
 
     def _expanded(self, char: int) -> int:
-        """Where a character of the rendered text stands after the placeholders were expanded."""
+        """Return the place of a character of the rendered text after the placeholders were expanded."""
         return char + self._gains[bisect_right(self._ends, char)]
 
     def mark(self, start: int, end: int, span: int) -> None:
@@ -60,7 +60,10 @@ class CharSpans:
         self._written[first + 1 : first + 1 + end - start] = 1
 
     def without_joiners(self, offsets: torch.Tensor) -> torch.Tensor:
-        """(tokens,) bool: False for the tokens that spell a joiner; RequestError when one is glued to other text."""
+        """Return (tokens,) bool, False for the tokens that spell a joiner.
+
+        Raises RequestError when a joiner shares a token with other text.
+        """
         if not self._joiners:
             return torch.ones(len(offsets), dtype=torch.bool)
         marks = torch.zeros(len(self.text) + 1, dtype=torch.int64)
@@ -76,14 +79,17 @@ class CharSpans:
         return ~alone
 
     def written(self, offsets: torch.Tensor) -> torch.Tensor:
-        """(tokens,) bool: whether a token covers any character of a message's texts."""
+        """Return whether each token covers any character of a message's texts, (tokens,) bool."""
         before = self._written.cumsum(0)
         first, last = offsets.clamp(max=len(self.text)).unbind(1)
         return before[last] > before[first]
 
     def of_tokens(self, offsets: torch.Tensor) -> torch.Tensor:
-        """(tokens,) the span of each token: that of its last character but for white space, since ".\n" ends a line of one
-        span before another's; a token without characters belongs to none."""
+        """Return the span of each token, (tokens,): that of its last character that is no white space.
+
+        White space does not count, because a full stop and a line break may be one token at the end of a span's line. A
+        token without characters belongs to no span.
+        """
         written = torch.tensor(
             [len(self.text[start:end].rstrip()) for start, end in offsets.tolist()], dtype=torch.int64
         )
@@ -93,8 +99,11 @@ class CharSpans:
 
 
 def without_insertions(mllm: MLLM, ids: torch.Tensor, offsets: torch.Tensor, text: str) -> torch.Tensor:
-    """Token offsets (tokens, 2) into `text`, where a processor wrote special tokens of its own into it before tokenising
-    (PaliGemma puts its bos behind the images); an inserted token becomes empty."""
+    """Return token offsets (tokens, 2) into `text`, without the special tokens that a processor inserted.
+
+    Some processors write special tokens into the text before tokenising (PaliGemma puts its bos after the images); an
+    inserted token becomes empty.
+    """
     if not len(offsets) or int(offsets.max()) <= len(text):
         return offsets
     offsets = offsets.clone()

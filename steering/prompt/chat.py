@@ -1,4 +1,4 @@
-"""Chats as requests give them, and what is left of one without its pictures or its text contexts."""
+"""Chats as requests give them, and copies of them without pictures or text contexts."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from PIL import Image
 
 GRAY = (128, 128, 128)
 CONTEXT_LINE = "Text context:"
-"""A line of user text that begins so is a text context (modality-preference paper, prompt of section 3)."""
+"""The prefix of a line of user text that is a text context (modality-preference paper, prompt of section 3)."""
 
 
 def pictures_of(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
-    """The images of a chat, in order."""
+    """Return the images of a chat, in order."""
     contents = (message["content"] for message in messages)
     parts = (part for content in contents if not isinstance(content, str) for part in content)
     return [part["image"] for part in parts if part["type"] == "image"]
 
 
 def without_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The chat without its pictures."""
+    """Return the chat without its pictures."""
     return [
         dict(message)
         if isinstance(message["content"], str)
@@ -30,7 +30,7 @@ def without_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def blanked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The chat with gray pictures of the same sizes in the place of its own."""
+    """Return the chat with gray pictures of the same sizes in place of its own."""
 
     def blank(part: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**part, "image": Image.new("RGB", part["image"].size, GRAY)} if part["type"] == "image" else part
@@ -44,7 +44,7 @@ def blanked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def without_context(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The chat without its users' text contexts, which are parts of that span and lines that begin with `CONTEXT_LINE`."""
+    """Return the chat without its users' text contexts: parts of that span and lines that begin with `CONTEXT_LINE`."""
 
     def rest(text: str) -> str:
         return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(CONTEXT_LINE))
@@ -62,7 +62,7 @@ def without_context(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 
 def contexts_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The users' text contexts in order, those that `without_context` leaves out; what marks a line is no part of them."""
+    """Return the users' text contexts in order, as `without_context` removes them, without the lines' prefix."""
     found = []
     for message in messages:
         if message["role"] != "user":

@@ -1,7 +1,7 @@
-"""How large a prompt's pictures are made: as a request bounds them, and so that they fit into the context.
+"""Sizes of a prompt's pictures: within a request's bounds, and small enough for the context.
 
-A picture of 12 megapixels is 16,384 tokens where a processor makes a token of each 28 x 28 pixels. Pictures share what the
-text and the answer leave of the context in proportion to their tokens, and each is scaled down to its share.
+A picture of 12 megapixels is 16,384 tokens where a processor makes a token of each 28 x 28 pixels. Pictures share the part
+of the context that the text and the answer leave, in proportion to their tokens, and each is scaled down to its share.
 """
 
 from __future__ import annotations
@@ -18,30 +18,34 @@ from steering.model.mllm import MLLM
 Part = Mapping[str, Any]
 
 ANSWER = 4
-"""An answer whose length is not stated is left this fraction of the context, and one that may be shortened twice that."""
+"""The divisor of the context reserved for an answer of unstated length; one that may be shortened gets up to twice that."""
 STEPS = 16
-"""What pictures share is rounded down to so many parts of the room, so that a chat that goes on sees them in the same sizes
-for some turns, and what was computed of them is used again."""
+"""The number of steps to which the pictures' share of the room is rounded down.
+
+Rounding keeps the sizes of pictures equal over several turns of a chat, so that their cached features are used again.
+"""
 BESIDE = 32
-"""Tokens by which another prompt of the same request may be longer, beside the texts that it is given."""
+"""The number of tokens by which another prompt of the same request may be longer, besides its given texts."""
 
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A picture that was scaled down: its number among the prompt's, from 0, and its sizes (width, height) in pixels."""
+    """A picture that was scaled down: its number in the prompt, from 0, and its sizes (width, height) in pixels."""
 
     number: int
     before: tuple[int, int]
     after: tuple[int, int]
 
     def report(self) -> dict[str, Any]:
-        """It as JSON; pictures are counted from 1."""
+        """Return it as JSON; pictures are counted from 1 there."""
         return {"image": self.number + 1, "from": list(self.before), "to": list(self.after)}
 
 
 def sized(mllm: MLLM, parts: Sequence[Part]) -> tuple[list[Image.Image], dict[str, int] | None]:
-    """The pictures of parts as the processor gets them, and the bounds that it is to go by; None for its own, by which it
-    sizes them itself."""
+    """Return the pictures of parts as the processor gets them, and its bounds.
+
+    The bounds are None where the processor resizes them by its own.
+    """
     images: list[Image.Image] = [part["image"] for part in parts]
     if mllm.image_size is not None:
         images = [image.resize(mllm.image_size, Image.Resampling.BICUBIC) for image in images]
@@ -58,18 +62,18 @@ def sized(mllm: MLLM, parts: Sequence[Part]) -> tuple[list[Image.Image], dict[st
 
 
 def shrunk(mllm: MLLM, parts: Sequence[Part], text: str, room: int) -> tuple[Shrunk, ...]:
-    """Which pictures have to be smaller so that a prompt has at most `room` tokens, and how small.
+    """Return the pictures that must shrink for a prompt to have at most `room` tokens, with their new sizes.
 
-    `text` is the rendered chat, with one token in the place of each picture. A picture whose `detail` is "high" keeps its
-    size, and none is made smaller than the processor, or the request, wants pictures at least; what does not fit even so is
-    left as it is, for the prompt to be refused.
+    `text` is the rendered chat, with one token in place of each picture. A picture whose `detail` is "high" keeps its size,
+    and none shrinks below the least size of the processor or the request. Pictures that do not fit even so are left as they
+    are, for the prompt to be refused.
     """
     bounds = mllm.pixels
     if bounds is None or not parts:
         return ()
     try:
         tokens = [bounds.tokens(part["image"], *_bounds(part)) for part in parts]
-    except ValueError:  # which the processor refuses
+    except ValueError:  # the processor refuses these pictures
         return ()
     if sum(tokens) + len(text.encode()) <= room:  # no token is shorter than a byte
         return ()
@@ -90,13 +94,13 @@ def shrunk(mllm: MLLM, parts: Sequence[Part], text: str, room: int) -> tuple[Shr
 
 
 def resized(parts: Sequence[Part], pictures: Sequence[Shrunk]) -> list[Part]:
-    """The parts of a prompt's pictures with those scaled down that have to be."""
+    """Return the parts of a prompt's pictures with the shrunk ones scaled down."""
     sizes = {one.number: one.after for one in pictures}
     return [_resized(part, sizes[number]) if number in sizes else part for number, part in enumerate(parts)]
 
 
 def resized_chat(messages: Sequence[Mapping[str, Any]], pictures: Sequence[Shrunk]) -> Sequence[Mapping[str, Any]]:
-    """The same of a whole chat."""
+    """Return a whole chat with the shrunk pictures scaled down."""
     if not pictures:
         return messages
     chat = [m if isinstance(m["content"], str) else {**m, "content": list(m["content"])} for m in messages]
@@ -114,8 +118,10 @@ def resized_chat(messages: Sequence[Mapping[str, Any]], pictures: Sequence[Shrun
 
 
 def room_for_prompt(context: int, max_tokens: int | None, clamp: bool) -> int:
-    """How many tokens of a context a prompt may have beside an answer of up to `max_tokens`; where those may be shortened,
-    or are not stated, it is left a part of the context."""
+    """Return how many tokens of a context a prompt may have besides an answer of up to `max_tokens`.
+
+    Where these may be shortened, or are not stated, the answer is left a part of the context.
+    """
     if max_tokens is None:
         return context - max(1, context // ANSWER)
     return context - (min(max_tokens, max(1, 2 * context // ANSWER)) if clamp else max_tokens)

@@ -1,4 +1,4 @@
-"""An answer that is given, as the tokens that the model would have generated for it."""
+"""Tokens of a given answer, as the model would have generated them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from steering.model.mllm import MLLM
 
 
 def forced_tokens(mllm: MLLM, answer: str) -> tuple[int, ...]:
-    """The tokens of an answer, with the one that ends it; raises RequestError where it holds a special token, which no
-    answer's text does."""
+    """Return the tokens of an answer, with the one that ends it.
+
+    Raises RequestError where it holds a special token, which no answer's text does.
+    """
     if found := mllm.special_pattern.search(answer):
         raise RequestError(f"A forced answer must not hold special tokens; this one holds {found[0]!r}.", param="force")
     tokens = mllm.tokenizer.encode(answer, add_special_tokens=False)

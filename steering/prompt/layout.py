@@ -1,4 +1,4 @@
-"""A chat becomes token ids plus a layout: which token belongs to which span of the prompt."""
+"""Conversion of a chat into token ids and a layout: the span of the prompt to which each token belongs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ from steering.prompt.rendering import PLAIN, SpannedText, TemplateOptions, rende
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, USER
 
 BESIDE = ("tool_calls", "tool_call_id", "name")
-"""Keys of a message, beside role and content, that templates are given."""
+"""Keys of a message, besides role and content, that templates are given."""
 
 
 @dataclass(frozen=True)
 class ImageSpan:
-    """The tokens of one image: `columns` (tokens,) in the prompt and the grid (rows, columns) after patch merging, None
-    where the image's tokens are no single grid (tiled images)."""
+    """The tokens of one image.
+
+    `columns` (tokens,) are those in the prompt; `grid` is (rows, columns) after patch merging, None where the image's tokens
+    form no single grid (tiled images).
+    """
 
     columns: torch.Tensor
     grid: tuple[int, int] | None
@@ -42,13 +45,16 @@ class ImageSpan:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which span each prompt token belongs to. spans: (n,) int64, one of the span numbers, FIRST_IMAGE + i for image i."""
+    """The span of each prompt token.
+
+    spans: (n,) int64, one of the span numbers, FIRST_IMAGE + i for image i.
+    """
 
     spans: torch.Tensor
     images: tuple[ImageSpan, ...]
 
     def columns(self, span: int) -> torch.Tensor:
-        """Positions (k,) of the tokens of a span."""
+        """Return the positions (k,) of the tokens of a span."""
         return (self.spans == span).nonzero()[:, 0]
 
     def count(self, span: int) -> int:
@@ -75,8 +81,10 @@ class Layout:
 
     @property
     def halves(self) -> torch.Tensor:
-        """(n, 2) bool: the tokens that are no image's before the first image, or before the users' first text where there is
-        none, and all others that are no image's."""
+        """Tokens (n, 2) bool, without images: those before the first image, and all others.
+
+        Without an image the first half ends at the users' first text.
+        """
         spans = self.spans.numpy()
         image = spans >= FIRST_IMAGE
         starts = (image if image.any() else spans >= CONTEXT).nonzero()[0]
@@ -86,16 +94,19 @@ class Layout:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A tokenised chat. ids: (n,) int64; inputs: everything the model's wrapper takes, on the CPU; pictures: its images."""
+    """A tokenised chat.
+
+    ids: (n,) int64; inputs: everything the model's wrapper takes, on the CPU; pictures: its images.
+    """
 
     ids: torch.Tensor
     inputs: Mapping[str, torch.Tensor]
     pictures: tuple[Picture, ...]
     layout: Layout
     options: TemplateOptions = PLAIN
-    """What the chat template was given beside the messages."""
+    """The chat template's arguments besides the messages."""
     rope: torch.Tensor | None = None
-    """(axes, 1, n), where the model tells how rotary positions follow from these inputs."""
+    """Rotary positions (axes, 1, n), where the model can derive them from these inputs."""
     shrunk: tuple[Shrunk, ...] = ()
     """The pictures that were scaled down to fit."""
 
@@ -105,19 +116,21 @@ class Prompt:
 
     @cached_property
     def blocks(self) -> tuple[bytes, ...]:
-        """A name for each of its beginnings."""
+        """A hash of each beginning of the prompt."""
         return self.blocks_with([])
 
     def pictures_before(self, column: int) -> tuple[Picture, ...]:
-        """The pictures whose tokens all stand before a column."""
+        """Return the pictures whose tokens all come before a column."""
         images = self.layout.images
         if len(images) != len(self.pictures):
             return self.pictures if all(int(image.columns[-1]) < column for image in images) else ()
         return tuple(one for one, image in zip(self.pictures, images, strict=True) if int(image.columns[-1]) < column)
 
     def blocks_with(self, answer: Sequence[int]) -> tuple[bytes, ...]:
-        """A name for each beginning of it with an answer's tokens behind it; a picture that cannot be told from the others
-        counts from the first one on."""
+        """Return a hash of each beginning of the prompt followed by an answer's tokens.
+
+        A picture that cannot be separated from the others counts from the first one on.
+        """
         ids = torch.cat([self.ids, torch.tensor(answer, dtype=torch.int64)])
         spans = torch.cat([self.layout.spans, torch.full((len(answer),), OTHER)])
         images = self.layout.images
@@ -133,10 +146,10 @@ def build_prompt(
     options: TemplateOptions = PLAIN,
     room: int | None = None,
 ) -> Prompt:
-    """Render, tokenise and lay out a chat; raises RequestError when the chat cannot be rendered.
+    """Render, tokenise and lay out a chat; raise RequestError when the chat cannot be rendered.
 
     A `reply` is rendered after it as the assistant's, and the prompt ends with it; its tokens are the span `REPLY`.
-    `options` are what the template is given beside the messages; what it writes of them belongs to no span. Pictures are
+    `options` are the template's arguments besides the messages; text rendered from them belongs to no span. Pictures are
     scaled down where the prompt would have more than `room` tokens.
 
     Messages follow the Hugging Face chat format with PIL images; see `Request`. The ids equal those of
@@ -198,7 +211,7 @@ def build_prompt(
 def _normalise(
     messages: Sequence[Mapping[str, Any]], special: re.Pattern[str]
 ) -> tuple[list[dict[str, Any]], list[SpannedText], list[Mapping[str, Any]]]:
-    """The chat in list-of-parts form, its text parts in order, those of its images in order."""
+    """Return the chat in list-of-parts form, its text parts in order, and its image parts in order."""
     chat: list[dict[str, Any]] = []
     parts: list[SpannedText] = []
     images: list[Mapping[str, Any]] = []
@@ -217,7 +230,7 @@ def _normalise(
                 normal.append({"type": "image"})
                 continue
             if calls and not part["text"]:
-                continue  # a call says nothing, and templates ask whether there is content
+                continue  # a call has no text, and templates test for content
             text = as_text(part["text"], special)
             normal.append({"type": "text", "text": text})
             if message["role"] == "user":
@@ -232,7 +245,10 @@ def _normalise(
 
 @contextmanager
 def _hinting(messages: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-    """Within, a refusal names the roles beside the user's whose messages hold images, of which templates often take none."""
+    """Within the block, add to a refusal the roles other than the user whose messages hold images.
+
+    Templates often accept images of the user alone.
+    """
     try:
         yield
     except RequestError as error:
@@ -244,7 +260,7 @@ def _hinting(messages: Sequence[Mapping[str, Any]]) -> Iterator[None]:
 
 
 def _question_start(content: Sequence[Mapping[str, Any]]) -> int:
-    """Index of the part where the question begins: after the last image, or 0 when no text of its own follows it."""
+    """Return the index of the part where the question begins: after the last image, or 0 without text after it."""
     after = max((i + 1 for i, part in enumerate(content) if part["type"] == "image"), default=0)
     follows = any(
         part["type"] == "text"
@@ -258,8 +274,10 @@ def _question_start(content: Sequence[Mapping[str, Any]]) -> int:
 def _encode(
     mllm: MLLM, text: str, images: list[Image.Image], add_special_tokens: bool, size: dict[str, int] | None = None
 ) -> dict[str, Any]:
-    """The processor's tensors with token offsets; some families want the images nested by prompt, all accept it. size: its
-    bounds, where it is not to go by its own."""
+    """Return the processor's tensors with token offsets; some families want the images nested by prompt, all accept it.
+
+    size: bounds in place of the processor's own.
+    """
 
     def refusal(panic: str) -> RequestError:
         return RequestError(f"The model's tokenizer cannot read these messages: {panic}", param="messages")
@@ -267,7 +285,7 @@ def _encode(
     read = {"return_offsets_mapping": True, "add_special_tokens": add_special_tokens}
     try:
         with panics_raise(refusal):
-            if not images and mllm.beside_text is not None:  # takes a quarter of the time
+            if not images and mllm.beside_text is not None:  # a quarter of the processor's time
                 encoded = {name: torch.tensor(value) for name, value in mllm.tokenizer([text], **read).items()}
                 return encoded | {name: torch.zeros_like(encoded["input_ids"]) for name in mllm.beside_text}
             bounds: dict[str, Any] = {} if size is None else {"size": size}
@@ -275,7 +293,7 @@ def _encode(
                 {"images": [images], "images_kwargs": {"return_tensors": "pt", **bounds}} if images else {}
             )
             found = mllm.processor(text=[text], return_text_replacement_offsets=True, **shown, **read)
-            # Asked for tensors of all, transformers looks at each token's offsets by themselves.
+            # With return_tensors, transformers would convert the offsets token by token.
             numbers = {name: value for name, value in found.items() if name != "text_replacement_offsets"}
             return {**found, **{name: torch.as_tensor(value) for name, value in numbers.items()}}
     except ValueError as error:
@@ -283,16 +301,18 @@ def _encode(
 
 
 def encode_picture(mllm: MLLM, picture: Image.Image) -> torch.Tensor:
-    """What the processor makes of one picture alone."""
+    """Return the processor's pixels of one picture alone."""
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
     return _encode(mllm, rendered(mllm.chat.render, chat), [picture], add_special_tokens=False)["pixel_values"]
 
 
 def _keep_blank_tiles(inputs: dict[str, torch.Tensor]) -> None:
-    """Make every tile differ from zero by a trifle: some models take a tile of zeros, which a black picture may become,
-    for padding and drop it."""
+    """Make every tile differ slightly from zero.
+
+    Some models take a tile of zeros, which a black picture may become, for padding and drop it.
+    """
     pixels = inputs.get("pixel_values")
-    if pixels is not None and pixels.ndim == 5 and len(pixels) == 1:  # several have padding among them
+    if pixels is not None and pixels.ndim == 5 and len(pixels) == 1:  # several images have padding tiles
         blank = ~pixels.flatten(2).any(-1)
         pixels[:, :, 0, 0, 0].masked_fill_(blank, 1e-6)
 
@@ -300,8 +320,11 @@ def _keep_blank_tiles(inputs: dict[str, torch.Tensor]) -> None:
 def _grid(
     mllm: MLLM, inputs: Mapping[str, torch.Tensor], number: int, images: int, columns: torch.Tensor
 ) -> tuple[int, int] | None:
-    """The token grid of an image, where its tokens are one grid: from the processor's own grid, from rows that end in
-    break tokens, or the square of an image that was not tiled."""
+    """Return the token grid of an image, where its tokens form a single one.
+
+    It follows from the processor's own grid, from rows that end in break tokens, or is the square of an image that was not
+    tiled.
+    """
     tokens = len(columns)
     if (thw := inputs.get("image_grid_thw")) is not None:
         merge = mllm.model.config.vision_config.spatial_merge_size

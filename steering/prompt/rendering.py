@@ -1,4 +1,4 @@
-"""A chat becomes the text that the model's template makes of it, with the spans of what its messages say."""
+"""Rendering of a chat by the model's template, with the spans of its messages' texts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from steering.prompt.spans import CONTEXT, QUESTION, USER
 
 @dataclass(frozen=True)
 class TemplateOptions:
-    """What a chat template is given beside the messages: the `functions` that it tells the model of, and other `variables`
-    that it reads, by name. With `continues` the prompt ends with the last message, so that the answer goes on from it."""
+    """The chat template's arguments besides the messages.
+
+    `functions` are those that it describes to the model, `variables` others that it reads, by name. With `continues` the
+    prompt ends with the last message, so that the answer goes on from it.
+    """
 
     functions: Sequence[Mapping[str, Any]] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -47,7 +50,7 @@ def render(
     options: TemplateOptions,
     special: re.Pattern[str],
 ) -> Rendered:
-    """Render a chat and find its text spans; raises RequestError where the template refuses it, or leaves a text out.
+    """Render a chat and find its text spans; raise RequestError where the template refuses it, or leaves a text out.
 
     Some templates lose the text of a list of parts, others that of a string: messages of one text are tried in both forms.
     """
@@ -75,10 +78,10 @@ def render(
 
 
 def rendered(render: Callable[..., str], *given: Any) -> str:
-    """Return what the template makes of a chat; raises RequestError where it refuses it."""
+    """Return the template's rendering of a chat; raise RequestError where it refuses the chat."""
     try:
         return render(*given)
-    except Exception as error:  # whatever a template raises is about the shape of the chat
+    except Exception as error:  # a template may raise anything about the chat's form
         raise RequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
 
 
@@ -92,10 +95,10 @@ def _rendered_with_spans(
 def _text_spans(
     mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[SpannedText], text: str, given: tuple[Any, ...]
 ) -> Iterator[tuple[int, int, int]]:
-    """(start, end, span) in characters of the rendered text, for every line of every text part.
+    """Yield (start, end, span), in characters of the rendered text, for every line of every text part.
 
-    The chat is rendered a second time with marks in place of the texts; the pieces between the marks are the template's
-    own, whatever the users wrote.
+    The chat is rendered a second time with marks in place of the texts; the pieces between the marks are the template's own,
+    whatever the users wrote.
     """
     numbers = iter(range(len(parts)))
 
@@ -127,7 +130,7 @@ def _text_spans(
 
 
 def _after(text: str, piece: str, position: int) -> int:
-    """Return where `piece` ends, which must begin at `position`, white space apart."""
+    """Return the end of `piece`, which must begin at `position`, apart from white space."""
     start = text.find(piece, position)
     if start < 0 or text[position:start].strip():
         raise RequestError(

@@ -1,7 +1,7 @@
-"""Where the tokens of a tiled image belong.
+"""The places of a tiled image's tokens in the image.
 
-Processors cut big images into tiles in ways of their own. None of them says how, but a picture whose colours are its own
-coordinates comes out of them as tiles that tell where they were: no family needs code.
+Processors cut large images into tiles in various ways, and none documents how. A picture whose colours are its own
+coordinates, however, comes out as tiles that reveal their places, so that no family needs code of its own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from steering.prompt.layout import ImageSpan, encode_picture
 
 @dataclass(frozen=True)
 class Tiling:
-    """`order` (rows * columns,) are the image's tokens row by row of the whole `grid` (rows, columns); `overview` those of
-    the tile that shows the whole image small, row by row of `overview_grid`, empty where there is none."""
+    """The order of a tiled image's tokens.
+
+    `order` (rows * columns,) are the tokens row by row of the whole `grid` (rows, columns); `overview` those of the tile
+    that shows the whole image in small, row by row of `overview_grid`, empty where there is none.
+    """
 
     grid: tuple[int, int]
     order: torch.Tensor
@@ -30,8 +33,10 @@ class Tiling:
 
 
 def tiling_of(mllm: MLLM, picture: Image.Image, image: ImageSpan) -> Tiling | None:
-    """How a picture is tiled whose tokens are known; None where they are one grid anyway, or where its tiles are no grids of
-    tokens or do not make up the picture."""
+    """Return the tiling of a picture whose tokens are known.
+
+    None where they form one grid anyway, or where its tiles are no grids of tokens or do not make up the picture.
+    """
     return None if image.grid is not None else _tiling(mllm, mllm.image_size or picture.size, image.tokens)
 
 
@@ -50,9 +55,12 @@ def _tiling(mllm: MLLM, size: tuple[int, int], tokens: int) -> Tiling | None:
 
 
 def _with_row_ends(tokens: int, tiles: int, side: int, size: tuple[int, int]) -> Tiling | None:
-    """An overview, then the rows of all tiles together, each with a token that ends it, without those of the margin
-    (LLaVA-NeXT, LLaVA-OneVision). Of the grids that have so many tokens and fit some arrangement of the tiles, it is the one
-    whose sides are most like the picture's."""
+    """Return the tiling of an overview followed by the rows of all tiles together.
+
+    Each row ends with a token of its own, and the margin's tokens are left out (LLaVA-NeXT, LLaVA-OneVision). Of the grids
+    with that number of tokens that fit some arrangement of the tiles, it is the one whose aspect ratio is closest to the
+    picture's.
+    """
     rest, aspect = tokens - side * side, size[0] / size[1]
     grids = [(rows, rest // rows - 1) for rows in range(1, rest + 1) if rest % rows == 0 and rest // rows > 1]
     fitting = [
@@ -69,8 +77,10 @@ def _with_row_ends(tokens: int, tiles: int, side: int, size: tuple[int, int]) ->
 
 
 def _shown(pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What tiles (k, channels, height, width) of a picture of coordinates show: extents (k, 2) along x and y, whether that
-    is the whole picture (k,), and centres (k, 2)."""
+    """Return the extents and centres (k, 2) of tiles of a picture of coordinates, and whether a tile shows all of it (k,).
+
+    The order is extents, whole, centres, along x and y. pixels: (k, channels, height, width).
+    """
     places = pixels[:, :2].float().flatten(2)
     extents = places.amax(2) - places.amin(2)
     whole = (extents > 0.9 * (places.amax((0, 2)) - places.amin((0, 2)))).all(1)
@@ -80,7 +90,10 @@ def _shown(pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 def _assembled(
     tiles: torch.Tensor, centres: torch.Tensor, overviews: torch.Tensor, extents: torch.Tensor
 ) -> Tiling | None:
-    """tiles, overviews: (k, side, side), numbers of their tokens. centres, extents: (k, 2), of the tiles, along x and y."""
+    """Return the tiling of tiles with known places; None where they do not fill a grid.
+
+    tiles, overviews: (k, side, side), numbers of their tokens. centres, extents: (k, 2), of the tiles, along x and y.
+    """
     if not len(tiles) or len(overviews) > 1:
         return None
     column, columns = _ranks(centres[:, 0], extents[:, 0])
@@ -95,7 +108,7 @@ def _assembled(
 
 
 def _ranks(values: torch.Tensor, extents: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The number of each value among those that differ by more than a trifle of a tile, and how many there are."""
+    """Return the rank of each value, where differences of a small part of a tile count as equal, and the number of ranks."""
     ordered = values.sort().values
     starts = torch.cat([torch.ones(1, dtype=torch.bool), ordered.diff() > 0.25 * extents.mean()])
     levels = ordered[starts]
@@ -103,7 +116,7 @@ def _ranks(values: torch.Tensor, extents: torch.Tensor) -> tuple[torch.Tensor, i
 
 
 def _coordinates(size: tuple[int, int]) -> Image.Image:
-    """A picture whose red rises from left to right and whose green from top to bottom."""
+    """Return a picture whose red rises from left to right and whose green from top to bottom."""
     width, height = size
     pixels = np.zeros((height, width, 3), np.uint8)
     pixels[..., 0] = np.linspace(0, 255, width).round()[None]

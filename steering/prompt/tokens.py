@@ -1,4 +1,4 @@
-"""Words choose the tokens of a prompt and of its answer that an intervention touches; prompts fall into classes for them."""
+"""Words for the tokens of a prompt and its answer that an intervention touches, and the classes of prompt tokens."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ import torch
 from steering.prompt.spans import FIRST_IMAGE
 
 TEXT, IMAGE = 0, 1
-"""Classes of prompt tokens that can be touched separately; where images are told apart, the first is IMAGE, the second the
-next number, and so on."""
+"""Classes of prompt tokens that can be touched separately.
+
+Where images are told apart, the first is IMAGE, the second the next number, and so on.
+"""
 
 TOKENS = ("all", "prompt", "generated", "image", "text")
-"""Which tokens may be touched; "image" and "text" are the image and the other tokens of the prompt. Beside these,
-"image:2" is the second image of the prompt alone."""
+"""Words for tokens; "image" and "text" are the image and the other tokens of the prompt.
+
+Besides these, "image:2" is the second image of the prompt alone.
+"""
 PATTERN = f"^({'|'.join(TOKENS)}|image:[1-9][0-9]{{0,3}})$"
-"""What matches each of these words."""
+"""A regular expression for each of these words."""
 ALLOWED = f"one of {', '.join(TOKENS)}, or image:1, image:2 and so on for one image"
-"""The same for people."""
+"""The same words for error messages."""
 
 _ONE_IMAGE = re.compile(r"image:([1-9][0-9]{0,3})")
 
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """The tokens that a word stands for. Raises ValueError where it is no such word."""
+    """The tokens that a word stands for; raises ValueError where it is no such word."""
 
     word: str
 
@@ -47,9 +51,9 @@ class TokenChoice:
         return self.word in ("all", "generated")
 
     def classes(self, count: int) -> torch.Tensor:
-        """(count,) float32: 1 for each class of prompt tokens (see `prompt_classes`) that is touched."""
+        """Return 1 for each class of prompt tokens (see `prompt_classes`) that is touched, (count,) float32."""
         out = torch.zeros(count)
-        if self.image is not None and self.image < count:  # the prompt of a contrast may lack the images
+        if self.image is not None and self.image < count:  # a twin's prompt may lack the images
             out[self.image] = 1.0
         if self.word in ("all", "prompt", "text"):
             out[TEXT] = 1.0
@@ -58,18 +62,20 @@ class TokenChoice:
         return out
 
     def touched(self, spans: torch.Tensor) -> torch.Tensor:
-        """(n,) float32: 1 for each prompt token of these spans (n,) that is touched."""
+        """Return 1 for each prompt token of these spans (n,) that is touched, (n,) float32."""
         count = class_count([self], max(0, int(spans.max()) - FIRST_IMAGE + 1) if len(spans) else 0)
         return prompt_classes(spans, count) @ self.classes(count)
 
 
 def class_count(choices: Iterable[TokenChoice], images: int) -> int:
-    """Return the number of classes of tokens in prompts with up to `images` images: the text and the images, which are
-    apart only where a choice is one of them."""
+    """Return the number of classes of tokens in prompts with up to `images` images.
+
+    They are the text and the images, which are separate only where a choice names one of them.
+    """
     return max(1 + images if any(choice.image is not None for choice in choices) else 2, 2)
 
 
 def prompt_classes(spans: torch.Tensor, count: int) -> torch.Tensor:
-    """(n, count) float32 one-hot: TEXT, then image by image, or one class for all of them where count is 2."""
+    """Return the classes (n, count), float32 one-hot: TEXT, then image by image, or all images as one where count is 2."""
     numbers = (spans - FIRST_IMAGE + 1).clamp(TEXT, count - 1)
     return (numbers[:, None] == torch.arange(count)).float()

@@ -1,10 +1,10 @@
-"""What a request asks of an intervention: options that are checked once, here, whoever gives them and however."""
+"""The options of an intervention in a request, validated here once for every caller and every way of writing them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -20,18 +20,18 @@ from steering.protocol.wording import counted, refused, shown
 Messages = Sequence[Mapping[str, Any]]
 
 LAYERS = "x-layers"
-"""In a field's `json_schema_extra`: its maximum, as the model's number of layers plus this."""
+"""The key in a field's `json_schema_extra` whose value, plus the model's number of layers, is the field's maximum."""
 
 
 class _NamesAVector:
-    """Marks, among the annotations of a field, that it holds a steering vector (`steering.vectors.option.Vector`)."""
+    """A marker in a field's annotations: the field holds a steering vector (`steering.vectors.option.Vector`)."""
 
 
 NAMES_A_VECTOR = _NamesAVector()
 
 
 def vector_fields(model: type[BaseModel]) -> list[str]:
-    """Return the names of a model's own fields that hold steering vectors, or may."""
+    """Return the names of a model's own fields that may hold steering vectors."""
 
     def holds(field: FieldInfo) -> bool:
         optional = (getattr(kind, "__metadata__", ()) for kind in get_args(field.annotation))
@@ -41,7 +41,7 @@ def vector_fields(model: type[BaseModel]) -> list[str]:
 
 
 def vector_names(model: BaseModel) -> list[str]:
-    """Return the names of the steering vectors that a model's own fields hold, or name."""
+    """Return the names of the steering vectors in a model's own fields."""
     values = [getattr(model, name) for name in vector_fields(type(model))]
     return [getattr(value, "name", value) for value in values if value is not None]
 
@@ -53,6 +53,20 @@ def _a_choice(value: str) -> str:
         raise PydanticCustomError("tokens", str(error)) from None  # type: ignore[arg-type]
 
 
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def with_vectors(model: Model, get: Callable[[Any, str], Any]) -> Model:
+    """Return a model with steering vectors in its own fields in place of names.
+
+    get: returns the vector for a field's value and the field's name in a request.
+    """
+    fields = type(model).model_fields
+    held = {name: value for name in vector_fields(type(model)) if (value := getattr(model, name)) is not None}
+    vectors = {name: get(value, fields[name].alias or name) for name, value in held.items()}
+    return model.model_copy(update=vectors) if vectors else model
+
+
 def _says_something(value: str) -> str:
     if not value.strip():
         raise PydanticCustomError("empty", "must not be empty")
@@ -60,15 +74,15 @@ def _says_something(value: str) -> str:
 
 
 LayerList = Annotated[list[Annotated[int, Field(ge=0, json_schema_extra={LAYERS: -1})]], Field(max_length=1024)]
-"""Numbers of layers, from 0; `check_layers` holds them to a model."""
+"""Layer numbers, from 0; `check_layers` compares them with a model."""
 TokenWord = Annotated[str, AfterValidator(_a_choice), Field(json_schema_extra={"pattern": PATTERN})]
-"""Which tokens are touched, as `TokenChoice` reads it."""
+"""A choice of the tokens that an intervention changes, as `TokenChoice` reads it."""
 Words = Annotated[str, Field(max_length=1024), AfterValidator(_says_something)]
-"""A text that is put into a prompt."""
+"""A text that is inserted into a prompt."""
 
 
 def check_layers(layers: Sequence[int] | None, count: int, param: str) -> None:
-    """Raise RequestError, naming the field, unless these are different layers of a model with so many, one at least."""
+    """Raise RequestError, naming the field, unless these are distinct layers below `count`, at least one."""
     if layers is None:
         return
     if not layers or len(set(layers)) < len(layers) or not all(0 <= layer < count for layer in layers):
@@ -78,7 +92,7 @@ def check_layers(layers: Sequence[int] | None, count: int, param: str) -> None:
 
 
 def check_choice(choice: TokenChoice, images: int, param: str) -> None:
-    """Raise Inapplicable, naming the field, where the tokens are those of an image that a prompt of so many lacks."""
+    """Raise Inapplicable, naming the field, where the tokens are those of an image beyond the prompt's `images`."""
     if choice.image is not None and choice.image > images:
         raise Inapplicable(
             f"'{param}' is {choice.word!r}, but the request holds {counted(images, 'image')}.", param=param
@@ -86,8 +100,11 @@ def check_choice(choice: TokenChoice, images: int, param: str) -> None:
 
 
 class Rule(NamedTuple):
-    """How a row's logits and its twin's are combined: full + weight * (full - twin), or where `relu`, with the ReLU of the
-    difference. Tokens less likely than `plausible` times the likeliest one (by `full`) are impossible."""
+    """The formula that combines a row's logits with its twin's.
+
+    The result is full + weight * (full - twin); with `relu`, the ReLU of the difference is used instead. Tokens less likely
+    than `plausible` times the likeliest one (by `full`) become impossible.
+    """
 
     weight: float
     relu: bool = False
@@ -95,13 +112,13 @@ class Rule(NamedTuple):
 
 
 class Asked(ABC):
-    """One intervention as a request asks for it.
+    """An intervention with the options that a request gave it.
 
-    `path` is where it stands in a request's body and in the report of what was applied; interventions that share a path are
-    told apart by their `kind`, and exclude one another. `twin` says whether it contrasts the answer's logits with those of
-    a twin, which repeats the answer's tokens on another prompt: of these a request may have one. What one does that is
-    `only_chat` can be said to any server: it is what becomes of the messages in `chat`. Decode steps of one that is
-    `rehearsed` are captured before the first request, with its defaults, where steps are captured.
+    `path` is its place in a request's body and in the report of what was applied; interventions that share a path differ in
+    `kind` and exclude one another. `twin` is True where it contrasts the answer's logits with those of a twin, which repeats
+    the answer's tokens on another prompt; a request may have one such intervention. An `only_chat` intervention changes
+    nothing but the messages (`chat`), so any server can serve it. Where decode steps are captured, the steps of a
+    `rehearsed` intervention with its defaults are captured before the first request.
     """
 
     path: ClassVar[tuple[str, ...]]
@@ -113,17 +130,17 @@ class Asked(ABC):
 
     @classmethod
     def name(cls) -> str:
-        """By which registry, metrics and journal know it."""
+        """Return the name in the registry, the metrics and the journal."""
         return ".".join((*cls.path, cls.kind) if cls.kind else cls.path)
 
     @property
     def signals(self) -> frozenset[Signal]:
-        """What it needs to be captured."""
+        """The signals that it needs captured."""
         return frozenset()
 
     @property
     def toward(self) -> Iterable[str]:
-        """A label for each thing that it pushes, which says whither."""
+        """A label for each direction in which it pushes, which names the direction."""
         return [""]
 
     @property
@@ -133,55 +150,60 @@ class Asked(ABC):
 
     @property
     def texts(self) -> Sequence[str]:
-        """Texts of its own that are tokenised."""
+        """Texts of its own that get tokenised."""
         return ()
 
     def chat(self, messages: Messages) -> Messages:
-        """The messages as the model is to read them."""
+        """Return the messages as the model reads them."""
         return messages
 
     def check(self, mllm: MLLM, prompt: Prompt) -> None:  # noqa: B027
-        """Raise RequestError where it does not fit a model or a prompt."""
+        """Raise RequestError where the intervention does not fit a model or a prompt."""
 
     # -- of those that have a twin -------------------------------------------------------------------------------------
 
     @property
     def rule(self) -> Rule:
-        """How the logits are combined with the twin's."""
+        """The formula that combines the logits with the twin's."""
         raise NotImplementedError
 
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt | None:
-        """The twin's prompt; None where it depends on what the model says, as `Pair.made` tells. `prompt` is what became of
-        the messages."""
+        """Return the twin's prompt; None where it depends on the generated tokens, as `Pair.made` records.
+
+        `prompt` is the prompt that the messages were rendered to.
+        """
         return None
 
     def due(self, tokens: int) -> bool:
-        """Whether the twin is made anew once so many tokens were generated."""
+        """Return True where the twin is remade once `tokens` tokens have been generated."""
         return False
 
     # -- when the answer has ended -------------------------------------------------------------------------------------
 
     def report(self, taken: Any) -> Any:
-        """What was done, as JSON, out of what `Slots.take` measured."""
+        """Return a JSON report of what was done, from the measurements of `Slots.take`."""
         return {}
 
     def brief(self, report: Any) -> Any:
-        """Its report without what grows with the answer or the images, for whoever keeps many of them."""
+        """Return the report without what grows with the answer or the images, for callers that keep many reports."""
         return report
 
 
 class Part(ABC):
-    """One of several things that make one intervention together, as vectors that are added."""
+    """A part of an intervention that several parts make together, as vectors that are added."""
 
     @classmethod
     @abstractmethod
     def together(cls, parts: Sequence[Any]) -> Asked:
-        """The intervention that they make."""
+        """Return the intervention that the parts make together."""
 
 
 class Options(BaseModel, Asked):
-    """Options that a client writes as they are. The fields' defaults and ranges stand in the class and nowhere else; a value
-    that is wrong raises RequestError naming it by its place in a request."""
+    """Options in the form in which a client writes them.
+
+    Only the class states the fields' defaults and ranges. A wrong value raises RequestError naming it by its place in a
+    request.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
 
@@ -204,10 +226,10 @@ class Options(BaseModel, Asked):
 
     @classmethod
     def param(cls, key: str) -> str:
-        """What one of its fields is called in a request."""
+        """Return the name of a field in a request."""
         field = cls.model_fields.get(key)
         return ".".join([*cls.path, (field.alias if field is not None else None) or key])
 
     def settings(self) -> dict[str, Any]:
-        """The options as a client writes them."""
+        """Return the options as a client writes them."""
         return ({"kind": self.kind} if self.kind else {}) | self.model_dump(by_alias=True)

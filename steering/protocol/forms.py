@@ -1,4 +1,4 @@
-"""How interventions are written in JSON, as the registry says: each stands where its `path` is, in the words of its options.
+"""The JSON forms of interventions, derived from the registry: each stands at its `path`, with its options' names as keys.
 
 An intervention that is alone at its path is `true` (all defaults), `false` or an object of options. Several that share a
 path are told apart by `kind`. A path of two is a member of a group, which is on by default where the group is given.
@@ -24,10 +24,10 @@ NO_SWITCH = "must be true, false or an object"
 
 
 class Form(ABC):
-    """How what stands at a path is written."""
+    """The form of the value at a path."""
 
     default = True
-    """Whether it is on where the group that it is a member of is given."""
+    """The member's state, on or off, where its group is given without it."""
 
     def __init__(self, path: Path):
         self.param = ".".join(path)
@@ -35,15 +35,15 @@ class Form(ABC):
     @property
     @abstractmethod
     def written(self) -> Any:
-        """The type of what is written, as pydantic makes a schema of it; what is wrong is told by `read` alone."""
+        """The type of the value, from which pydantic makes a schema; only `read` reports errors."""
 
     @property
     @abstractmethod
     def example(self) -> Any:
-        """Something to write, with every default spelt out."""
+        """An example value with every default spelt out."""
 
     def read(self, value: Any) -> tuple[Options, ...]:
-        """What a JSON value asks for; raises RequestError where it is wrong."""
+        """Return the interventions that a JSON value asks for; raise RequestError where it is wrong."""
         return () if value is None or value is False else self._read(value)
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Form(ABC):
 
 
 class Single(Form):
-    """One intervention."""
+    """A single intervention that is alone at its path."""
 
     def __init__(self, path: Path, options: type[Options]):
         super().__init__(path)
@@ -79,12 +79,12 @@ class Single(Form):
 
     def _read(self, value: Any) -> tuple[Options, ...]:
         given = self._object(value)
-        self._known(given, names(self.options))  # the options themselves also take names that are not on the wire
+        self._known(given, names(self.options))  # the options themselves also accept names that are not on the wire
         return (self.options(**given),)
 
 
 class Kinds(Form):
-    """One of several interventions."""
+    """A choice of one intervention among several, by its kind."""
 
     default = False
 
@@ -120,7 +120,7 @@ class Kinds(Form):
 
 
 class Group(Form):
-    """Interventions that belong together; one that is false is off, one that is not named has its defaults."""
+    """A group of interventions: a member that is false is off, and a member that is absent has its defaults."""
 
     def __init__(self, path: Path, members: Mapping[str, Form]):
         super().__init__(path)
@@ -145,14 +145,14 @@ class Group(Form):
 
 
 def forms() -> dict[str, Form]:
-    """How each field of a request is written that asks for registered `Options`."""
+    """Return the form of each request field that asks for registered `Options`, by field name."""
     kinds = [kind for kind, _ in REGISTRY.values() if issubclass(kind, Options)]
     heads = dict.fromkeys(kind.path[0] for kind in kinds)
     return {head: _form((head,), [kind for kind in kinds if kind.path[0] == head]) for head in heads}
 
 
 def read(given: Mapping[str, Any]) -> tuple[Options, ...]:
-    """The interventions that some fields ask for; raises RequestError where one is wrong or unknown."""
+    """Return the interventions that some fields ask for; raise RequestError where a field is wrong or unknown."""
     known = forms()
     for name in given:
         if name not in known:
@@ -174,14 +174,14 @@ def _form(path: Path, kinds: Sequence[type[Options]]) -> Form:
 
 
 def _with_kind(kind: str, options: type[Options]) -> type[BaseModel]:
-    """The options of one of several interventions as they are written, with their kind."""
+    """Return a model of an intervention's options as they are written, with its kind."""
     fields: dict[str, Any] = {name: (field.annotation, field) for name, field in options.model_fields.items()}
     fields = {KIND: (Literal[kind], ...), **fields}
     return create_model(options.__name__, __doc__=options.__doc__, __config__=ConfigDict(extra="forbid"), **fields)
 
 
 def example(options: type[Options]) -> dict[str, Any]:
-    """The defaults, and for what must be given the least that is allowed."""
+    """Return the options' defaults, with the least allowed value for each required option."""
     schema = options.model_json_schema()
     least = {"integer": 0, "number": 0.0, "boolean": False, "string": "text", "array": []}
     shown = {}

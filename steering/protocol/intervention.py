@@ -1,5 +1,4 @@
-"""The interventions that there are: what may be asked, and what it does in every slot; and those that other requests run
-before."""
+"""The registry of interventions (options and slots), and preludes: interventions that other requests decide first."""
 
 from __future__ import annotations
 
@@ -18,8 +17,11 @@ REGISTRY: dict[str, tuple[type[Asked], type[Slots] | None]] = {}
 
 
 def register(asked: type[Asked], slots: type[Slots] | None = None) -> None:
-    """Make an intervention known to requests, engine, reports, metrics, journal and catalogue: what may be asked of it, and
-    what keeps its state, if any. Raises ValueError where its name or its place in a request is taken, or cannot be one."""
+    """Make an intervention known to requests, engine, reports, metrics, journal and catalogue.
+
+    `asked` is its options; `slots` keeps its state, if it has any. Raises ValueError where its name or its place in a
+    request is taken or invalid.
+    """
     if not 1 <= len(asked.path) <= 2:
         raise ValueError(f"The path of {asked.__name__} must have one name or two; got {asked.path!r}.")
     for name in (*asked.path, *([asked.kind] if asked.kind else ())):
@@ -35,8 +37,11 @@ def register(asked: type[Asked], slots: type[Slots] | None = None) -> None:
 
 
 def applied(asked: Mapping[str, Asked], taken: Mapping[str, object]) -> dict[str, object] | None:
-    """The `applied` report of an answer, None when no intervention was asked for: what each did by its path; of a group
-    that something was asked of, all members, None where they are off."""
+    """Return the `applied` report of an answer: what each intervention did, by its path.
+
+    None when no intervention was asked for. A group with at least one active member lists all members, None where they are
+    off.
+    """
     report: dict[str, object] = {}
     for name, (kind, _) in REGISTRY.items():
         said = asked[name].report(taken.get(name)) if name in asked else None
@@ -51,31 +56,35 @@ def applied(asked: Mapping[str, Asked], taken: Mapping[str, object]) -> dict[str
     return report or None
 
 
-# -- those that depend on what the model says first ----------------------------------------------------------------------
+# -- interventions that depend on what the model says first ---------------------------------------------------------------
 
 Rounds = Generator[Iterable[Request], list[Result], Asked]
-"""Requests that run together, then what they said, as often as need be; at last the intervention that follows from it."""
+"""Requests that run together, then their results, as often as needed; finally the intervention that follows from them."""
 
 
 class Prelude(Asked):
-    """Stands in a request for the intervention that its `rounds` end with. An engine takes no request that still has one:
-    `steering.decide` runs it, and a server does."""
+    """A placeholder in a request for the intervention that its `rounds` end with.
+
+    An engine takes no request that still has one: `steering.decide` runs it, and a server does so too.
+    """
 
     @abstractmethod
     def rounds(self, mllm: MLLM, request: Request) -> Rounds:
-        """Yield the requests of each round and return the intervention, which may have another kind and another place; its
-        report tells of what was measured. Raises RequestError or Inapplicable where the request has no place for it, before
-        anything runs. `request` is the one that asks; prompts are best rendered and kept as its own (`RENDERED_BY`,
-        `cache_salt`)."""
+        """Yield the requests of each round and return the intervention.
+
+        The intervention may have another kind and another place; its report holds the measurements. Raises RequestError or
+        Inapplicable, before anything runs, where the request has no place for it. `request` is the one that asks; render and
+        cache prompts as it does (`RENDERED_BY`, `cache_salt`).
+        """
 
 
 def next_prelude(request: Request) -> Prelude | None:
-    """Return the first prelude of a request that is not decided yet; None where there is none."""
+    """Return the first undecided prelude of a request; None where there is none."""
     return next((asked for asked in request.asked.values() if isinstance(asked, Prelude)), None)
 
 
 def in_place_of(request: Request, prelude: Prelude, decided: Sequence[Asked] = ()) -> Request:
-    """Return the request with other interventions where a prelude stood."""
+    """Return the request with other interventions in place of a prelude."""
     interventions: list[Asked] = []
     for asked in request.asked.values():
         interventions += decided if asked is prelude else [asked]

@@ -1,4 +1,4 @@
-"""The messages of a request as its caller gives them: what is wrong with them is named, and files become pictures."""
+"""Validation of a request's messages: errors name the wrong place, and image files are opened."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ PARTS = ("text", "image")
 
 
 def chat_of(messages: Any) -> Sequence[Mapping[str, Any]]:
-    """The chat with its pictures opened: an image is a PIL image, a file's path, or its bytes. Raises RequestError naming
-    what is wrong by its place, such as `messages[0].content[1].image`."""
+    """Return the chat with its images opened: each given as a PIL image, a file's path, or a file's bytes.
+
+    Raises RequestError naming the wrong place, such as `messages[0].content[1].image`.
+    """
     if not _is_list(messages):
         raise must("messages", "be a list of messages, each {'role': ..., 'content': ...}", messages)
     chat = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
@@ -51,7 +53,7 @@ def _message(message: Any, place: str) -> Mapping[str, Any]:
 
 
 def _calls(calls: Any, place: str) -> list[dict[str, Any]]:
-    """Calls as templates take them: their arguments as objects."""
+    """Return tool calls as chat templates take them, with their arguments as objects."""
     if not _is_list(calls):
         raise must(place, "be a list of calls", calls)
     found = []
@@ -63,7 +65,7 @@ def _calls(calls: Any, place: str) -> list[dict[str, Any]]:
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             try:
-                arguments = from_json(arguments)  # refuses what is nested beyond measure, and half a character
+                arguments = from_json(arguments)  # rejects excessive nesting and lone surrogates
             except ValueError:
                 arguments = None
         if not isinstance(arguments, Mapping):

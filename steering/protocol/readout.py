@@ -1,4 +1,4 @@
-"""What a readout is, what it needs to be captured and says of an answer, and how a request asks for it."""
+"""Readouts: what they need captured, what they report of an answer, and how a request asks for them."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ from steering.protocol.signals import OF_UPDATES, Signal
 from steering.protocol.wording import check_name, cut, must, shown
 
 MAX_VALUES = 1_000_000
-"""Numbers that the maps of one answer may hold."""
+"""Maximum number of values in the maps of one answer."""
 
 ENVELOPE = ("version", "images", "rows")
-"""The keys of the envelope that are no readout's."""
+"""The keys of the envelope that belong to no readout."""
 
 RESERVED = ("include", "earlier", "given", "compare_to", *("readouts", "signals", "check", "without"))
-"""What no option of a readout can be called."""
+"""Names that no option of a readout may have."""
 
 Scalar = float | int | bool | None
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What readouts need besides an answer's readings: N of the focus metrics, the text of a token, how each image is tiled
-    (None where it is not, or nobody knows), the request's pictures (where readouts need them), the model's sinks
-    (layers, rows, columns) where they are known, its thresholds of flags, and its alarm."""
+    """The context that readouts need besides an answer's measurements.
+
+    N of the focus metrics, the text of a token, the tiling of each image (None where it has none, or it is unknown), the
+    request's pictures (where readouts need them), the model's sinks (layers, rows, columns) where they are known, its
+    thresholds of flags, and its alarm.
+    """
 
     focus_layers: int
     token_text: Callable[[int], str] = str
@@ -50,7 +53,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Earlier:
-    """Another answer, by what it is called: its states (2, layers, d), the mean over its rows and at the last of them."""
+    """Another answer, by name: its states (2, layers, d), the mean over its rows and those at the last row."""
 
     name: str
     states: torch.Tensor
@@ -62,12 +65,13 @@ def no_fit(value: Any, mllm: MLLM, layout: Layout) -> None:
 
 @dataclass(frozen=True)
 class ReadoutOption:
-    """An option of readouts, which several may share. `name` is what requests call it, and the keyword of `Diagnose`.
+    """An option of readouts, which several readouts may share.
 
-    `kind` is its type as JSON, with what its schema says beside `about`; `check` returns the value that is kept, or raises
-    RequestError. `fits` raises RequestError where a model, or a prompt of this layout, has no place for the value. One that
-    is written in another form than it is kept in has `read`, which makes keywords of `Diagnose` of what a request gives,
-    `write`, and what it is `unset`; one that requests do not have at all is not `written`.
+    `name` is its name in requests and the keyword of `Diagnose`. `kind` is its type in JSON, with what its schema says
+    beside `about`; `check` returns the value that is kept, or raises RequestError. `fits` raises RequestError where a model,
+    or a prompt of this layout, has no place for the value. An option that requests write in another form than the kept one
+    has `read`, which turns the request's value into keywords of `Diagnose`, `write`, which does the reverse, and `unset`,
+    the request's value where the option is absent. An option that requests do not have at all has `written` False.
     """
 
     name: str
@@ -84,20 +88,20 @@ class ReadoutOption:
 
     @property
     def at_rest(self) -> Any:
-        """The value in a request that says nothing of it."""
+        """The value in a request that does not mention the option."""
         return self.default if self.unset is None else self.unset
 
     def keywords(self, value: Any) -> Mapping[str, Any]:
-        """Return the keywords of `Diagnose` for what a request gives."""
+        """Return the keywords of `Diagnose` for a request's value."""
         return {self.name: value} if self.read is None else self.read(value)
 
     def wire(self, options: Diagnose) -> Any:
-        """Return what a request gives for the same."""
+        """Return the request's value for the options."""
         return options[self] if self.write is None else self.write(options)
 
     @classmethod
     def flag(cls, name: str, about: str, fits: Callable[[Any, MLLM, Layout], None] = no_fit) -> ReadoutOption:
-        """Something that is on or off, and off by default."""
+        """Return an option that is on or off, and off by default."""
 
         def check(value: Any) -> bool:
             if not isinstance(value, bool):
@@ -108,7 +112,7 @@ class ReadoutOption:
 
     @classmethod
     def word(cls, name: str, words: Sequence[str], about: str) -> ReadoutOption:
-        """One of several words, by default the first."""
+        """Return an option that takes one of several words, by default the first."""
 
         def check(value: Any) -> str:
             if value not in words:
@@ -123,10 +127,13 @@ class ReadoutOption:
 
 @dataclass(frozen=True, init=False)
 class Diagnose:
-    """The readouts of a request. `include` are their names, by any iterable; `earlier` is the answer that drift is measured
-    from, by default the baseline. All else are the options that registered readouts declare, by name
-    (`Diagnose(["focus"], target_image=2)`), and may be read as attributes; `given` are those that are not at their
-    defaults. Raises RequestError for what is none of these."""
+    """The readouts that a request asks for.
+
+    `include` holds their names, as any iterable; `earlier` is the answer that drift is measured from, by default the
+    baseline. All others are the options that registered readouts declare, by name (`Diagnose(["focus"], target_image=2)`),
+    and can be read as attributes; `given` holds those that are not at their defaults. Raises RequestError for unknown names
+    and options.
+    """
 
     include: frozenset[str]
     earlier: Earlier | None
@@ -169,26 +176,26 @@ class Diagnose:
         return self.given.get(name, option.default)
 
     def __getitem__(self, option: ReadoutOption) -> Any:
-        """The value of an option."""
+        """Return the value of an option."""
         return self.given.get(option.name, option.default)
 
     def without(self, name: str) -> Diagnose:
-        """The same with an option at its default."""
+        """Return the same readouts with an option at its default."""
         given = {other: value for other, value in self.given.items() if other != name}
         return Diagnose(self.include, earlier=self.earlier, given=given)
 
     @property
     def readouts(self) -> tuple[Readout, ...]:
-        """Those that were asked for, in the order of the envelope; heat maps are one that has an option of its own."""
+        """The requested readouts in the order of the envelope; some, as heat maps, have an option of their own."""
         return tuple(one for one in REGISTRY.values() if one.name in self.include or one.asked_beside(self))
 
     @property
     def signals(self) -> frozenset[Signal]:
-        """What they need to be captured."""
+        """The signals that the readouts need captured."""
         return frozenset().union(*(one.signals(self) for one in self.readouts))
 
     def check(self, mllm: MLLM, layout: Layout, tokens: int) -> None:
-        """Raise RequestError where it does not fit a model, or a prompt of this layout and an answer of up to `tokens`."""
+        """Raise RequestError where the readouts do not fit a model, a prompt of this layout or so long an answer."""
         for option in readout_options().values():
             option.fits(self[option], mllm, layout)
         for one in self.readouts:
@@ -206,9 +213,12 @@ class Diagnose:
 
 @dataclass(frozen=True)
 class FinishedAnswer:
-    """One finished answer as its readouts see it. taken: by recorder, what was measured of it. fed: how many of its tokens
-    went through the model. baseline: the same of the answer without interventions. scores: the log-probabilities (nats) of
-    the tokens, without the one that ends the answer, where they were captured."""
+    """A finished answer as its readouts see it.
+
+    taken: its measurements, by recorder. fed: how many of its tokens went through the model. baseline: the measurements of
+    the answer without interventions. scores: the log-probabilities (nats) of the tokens, without the one that ends the
+    answer, where they were captured.
+    """
 
     layout: Layout
     options: Diagnose
@@ -225,7 +235,7 @@ class FinishedAnswer:
 
     @cached_property
     def image_tokens(self) -> torch.Tensor:
-        """(images,) how many tokens each image has."""
+        """Number of tokens of each image, (images,)."""
         return torch.tensor([image.tokens for image in self.images])
 
     @property
@@ -237,16 +247,19 @@ class FinishedAnswer:
         return {}
 
     def said(self, name: str) -> Any:
-        """What a readout says of it, which others may rest on: it is read once."""
+        """Return a readout's report of the answer, computed once, because other readouts may depend on it."""
         if name not in self._said:
             self._said[name] = REGISTRY[name].read(self)
         return self._said[name]
 
 
 class Readout(ABC):
-    """One key of the envelope beside an answer; one that is `part_of` another is said by that, and never read. `cheap`
-    ones are those that `diagnostics: true` asks for; `needs_pictures` those that read `Surroundings.pictures`. `options` are
-    those that it reads from an answer's `Diagnose`; readouts that share one declare the same object."""
+    """A key of the envelope beside an answer.
+
+    A readout that is `part_of` another is reported by that one, and never read. `cheap` readouts are those that
+    `diagnostics: true` asks for; `needs_pictures` marks those that read `Surroundings.pictures`. `options` are those that it
+    reads from an answer's `Diagnose`; readouts that share an option declare the same object.
+    """
 
     name: ClassVar[str]
     options: ClassVar[Sequence[ReadoutOption]] = ()
@@ -254,27 +267,29 @@ class Readout(ABC):
     part_of: ClassVar[str | None] = None
     needs_pictures: ClassVar[bool] = False
     scalars: ClassVar[Mapping[str, type]] = {}
-    """The numbers of it that the journal and the metrics keep, float, int or bool each."""
+    """The values that the journal and the metrics keep, each a float, int or bool."""
 
     @abstractmethod
     def signals(self, options: Diagnose) -> frozenset[Signal]:
-        """What is to be captured for it."""
+        """Return the signals that it needs captured."""
 
     @abstractmethod
     def read(self, answer: FinishedAnswer) -> Any:
-        """What it says of an answer, as JSON; None where it does not exist."""
+        """Return its report of an answer as JSON; None where it does not exist."""
 
     def asked_beside(self, options: Diagnose) -> bool:
-        """Whether options other than `include` ask for it."""
+        """Return True where options other than `include` ask for it."""
         return False
 
     def values(self, options: Diagnose, layers: int, patches: int, tokens: int) -> int:
-        """How many numbers it may hold, of an answer of up to `tokens` tokens to images of so many patches, where that is a
-        matter of size."""
+        """Return how many numbers its maps may hold, where its size depends on the request.
+
+        The answer has up to `tokens` tokens, to images of `patches` patches.
+        """
         return 0
 
     def summary(self, said: Any) -> Mapping[str, Scalar]:
-        """Its `scalars` out of what it said."""
+        """Return its `scalars`, taken from its report."""
         return {}
 
 
@@ -283,8 +298,10 @@ REGISTRY: dict[str, Readout] = {}
 
 
 def register(readout: Readout) -> None:
-    """Make a readout known to requests, envelope, metrics, journal and catalogue; raises ValueError where its name, or that
-    of one of its scalars, is taken or cannot be one."""
+    """Make a readout known to requests, envelope, metrics, journal and catalogue.
+
+    Raises ValueError where its name, or that of one of its scalars, is taken or invalid.
+    """
     for name in (readout.name, *readout.scalars):
         check_name(name, f"The names of {type(readout).__name__} and of its scalars")
     taken = {scalar for other in REGISTRY.values() for scalar in other.scalars}
@@ -298,12 +315,12 @@ def register(readout: Readout) -> None:
 
 
 def readout_options() -> dict[str, ReadoutOption]:
-    """The options of registered readouts by name."""
+    """Return the options of registered readouts by name."""
     return {option.name: option for readout in REGISTRY.values() for option in readout.options}
 
 
 def cheap() -> frozenset[str]:
-    """The names of the readouts that `diagnostics: true` asks for."""
+    """Return the names of the readouts that `diagnostics: true` asks for."""
     return frozenset(name for name, readout in REGISTRY.items() if readout.cheap)
 
 

@@ -1,4 +1,4 @@
-"""The recorders that there are: each captures some signals, in whatever slot they are wanted."""
+"""The registry of recorders: each captures some signals, in every slot that needs them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ REGISTRY: dict[str, type[Slots]] = {}
 
 
 def register(name: str, slots: type[Slots]) -> None:
-    """Make a recorder known to the engine; raises ValueError where its name is taken."""
+    """Make a recorder known to the engine; raise ValueError where its name is taken."""
     if name in REGISTRY:
         raise ValueError(f"There is a recorder {name!r} already.")
     REGISTRY[name] = slots

@@ -1,4 +1,4 @@
-"""What a caller asks of the engine and what it gets back."""
+"""The engine's public types: the request, its sampling options, and the answers that come back."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from steering.tools.calls import CallPiece, ToolCall
 from steering.tools.tools import Tools
 
 Interventions = Iterable["Asked | Part | Interventions | None"]
-"""What a request may give as interventions: several of them, presets as `Sage`, parts as `Steer`, None for none."""
+"""The values that a request accepts as interventions: single ones, presets as `Sage`, parts as `Steer`, None, or a nest."""
 
 MAX_TOP_LOGPROBS = 20
-"""Alternatives that may be reported for a token, at most."""
+"""Maximum number of alternatives reported for a token."""
 RENDERED_BY = ("chat_template_kwargs", "continue_final_message")
-"""Fields of a request, beside its messages and tools, that choose how its prompt is rendered."""
+"""Fields of a request, beside its messages and tools, that change how its prompt is rendered."""
 MAX_TEMPLATE_KWARGS = 16_384
-"""Characters of what a chat template is told, as JSON."""
+"""Maximum length of a chat template's variables, in characters of JSON."""
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -38,28 +38,31 @@ RANGES: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
     "top_k": (0, 1_000_000),
-    "max_tokens": (1, 2**63 - 1),  # what fits is less in any case; clients say "any" by the largest number they have
+    "max_tokens": (
+        1,
+        2**63 - 1,
+    ),  # the context length bounds it lower; clients mean "any" by the largest number they have
     "min_tokens": (0, 10_000_000),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
     "seed": (-(2**63), 2**63 - 1),
     "logit_bias": (-100.0, 100.0),
 }
-"""The least and the greatest value of what sampling takes, by its name in a request; `top_p` must be above its least."""
+"""Least and greatest value of each sampling option, by its name in a request; `top_p` must be above its least."""
 
 COLDEST = 1e-5
-"""A temperature below which answers are greedy: logits divided by less leave float32, and what is likeliest stays so."""
+"""Temperature below which answers are greedy: logits divided by less overflow float32, and the same token is likeliest."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen and when to stop. `temperature` 0, or below `COLDEST`, is greedy; `top_k` 0,
-    `top_p` 1, `min_p` 0 are off.
+    """Options of sampling and stopping.
 
-    `logprobs` is None (off) or how many alternatives (0..20) to report per token; log-probabilities are those of the
-    model's distribution (interventions included; of an answer that follows a grammar, among the tokens that are possible
-    under it), before temperature, penalties, bias and truncation. `stop` may be one
-    string. An answer that is to `ignore_eos` goes on behind a token that ends it; one of at least `min_tokens` gets none
-    before. Raises RequestError for what is out of its range, see `RANGES`.
+    `temperature` 0, or below `COLDEST`, is greedy; `top_k` 0, `top_p` 1, `min_p` 0 are off. `logprobs` is None (off) or the
+    number of alternatives (0..20) to report per token; log-probabilities are those of the model's distribution
+    (interventions included; of an answer that follows a grammar, among the tokens that are possible under it), before
+    temperature, penalties, bias and truncation. `stop` may be a single string. With `ignore_eos`, generation continues past
+    an end token; no end token is sampled before `min_tokens` tokens. Raises RequestError for values out of range, see
+    `RANGES`.
     """
 
     max_tokens: int | None = None
@@ -98,18 +101,18 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always chosen."""
+        """True where the likeliest token is always chosen."""
         return self.temperature < COLDEST
 
     @cached_property
     def plain(self) -> bool:
-        """Whether the likeliest token is chosen of what the model says, and nothing else is wanted of it."""
+        """True where decoding is greedy, without penalties, bias, log-probabilities or `min_tokens`."""
         penalties = self.repetition_penalty != 1 or self.frequency_penalty or self.presence_penalty
         return self.greedy and self.logprobs is None and not (penalties or self.logit_bias or self.min_tokens)
 
 
 def _within(name: str, value: Any, open_low: bool = False, whole: bool = False) -> None:
-    """Raise RequestError unless `value` is a number in its range, the least value apart where `open_low`."""
+    """Raise RequestError unless `value` is a number in its range, which excludes the least value where `open_low`."""
     low, high = RANGES[name]
     if not (is_whole(value) if whole else is_number(value)):
         raise must(name, "be a whole number" if whole else "be a number", value)
@@ -121,27 +124,25 @@ def _within(name: str, value: Any, open_low: bool = False, whole: bool = False) 
 
 @dataclass(frozen=True)
 class Request:
-    """One chat with its interventions.
+    """A chat with its interventions.
 
     `messages` follow the Hugging Face chat format: `{"role", "content"}` where content is a string or a list of parts
     `{"type": "text", "text": str, "span": "context" (optional)}` and `{"type": "image", "image": ...}`, a PIL image, the
-    path of a file or its bytes; files are opened at once. Beside "image", `min_pixels` and `max_pixels` bound how large the
-    processor makes it, where that bounds pixels (Qwen-VL). `interventions` are what happens inside the model, one or
-    several, each at most once; a preset, as `Sage`, may stand for several. `diagnose` asks for readouts: a `Diagnose`,
-    True for the cheap ones, or a list of names. `n` answers are generated; `baseline` adds, in the same batch, each
-    answer without interventions; `states` returns the residual stream after each layer at one of the prompt's tokens,
-    counted from its end (`state_position`, -1 the last one), and the distribution of the answer's first token;
-    `divergence` how far the updates of every prompt token diverge in each layer (see `interventions.think`). `forced`
-    tokens are generated whatever the model says, so that their log-probabilities can be read; a forced text is one of the
-    assistant's, which ends where it ends, so that the readouts are those of an answer that exists already. A `reply` is
-    read, not generated: the prompt ends with it, as the model's template renders an answer to the chat, and its tokens'
-    log-probabilities come from the prefill. `clamp` shortens a `max_tokens` that does not fit to what fits, which is
-    otherwise refused; `Completion.max_tokens` tells what became of it.
-    What an engine keeps of the prompt serves only requests with the same `cache_salt`.
-    An answer is of a `grammar` where one is given, whatever the model prefers. It may call `tools`, or must: what it
-    calls stands in `Choice.tool_calls`.
-    `chat_template_kwargs` are variables that the model's chat template reads, such as `enable_thinking`; others are
-    refused. With `continue_final_message` the answer goes on from the last message, a text of the assistant's.
+    path of a file or its bytes; files are opened at once. Beside "image", `min_pixels` and `max_pixels` bound the size to
+    which the processor scales it, where it bounds pixels (Qwen-VL). `interventions` act inside the model; each may be given
+    once, and a preset, as `Sage`, may stand for several. `diagnose` asks for readouts: a `Diagnose`, True for the cheap
+    ones, or a list of names. `n` answers are generated; `baseline` adds, in the same batch, each answer without
+    interventions; `states` returns the residual stream after each layer at one of the prompt's tokens, counted from its end
+    (`state_position`, -1 the last one), and the distribution of the answer's first token; `divergence` how far the updates
+    of every prompt token diverge in each layer (see `interventions.think`). `forced` tokens are generated whatever the model
+    predicts, so that their log-probabilities can be read; a forced text is an assistant's answer, which ends where the text
+    ends, so that the readouts are those of an existing answer. A `reply` is read, not generated: the prompt ends with it, as
+    the model's template renders an answer to the chat, and its tokens' log-probabilities come from the prefill. A
+    `max_tokens` that does not fit is refused; `clamp` shortens it to what fits, and `Completion.max_tokens` holds the
+    result. The engine reuses the prompt's cached prefix only for requests with the same `cache_salt`. An answer follows
+    `grammar`, if given. It may, or must, call `tools`; its calls are in `Choice.tool_calls`. `chat_template_kwargs` are
+    variables that the model's chat template reads, such as `enable_thinking`; others are refused. With
+    `continue_final_message` the answer continues the last message, a text of the assistant's.
 
     Raises RequestError, which names what is wrong in `param`; what depends on the model is checked when it is submitted.
     """
@@ -166,7 +167,7 @@ class Request:
 
     @property
     def signals(self) -> frozenset[Signal]:
-        """What it asks to be captured beside what its interventions and readouts need."""
+        """The signals that the request asks for beside those that its interventions and readouts need."""
         wanted = {
             Signal.PROMPT_STATE: self.states, Signal.DIVERGENCE: self.divergence, Signal.REPLY: self.reply is not None,
         }  # fmt: skip
@@ -209,7 +210,7 @@ class Request:
 
     @cached_property
     def chat(self) -> Sequence[Mapping[str, Any]]:
-        """The messages as the model is to read them: with what interventions put into them."""
+        """The messages as the model reads them, with the texts that interventions insert."""
         messages = self.messages
         for one in self.asked.values():
             messages = one.chat(messages)
@@ -217,12 +218,12 @@ class Request:
 
     @property
     def readouts(self) -> Diagnose | None:
-        """The readouts that it asks for, and how; None for none."""
+        """The requested readouts and their options; None where there are none."""
         return self.diagnose if isinstance(self.diagnose, Diagnose) else None
 
 
 def _check_grammar(request: Request) -> None:
-    """Raise RequestError where a request asks for a grammar, or a call, and for what leaves nothing to it."""
+    """Raise RequestError where a grammar, or a required tool call, is combined with an option that excludes it."""
     grammar, tools = request.grammar, request.tools
     for name, given, kind in (("grammar", grammar, Grammar), ("tools", tools, Tools)):
         if not isinstance(given, kind | None):
@@ -238,7 +239,7 @@ def _check_grammar(request: Request) -> None:
 
 
 def _check_template(request: Request) -> None:
-    """Raise RequestError where what the chat template is told is no data, or too much, or where no text can go on."""
+    """Raise RequestError where the template's variables are not JSON or too large, or no final text can be continued."""
     variables = request.chat_template_kwargs
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
         raise must("chat_template_kwargs", "be a dict of what the chat template reads, by name", variables)
@@ -288,7 +289,7 @@ def _diagnose(given: Any) -> Diagnose | None:
         return Diagnose()
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise must("diagnose", "be True, a list of readouts or a Diagnose", given)
-    return Diagnose(given)  # type: ignore[arg-type]  # which takes, and names, whatever is given
+    return Diagnose(given)  # type: ignore[arg-type]  # which accepts any iterable, and names what is wrong in it
 
 
 @dataclass(frozen=True)
@@ -304,7 +305,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Timing:
-    """When an answer was queued, got its slot, and had its first and its last token, in seconds of the monotonic clock."""
+    """Times of an answer in seconds of the monotonic clock: queued, admitted to a slot, first token, last token."""
 
     queued: float
     admitted: float
@@ -314,10 +315,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Choice:
-    """One finished answer; its text is without what it calls. `finish_reason` is "stop", "length" or "tool_calls"; `applied`
-    and `diagnostics` follow the wire protocol.
+    """A finished answer, whose text leaves out its tool calls.
 
-    `measured` is, by recorder and intervention, what was captured of it as tensors on the CPU; `timing` is when it was made.
+    `finish_reason` is "stop", "length" or "tool_calls"; `applied` and `diagnostics` follow the wire protocol. `measured`
+    holds the captured tensors on the CPU, by recorder and intervention; `timing` holds its times.
     """
 
     index: int
@@ -334,28 +335,30 @@ class Choice:
 
     @property
     def states(self) -> torch.Tensor | None:
-        """(layers, d) float32: the residual stream after each layer at that token of the prompt that was asked for."""
+        """The residual stream after each layer at the requested token of the prompt, (layers, d) float32."""
         return self._of("prompt_state", "states")
 
     @property
     def next_logprobs(self) -> torch.Tensor | None:
-        """(vocabulary,), with the states: the log-probabilities (nats) of the first token, before sampling."""
+        """The log-probabilities (nats) of the first token, before sampling, (vocabulary,); present with the states."""
         return self._of("prompt_state", "next_logprobs")
 
     @property
     def divergence(self) -> torch.Tensor | None:
-        """(layers, prompt tokens), in nats; see `interventions.think`."""
+        """The divergence in nats, (layers, prompt tokens); see `interventions.think`."""
         return self._of("sage.think", "divergence")
 
     @property
     def answer_states(self) -> torch.Tensor | None:
-        """(2, layers, d), where drift or residual is read out: as `states`, the mean over the rows that generated the
-        answer's tokens, and at the last of them."""
+        """The states of the answer, (2, layers, d), where drift or residual is read out.
+
+        As `states`: the mean over the rows that generated the answer's tokens, and at the last of them.
+        """
         return self._of("residual", "states")
 
     @property
     def reply_logprobs(self) -> torch.Tensor | None:
-        """(tokens of the request's reply,) float32, in nats."""
+        """The log-probabilities (nats) of the reply's tokens, (tokens,) float32."""
         found: torch.Tensor | None = self.measured.get("reply")
         return found
 
@@ -377,8 +380,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished request: its choices in order of index, and token counts (baselines not counted); of the prompt's, how many
-    had been run before and were not run again."""
+    """A finished request: its choices in order of index, and token counts without baselines.
+
+    `cached_tokens` are the prompt's tokens that came from a cache.
+    """
 
     choices: tuple[Choice, ...]
     prompt_tokens: int
@@ -387,7 +392,7 @@ class Result:
 
     @classmethod
     def of(cls, choices: Mapping[int, Choice], n: int, prompt_tokens: int, cached_tokens: int) -> Result:
-        """That of `n` choices by index; raises Fault where some of them never came."""
+        """Return the result of `n` choices by index; raise Fault where some of them never came."""
         if len(choices) < n:
             raise Fault("The request was cancelled.")
         generated = sum(len(choice.token_ids) for choice in choices.values())

@@ -1,4 +1,4 @@
-"""One answer in the making: what was asked of it, where it stands, and what it left behind so far."""
+"""A sequence: the state of one answer while it is generated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from steering.protocol.text import TextStream
 
 
 class State(Enum):
-    """Where a sequence stands."""
+    """The scheduling state of a sequence."""
 
     WAITING = auto()
     PREFILL = auto()
@@ -33,9 +33,12 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Spec:
-    """What was asked of one answer. asked: interventions by name. signals: what is to be captured. state_position: of
-    `Signal.PROMPT_STATE`, counted from the prompt's end. forced: tokens that are generated whatever the model says. edit:
-    what becomes of the decoder's inputs (1, n, d) before they run."""
+    """The fixed settings of one answer.
+
+    asked: interventions by name. signals: signals to capture. state_position: the token of `Signal.PROMPT_STATE`, counted
+    from the prompt's end. forced: tokens that are generated whatever the model predicts. edit: a function applied to the
+    decoder's inputs (1, n, d) before they run.
+    """
 
     prompt: Prompt
     sampling: Sampling = field(default_factory=Sampling)
@@ -51,7 +54,7 @@ class Spec:
 
     @classmethod
     def of(cls, prompt: Prompt, asked: Mapping[str, Asked], diagnose: Diagnose | None, **more: Any) -> Spec:
-        """A spec that captures what its interventions and readouts need; `signals` are captured beside it."""
+        """Return a spec that captures what its interventions and readouts need, and `signals` beside."""
         needed = frozenset(more.pop("signals", ()))
         needed = needed.union(*(one.signals for one in asked.values()))
         if diagnose is not None:
@@ -60,7 +63,7 @@ class Spec:
 
     @cached_property
     def concern(self) -> tuple[frozenset[str], frozenset[Signal]]:
-        """Names of its interventions, and its signals: what has a say depends on them."""
+        """The names of its interventions, and its signals, which decide what acts in its forward passes."""
         return frozenset(self.asked), self.signals
 
     @cached_property
@@ -71,9 +74,11 @@ class Spec:
 
 @dataclass(eq=False)
 class Pair:
-    """A sequence and its twin, whose logits its own are contrasted with. held: the leader's next logits (vocabulary,), while
-    the twin's are not known. prompt: the twin's, where it does not depend on what the model says. made: what twins were
-    made of, in order, for the report."""
+    """A sequence (the leader) and its twin, whose logits are contrasted with the leader's.
+
+    held: the leader's next logits (vocabulary,), while the twin's are not known. prompt: the twin's, where it does not
+    depend on the generated tokens. made: what the twins were made from, in order, for the report.
+    """
 
     leader: Sequence
     prompt: Prompt | None = None
@@ -84,31 +89,36 @@ class Pair:
 
 @dataclass(eq=False)
 class Sequence:
-    """Lives from submission to its last token; the scheduler gives it a slot, recorders fill in what they captured."""
+    """The state of one answer from submission to its last token.
+
+    The scheduler gives it a slot; recorders fill in what they captured.
+    """
 
     spec: Spec
     text: TextStream
     notify: Callable[[Sequence, str, list[TokenLogprob]], None]
     fork_of: Sequence | None = None  # a sequence with the same prompt and interventions, whose prefill can be copied
     expects_forks: bool = False
-    waited: bool = False  # in the place of a request that it depends on (see `Turn`)
-    group: str = ""  # whose it is: those of several groups get slots in turns
-    start: int = 0  # when it is its turn, in answers of each group (see `Scheduler`)
+    waited: bool = False  # it waits in the place of a request that it depends on (see `Turn`)
+    group: str = ""  # its owner: groups get slots in turns
+    start: int = 0  # its turn, in answers of each group (see `Scheduler`)
     alone: bool = False  # prefill it in a batch of its own
-    replay: tuple[int, ...] = ()  # of a twin that joins late: what was generated before
+    replay: tuple[int, ...] = ()  # the tokens generated before a twin joined late
     pair: Pair | None = None
-    matcher: Matcher | None = None  # where it stands in its grammar
+    matcher: Matcher | None = None  # its state in the grammar
 
     state: State = State.WAITING
     slot: int = -1
     computed: int = 0
-    reused: int = 0  # of these, how many tokens others had run
+    reused: int = 0  # how many of the computed tokens came from a cache
     unseen: int = 0  # how many of the first tokens were embedded without their pictures
     embedded: Embedded | None = None
     rope_delta: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)  # log-probabilities of what is said, where they are wanted
+    scores: list[float] = field(
+        default_factory=list
+    )  # log-probabilities of the generated tokens, where they are wanted
     finish_reason: str | None = None
     error: BaseException | None = None
     cancelled: bool = False
@@ -117,15 +127,15 @@ class Sequence:
     admitted_at: float = 0.0
     first_at: float = 0.0
     last_at: float = 0.0
-    """When it got its slot, its first token and its last one so far, on the monotonic clock."""
+    """Times of its slot, its first token and its last one so far, on the monotonic clock."""
 
     captured: dict[str, Any] = field(default_factory=dict)
-    """By recorder or intervention, what its forward passes left behind outside of the slot."""
+    """Captures of its forward passes that lie outside of the slot, by recorder or intervention."""
     prompt_left: dict[str, Any] | None = None
-    """By recorder or intervention, what the prompt left behind, for sequences that copy it."""
+    """Captures at the prompt's end, by recorder or intervention, for sequences that copy the prompt."""
     prompt_logits: torch.Tensor | None = None
     taken: dict[str, Any] = field(default_factory=dict)
-    """By recorder or intervention, what was measured of the whole answer, on the CPU."""
+    """Measurements of the whole answer on the CPU, by recorder or intervention."""
 
     @property
     def prompt(self) -> Prompt:
@@ -141,17 +151,17 @@ class Sequence:
 
     @property
     def twin(self) -> Sequence | None:
-        """Its twin, where it has one by now."""
+        """The twin; None where there is none yet."""
         return self.pair.twin if self.pair is not None and self.is_leader else None
 
     @property
     def held(self) -> bool:
-        """Whether it waits, in its slot, for its twin."""
+        """True while it waits, in its slot, for its twin."""
         return self.state is State.HELD
 
     @property
     def due(self) -> bool:
-        """Whether the step that feeds its last token is to make its twin anew."""
+        """True where the step that feeds its last token has to remake its twin."""
         if self.pair is None or not self.is_leader or self.held:
             return False
         contrast = self.spec.contrast
@@ -159,7 +169,7 @@ class Sequence:
 
     @property
     def rows(self) -> int:
-        """How many slots are taken, or must be kept free, for it."""
+        """The number of slots that are taken, or must be kept free, for it."""
         return 2 if self.is_leader and (self.twin is None or self.twin.slot < 0) else 1
 
     @property
@@ -168,25 +178,25 @@ class Sequence:
 
     @property
     def can_fork(self) -> bool:
-        """Whether the source's prompt is still in its slot."""
+        """True while the source's prompt is still in its slot."""
         return self.fork_of is not None and self.fork_of.slot >= 0 and self.fork_of.prompt_logits is not None
 
     @property
     def fed(self) -> int:
-        """How many generated tokens went through the model."""
+        """The number of generated tokens that went through the model."""
         return max(len(self.tokens) - (not self.held), 0)
 
     @property
     def length(self) -> int:
-        """Columns of the slot in use: the prompt and every generated token that was fed."""
+        """Number of columns of the slot in use: the prompt and every generated token that was fed."""
         return self.computed + self.fed
 
     def wants(self, *signals: Signal) -> bool:
-        """Whether any of these is to be captured."""
+        """Return True where any of these signals has to be captured."""
         return not self.spec.signals.isdisjoint(signals)
 
     def restart(self) -> None:
-        """Forget everything since the submission but the place in a pair, so that the prompt can run once more, alone."""
+        """Forget everything since the submission except the place in a pair, so that the prompt can run once more, alone."""
         self.state, self.slot, self.alone = State.WAITING, -1, True
         self.computed = self.reused = 0
         self.fork_of = self.prompt_left = self.prompt_logits = None
@@ -195,7 +205,7 @@ class Sequence:
             self.pair.held, self.pair.made = None, ()
 
     def release(self) -> None:
-        """Let go of everything large that an ended sequence no longer needs; the layout stays for its readings."""
+        """Free everything large that an ended sequence no longer needs; keep the layout for its readouts."""
         self.embedded = self.prompt_left = self.prompt_logits = self.matcher = None
         self.captured = {}
         if self.pair is not None and self.is_leader:

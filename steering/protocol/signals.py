@@ -1,4 +1,4 @@
-"""What a forward pass can be asked to leave behind; recorders capture it, interventions and readouts need it."""
+"""Signals: the measurements that recorders capture in a forward pass for interventions and readouts."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from enum import Enum, auto
 
 
 class Signal(Enum):
-    """One thing that is measured where somebody needs it, and costs nothing where nobody does."""
+    """A measurement that is taken only where an intervention or a readout needs it."""
 
-    __hash__ = object.__hash__  # Enum's own is Python, and every step of decoding asks who wants what
+    __hash__ = object.__hash__  # Enum's own hash runs in Python, and every decode step looks up who needs which signal
 
     SPANS = auto()
     """Attention by span of the prompt, over the question's rows and those of generated tokens."""
     LAST = auto()
-    """The same, of the prompt's last row alone."""
+    """Attention by span, of the prompt's last row alone."""
     ANCHOR = auto()
-    """The same, over the last image's rows."""
+    """Attention by span, over the last image's rows."""
     DECAY = auto()
     """Shares of vision, system and user text at each generated token."""
     PATCHES = auto()
@@ -25,15 +25,15 @@ class Signal(Enum):
     IMAGE_STATES = auto()
     """States of image tokens after the last layer."""
     TEXT_STATES = auto()
-    """States of the user's text and of the rows that generate, after the last layer."""
+    """States of the user's text and of the rows that generate the answer, after the last layer."""
     UPDATES = auto()
-    """What attention and FFN do to the residual stream, and FFN activations."""
+    """Updates of attention and FFN to the residual stream, and FFN activations."""
     STREAM = auto()
     """The residual stream after each layer at the rows that generate the answer."""
     PROMPT_STATE = auto()
     """The residual stream after each layer at one of the prompt's tokens, and the distribution of the first token."""
     DIVERGENCE = auto()
-    """How far the updates of every prompt token diverge in each layer."""
+    """Divergence of the updates of every prompt token in each layer."""
     REPLY = auto()
     """Log-probabilities of a reply that the prompt ends with."""
     LOGPROBS = auto()
@@ -41,4 +41,4 @@ class Signal(Enum):
 
 
 OF_UPDATES = frozenset({Signal.UPDATES, Signal.STREAM, Signal.DIVERGENCE})
-"""Those that are measured with the updates of every layer."""
+"""The signals that are measured with the updates of every layer."""

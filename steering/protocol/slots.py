@@ -1,4 +1,4 @@
-"""What interventions and recorders have in common: state in every slot, and a say in every forward pass."""
+"""The common base of interventions and recorders: state in every slot, and hooks in every forward pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steering.protocol.signals import Signal
 
 @dataclass(frozen=True)
 class Pool:
-    """How much there is room for: slots of `length` columns each, whose prompts hold at most so many images."""
+    """The capacity of an engine: slots of `length` columns each, whose prompts hold at most `max_images` images."""
 
     mllm: MLLM
     slots: int
@@ -36,9 +36,11 @@ class Pool:
 
 @dataclass(frozen=True)
 class PrefillChunk:
-    """Tokens start..start+length of some prompts, one a row, padded on the right. `starts` are above 0 where a long prompt
-    comes in chunks, and where the first rows of prompts are known. complete: it holds the prompts' ends. replay: it is what
-    was generated before a twin joined."""
+    """Tokens start..start+length of some prompts, one prompt a row, padded on the right.
+
+    `starts` are above 0 where a long prompt comes in chunks, and where a prompt's first tokens are cached. complete: the
+    chunk holds the prompts' ends. replay: the chunk holds the tokens that were generated before a twin joined.
+    """
 
     sequences: list[Sequence]
     starts: list[int]
@@ -48,13 +50,13 @@ class PrefillChunk:
 
     @property
     def rows(self) -> slice:
-        """Their slots, which are one behind the other."""
+        """The slots of the rows, which are consecutive."""
         first = self.sequences[0].slot
         return slice(first, first + len(self.sequences))
 
     @property
     def columns(self) -> int:
-        """How many columns of the pool its queries may see."""
+        """The number of columns of the pool that its queries may see."""
         return max(start + length for start, length in zip(self.starts, self.lengths, strict=True))
 
     @property
@@ -62,24 +64,27 @@ class PrefillChunk:
         return max(self.lengths)
 
     def latest(self, new: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-        """Return what `Slots.prepare_logits` writes for its rows, (rows, ...) both: everything is new."""
+        """Return what `Slots.prepare_logits` writes for its rows, (rows, ...) both: all of `new`."""
         return new
 
     @cached_property
     def last(self) -> torch.Tensor:
-        """(rows,) int64 on the CPU: the index of each row's last token."""
+        """The index of each row's last token, (rows,) int64 on the CPU."""
         return torch.tensor(self.lengths) - 1
 
     @property
     def real(self) -> torch.Tensor:
-        """(rows, n) float32 on the CPU: 0 on padding."""
+        """A mask (rows, n) float32 on the CPU: 1 on tokens, 0 on padding."""
         return (torch.arange(self.width) < torch.tensor(self.lengths)[:, None]).float()
 
 
 @dataclass(frozen=True)
 class Computed:
-    """What a forward pass computed. hidden: (rows, n, d), normalised, after the last layer. logits: (rows, vocabulary) of
-    the last token of each row, None where a chunk does not hold the prompts' ends."""
+    """The results of a forward pass.
+
+    hidden: (rows, n, d), normalised, after the last layer. logits: (rows, vocabulary) of the last token of each row, None
+    where a chunk does not hold the prompts' ends.
+    """
 
     hidden: torch.Tensor
     logits: torch.Tensor | None
@@ -87,8 +92,11 @@ class Computed:
 
 @dataclass(frozen=True)
 class DecodeBatch:
-    """One decode of all running sequences, row i in slot i. positions: (rows,) the columns that are written. columns: how
-    many are read. active: (rows, 1, 1), 0 for rows whose step is for nothing."""
+    """A decode step of all running sequences, row i in slot i.
+
+    positions: (rows,) the columns that are written. columns: the number of columns that are read. active: (rows, 1, 1), 0
+    for rows whose result is discarded.
+    """
 
     sequences: list[Sequence]
     positions: torch.Tensor
@@ -100,22 +108,24 @@ class DecodeBatch:
         return slice(0, len(self.sequences))
 
     def latest(self, new: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-        """Return what `Slots.prepare_logits` writes for its rows, (rows, ...) both: what was kept, where a row's step is for
-        nothing."""
+        """Return what `Slots.prepare_logits` writes, (rows, ...): `new`, but `kept` where a row's result is discarded."""
         if not any(sequence.held for sequence in self.sequences):
             return new
         return torch.where(self.active.view(-1, *[1] * (new.ndim - 1)) > 0, new, kept)
 
     @cached_property
     def written(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the rows write in a tensor (slots, columns, ...)."""
+        """The index of the rows' new tokens in a tensor (slots, columns, ...)."""
         return torch.arange(len(self.sequences), device=self.positions.device), self.positions
 
 
 class Reuse(NamedTuple):
-    """What of a prompt's first rows need not run where others have run them. rows: how many may be left out, because nobody
-    needs what only running them shows. key: what is done to them; equal keys do the same to equal tokens. measured: whether
-    `Slots.by_row` of them is needed. generated: whether the same is done to tokens that are generated."""
+    """The part of a prompt that can come from a cache instead of being computed.
+
+    rows: how many first tokens may be left out, because nothing needs what only computing them shows. key: what is done to
+    them; equal keys do the same to equal tokens. measured: `Slots.by_row` of them is needed. generated: the same is done to
+    generated tokens.
+    """
 
     rows: int
     key: Hashable = ()
@@ -126,9 +136,9 @@ class Reuse(NamedTuple):
 class Slots:
     """Fixed tensors with settings and measurements of every slot, neutral where nothing was asked for.
 
-    Every tensor that is an attribute has the slot as its first dimension. `measured` names those that hold what a prompt
-    left behind, which a copy of it needs. A forward pass concerns it where some row asks for the intervention of its name or
-    wants one of its `signals`, and, `always`, every one.
+    Every tensor that is an attribute has the slot as its first dimension. `measured` names those that hold a prompt's
+    measurements, which a copy of the prompt needs. It takes part in a forward pass where some row asks for the intervention
+    of its name or wants one of its `signals`, and, with `always`, in every one.
     """
 
     name: str
@@ -141,12 +151,14 @@ class Slots:
         self.pool = pool
 
     def concerns(self, asked: Collection[str], signals: frozenset[Signal]) -> bool:
-        """Whether it has a say where interventions of these names are asked for and these signals are wanted."""
+        """Return True where it takes part in passes with these interventions (by name) and signals."""
         return self.always or self.name in asked or not self.signals.isdisjoint(signals)
 
     def holds(self, sequence: Sequence) -> bool:
-        """Whether it keeps anything of a sequence in its slot. Where it does not, and did not of the one before, the slot is
-        left as it is: neither placed nor moved."""
+        """Return True where it keeps anything of a sequence in its slot.
+
+        Where it does not, and did not for the previous sequence, the slot is left as it is: neither placed nor moved.
+        """
         return self.concerns(sequence.spec.asked, sequence.spec.signals)
 
     def place(self, sequence: Sequence) -> None:
@@ -159,64 +171,68 @@ class Slots:
                 tensor[target] = tensor[source]
 
     def prefill(self, chunk: PrefillChunk) -> Hook | None:
-        """What it does to a prefill, None where none of the rows asks for it."""
+        """Return the hook for a prefill; None where none of the rows asks for it."""
         return None
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
-        """Keep what a prefill measured."""
+        """Keep the measurements of a prefill."""
 
     def reuse(self, sequence: Sequence) -> Reuse | None:
-        """What of its prompt need not run, as far as this is concerned; None where that cannot be said, and all of it runs.
-        What is done to the last row does not count: that one always runs."""
+        """Return which part of a prompt may come from a cache; None where that is unknown, so that all of it is computed.
+
+        The last row does not count: it is always computed.
+        """
         own = type(self)
         looks = own.prefill is not Slots.prefill or own.keep is not Slots.keep
         return None if looks else Reuse(sequence.prompt.length, generated=own.decode is Slots.decode)
 
     def by_row(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> torch.Tensor | None:
-        """(rows, n, ...) what a prefill measured of each token, to be kept with keys and values for `regain`."""
+        """Return what a prefill measured of each token, (rows, n, ...), to be cached with keys and values for `regain`."""
         return None
 
     def regain(self, sequence: Sequence, measured: torch.Tensor) -> None:
-        """Count (k, ...) what was measured of the first k tokens of a prompt as if they had run now."""
+        """Count what was measured of a prompt's first k tokens, (k, ...), as if they had been computed now."""
 
     def acts(self, sequences: list[Sequence]) -> bool:
-        """Whether a decode of these needs its hook."""
+        """Return True where a decode of these sequences needs its hook."""
         return type(self).decode is not Slots.decode
 
     def decode(self, batch: DecodeBatch) -> Hook | None:
-        """What it does to a decode, neutral in the rows that do not ask for it; called where it `acts`."""
+        """Return the hook for a decode, neutral in the rows that do not ask for it; called where `acts` is True."""
         return None
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
-        """Keep what a decode measured, now that it is known to count."""
+        """Keep the measurements of a decode, once its result is known to count."""
 
     def prepare_logits(self, batch: PrefillChunk | DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         """Write into the slots what `logits` needs to know of each row's last token.
 
-        Called behind every pass that ends with logits, of prompts and of generated tokens alike, and always before
-        `logits`, which may come steps later (a leader that waits for its twin) or for another slot (a copy of a prompt:
-        name the tensor in `measured`). A step that raised is run again, so it overwrites and never counts; of a decode it
-        keeps the rows that `latest` keeps.
+        Called after every pass that ends with logits, of prompts and of generated tokens alike, and always before `logits`,
+        which may come steps later (a leader that waits for its twin) or for another slot (a copy of a prompt: name the
+        tensor in `measured`). A step that raised is run again, so overwrite and never count; of a decode, write what
+        `latest` returns.
         """
 
     def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Logits (rows, vocabulary) of the next tokens of some slots, as the sampler is to see them. What is given stays
-        as it is: a leader that waits is contrasted with it. They come masked by the rows' grammars, then contrasted with
-        their twins', then as the interventions registered before this one left them; penalties, temperature, forced tokens
-        and log-probabilities come behind."""
+        """Return the logits (rows, vocabulary) of the next tokens of some slots, as the sampler will see them.
+
+        Do not change the input in place: a waiting leader's logits are contrasted with it. It comes masked by the rows'
+        grammars, then contrasted with the twins' logits, then changed by the interventions registered before this one;
+        penalties, temperature, forced tokens and log-probabilities follow.
+        """
         return logits
 
     def take(self, sequence: Sequence) -> Any:
-        """What was measured of a finished answer, on the CPU."""
+        """Return the measurements of a finished answer, on the CPU."""
         return None
 
     def left(self, sequence: Sequence) -> Any:
-        """What a sequence's prompt left behind, at its end, for `restore`."""
+        """Return what a sequence's prompt left behind, at its end, for `restore`."""
         tensors = {name: getattr(self, name)[sequence.slot].clone() for name in self.measured}
         return tensors, copy.copy(sequence.captured.get(self.name))
 
     def restore(self, sequence: Sequence, left: Any) -> None:
-        """Let a sequence go on where the prompt of another one ended."""
+        """Let a sequence continue where the prompt of another one ended."""
         tensors, captured = left
         for name, tensor in tensors.items():
             getattr(self, name)[sequence.slot] = tensor
@@ -225,15 +241,18 @@ class Slots:
 
 
 class Concerned(NamedTuple):
-    """What has a say in a forward pass. acting: in the order in which they act, because recorders see what interventions
-    change. keeping: in the order in which they keep, because interventions rest on what recorders captured."""
+    """The slots that take part in a forward pass.
+
+    acting: in the order in which they act, because recorders see what interventions change. keeping: in the order in which
+    they keep, because interventions depend on what recorders captured.
+    """
 
     acting: list[Slots]
     keeping: list[Slots]
 
 
 class Concerns:
-    """Finds them among all that there are, by name; a step is short, and most concern nearly nothing."""
+    """A cached lookup of the slots that take part in a pass; steps are short, and most slots take part in few of them."""
 
     def __init__(self, recorders: Mapping[str, Slots], interventions: Mapping[str, Slots]):
         self._recorders = recorders
@@ -242,11 +261,11 @@ class Concerns:
 
     @property
     def every(self) -> list[Slots]:
-        """All that there are, in the order in which they act."""
+        """All slots, in the order in which they act."""
         return [*self._interventions.values(), *self._recorders.values()]
 
     def of(self, sequences: Iterable[Sequence]) -> Concerned:
-        """What has a say in a forward pass of these sequences."""
+        """Return the slots that take part in a forward pass of these sequences."""
         names, wanted = zip(*{sequence.spec.concern for sequence in sequences}, strict=True)
         asked, signals = frozenset[str]().union(*names), frozenset[Signal]().union(*wanted)
         if (asked, signals) not in self._known:

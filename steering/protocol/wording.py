@@ -1,4 +1,4 @@
-"""What is wrong with a value, in one sentence: which field, what it must be, what it was. Pydantic checks, this words it."""
+"""The wording of validation errors in one sentence: the field, what it must be, and its value. Pydantic checks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pydantic.fields import FieldInfo
 from steering.errors import RequestError
 
 MAX_SHOWN = 64
-"""Characters of what a client wrote that a message repeats at a time."""
+"""Maximum length of each quotation of a client's text in a message, in characters."""
 _RANGES = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
 
 
 def check_name(name: str, what: str) -> None:
-    """Raise ValueError where a name cannot stand in requests, metrics and the journal alike."""
+    """Raise ValueError where a name is not valid in requests, metrics and the journal alike."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name == "none":
         raise ValueError(f"{what} must be of a-z, 0-9 and _, and not 'none'; got {name!r}.")
 
 
 def path_of(location: Sequence[int | str]) -> str:
-    """messages[0].content[1].text for ("messages", 0, "content", "<parts>", 1, "text")."""
+    """Return messages[0].content[1].text for ("messages", 0, "content", "<parts>", 1, "text")."""
     path = ""
     for item in location:
         if isinstance(item, int):
@@ -35,17 +35,17 @@ def path_of(location: Sequence[int | str]) -> str:
 
 
 def cut(text: str) -> str:
-    """What a client wrote, as long as a message may repeat it."""
+    """Return a client's text, cut to the length that a message may quote."""
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def shown(value: Any) -> str:
-    """A value that a client gave, as long as a message may repeat it."""
+    """Return a client's value, cut to the length that a message may quote."""
     return cut(repr(value))
 
 
 def limits(field: FieldInfo) -> str | None:
-    """The range of a number in words, None where it has none."""
+    """Return the range of a number in words; None where it has none."""
     found: dict[str, Any] = {}
     for limit in field.metadata:
         found |= {name: value for name in ("ge", "gt", "le", "lt") if (value := getattr(limit, name, None)) is not None}
@@ -56,7 +56,7 @@ def limits(field: FieldInfo) -> str | None:
 
 
 def reason(problem: Any, field: FieldInfo | None = None) -> str:
-    """What a value must be: pydantic's message about it, or the whole range of the field that it is outside of."""
+    """Return what a value must be: pydantic's message, or the whole range of the field that the value is outside of."""
     said = re.sub(r"a valid dictionary or (instance|object) .*", "an object", str(problem["msg"]))
     said = re.sub(r" be a valid (\w+)", lambda kind: f" be {'an' if kind[1][0] in 'aeiou' else 'a'} {kind[1]}", said)
     if problem["type"] == "literal_error":
@@ -73,52 +73,52 @@ def reason(problem: Any, field: FieldInfo | None = None) -> str:
 
 
 def counted(count: int, thing: str) -> str:
-    """A number of things: 1 image, 2 images."""
+    """Return a number of things: 1 image, 2 images."""
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
 def sentence(param: str, said: str, value: Any, show: bool = True) -> str:
-    """The message about a field, with its value where that is short."""
+    """Return the message about a field, with its value where that is short."""
     text = repr(value) if show and isinstance(value, (bool, int, float, str)) else ""
     got = f"; got {text}" if 0 < len(text) <= MAX_SHOWN else ""
     return f"'{param}' {said}{got}." if said.startswith(("must", "is ", "cannot ")) else f"'{param}': {said}{got}."
 
 
 def must(param: str, said: str, value: Any) -> RequestError:
-    """The error of a value that is of another kind than `said`."""
+    """Return the error for a value of the wrong kind; `said` names the right one."""
     got = f"{len(value)} bytes" if isinstance(value, bytes) else shown(value)
     return RequestError(f"'{param}' must {said}; got {got}.", param=param)
 
 
 def is_whole(value: Any) -> bool:
-    """Whether it is an integer, which True is not."""
+    """Return True for an integer, except True and False."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a real number, which True is not."""
+    """Return True for a real number, except True and False."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def whole_numbers(param: str, values: Any) -> tuple[int, ...]:
-    """A list of integers; raises RequestError where it is none."""
+    """Return a list of integers as a tuple; raise RequestError where it is not one."""
     if not isinstance(values, Sequence) or not all(map(is_whole, values)):
         raise must(param, "be a list of whole numbers", values)
     return tuple(values)
 
 
 def unknown(param: str, known: str) -> RequestError:
-    """The error of a key that does not exist."""
+    """Return the error for an unknown key."""
     return RequestError(f"'{param}' is unknown; allowed: {known}.", param=param, code="unknown_parameter")
 
 
 def names(model: type[BaseModel]) -> list[str]:
-    """The keys of an object as a client writes them."""
+    """Return the keys of an object as a client writes them."""
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def refused(error: ValidationError, model: type[BaseModel], at: Callable[[str], str]) -> RequestError:
-    """The first problem of an object whose key is called `at(key)` in messages."""
+    """Return the error for an object's first problem; `at(key)` is the name of a key in messages."""
     problem = error.errors(include_url=False)[0]
     key = path_of(problem["loc"])
     param = at(key)

@@ -1,8 +1,8 @@
-"""How sure the model was of what it said, and whether the answer may be wrong, as the numbers beside it tell: the latter no
-paper's, but measured for each model.
+"""Confidence in an answer's tokens, and an alarm that tells from other readouts whether the answer may be wrong.
 
-`helmsight eval alarm` measures how well every number tells wrong answers from right ones, and `--keep` leaves the sum of
-those that are cheap to read, with its threshold, in the model's calibration.
+The alarm comes from no paper, but is measured for each model. `helmsight eval alarm` measures how well every number tells
+wrong answers from right ones, and `--keep` stores the weighted sum of the cheap ones, with its threshold, in the model's
+calibration.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from steering.protocol.signals import Signal
 from steering.readouts.decay import SPANS
 
 READ = ("confidence", "focus", "modality", "decay")
-"""The readouts that an alarm goes by: next to free, so that it can stand beside every answer."""
+"""The readouts that an alarm uses; they cost next to nothing, so that an alarm can accompany every answer."""
 
 
 def numbers_of(names: tuple[str, ...] = READ) -> tuple[str, ...]:
-    """The scalars of readouts that are more or less of something; a whole number is that of an image."""
+    """Return the scalars of readouts that are quantities; integers are left out, because they number images."""
     return tuple(scalar for name in names for scalar, kind in REGISTRY[name].scalars.items() if kind is not int)
 
 
 class ConfidenceReadout(Readout):
-    """Their mean and the least of them, in nats, and the token that has it. They are what `logprobs` says: of the
-    distribution before temperature and truncation, behind contrasts, without the token that ends the answer."""
+    """Mean and minimum log-probability of the answer's tokens, in nats, and the token with the minimum.
+
+    They are those of `logprobs`: of the distribution before temperature and truncation, after contrasts, without the token
+    that ends the answer.
+    """
 
     name = "confidence"
     scalars: ClassVar[dict[str, type]] = {"mean_logprob": float, "least_logprob": float}
@@ -48,8 +51,10 @@ class ConfidenceReadout(Readout):
 
 
 class AlarmReadout(Readout):
-    """Its score, the log-odds that the answer is wrong, and whether that is above the threshold; None without a calibration,
-    and with spans of the decay that it was not made with."""
+    """The alarm's score, the log-odds that the answer is wrong, and whether it exceeds the threshold.
+
+    All are None without a calibration, and with spans of the decay that it was not made with.
+    """
 
     name = "alarm"
     options = (SPANS,)

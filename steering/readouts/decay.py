@@ -1,4 +1,4 @@
-"""How attention to the images fades as an answer goes on (SPD-Faith Bench paper, section 4.2)."""
+"""The decay readout shows how attention to the images fades as an answer goes on (SPD-Faith Bench paper, section 4.2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steering.recorders.attention import NAME, Attention
 SPANS = ReadoutOption.word(
     "spans",
     PARTITIONS,
-    "What counts as system and as user text in the decay: the whole prompt, or the messages' texts alone.",
+    "The system and user text of the decay: all of the prompt, or the messages' texts alone.",
 )
 """The whole prompt, template included, or the messages' texts; see `prompt.spans.PARTITIONS`."""
 PARTS = ("vision", "system", "user")
@@ -24,8 +24,8 @@ BY_LAYER = "decay_layers"
 
 
 def slope(values: torch.Tensor) -> float | None:
-    """The slope of the least-squares line through values (steps,) against their number; None for fewer than two."""
-    numbers = values.double().numpy()  # whose small operations take a tenth of torch's
+    """Return the slope of the least-squares line through values (steps,) over their index; None for fewer than two."""
+    numbers = values.double().numpy()  # numpy's small operations take a tenth of torch's time
     (steps,) = np.isfinite(numbers).nonzero()
     if len(steps) < 2:
         return None
@@ -34,8 +34,10 @@ def slope(values: torch.Tensor) -> float | None:
 
 
 class DecayReadout(Readout):
-    """Shares at each generated token, mean over layers, and where `decay_layers` is asked for, by layer; `slope`, by which
-    that of vision changes a token (least squares)."""
+    """Shares of attention at each generated token, mean over layers, and by layer where `decay_layers` is requested.
+
+    `slope` is the change of vision's share per token (least squares).
+    """
 
     name = "decay"
     cheap = True
@@ -64,7 +66,7 @@ class DecayReadout(Readout):
 
 
 class DecayLayersReadout(Readout):
-    """Is no key of its own: it adds `by_layer` to `decay`."""
+    """Adds `by_layer` to `decay`; it is no key of its own."""
 
     name = BY_LAYER
     part_of = DecayReadout.name

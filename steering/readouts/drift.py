@@ -1,4 +1,4 @@
-"""How far two answers are apart inside the model: semantic drift (SPD-Faith Bench paper, section 4.3)."""
+"""Semantic drift: the distance of two answers inside the model (SPD-Faith Bench paper, section 4.3)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,26 @@ from steering.protocol.signals import Signal
 from steering.recorders.residual import NAME, Residual
 
 DRIFT_ROWS = ("mean", "last")
-"""What stands for an answer: the mean of the residual stream over the rows that generated its tokens, as in the authors'
-`analysis/eval_cosine.py`, or the one that generated its last token."""
+"""The states that represent an answer.
+
+They are the mean of the residual stream over the rows that generated its tokens, as in the authors'
+`analysis/eval_cosine.py`, or the row that generated its last token.
+"""
 ROWS = ReadoutOption.word(
-    "drift_rows", DRIFT_ROWS, "What stands for an answer in the drift: the mean over its rows, or the last one."
+    "drift_rows",
+    DRIFT_ROWS,
+    "The states that represent an answer in the drift: the mean over its rows, or the last one.",
 )
 
 
 def drift(one: torch.Tensor, other: torch.Tensor, rows: str = DRIFT_ROWS[0]) -> list[float]:
-    """Cosine similarity by layer of two answers' states, (2, layers, d) each, in the order of `DRIFT_ROWS`."""
+    """Return the cosine similarity by layer of two answers' states, (2, layers, d) each, in the order of `DRIFT_ROWS`."""
     index = DRIFT_ROWS.index(rows)
     return torch.nn.functional.cosine_similarity(one[index].float(), other[index].float(), dim=-1).tolist()
 
 
 class DriftReadout(Readout):
-    """How far an answer is from the one that it is compared with: an earlier one, or its baseline."""
+    """Similarity of an answer to the one that it is compared with: an earlier one, or its baseline."""
 
     name = "drift"
     options = (ROWS,)

@@ -14,11 +14,11 @@ from steering.recorders.attention import RowCounts
 log = logging.getLogger(__name__)
 
 VERSION = 2
-"""Raised when a key changes its meaning."""
+"""The envelope's version, raised when a key changes its meaning."""
 
 
 def envelope(answer: FinishedAnswer) -> dict[str, Any]:
-    """The diagnostics of a finished answer."""
+    """Return the diagnostics of a finished answer."""
     rows = RowCounts.of(len(answer.layout.question_rows), answer.fed)
     return {
         "version": VERSION,
@@ -36,7 +36,7 @@ def _image(number: int, shown: tuple[ImageSpan, Tiling | None]) -> dict[str, Any
 
 
 def summary(diagnostics: Mapping[str, Any] | None) -> dict[str, Scalar]:
-    """Every scalar that readouts keep, out of an envelope; None where it holds none."""
+    """Return every scalar that readouts keep of an envelope; None where it holds none."""
     out: dict[str, Scalar] = {}
     for name, readout in REGISTRY.items():
         said = None if diagnostics is None else diagnostics.get(name)
@@ -46,7 +46,7 @@ def summary(diagnostics: Mapping[str, Any] | None) -> dict[str, Scalar]:
 
 
 def _summary(readout: Readout, said: Any) -> Mapping[str, Scalar]:
-    """What a readout keeps of what it said: nothing where it cannot tell, because the answer is right all the same."""
+    """Return the scalars that a readout keeps of its result, none where it raises: the answer is valid all the same."""
     try:
         return readout.summary(said)
     except Exception:

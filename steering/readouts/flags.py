@@ -1,8 +1,8 @@
-"""Two failures that maps betray: blindness to the picture, and an answer that does not rest on what is looked at.
+"""Flags of two failures that maps reveal: blindness to the picture, and an answer that does not rest on the attended places.
 
-The SAGE paper (section 4.1, figure 6) describes both by examples and gives no measure. Here a map is as concentrated as the
-share of it that the fifth of the patches holds where it is strongest (a flat map: a fifth), and two maps agree as their
-values correlate over the patches. Where these numbers become flags is measured for each model (`Thresholds`).
+The SAGE paper (section 4.1, figure 6) describes both by examples and gives no measure. Here the concentration of a map is
+the share of it in the strongest fifth of its patches (a flat map: a fifth), and the agreement of two maps is the correlation
+of their values over the patches. The thresholds of the flags are measured for each model (`Thresholds`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ TOP = 0.2
 
 
 def numbers(attention: torch.Tensor, activation: torch.Tensor) -> dict[str, float | None]:
-    """The concentration of both maps, the overlap of their strongest fifths as a share of either, and their correlation.
+    """Return the concentration of both maps, the overlap of their strongest fifths, and their correlation.
 
-    attention, activation: (patches,) of all images together, not negative. None where a map is zero everywhere, the
-    correlation also where one is flat.
+    The overlap is a share of either fifth. attention, activation: (patches,) of all images together, not negative. None
+    where a map is zero everywhere, the correlation also where one is flat.
     """
     count = math.ceil(TOP * len(attention))
     looked, said = (_top_share(values, count) for values in (attention, activation))
@@ -43,8 +43,10 @@ def numbers(attention: torch.Tensor, activation: torch.Tensor) -> dict[str, floa
 
 
 def flags(attention: torch.Tensor, activation: torch.Tensor, thresholds: Thresholds | None) -> dict[str, Any]:
-    """The `flags` readout. Its flags are None without thresholds, where a number does not exist, and where there are too few
-    patches to tell."""
+    """Return the `flags` readout.
+
+    Its flags are None without thresholds, where a number does not exist, and where there are too few patches to tell.
+    """
     found = numbers(attention, activation)
     known = [found[name] for name in ("attention", "activation", "agreement")]
     raised: Mapping[str, bool | None] = dict.fromkeys(FLAGS)
@@ -70,8 +72,10 @@ def _top_share(values: torch.Tensor, count: int) -> float | None:
 
 
 class FlagsReadout(Readout):
-    """By the attention of all layers and the plain maps of all tokens, on which thresholds were chosen; they do not hold for
-    maps whose sinks are discounted."""
+    """Flags of perceptual blindness and dissociation, from the attention of all layers and the plain maps of all tokens.
+
+    The thresholds were chosen on these maps and do not hold for maps whose sinks are discounted.
+    """
 
     name = "flags"
     options = (DISCOUNT_SINKS,)

@@ -1,4 +1,4 @@
-"""Which image a model attended to (implicit-visual-misunderstanding paper, section 3: image-attention factor, metrics)."""
+"""The image that a model attended to (implicit-visual-misunderstanding paper, section 3: factor and metrics)."""
 
 from __future__ import annotations
 
@@ -19,29 +19,38 @@ from steering.recorders.attention import NAME, Attention
 
 
 def image_attention_factor(sums: torch.Tensor, rows: int, tokens: torch.Tensor) -> torch.Tensor:
-    """sigma (layers, images): mean over heads, over query rows and over the image's own tokens of the attention.
+    """Return sigma (layers, images): attention, mean over heads, query rows and the image's own tokens.
 
-    sums: (layers, images), attention summed over `rows` query rows and over each image's tokens, mean over heads.
-    tokens: (images,) how many tokens each image has.
+    sums: (layers, images), attention summed over `rows` query rows and over each image's tokens, mean over heads. tokens:
+    (images,) how many tokens each image has.
     """
     return sums / (rows * tokens)
 
 
 def lnd(sigma: torch.Tensor) -> int | None:
-    """LND-N: the image of the largest single factor over these N layers. sigma: (N, images) -> index from 0."""
-    factors = sigma.numpy()  # whose small operations take a tenth of torch's
+    """Return LND-N: the image of the largest single factor over these N layers.
+
+    sigma: (N, images) -> index from 0.
+    """
+    factors = sigma.numpy()  # numpy's small operations take a tenth of torch's time
     return int(factors.argmax()) % factors.shape[1] if factors.any() else None
 
 
 def m_lnd(sigma: torch.Tensor) -> int | None:
-    """M-LND-N: the image with the largest mean factor over these N layers. sigma: (N, images) -> index from 0."""
+    """Return M-LND-N: the image with the largest mean factor over these N layers.
+
+    sigma: (N, images) -> index from 0.
+    """
     factors = sigma.numpy()
     return int(factors.mean(0).argmax()) if factors.any() else None
 
 
 def mc_lnd(sigma: torch.Tensor) -> int | None:
-    """MC-LND-N: the image that is layer-focused most often; a tie goes to the one with the larger sum of factors over
-    the layers in which it was focused. sigma: (N, images) -> index from 0."""
+    """Return MC-LND-N: the image that is layer-focused most often.
+
+    A tie goes to the image with the larger sum of factors over the layers in which it was focused. sigma: (N, images) ->
+    index from 0.
+    """
     factors = sigma.numpy()
     factors = factors[factors.any(1)]  # a layer whose window holds no image focuses on none
     if not len(factors):
@@ -55,9 +64,12 @@ METRICS = {"lnd": lnd, "m_lnd": m_lnd, "mc_lnd": mc_lnd}
 
 
 def focus(sigma: torch.Tensor, last: int, target_image: int | None) -> dict[str, object]:
-    """The `focus` readout; images count from 1. `image` is that of M-LND over the last `last` layers, the steadiest of the
-    three; `correct` compares it with `target_image`. None where no image was within the attention window.
-    `share` is the part of that image in the factors of all images. sigma: (layers, images)."""
+    """Return the `focus` readout; images count from 1.
+
+    `image` is that of M-LND over the last `last` layers, the steadiest of the three; `correct` compares it with
+    `target_image`. None where no image was within the attention window. `share` is that image's share of the factors of all
+    images. sigma: (layers, images).
+    """
     tail = sigma[-last:]
     focused = m_lnd(tail)
     image = _number(focused)
@@ -108,7 +120,7 @@ TARGET_IMAGE = ReadoutOption(
 
 
 class FocusReadout(Readout):
-    """Which image the answer looked at."""
+    """The image that the answer attended to."""
 
     name = "focus"
     cheap = True
@@ -134,7 +146,7 @@ class FocusReadout(Readout):
 
 
 class AnchorReadout(Readout):
-    """Which of the images before it the last image looked at, by the image-attention factor between images (section 3)."""
+    """The earlier image that the last image attended to, by the image-attention factor between images (section 3)."""
 
     name = "anchor"
 

@@ -1,8 +1,8 @@
-"""Values of image tokens as maps: image by image, row by row of its grid, tiles put together.
+"""Maps of image tokens: values image by image, row by row of an image's grid, tiles put together.
 
 Attention sinks are places of an image that attract attention whatever the picture and the question, often its border. They
 are measured once per model (`helmsight probe --calibrate-sinks`): by layer, how many times the average patch's attention a
-place gets, mean over calibration prompts. Discounting divides a patch's attention by that, where it is more than once; it
+place gets, mean over calibration prompts. Discounting divides a patch's attention by that factor where it exceeds 1; it
 never raises any.
 """
 
@@ -33,21 +33,21 @@ def _is_calibrated(value: bool, mllm: MLLM, layout: Layout) -> None:
         )
 
 
-DISCOUNT_SINKS = ReadoutOption.flag(
-    "discount_sinks", "Add patch maps less what places attract whatever they show.", _is_calibrated
-)
+DISCOUNT_SINKS = ReadoutOption.flag("discount_sinks", "Add patch maps with attention sinks discounted.", _is_calibrated)
 
 
 def attraction(maps: Sequence[torch.Tensor]) -> torch.Tensor:
-    """(layers, rows, columns) on the most frequent grid. maps: (layers, rows, columns) each, attention of one image's
-    patches; a layer that does not see an image does not count."""
+    """Return each place's attention relative to the average patch, (layers, rows, columns), on the most frequent grid.
+
+    maps: (layers, rows, columns) each, attention of one image's patches; a layer that does not see an image does not count.
+    """
     rows, columns = Counter(tuple(map_.shape[1:]) for map_ in maps).most_common(1)[0][0]
     relative = torch.stack([_resized(map_ / map_.mean((1, 2), keepdim=True), rows, columns) for map_ in maps])
     return relative.nanmean(0).nan_to_num(1.0)
 
 
 def discounted(rho: torch.Tensor, sinks: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-    """rho (layers, patches) of an image with a grid, its sinks discounted. sinks: (layers, rows, columns)."""
+    """Return rho (layers, patches) of an image with a grid with its sinks discounted. sinks: (layers, rows, columns)."""
     return rho / _resized(sinks, *grid).clamp(min=1.0).flatten(1)
 
 
@@ -57,8 +57,11 @@ def _resized(map_: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Map:
-    """Values of one image's tokens: `whole` (..., patches) row by row of `grid`, which is None where they are no single
-    grid, and those of a tile that shows the whole image again, small."""
+    """Values of one image's tokens.
+
+    `whole` (..., patches) are row by row of `grid`, which is None where they form no single grid; `overview` are those of a
+    tile that shows the whole image again in small.
+    """
 
     whole: torch.Tensor
     grid: tuple[int, int] | None
@@ -66,7 +69,7 @@ class Map:
 
     @classmethod
     def of(cls, values: torch.Tensor, image: ImageSpan, tiling: Tiling | None) -> Map:
-        """Of values (..., tokens) in the order of the image's tokens."""
+        """Make a map of values (..., tokens) in the order of the image's tokens."""
         if tiling is None:
             return cls(values, image.grid)
         overview = values[..., tiling.overview] if len(tiling.overview) else None
@@ -74,39 +77,39 @@ class Map:
 
     @property
     def everything(self) -> torch.Tensor:
-        """(..., patches), those of the overview behind the others."""
+        """All values, (..., patches), those of the overview after the others."""
         return self.whole if self.overview is None else torch.cat([self.whole, self.overview], -1)
 
     def without(self, sinks: torch.Tensor | None) -> Map:
-        """The same, of (layers, patches), less what places attract anyway; as it is without a grid."""
+        """Return the map, of (layers, patches), with sinks discounted; a map without a grid stays as it is."""
         if sinks is None or self.grid is None:
             return self
         return replace(self, whole=discounted(self.whole, sinks, self.grid))
 
     def at(self, layers: list[int]) -> Map:
-        """The same, of (layers, patches), of some layers alone."""
+        """Return the map, of (layers, patches), at some layers alone."""
         overview = None if self.overview is None else self.overview[layers]
         return replace(self, whole=self.whole[layers], overview=overview)
 
     def json(self, name: str) -> dict[str, Any]:
-        """The map under a name, with its overview where there is one."""
+        """Return the map under a name, with its overview where there is one."""
         small = {} if self.overview is None else {"overview": self.overview.tolist()}
         return {name: self.whole.tolist(), **small}
 
 
 def maps(answer: FinishedAnswer, values: torch.Tensor) -> list[Map]:
-    """Values (..., patches of all images), image by image."""
+    """Return values (..., patches of all images) as maps, image by image."""
     parts = values.split(answer.image_tokens.tolist(), -1)
     return [Map.of(*one) for one in zip(parts, answer.images, answer.tilings, strict=True)]
 
 
 def attention_maps(answer: FinishedAnswer) -> list[Map]:
-    """rho (layers, patches) of each image: mean attention over heads and rows (IVM paper, section 3)."""
+    """Return rho (layers, patches) of each image: mean attention over heads and rows (IVM paper, section 3)."""
     taken: Attention = answer.taken[NAME]
     return maps(answer, taken.patches / sum(taken.rows))
 
 
 def judged_maps(answer: FinishedAnswer) -> list[Map]:
-    """The same as they are to be judged: sinks discounted where that is asked for."""
+    """Return the attention maps with sinks discounted where that was requested."""
     found = attention_maps(answer)
     return [map_.without(answer.around.sinks) for map_ in found] if answer.options[DISCOUNT_SINKS] else found

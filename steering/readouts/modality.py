@@ -1,4 +1,4 @@
-"""How attention divides between the images and the text context (modality-preference paper, section 4.2)."""
+"""The modality readout: how attention divides between images and text context (modality-preference paper, section 4.2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from steering.recorders.attention import NAME, Attention
 def modality(
     image_sums: torch.Tensor, context_sums: torch.Tensor, image_tokens: int, context_tokens: int
 ) -> dict[str, object]:
-    """The `modality` readout: mean attention to an image token / (that + mean attention to a context token).
+    """Return the `modality` readout: mean attention to an image token / (that + mean attention to a context token).
 
     image_sums, context_sums: (layers,), attention summed over the same query rows and the modality's tokens. The overall
     ratio is that of the means over all layers. None without image or context tokens, and where a layer's window holds none.
@@ -31,7 +31,7 @@ def modality(
 
 
 class ModalityReadout(Readout):
-    """Whether the answer looked at the images or at the text context."""
+    """The mean attention to an image token, as a share of its sum with that to a text context token."""
 
     name = "modality"
     cheap = True

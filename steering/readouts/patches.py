@@ -1,4 +1,7 @@
-"""rho, by image, layer and patch: mean attention over heads and rows (IVM paper, section 3), as numbers and as pictures."""
+"""Maps of rho, the mean attention over heads and rows, as numbers and as pictures (IVM paper, section 3).
+
+They are by image, layer and patch.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,23 @@ from steering.readouts.maps import DISCOUNT_SINKS, attention_maps, judged_maps
 from steering.recorders.attention import NAME
 
 SIDE = 512
-"""The longer side of an overlay in pixels, at most."""
+"""The maximum length of an overlay's longer side, in pixels."""
 COLOURS = np.array([(0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164)])
-"""From the weakest to the strongest, at equal distances: those of matplotlib's "inferno", whose import takes 40 MB."""
+"""The colours from the weakest to the strongest patch, equally spaced.
+
+They are those of matplotlib's "inferno"; importing matplotlib takes 40 MB.
+"""
 OPACITY = 0.75
-"""How much of the picture the strongest patch hides; the weakest hides nothing."""
+"""The share of the picture that the strongest patch hides; the weakest hides nothing."""
 _STRENGTHS = np.linspace(0, 1, 256)
 _PLACES = np.linspace(0, 1, len(COLOURS))
 PALETTE = np.stack([np.interp(_STRENGTHS, _PLACES, one).round() for one in COLOURS.T], -1).astype(np.uint8).tobytes()
 OPACITIES = (255 * OPACITY * _STRENGTHS).round().astype(int).tolist()
-"""By strength, of 0 to 255."""
+"""The opacity by strength, 0 to 255."""
 
 
 def overlay(picture: Image.Image, values: torch.Tensor, grid: tuple[int, int]) -> Image.Image:
-    """The picture, at most `SIDE` long, under its map. values: (patches,), row by row of `grid` (rows, columns)."""
+    """Return the picture, at most `SIDE` long, under its map. values: (patches,), row by row of `grid` (rows, columns)."""
     small = picture.convert("RGB")
     small.thumbnail((SIDE, SIDE))
     low, high = float(values.min()), float(values.max())
@@ -52,9 +58,11 @@ def overlay(picture: Image.Image, values: torch.Tensor, grid: tuple[int, int]) -
 
 
 def data_url(picture: Image.Image) -> str:
-    """The picture as a PNG in a data URL."""
+    """Return the picture as a PNG in a data URL."""
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG", compress_level=1, compress_type=zlib.Z_RLE)  # less time than others, and fewer bytes
+    picture.save(
+        buffer, "PNG", compress_level=1, compress_type=zlib.Z_RLE
+    )  # the fastest setting, and the smallest files
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
@@ -85,12 +93,12 @@ def _form_of_layers(value: Any) -> Any:
 
 
 def _read_layers(value: Any) -> dict[str, Any]:
-    """Keywords of `Diagnose` of what a request gives."""
+    """Return the keywords of `Diagnose` for a request's value."""
     return {"last_layers": value["last"]} if isinstance(value, dict) else {} if value == "all" else {"layers": value}
 
 
 def _written_layers(options: Diagnose) -> Any:
-    """Return what a request gives for these keywords."""
+    """Return the request's value for these keywords."""
     if options[LAST_LAYERS] is not None:
         return {"last": options[LAST_LAYERS]}
     return "all" if options[LAYERS] is None else list(options[LAYERS])
@@ -102,14 +110,14 @@ class LastLayers(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
 
     last: int
-    """How many."""
+    """The number of layers."""
 
 
 LAYERS = ReadoutOption(
     "layers",
     Annotated[Any, PlainValidator(_form_of_layers, json_schema_input_type=Literal["all"] | list[int] | LastLayers)],
     None,
-    "Those of the patch maps, numbered from 0.",
+    "The layers of the patch maps, numbered from 0.",
     _numbers,
     _are_layers,
     read=_read_layers,
@@ -117,13 +125,19 @@ LAYERS = ReadoutOption(
     unset="all",
 )
 LAST_LAYERS = ReadoutOption(
-    "last_layers", int | None, None, "So many from the end instead.", _how_many, _are_last_layers, written=False
+    "last_layers",
+    int | None,
+    None,
+    "The number of last layers to return instead.",
+    _how_many,
+    _are_last_layers,
+    written=False,
 )
-HEATMAPS = ReadoutOption.flag("heatmaps", "Lay the patch maps over the pictures, as PNG.")
+HEATMAPS = ReadoutOption.flag("heatmaps", "Return the patch maps as PNG overlays on the pictures.")
 
 
 def chosen_layers(options: Diagnose, count: int) -> tuple[int, ...]:
-    """The layers of the patch maps of a model with `count`; raises RequestError where it has none such."""
+    """Return the layers of the patch maps of a model with `count`; raise RequestError where it lacks any."""
     return _layers_of(options[LAYERS], options[LAST_LAYERS], count)
 
 
@@ -139,7 +153,7 @@ def _layers_of(layers: Sequence[int] | None, last: int | None, count: int) -> tu
 
 
 class PatchesReadout(Readout):
-    """The maps of the chosen layers; beside them, where that is asked for, less what places attract anyway."""
+    """The maps of the chosen layers and, where requested, the same maps with attention sinks discounted."""
 
     name = "patches"
     options = (LAYERS, LAST_LAYERS, DISCOUNT_SINKS)
@@ -163,7 +177,7 @@ class PatchesReadout(Readout):
 
 
 class HeatmapsReadout(Readout):
-    """Overlays of rho, mean over the chosen layers, on the pictures; None for an image whose tokens are no single grid."""
+    """Overlays of rho, mean over the chosen layers, on the pictures; None for an image whose tokens form no single grid."""
 
     name = "heatmaps"
     options = (HEATMAPS, LAYERS, LAST_LAYERS, DISCOUNT_SINKS)

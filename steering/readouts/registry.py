@@ -1,4 +1,4 @@
-"""The readouts that there are, a line each, in the order of the envelope. A new one is a file and a line here."""
+"""The available readouts, one a line, in the order of the envelope. A new one is a file and a line here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attention and FFN do to the residual stream, as a readout; see `recorders.residual` for the numbers."""
+"""The readout of what attention and FFN do to the residual stream; `recorders.residual` has the numbers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from steering.protocol.signals import Signal
 from steering.recorders.residual import NAME, NAMES, Residual
 
 RESIDUAL_ROWS = ("answer", "prompt", "generated")
-"""Rows that are read: those that generate the answer's tokens, which are the prompt's last one and those of all generated
-tokens that are fed; all of the prompt's, as in the authors' `analysis/analyze_layer_changes.py`; or those of generated
-tokens alone."""
-ROWS = ReadoutOption.word("residual_rows", RESIDUAL_ROWS, "Which rows the residual readout is about.")
+"""The rows that are read.
+
+They are the rows that generate the answer's tokens, that is the prompt's last one and those of all generated tokens that are
+fed; all of the prompt's, as in the authors' `analysis/analyze_layer_changes.py`; or those of generated tokens alone.
+"""
+ROWS = ReadoutOption.word("residual_rows", RESIDUAL_ROWS, "The rows that the residual readout averages.")
 
 
 class ResidualReadout(Readout):
-    """Means over the rows that were asked for, by layer, beside the share of active neurons."""
+    """Means over the requested rows, by layer, and the share of active neurons."""
 
     name = NAME
     options = (ROWS,)
@@ -40,7 +42,10 @@ class ResidualReadout(Readout):
 
 
 def residual(sums: torch.Tensor, rows: int, neurons: torch.Tensor, kind: str) -> dict[str, Any]:
-    """The `residual` readout: means over `rows` rows of a kind, by layer. sums: (layers, readouts). neurons: (layers,)."""
+    """Return the `residual` readout: means over `rows` rows of a kind, by layer.
+
+    sums: (layers, readouts). neurons: (layers,).
+    """
     means = dict(zip(NAMES, (sums / rows if rows else sums * math.nan).T, strict=True))
     return {
         "rows": {"kind": kind, "count": rows},

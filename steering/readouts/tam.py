@@ -13,7 +13,7 @@ CAUSAL = ReadoutOption.flag("causal", "Remove from token activation maps what ea
 
 
 class TamReadout(Readout):
-    """For each token of the answer and each image, how far its tokens would say that token."""
+    """The activation of each image's tokens for each token of the answer: how strongly they predict it."""
 
     name = "tam"
     options = (CAUSAL,)

@@ -1,5 +1,8 @@
-"""Looks, in the self-check's passes, at what each layer adds: that its output is its input plus the two updates that hooks
-are given, and how far these diverge, for models of which that was not calibrated."""
+"""The self-check's recorder of what each layer adds to the residual stream.
+
+It checks that a layer's output is its input plus the two updates that hooks are given, and measures how far these diverge,
+for models whose calibration lacks that.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,17 @@ from steering.measures import divergence
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
 
 TOLERANCE = 1e-3
-"""Largest difference relative to what a layer adds, beside the rounding of the stream itself."""
+"""The largest allowed difference relative to a layer's addition, besides the rounding of the stream itself."""
 ROUNDINGS = 4
-"""How many units in the last place of the stream are rounding."""
+"""The number of units in the last place of the stream that count as rounding."""
 
 
 class AdditionRows(LayerHook):
-    """Compares h_in + mha + ffn with h_out; appends each layer's largest excess over the tolerance to `excess`, a scalar,
-    and D of its tokens to `divergences`, by layer, where these are wanted."""
+    """Compares h_in + mha + ffn with h_out.
+
+    Appends each layer's largest excess over the tolerance, a scalar, to `excess`, and D of its tokens to `divergences`, by
+    layer, where these are given.
+    """
 
     def __init__(self, excess: list[torch.Tensor], divergences: dict[int, list[torch.Tensor]] | None = None):
         self._excess, self._divergences = excess, divergences
@@ -40,7 +46,7 @@ class AdditionRows(LayerHook):
 
 
 class AdditionSlots(Slots):
-    """Looks at every layer of every pass."""
+    """Checks every layer of every pass."""
 
     always: ClassVar[bool] = True
 
@@ -57,10 +63,10 @@ class AdditionSlots(Slots):
 
     @property
     def exact(self) -> bool:
-        """Whether every layer's updates were seen to be what it adds; numbers that are none are not."""
+        """True if every layer's updates were seen to be its whole addition; NaN counts as a difference."""
         traced = self.pool.mllm.updates_add_up
         return traced and bool(self._excess) and bool((torch.stack(self._excess) <= 0).all())
 
     def divergence(self) -> torch.Tensor:
-        """(layers, tokens): D of every token of the prompts, none of which were padded."""
+        """Return D of every token of the prompts, (layers, tokens); no prompt may have been padded."""
         return torch.stack([torch.cat(self._divergences[layer]) for layer in sorted(self._divergences)])

@@ -1,4 +1,4 @@
-"""What a slot's attention sums up to, in the prompt and while it answers."""
+"""Attention summed by slot, in the prompt and during the answer."""
 
 from __future__ import annotations
 
@@ -20,36 +20,39 @@ from steering.recorders.counting import NEVER, newly
 
 NAME = "attention"
 QUESTIONS, MODALITY, ANCHORS = range(3)
-"""Groups of captured prefill rows: the question's that see every image, those of them that see the text context too, the
-last image's."""
+"""Groups of captured prefill rows: of the question, those that see all images, and also text context; of the last image."""
 CAPTURE_ROWS, GPU_CAPTURE_ROWS = 128, 512
-"""Prefill rows whose attention weights exist at once while they are reduced, where no kernel does that: on a CPU as
-many as stay in its caches, on a GPU, which waits for each launch, as there is memory for."""
+"""Prefill rows whose attention weights exist at once while they are reduced, where no kernel does that.
+
+On a CPU as many as fit its caches, on a GPU, where every launch costs time, as fit its memory.
+"""
 BEFORE, AFTER = -2, -1
-"""Where the sums over spans hold those over the whole prompt's system and user part: behind those of the images."""
+"""Places, after those of the images, of the sums over the whole prompt's system and user part."""
 SIGNALS = frozenset({Signal.SPANS, Signal.LAST, Signal.ANCHOR, Signal.DECAY, Signal.PATCHES, Signal.MAP})
 DECODED = (Signal.SPANS, Signal.DECAY, Signal.PATCHES)
-"""Those that generated tokens add to."""
+"""Signals to which generated tokens add."""
 
 
 def capture_rows(device: torch.device) -> int:
-    """How many rows are looked at together."""
+    """Return the number of rows that are reduced together."""
     return CAPTURE_ROWS if device.type == "cpu" else GPU_CAPTURE_ROWS
 
 
 def span_count(images: int) -> int:
-    """How many spans a prompt with so many images has, `BEFORE` and `AFTER` included."""
+    """Return the number of spans of a prompt with `images` images, `BEFORE` and `AFTER` included."""
     return FIRST_IMAGE + images - BEFORE
 
 
 def image_sums(sums: torch.Tensor) -> torch.Tensor:
-    """(..., images): the part of sums (..., spans) that is the images'."""
+    """Return the images' part (..., images) of sums (..., spans)."""
     return sums[..., FIRST_IMAGE:BEFORE]
 
 
 def span_sources(spans: int, content: bool) -> torch.Tensor:
-    """(spans, 3): 1 where a span is part of vision, of system and of user text. content: whether the latter two are what
-    messages say, and not all of the prompt before the first image and behind it."""
+    """Return (spans, 3): 1 where a span is part of vision, of system and of user text.
+
+    content: the latter two are the messages' texts, not all of the prompt before and after the first image.
+    """
     sources = torch.zeros(spans, 3)
     sources[FIRST_IMAGE:BEFORE, 0] = 1.0
     sources[SYSTEM if content else BEFORE, 1] = 1.0
@@ -58,9 +61,12 @@ def span_sources(spans: int, content: bool) -> torch.Tensor:
 
 
 class AttentionCounts(NamedTuple):
-    """What a decode's attention is counted in. sources: (rows, spans, 3). active, counted: as `recorders.counting` has them.
-    sums: (rows, layers, spans), what was read by span. decay: (rows, length, layers, 3), where each row writes, its
-    `source_shares`. patches: (rows, layers, length), what was read by column."""
+    """The tensors in which a decode's attention is counted.
+
+    sources: (rows, spans, 3). active, counted: as in `recorders.counting`. sums: (rows, layers, spans), attention by span.
+    decay: (rows, length, layers, 3), the `source_shares` at the column that each row writes. patches: (rows, layers,
+    length), attention by column.
+    """
 
     sources: torch.Tensor
     active: torch.Tensor
@@ -71,16 +77,20 @@ class AttentionCounts(NamedTuple):
 
 
 def source_shares(sums: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
-    """(..., layers, 3): shares of vision, system and user text, normalised over the three; NaN where a layer's window holds
-    none. sums: (..., layers, spans). sources: (..., spans, 3). Attention by span and step (SPD-Faith Bench paper, section
-    4.2)."""
-    parts = (sums[..., None] * sources[..., None, :, :]).sum(-2)  # of so few, a product takes longer than its terms
+    """Return the shares of vision, system and user text, (..., layers, 3), normalised over the three.
+
+    NaN where a layer's window holds none of them. sums: (..., layers, spans). sources: (..., spans, 3). Attention by span
+    and step (SPD-Faith Bench paper, section 4.2).
+    """
+    parts = (sums[..., None] * sources[..., None, :, :]).sum(-2)  # a matrix product would take longer for so few terms
     return parts / parts.sum(-1, keepdim=True)
 
 
 def add_attention(means: torch.Tensor, spans: torch.Tensor, positions: torch.Tensor, counts: AttentionCounts) -> None:
-    """Count what was read of all layers, means (rows, layers, columns). spans: (rows, length, spans), 1 where a column
-    belongs to a span."""
+    """Add a decode's attention to `counts`.
+
+    means: (rows, layers, columns). spans: (rows, length, spans), 1 where a column belongs to a span.
+    """
     rows, columns = torch.arange(len(positions), device=positions.device), means.shape[2]
     new = newly(positions, counts.active, counts.counted)[:, None, None]
     by_span = means @ spans[:, :columns]
@@ -91,8 +101,7 @@ def add_attention(means: torch.Tensor, spans: torch.Tensor, positions: torch.Ten
 
 
 class RowCounts(NamedTuple):
-    """How many query rows of each kind an average of attention was taken over: the question's, those of generated tokens,
-    and the prompt's last one, which stands in where there are no others."""
+    """The numbers of query rows averaged over: of the question, generated, and the prompt's last if there are no others."""
 
     question: int
     output: int
@@ -123,9 +132,11 @@ class Attention:
 
 @dataclass
 class PromptAttention:
-    """What a sequence's prompt left behind. sums: (layers, groups, spans) of its rows. last_sums: (layers, spans) and
-    last_patches: (layers, columns), of its last row. map: (columns,), of the row before the latest mask, mean over the focus
-    layers."""
+    """The attention of a sequence's prompt.
+
+    sums: (layers, groups, spans) of its rows. last_sums: (layers, spans) and last_patches: (layers, columns), of its last
+    row. map: (columns,), of the row before the latest mask, mean over the focus layers.
+    """
 
     sums: torch.Tensor
     last_sums: torch.Tensor | None = None
@@ -134,16 +145,16 @@ class PromptAttention:
 
 
 class PrefillCapture(Observer):
-    """Attention of chosen query rows of a prefill, mean over heads.
+    """Captures the attention of chosen query rows of a prefill, mean over heads.
 
     spans: (rows, length, S), 1 where a column belongs to a span. rows: (rows, R), query indices in the chunk. groups: (rows,
-    3, R), 1 on those of each group. last: (rows,), each prompt's last row, where the chunk holds it, which is reduced apart:
-    See and Generate rest on it, and must not depend on what else is read. maps_from: the first of the layers whose weights
-    of the last row are summed, None where no row wants that.
+    3, R), 1 on those of each group. last: (rows,), each prompt's last row, where the chunk holds it. It is reduced on its
+    own: See and Generate use it, and must not depend on what else is captured. maps_from: the first of the layers whose
+    weights of the last row are summed, None where no row needs that.
 
     Once settled, `sums` (layers, rows, 3, S) are the groups' by span, `patches` (layers, rows, columns) those of `QUESTIONS`
-    by column where that is wanted (`by_patch`), `last_sums` (layers, rows, S), `last_patches` (layers, rows, columns) and
-    `maps` (rows, columns) the last row's.
+    by column if `by_patch`, and `last_sums` (layers, rows, S), `last_patches` (layers, rows, columns) and `maps` (rows,
+    columns) the last row's.
     """
 
     sums: torch.Tensor
@@ -171,7 +182,7 @@ class PrefillCapture(Observer):
     def prefill(self, layer: int, weights: Weights, columns: int) -> None:
         if self._at_once:
             self._grouped.append(weights.grouped(self._rows, self._groups))
-        elif not self._rows.shape[1]:  # what is asked for lies in rows that were known
+        elif not self._rows.shape[1]:  # the requested rows came from the prefix cache
             self._grouped.append(self._groups.new_zeros(*self._groups.shape[:2], columns))
         else:
             most = capture_rows(self._rows.device)
@@ -195,10 +206,10 @@ class PrefillCapture(Observer):
 
 
 class DecodeCapture(Observer):
-    """Attention of the one query of each row, mean over heads.
+    """Captures the attention of the one query of each row, mean over heads.
 
-    spans: (rows, length, S), 1 where a column belongs to a span. Once settled, `means` (rows, layers, columns) are what it
-    is by column. counts: what it is counted in by then, None where that is not done yet.
+    spans: (rows, length, S), 1 where a column belongs to a span. Once settled, `means` (rows, layers, columns) is the
+    attention by column. counts: the tensors in which it was already counted then, None where that is still to be done.
     """
 
     means: torch.Tensor
@@ -212,7 +223,7 @@ class DecodeCapture(Observer):
         self._by_layer.append(means.to(self._spans.device))
 
     def gathered(self) -> list[torch.Tensor]:
-        """Return the means of all layers, (rows, columns) each, and let go of them."""
+        """Return the means by layer, (rows, columns) each, and release them."""
         means, self._by_layer = self._by_layer, []
         return means if self._ranks.size == 1 else [*self._ranks.mean(torch.stack(means)).contiguous()]
 
@@ -221,12 +232,12 @@ class DecodeCapture(Observer):
 
 
 class AttentionRecorder(Slots):
-    """Attention by span, by step and by column; what is not asked for is not computed.
+    """Attention by span, by step and by column; only the requested parts are computed.
 
     spans: (slots, length, spans), 1 where a column belongs to a span, `BEFORE` and `AFTER` included. sums: (slots, layers,
     spans), over the rows of generated tokens. decay: (slots, length, layers, 3), shares at each column. sources: (slots,
-    spans, 3), of what. patches: (slots, layers, length), attention by column, the question's rows included. counted:
-    (slots,), the last column of each that is in these.
+    spans, 3), as `span_sources`. patches: (slots, layers, length), attention by column, the question's rows included.
+    counted: (slots,), the last column of each slot that is included in the sums.
     """
 
     measured: ClassVar[tuple[str, ...]] = ("patches",)
@@ -250,7 +261,7 @@ class AttentionRecorder(Slots):
         fill(self.counted, slot, -1 if sequence.wants(*DECODED) else NEVER)
         if not sequence.wants(*SIGNALS):
             return
-        spans = sequence.prompt.layout.spans.numpy()  # whose small operations take a tenth of torch's
+        spans = sequence.prompt.layout.spans.numpy()  # numpy's small operations take a tenth of torch's time
         table = np.zeros((len(spans), self.spans.shape[2]), np.float32)
         columns = (spans >= 0).nonzero()[0]
         table[columns, spans[columns]] = 1.0
@@ -270,8 +281,11 @@ class AttentionRecorder(Slots):
         return self.capture(chunk, by_patch, mapped, chunk.width <= capture_rows(self.spans.device))
 
     def capture(self, chunk: PrefillChunk, by_patch: bool, mapped: bool, at_once: bool) -> PrefillCapture | None:
-        """Return what captures the rows that a chunk's sequences want, None where there are none. by_patch, mapped: whether
-        some want these. at_once: whether all rows are looked at, as choosing those of a short chunk takes longer."""
+        """Return the capture of the rows that a chunk's sequences need, None where there are none.
+
+        by_patch, mapped: whether any sequence needs these. at_once: capture all rows, because choosing those of a short
+        chunk takes longer.
+        """
         sequences, device = chunk.sequences, self.spans.device
         groups = torch.zeros(len(sequences), 3, chunk.width)
         for row, one in enumerate(zip(sequences, chunk.starts, chunk.lengths, strict=True)):
@@ -311,7 +325,7 @@ class AttentionRecorder(Slots):
                 captured.sums = captured.sums + sums
             if hook.last_sums is not None:
                 captured.last_sums = hook.last_sums[:, row]
-            columns = chunk.columns  # some passes read more, which nobody sees
+            columns = chunk.columns  # some passes read more columns, all of them masked
             if hook.patches is not None:
                 self.patches[sequence.slot, :, :columns] += hook.patches[:, row, :columns]
             if hook.last_patches is not None:
@@ -341,7 +355,7 @@ class AttentionRecorder(Slots):
                 sequence.captured[NAME].map = hook.means[sequence.slot, -self.pool.mllm.focus_layers :].mean(0)
 
     def counts(self, batch: DecodeBatch) -> AttentionCounts:
-        """Return what a decode of these rows is counted in."""
+        """Return the tensors in which a decode of these rows is counted."""
         rows = batch.rows
         own = (self.counted, self.sums, self.decay, self.patches)
         return AttentionCounts(self.sources[rows], batch.active, *[tensor[rows] for tensor in own])
@@ -372,7 +386,7 @@ class AttentionRecorder(Slots):
 
 
 def _captured_rows(sequence: Sequence, start: int, length: int) -> list[torch.Tensor]:
-    """Query rows, counted in the chunk, of the groups `QUESTIONS`, `MODALITY` and `ANCHORS`."""
+    """Return the query rows, counted in the chunk, of the groups `QUESTIONS`, `MODALITY` and `ANCHORS`."""
     layout = sequence.prompt.layout
     wanted = [torch.zeros(0, dtype=torch.int64)] * 3
     if sequence.wants(Signal.SPANS, Signal.PATCHES):

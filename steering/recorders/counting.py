@@ -1,7 +1,7 @@
-"""What decodes measure is counted in slots once, although a step that raised runs again.
+"""Measurements of decodes are counted once per token, although a step that raised runs again.
 
-All: positions (rows,), the columns that a decode writes. active: (rows, 1, 1), 0 for rows whose step is for nothing.
-counted: (rows,) int64, the last column of each row that was counted, `NEVER` where none is to be.
+Common shapes: positions (rows,), the columns that a decode writes. active: (rows, 1, 1), 0 for rows whose step has no
+effect. counted: (rows,) int64, the last column of each row that was counted, `NEVER` where nothing is to be counted.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 
 NEVER = torch.iinfo(torch.int64).max
-"""Stands for the last column of a slot of which nothing is counted."""
+"""The last counted column of a slot of which nothing is counted."""
 
 
 def newly(positions: torch.Tensor, active: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
-    """Return which rows are to be counted, (rows,) bool, and note in `counted` that they were."""
+    """Return which rows are to be counted now, (rows,) bool, and mark them in `counted`."""
     new = (positions > counted) & (active[:, 0, 0] > 0)
     counted.copy_(torch.where(new, positions, counted))
     return new

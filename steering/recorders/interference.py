@@ -1,5 +1,7 @@
-"""Token Activation Maps: which image tokens would say a generated token themselves (Li et al. 2025, "Token Activation Map to
-Visually Explain Multimodal LLMs", in the SAGE paper appendix D.1, equation 18)."""
+"""Token Activation Maps show which image tokens would themselves predict a generated token.
+
+Li et al. 2025, "Token Activation Map to Visually Explain Multimodal LLMs", in the SAGE paper appendix D.1, equation 18.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ import torch
 
 @dataclass(frozen=True)
 class EarlierTokens:
-    """Text tokens that stand before, or among, the explained ones: `ids` (j,), `states` (j, d) normalised after the last
-    layer, and their own maps (j, patches)."""
+    """Text tokens that come before, or are among, the explained ones.
+
+    `ids` (j,), `states` (j, d) normalised after the last layer, and their own maps (j, patches).
+    """
 
     ids: torch.Tensor
     states: torch.Tensor
@@ -21,12 +25,12 @@ class EarlierTokens:
 def without_interference(
     maps: torch.Tensor, ids: torch.Tensor, head: torch.Tensor, first: int, earlier: EarlierTokens
 ) -> torch.Tensor:
-    """Maps (tokens, patches) less what earlier tokens activate (estimated causal inference, the TAM paper's section 3.2).
+    """Return maps (tokens, patches) without the activation of earlier tokens.
 
-    The interference of a token is the mean of the maps of all other tokens before it, weighted by its own activation
-    ReLU(logit) at each of them; its multiple by least squares is taken away, and ReLU again. Token i of these stands at
-    place `first` + i of the earlier ones, of which only those before it count, and not its own repetitions.
-    ids: (tokens,). head: (tokens, d).
+    This is the estimated causal inference of the TAM paper's section 3.2. The interference of a token is the mean of the
+    maps of all other tokens before it, weighted by its own activation ReLU(logit) at each of them. Its least-squares
+    multiple is subtracted, and ReLU is applied again. Token i has place `first` + i among the earlier ones; only those
+    before it count, and not its own repetitions. ids: (tokens,). head: (tokens, d).
     """
     places = torch.arange(len(earlier.ids), device=maps.device)
     before = places < first + torch.arange(len(ids), device=maps.device)[:, None]

@@ -1,4 +1,7 @@
-"""The residual stream at one of the prompt's tokens, for the probe: no key of the envelope, but tensors of a `Choice`."""
+"""Recorder of the residual stream at one of the prompt's tokens, for the probe.
+
+It is no key of the envelope, but the tensors of a `Choice`.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,18 @@ NAME = "prompt_state"
 
 @dataclass
 class PromptState:
-    """On the CPU, once it is taken. states: (layers, d) float32, after each layer. next_logprobs: (vocabulary,), of the
-    first token, before sampling, in nats."""
+    """The residual stream at a prompt's token, on the CPU.
+
+    states: (layers, d) float32, after each layer. next_logprobs: (vocabulary,), of the first token, before sampling, in
+    nats.
+    """
 
     states: torch.Tensor | None = None
     next_logprobs: torch.Tensor | None = None
 
 
 class StateRows(LayerHook):
-    """Reads the stream at one token of each row. at: (rows,). states: (layers, rows, d)."""
+    """Reads the residual stream at one token of each row. at: (rows,). states: (layers, rows, d)."""
 
     def __init__(self, at: torch.Tensor, states: torch.Tensor):
         self.states = states
@@ -42,14 +48,14 @@ class StateRows(LayerHook):
 
 
 class PromptStateRecorder(Slots):
-    """Keeps it with the sequence."""
+    """Keeps the prompt state with its sequence."""
 
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.PROMPT_STATE})
 
     def prefill(self, chunk: PrefillChunk) -> StateRows | None:
         if chunk.replay or not any(sequence.wants(Signal.PROMPT_STATE) for sequence in chunk.sequences):
             return None
-        # A chunk of a long prompt holds the token or does not; of prompts that are run whole every one holds its own.
+        # A chunk of a long prompt may lack the token; prompts that run as a whole each hold their own.
         read = [
             one.prompt.length + one.spec.state_position - start
             for one, start in zip(chunk.sequences, chunk.starts, strict=True)

@@ -1,4 +1,4 @@
-"""The recorders that there are, a line each."""
+"""The available recorders, one a line."""
 
 from __future__ import annotations
 

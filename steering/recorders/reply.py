@@ -1,4 +1,4 @@
-"""How likely a model finds a text that it is given: log-probabilities of prompt tokens, read in the prefill."""
+"""Log-probabilities of a given reply, read in the prefill of a prompt that contains it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from steering.protocol.slots import Computed, PrefillChunk, Reuse, Slots
 
 NAME = "reply"
 ROWS = 64
-"""Logits are made for this many tokens at once, because a vocabulary is wide."""
+"""The number of tokens whose logits are computed at once, because a vocabulary is wide."""
 
 
 def reply_logprobs(mllm: MLLM, prompt: Prompt, hidden: torch.Tensor, start: int) -> torch.Tensor:
-    """(tokens,) float32: the log-probabilities (nats) of the reply's tokens that a chunk of its prompt predicts.
+    """Return log-probabilities (nats), (tokens,) float32, of the reply's tokens that a prompt's chunk predicts.
 
     hidden: (n, d), normalised, of the tokens start..start+n; each predicts the one after it.
     """
@@ -36,7 +36,7 @@ def reply_logprobs(mllm: MLLM, prompt: Prompt, hidden: torch.Tensor, start: int)
 
 
 class ReplyRecorder(Slots):
-    """Keeps them with the sequence, chunk by chunk."""
+    """Keeps the log-probabilities with their sequence, chunk by chunk."""
 
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.REPLY})
 
@@ -53,6 +53,6 @@ class ReplyRecorder(Slots):
         return Reuse(max(int(columns[0]) - 1, 0) if wanted else sequence.prompt.length)
 
     def take(self, sequence: Sequence) -> torch.Tensor | None:
-        """(tokens of the reply,) float32."""
+        """Return the log-probabilities, (tokens of the reply,) float32."""
         scores: tuple[torch.Tensor, ...] | None = sequence.captured.get(NAME)
         return None if scores is None else torch.cat(scores).cpu()

@@ -1,7 +1,7 @@
-"""What attention and FFN do to the residual stream, per layer (SPD-Faith Bench paper, sections 4.3 and 5.1, appendix D.4).
+"""Effects of attention and FFN on the residual stream, per layer (SPD-Faith Bench paper, sections 4.3, 5.1, appendix D.4).
 
-h_in, h_mid and h_out are the stream before a layer, after its attention and after its FFN, as the model makes them: before
-Think damps an update and before a steering vector is added.
+h_in, h_mid and h_out are the stream before a layer, after its attention and after its FFN, as the model computes them:
+before Think damps an update and before a steering vector is added.
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ NAMES = (
     "kl",
     "gate_ratio",
 )
-"""cos(h_in, h_mid); cos(h_mid, h_out); |h_mid - h_in| / |h_in|; |h_out - h_mid| / |h_mid|; |h_mid - h_in|; |h_out - h_mid|;
-|h_out - h_in| (L2 norms); D of Think; the share of the FFN's gates whose pre-activation is above 0."""
+"""The readouts: cos(h_in, h_mid); cos(h_mid, h_out); |h_mid - h_in| / |h_in|; |h_out - h_mid| / |h_mid|; |h_mid - h_in|;
+
+|h_out - h_mid|; |h_out - h_in| (L2 norms); D of Think; the share of the FFN's gates whose pre-activation is above 0.
+"""
 
 
 class StreamCounts(NamedTuple):
-    """What a decode's residual stream is counted in. decoded: (rows, 1), above 0 where the row is summed. active, counted:
-    as `recorders.counting` has them. sums: (rows, layers, readouts). neurons: (rows, layers, width). totals: (rows, 2,
-    layers, d), the sum of states, and the latest."""
+    """The tensors in which a decode's residual stream is counted.
+
+    decoded: (rows, 1), above 0 where the row is summed. active, counted: as in `recorders.counting`. sums: (rows, layers,
+    readouts). neurons: (rows, layers, width). totals: (rows, 2, layers, d), the sum of states, and the latest.
+    """
 
     decoded: torch.Tensor
     active: torch.Tensor
@@ -52,15 +56,17 @@ class StreamCounts(NamedTuple):
 
 
 def share_above(gates: torch.Tensor) -> torch.Tensor:
-    """(rows, n): the share of gates (rows, n, width) that is above 0; NaN without any."""
+    """Return the share (rows, n) of gates (rows, n, width) that is above 0; NaN without any."""
     return (gates > 0).float().mean(-1)
 
 
 def measures_of(
     before: torch.Tensor, out: torch.Tensor, mha: torch.Tensor, ffn: torch.Tensor, gates: torch.Tensor
 ) -> torch.Tensor:
-    """(rows, n, readouts) of h_in, h_out and the updates (rows, n, d) between them, and the share of gates (rows, n) that
-    is above 0; the readouts in the order of `NAMES`."""
+    """Return the readouts of h_in, h_out and the updates, (rows, n, readouts), in the order of `NAMES`.
+
+    before, out, mha, ffn: (rows, n, d). gates: (rows, n), the share of gates that is above 0.
+    """
     before, out, mha, ffn = (value.float() for value in (before, out, mha, ffn))
     middle = before + mha
     mha_norm, ffn_norm = mha.norm(dim=-1), ffn.norm(dim=-1)
@@ -83,18 +89,20 @@ def measures_of(
 def stream_looks(
     streams: list[torch.Tensor], states: list[torch.Tensor], gates: list[torch.Tensor], activations: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of one token a row: `measures_of` (rows, layers, readouts), states (rows, layers, d), and activations (rows, layers,
-    width), 0 behind a layer's last one.
+    """Return the measurements of one token a row.
 
-    streams: of each layer h_in, h_out and the updates, (rows, 1, d), all in one list. states: of each layer (rows, 1, d).
-    gates, activations: of each layer (rows, 1, its width), which is 0 where there are none.
+    They are `measures_of` (rows, layers, readouts), states (rows, layers, d), and activations (rows, layers, width), padded
+    with 0 after a layer's last one.
+
+    streams: by layer h_in, h_out and the updates, (rows, 1, d), all in one list. states: by layer (rows, 1, d). gates,
+    activations: by layer (rows, 1, its width), which is 0 where there are none.
     """
-    before, out, mha, ffn = (torch.cat(streams[first::4], 1) for first in range(4))  # a GPU waits for each operation
+    before, out, mha, ffn = (torch.cat(streams[first::4], 1) for first in range(4))  # each operation costs a GPU launch
     return measures_of(before, out, mha, ffn, _shares(gates)), torch.cat(states, 1).float(), _side_by_side(activations)
 
 
 def _side_by_side(layers: list[torch.Tensor]) -> torch.Tensor:
-    """(rows, layers, width), float32, 0 behind a layer's last one, of layers (rows, 1, each its width)."""
+    """Stack layers (rows, 1, each its width) to (rows, layers, width), float32, padded with 0 to the widest."""
     widest = max(one.shape[2] for one in layers)
     return torch.cat(
         [one if one.shape[2] == widest else pad(one, (0, widest - one.shape[2])) for one in layers], 1
@@ -102,7 +110,7 @@ def _side_by_side(layers: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _shares(gates: list[torch.Tensor]) -> torch.Tensor:
-    """(rows, layers): `share_above` of each layer's gates (rows, 1, its width)."""
+    """Return `share_above` of each layer's gates (rows, 1, its width) as (rows, layers)."""
     alike = len({one.shape[2] for one in gates}) == 1
     return share_above(torch.cat(gates, 1)) if alike else torch.cat([share_above(one) for one in gates], 1)
 
@@ -114,7 +122,7 @@ def add_stream(
     positions: torch.Tensor,
     counts: StreamCounts,
 ) -> None:
-    """Count what `stream_looks` gave of a decode."""
+    """Add the result of `stream_looks` for a decode to `counts`."""
     new = newly(positions, counts.active, counts.counted)[:, None, None]
     counts.sums.add_(torch.where(new & (counts.decoded[..., None] > 0), measured, 0.0))
     counts.neurons[..., : activations.shape[2]].add_(torch.where(new, activations, 0.0))
@@ -126,12 +134,12 @@ def add_stream(
 class ResidualRows(LayerHook):
     """The residual stream of one forward pass, reduced layer by layer.
 
-    weights: (rows, n), 1 on the queries that are summed, or (rows, 1) where only the `last` one (rows,) of each row is
-    looked at. `last` is None in a decode, whose rows have one query and whose FFN activations are kept. counts: what a
-    decode is counted in by the time it is settled, None where that is not done yet. Once settled, where nothing is counted,
+    weights: (rows, n), 1 on the queries that are summed, or (rows, 1) where only the `last` one (rows,) of each row is read.
+    `last` is None in a decode, whose rows have one query and whose FFN activations are kept. counts: the tensors in which a
+    decode was counted before it is settled, None where that is still to be done. Once settled, where nothing was counted,
     `measured` (rows, layers, readouts) are the sums over these queries in the order of `NAMES`, NaN where a model has no
     such gates; `states` (rows, layers, d), float32, the residual stream after each layer at each row's last query,
-    interventions included; `activations` (rows, layers, width), 0 behind a layer's last one.
+    interventions included; `activations` (rows, layers, width), padded with 0 after a layer's last one.
     """
 
     measured: torch.Tensor
@@ -142,8 +150,8 @@ class ResidualRows(LayerHook):
 
     def __init__(self, weights: torch.Tensor, last: torch.Tensor | None = None):
         self._weights, self._last = weights, last
-        self._layers: list[list[torch.Tensor]] = []  # of each the stream, what it hands on, gates, activations
-        self._measured: list[torch.Tensor] = []  # of each, where all queries are summed
+        self._layers: list[list[torch.Tensor]] = []  # by layer: stream, output, gates, activations
+        self._measured: list[torch.Tensor] = []  # by layer, where all queries are summed
         self._places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def after(
@@ -166,7 +174,7 @@ class ResidualRows(LayerHook):
         return values[self._places[values.device]][:, None]
 
     def gathered(self) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-        """Return what was gathered of all layers, as `stream_looks` takes it, and let go of it."""
+        """Return the tensors gathered of all layers, as `stream_looks` takes them, and release them."""
         layers, self._layers, self._places = self._layers, [], {}
         streams = [stream for layer in layers for stream in layer[:4]]
         states, gates, fired = ([layer[at] for layer in layers] for at in (4, 5, 6))
@@ -176,15 +184,17 @@ class ResidualRows(LayerHook):
         whole, self._measured = self._measured, []
         measured, self.states, self.activations = self.looks(*self.gathered())
         measured = torch.stack(whole, 2) if whole else measured[:, None]  # (rows, n, layers, readouts)
-        # What is not wanted may be padding, whose cosines are nothing.
+        # Other rows may be padding, whose cosines are NaN.
         self.measured = torch.where(self._weights[..., None, None] > 0, measured, 0.0).sum(1)
 
 
 @dataclass(frozen=True)
 class Residual:
-    """What an answer did to the residual stream, on the CPU. sums: (layers, readouts), over the rows that were asked for.
-    neurons: (layers,), the share of active ones. states: (2, layers, d), the mean over the rows that generated the answer's
-    tokens, and the last of them."""
+    """The residual stream of an answer, on the CPU.
+
+    sums: (layers, readouts), over the requested rows. neurons: (layers,), the share of active neurons. states: (2, layers,
+    d), the mean over the rows that generated the answer's tokens, and the last of them.
+    """
 
     sums: torch.Tensor
     neurons: torch.Tensor
@@ -192,12 +202,12 @@ class Residual:
 
 
 class ResidualRecorder(Slots):
-    """What every slot's residual stream summed up to.
+    """Sums of every slot's residual stream.
 
-    sums: (slots, layers, readouts), over the rows that were asked for. neurons: (slots, layers, width), FFN activations
-    summed over the generated tokens that were fed. states: (slots, 2, layers, d), the stream summed over the rows that
-    generated a token, and at the latest of them. decoded: (slots, 1), 1 where rows of generated tokens are summed. counted:
-    (slots,), the last column of each that is in these.
+    sums: (slots, layers, readouts), over the requested rows. neurons: (slots, layers, width), FFN activations summed over
+    the generated tokens that were fed. states: (slots, 2, layers, d), the stream summed over the rows that generated a
+    token, and at the latest of them. decoded: (slots, 1), 1 where rows of generated tokens are summed. counted: (slots,),
+    the last column of each slot that is included in the sums.
     """
 
     measured: ClassVar[tuple[str, ...]] = ("sums", "states")
@@ -228,7 +238,7 @@ class ResidualRecorder(Slots):
         return self.rows(chunk)
 
     def rows(self, chunk: PrefillChunk) -> ResidualRows:
-        """Return what looks at the queries of a chunk that its sequences want."""
+        """Return the hook that reads the queries of a chunk that its sequences need."""
         chosen = [*map(_chosen, chunk.sequences)]
         prompt = "prompt" in chosen
         weights = torch.zeros(len(chosen), chunk.width if prompt else 1)
@@ -265,7 +275,7 @@ class ResidualRecorder(Slots):
             add_stream(hook.measured, hook.states, hook.activations, batch.positions, self.counts(batch))
 
     def counts(self, batch: DecodeBatch) -> StreamCounts:
-        """Return what a decode of these rows is counted in."""
+        """Return the tensors in which a decode of these rows is counted."""
         rows = batch.rows
         own = (self.counted, self.sums, self.neurons, self.states)
         return StreamCounts(self.decoded[rows], batch.active, *[tensor[rows] for tensor in own])
@@ -274,19 +284,22 @@ class ResidualRecorder(Slots):
         if not _wanted(sequence):
             return None
         slot = sequence.slot
-        total, latest = self.states[slot].to("cpu", copy=True)  # the slot is used again
+        total, latest = self.states[slot].to("cpu", copy=True)  # a copy: the slot will be reused
         states = torch.stack([total / (sequence.fed + 1), latest])
         return Residual(self.sums[slot].to("cpu", copy=True), self.neuron_ratio(slot).cpu(), states)
 
     def neuron_ratio(self, slot: int) -> torch.Tensor:
-        """(layers,): the share of FFN neurons whose activation, summed over the generated tokens, is above 0 (SPD-Faith
-        Bench, equations 20 and 21; `analysis/neuron_activation.py`); NaN without gates."""
+        """Return the share of active FFN neurons, (layers,); NaN without gates.
+
+        A neuron is active if its activation, summed over the generated tokens, is above 0 (SPD-Faith Bench, equations 20 and
+        21; `analysis/neuron_activation.py`).
+        """
         widths = torch.tensor([width or math.nan for width in self.pool.mllm.ffn_widths], device=self.neurons.device)
         return (self.neurons[slot] > 0).sum(-1) / widths
 
 
 def _chosen(sequence: Sequence) -> str | None:
-    """Which of its rows a sequence wants: "prompt", "answer" or none."""
+    """Return the rows that a sequence reads, "prompt" or "answer" for instance, or None."""
     diagnose = sequence.spec.diagnose
     return diagnose.residual_rows if _wanted(sequence) and diagnose is not None else None
 

@@ -1,4 +1,4 @@
-"""States after the last layer, normalised as the output embedding sees them: of image tokens and of what is said."""
+"""States after the last layer, normalised as the output embedding sees them, of image tokens and of text tokens."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ NAME = "states"
 
 @dataclass
 class CapturedStates:
-    """image: (k, d) each, of image tokens; behind the prompt's end a single one, image by image. text: of the user's text
-    and of the rows that generate."""
+    """The states captured of one sequence.
+
+    image: (k, d) each, of image tokens; after the prompt's end a single tensor, image by image. text: of the user's text and
+    of the rows that generate.
+    """
 
     image: tuple[torch.Tensor, ...] = ()
     text: tuple[torch.Tensor, ...] = ()
@@ -30,15 +33,17 @@ class CapturedStates:
 
 @dataclass(frozen=True)
 class TokenMaps:
-    """Token activation maps of the answer's tokens, (steps, patches) on the CPU: `plain`, and less what earlier tokens
-    activate where that is asked for."""
+    """Token activation maps of the answer's tokens, (steps, patches) on the CPU.
+
+    `plain` are the maps themselves, `causal` those without the activation of earlier tokens, where they were requested.
+    """
 
     plain: torch.Tensor
     causal: torch.Tensor | None = None
 
 
 class StatesRecorder(Slots):
-    """Keeps them with the sequence: they are as long as prompt and answer are."""
+    """Keeps the states with their sequence, because they are as long as prompt and answer."""
 
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.IMAGE_STATES, Signal.TEXT_STATES})
 
@@ -50,14 +55,14 @@ class StatesRecorder(Slots):
                 continue
             hidden = computed.hidden[row, : chunk.lengths[row]]
             captured = self._captured(sequence, chunk.starts[row], hidden)
-            if sequence.wants(Signal.IMAGE_STATES) and chunk.complete:  # kept in the order of columns
+            if sequence.wants(Signal.IMAGE_STATES) and chunk.complete:  # captured in the order of columns
                 order = sent(sequence.prompt.layout.image_columns.argsort().argsort(), hidden.device)
                 captured.image = (torch.cat(captured.image)[order],)
             if sequence.wants(Signal.TEXT_STATES) and chunk.complete:
                 captured.text += (hidden[-1:],)
 
     def _captured(self, sequence: Sequence, start: int, hidden: torch.Tensor) -> CapturedStates:
-        """What is captured of a sequence, with that of prompt tokens from `start` on: hidden (k, d)."""
+        """Return a sequence's captured states after adding those of prompt tokens from `start` on: hidden (k, d)."""
         captured: CapturedStates = sequence.captured.setdefault(NAME, CapturedStates())
         spans = sequence.prompt.layout.spans[start : start + len(hidden)]
         if sequence.wants(Signal.IMAGE_STATES):
@@ -101,10 +106,13 @@ class StatesRecorder(Slots):
 
 
 def _of(hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """The rows (k, d) of hidden (n, d) that are wanted: (n,) bool on the CPU, which knows how many they are."""
+    """Return the wanted rows (k, d) of hidden (n, d).
+
+    wanted: (n,) bool on the CPU, so that counting them needs no wait for the device.
+    """
     return hidden[sent(wanted.nonzero()[:, 0], hidden.device)]
 
 
 def _user_text(spans: torch.Tensor) -> torch.Tensor:
-    """(n,) bool: the user's own text."""
+    """Return which tokens are the user's own text, (n,) bool."""
     return (spans >= CONTEXT) & (spans < FIRST_IMAGE)

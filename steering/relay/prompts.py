@@ -1,4 +1,4 @@
-"""A prompt that one process has read for another, which runs it."""
+"""Transfer of a prompt from the process that has read it to another one, which runs it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from steering.prompt.layout import Prompt
 from steering.prompt.rendering import TemplateOptions
 
 KINDS = (Prompt, Picture, Shrunk, TemplateOptions)
-"""What it is made of, as `relay` is to be told."""
+"""The kinds of objects in a prompt, for `relay`."""
 
 
 def sendable(prompt: Prompt) -> Prompt:
-    """The same with the tensors of its pictures once: they stand among its inputs, too."""
+    """Return the prompt without the pictures' tensors among its inputs, where they are a second time."""
     return replace(prompt, inputs={name: prompt.inputs[name] for name in prompt.inputs if name in TEXT_INPUTS})
 
 
 def received(prompt: Prompt) -> Prompt:
-    """What it was before `sendable`."""
+    """Return the prompt as it was before `sendable`."""
     return replace(prompt, inputs=Inputs(prompt.inputs, prompt.pictures))

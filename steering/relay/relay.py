@@ -1,9 +1,9 @@
 """Requests as bytes, for the other processes that run a model together with this one.
 
-Data alone is sent, and of what is received data is made alone: numbers, texts, tensors, pictures, and the dataclasses and
-options of the modules in which requests and interventions are defined, by their constructors, which check what they are
-given; and those of modules in which `more` kinds are, which writer and reader agree on. A pickle would run whatever code
-its sender likes.
+Only data is sent, and only data is built from what is received: numbers, texts, tensors, pictures, and the dataclasses and
+options of the modules in which requests and interventions are defined, by their constructors, which validate their
+arguments; and those of the modules of `more` kinds, on which writer and reader agree. A pickle would run whatever code its
+sender likes.
 """
 
 from __future__ import annotations
@@ -35,24 +35,26 @@ from steering.vectors.vector import SteeringVector
 
 _SCALARS = {type(None), bool, int, float, str}
 _RAW = ("L", "RGB", "RGBA")
-"""Modes of pictures whose pixels say all; others have a palette, or the like, and are sent as PNG."""
+"""Picture modes whose pixels are sent raw; others have a palette or the like, and are sent as PNG."""
 _HEAD = 8
 
 
 def written(value: Any, more: Sequence[type] = ()) -> bytes:
-    """A request, or what consists of the same parts. Raises RequestError for what is neither."""
+    """Return a request, or another value of the same parts, as bytes; raise RequestError for anything else."""
     return b"".join(parts(value, more))
 
 
 def parts(value: Any, more: Sequence[type] = (), shared: Shared | None = None) -> list[bytes]:
-    """What `written` gives, in pieces, of which those behind the first may be large. shared: of a stream of messages, which
-    are to be read in the order in which they were written."""
+    """Return the bytes of `written` in pieces, of which those after the first may be large.
+
+    shared: the state of a stream of messages, which must be read in the order in which they were written.
+    """
     writer = _Writer(_modules(more), shared)
     try:
         head = json.dumps([writer.plain(value), [len(blob) for blob in writer.blobs]]).encode()
     except BaseException:
         if shared is not None:
-            shared.forget()  # some may have been counted as told
+            shared.forget()  # some values may have been marked as sent
         raise
     if shared is not None:
         shared.was_told()
@@ -60,7 +62,7 @@ def parts(value: Any, more: Sequence[type] = (), shared: Shared | None = None) -
 
 
 def read(data: bytes | bytearray, more: Sequence[type] = (), shared: Shared | None = None) -> Any:
-    """What was written; raises ValueError for anything else. shared: of the stream that it came by."""
+    """Return the value that was written; raise ValueError for anything else. shared: of the stream that it came by."""
     end = _HEAD + int.from_bytes(data[:_HEAD], "big")
     value, sizes = json.loads(data[_HEAD:end])
     view, blobs = memoryview(data), []
@@ -71,23 +73,27 @@ def read(data: bytes | bytearray, more: Sequence[type] = (), shared: Shared | No
 
 
 class Shared:
-    """The steering vectors and pictures that one end of a stream has told the other whole, and was told: they are used again
-    and again, and each is large. What was told is spoken of by its number, until the end that told of it has both let go of
-    it: the least recently used, where there are `MOST`, or more than so many `BYTES`."""
+    """The steering vectors and pictures that one end of a stream has sent to the other, and received.
+
+    They are large and recur. Once sent, a value is referred to by its number, until its sender tells the other end to drop
+    it: the least recently used, where there are more than `MOST`, or more than `BYTES` bytes.
+    """
 
     MOST, BYTES = 256, 128 * 2**20
     KINDS = (SteeringVector, Picture, Image.Image)
 
     def __init__(self) -> None:
-        self._told: OrderedDict[int, _Told] = OrderedDict()  # by id, which no other has meanwhile
+        self._told: OrderedDict[int, _Told] = OrderedDict()  # by id, which stays unique while the value is kept
         self._bytes = 0
         self._numbers = itertools.count()
         self._gone: list[int] = []
         self.heard: dict[int, Any] = {}
 
     def tell(self, one: Any) -> tuple[int, list[int] | None] | None:
-        """Its number and, where the other end does not know it, those that it is to let go of; None for what is too large to
-        be kept. What was said counts once it `was_told`."""
+        """Return a value's number and, if it is new, the numbers that the other end has to drop.
+
+        None for a value that is too large to be kept. It counts as sent once `was_told` is called.
+        """
         if (known := self._told.get(id(one))) is not None:
             self._told.move_to_end(id(one))
             return known.number, None
@@ -103,14 +109,14 @@ class Shared:
         self._gone.clear()
 
     def hear(self, number: int, gone: Sequence[int], first: Any) -> Any:
-        """What the other end has told of."""
+        """Record a value from the other end, dropping the numbers that are gone."""
         for one in gone:
             self.heard.pop(one, None)
         self.heard[number] = first
         return first
 
     def forget(self) -> None:
-        """Tell all of them whole again."""
+        """Forget all sent values, so that they are sent whole again."""
         for one in list(self._told):
             self._let_go(one)
 
@@ -127,7 +133,7 @@ class _Told(NamedTuple):
 
 
 def _bytes(one: Any) -> int:
-    """Of a picture's pixels, for each of which Pillow takes four; of tensors, and those in mappings."""
+    """Return the bytes of a picture's pixels (Pillow takes four each), or of an object's tensors, also in mappings."""
     if isinstance(one, Image.Image):
         return 4 * one.width * one.height
     values = [
@@ -137,14 +143,14 @@ def _bytes(one: Any) -> int:
 
 
 class _Writer:
-    """Puts what is large, or no text, among the blobs, and tells of the rest in JSON. modules: whose kinds may be sent."""
+    """Writes large or binary values to blobs, and the rest as JSON. modules: those whose kinds may be sent."""
 
     def __init__(self, modules: frozenset[str], shared: Shared | None):
         self.blobs: list[bytes] = []
         self._modules, self._shared = modules, shared
 
     def plain(self, value: Any) -> Any:
-        """A value as JSON."""
+        """Return a value as JSON."""
         if type(value) in _SCALARS:
             return value
         told = self._shared.tell(value) if self._shared is not None and isinstance(value, Shared.KINDS) else None
@@ -184,7 +190,7 @@ class _Writer:
         return {"made": name, "of": fields}
 
     def _logprobs(self, tokens: tuple[TokenLogprob, ...]) -> Any:
-        """Those of an answer, which may be a hundred thousand with alternatives: each token that occurs is told once."""
+        """Write an answer's tokens, maybe a hundred thousand with alternatives: each distinct token is written once."""
         each = [one for token in tokens for one in (token, *token.top)]
         known: dict[tuple[int, str, tuple[int, ...]], int] = {}
         places = [known.setdefault((one.token_id, one.token, one.bytes), len(known)) for one in each]
@@ -198,14 +204,14 @@ class _Writer:
 
 
 class _Reader:
-    """Makes what was written of JSON and blobs."""
+    """Builds values from JSON and blobs."""
 
     def __init__(self, modules: frozenset[str], blobs: Sequence[memoryview], shared: Shared | None):
         self._blobs = blobs
         self._modules, self._shared = modules, shared
 
     def made(self, value: Any) -> Any:
-        """The value that was told of."""
+        """Return the value of some JSON."""
         if isinstance(value, list):
             return value if _SCALARS.issuperset(map(type, value)) else [self.made(one) for one in value]
         if not isinstance(value, dict):
@@ -253,7 +259,7 @@ class _Reader:
 
 
 def _modules(more: Sequence[type]) -> frozenset[str]:
-    """In which modules kinds may be that are sent."""
+    """Return the modules whose kinds may be sent."""
     return _modules_of((*more, *(asked for asked, _ in intervention.REGISTRY.values())))
 
 
@@ -264,7 +270,7 @@ def _modules_of(kinds: tuple[type, ...]) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def _kind(name: str, modules: frozenset[str]) -> Any:
-    """A dataclass or options of one of some modules; None for anything else."""
+    """Return a dataclass or options class of one of these modules; None for anything else."""
     module, _, qualified = name.partition(":")
     if module not in modules:
         return None

@@ -1,4 +1,4 @@
-"""Which token comes next, of logits that a pass has made: as grammars, interventions and each row's sampling have it."""
+"""The choice of the next token from a pass's logits, under grammars, interventions and each row's sampling settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steering.runner.sampler import Needs, Sampled, SamplerRows, sample
 
 
 class Chooser:
-    """The sampling settings of every slot, and what they make of logits."""
+    """The sampling settings of every slot, and their application to logits."""
 
     def __init__(self, mllm: MLLM, slots: int):
         self._ranks = mllm.ranks
@@ -24,7 +24,7 @@ class Chooser:
         self._rows = SamplerRows(slots, mllm.vocab_size, mllm.stop_ids, mllm.device)
 
     def place(self, sequence: Sequence) -> None:
-        """Write a sequence's settings, and what it has said, into its slot."""
+        """Write a sequence's settings, and its generated tokens, into its slot."""
         generated = torch.tensor(sequence.tokens, dtype=torch.int64)
         spec = sequence.spec
         self._rows.place(sequence.slot, spec.sampling, spec.seed, spec.prompt.ids, generated)
@@ -34,8 +34,11 @@ class Chooser:
         self._rows.move(source, target)
 
     def masked(self, sequences: list[Sequence], logits: torch.Tensor) -> torch.Tensor:
-        """Logits (rows, vocabulary) of what the sequences' grammars allow. Before any contrast, so that what is plausible is
-        so among these; those of a sequence that waits were masked when it began to."""
+        """Return the logits (rows, vocabulary) with the tokens that the sequences' grammars forbid masked.
+
+        This happens before any contrast, so that plausibility is among the allowed tokens; the logits of a waiting sequence
+        were masked when it began to wait.
+        """
         return self._masks.apply([None if one.held else one.matcher for one in sequences], logits)
 
     def sampled(
@@ -46,8 +49,10 @@ class Chooser:
         positions: Callable[[], torch.Tensor],
         logits: torch.Tensor,
     ) -> Sampled:
-        """One token for each row of logits (rows, vocabulary), as its interventions leave them. positions: makes (rows,),
-        the places of these tokens, where some row needs them."""
+        """Sample a token for each row of logits (rows, vocabulary), as its interventions leave them.
+
+        positions: returns (rows,), the positions of these tokens, where some row needs them.
+        """
         for part in acting:
             changed = part.logits(sequences, rows, logits)
             if changed.shape != logits.shape:
@@ -62,7 +67,7 @@ class Chooser:
 
 
 def _force(sampled: Sampled, logits: torch.Tensor, sequences: list[Sequence]) -> None:
-    """Let sequences say what they are to say, in place of what was sampled. logits: (rows, vocabulary)."""
+    """Replace sampled tokens with forced ones, where a sequence has any left. logits: (rows, vocabulary)."""
     forced = [
         (row, one.spec.forced[len(one.tokens)])
         for row, one in enumerate(sequences)

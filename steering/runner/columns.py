@@ -1,4 +1,4 @@
-"""Which columns a decode reads: those that most rows need for all of them together, and of the few long rows their own."""
+"""The columns that a decode reads: a common number for most rows together, and their own for the few long rows."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from steering.decoder.kv import KVPool
 from steering.runner.room import COLUMN_BUCKET
 
 CALL_BYTES = {"cpu": 2**19}
-"""By the kind of a device: how much is read in the time that one more call of a layer's attention takes (about 20 us)."""
+"""Bytes read in the time of one more call of a layer's attention (about 20 us), by device type."""
 GPU_CALL_BYTES = 2**26
 BUCKET = {"cpu": 16}
-"""A multiple of so many columns is read: as many numbers as a vector of the processor has; on a GPU `COLUMN_BUCKET`."""
+"""The number of columns read is a multiple of this, the processor's vector width; on a GPU, of `COLUMN_BUCKET`."""
 
 
 class Columns(NamedTuple):
-    """longest: how many the longest row needs, up to a bucket. common: how many all rows read together. apart: of each row
-    that reads by itself its number and how many it needs. saved: bytes of all layers that need not be read."""
+    """The columns that a decode reads.
+
+    longest: the number that the longest row needs, rounded up to a bucket. common: the number that all rows read together.
+    apart: (row, number of columns) of each row that reads by itself. saved: bytes, over all layers, that need not be read.
+    """
 
     longest: int
     common: int
@@ -26,12 +29,12 @@ class Columns(NamedTuple):
 
 
 def columns_of(lengths: Sequence[int], pool: KVPool, device: str) -> Columns:
-    """How rows of so many columns are read in the least time."""
+    """Return the fastest way to read rows of these lengths."""
     bucket = BUCKET.get(device, COLUMN_BUCKET)
     longest = _bucket(max(lengths), pool, bucket)
     each = pool.column_bytes
     call = CALL_BYTES.get(device, GPU_CALL_BYTES) / each if each else float("inf")
-    if len(lengths) * longest - sum(lengths) <= call:  # most steps: no way of reading saves more
+    if len(lengths) * longest - sum(lengths) <= call:  # most steps: no split saves more
         return Columns(longest, longest)
     needed = [_bucket(length, pool, bucket) for length in lengths]
     order = sorted(range(len(needed)), key=needed.__getitem__, reverse=True)

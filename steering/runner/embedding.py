@@ -1,4 +1,4 @@
-"""What the decoder receives of prompts: their new images encoded together, but for those that nobody looks at again."""
+"""Embedding: the decoder's inputs for prompts, with new images encoded together, except images in cached prefixes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steering.runner.prefix import PrefixCache
 
 
 class Embedder:
-    """Embeds prompts of a model. `rope_axes` is how many axes rotary positions have, once a prompt had several."""
+    """Embeds prompts of a model; `rope_axes` is the number of rotary axes, once a prompt had several."""
 
     def __init__(self, mllm: MLLM, images: ImageCache, prefixes: PrefixCache):
         self.mllm = mllm
@@ -26,18 +26,20 @@ class Embedder:
         self._prefixes = prefixes
 
     def use(self, backend: Backend | None) -> None:
-        """Ask a backend for the features of pictures from now on; None for none."""
+        """Use a backend for picture features from now on; None for none."""
         self._backend = backend
         if backend is not None and backend.axes is not None:  # a text's positions are the same on each axis
             self.rope_axes = backend.axes
 
     def new_values(self, sequence: Sequence) -> int:
-        """Return the size of the pictures that are to be encoded when a prompt is embedded: `Picture.values` of all."""
+        """Return the size of the pictures to encode when a prompt is embedded: the sum of their `Picture.values`."""
         return sum(picture.values for picture in self._images.missing(self._looked_at(sequence)))
 
     def encode_next(self, sequence: Sequence, values: float = 0) -> int:
-        """Encode the first new pictures of a prompt that is to be embedded, at least one, and as many of its shape as have
-        no more values than given. Returns their values, 0 where there is none."""
+        """Encode the first new pictures of a prompt that will be embedded.
+
+        At least one is encoded, and more of its shape up to `values` values. Returns their values, 0 where there is none.
+        """
         return self._images.encode_next(self._features, self._looked_at(sequence), values)
 
     def _features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
@@ -51,8 +53,10 @@ class Embedder:
         return sequence.prompt.pictures[len(before) :]
 
     def embed(self, sequences: Iterable[Sequence], whole: bool = False) -> None:
-        """Make the decoder's inputs of prompts that have none yet. Pictures among the tokens that need not run are not
-        encoded, unless the prompts are to be `whole`."""
+        """Compute the decoder's inputs of prompts that have none yet.
+
+        Pictures in cached prefixes are not encoded, unless the prompts must be `whole`.
+        """
         sequences = [sequence for sequence in sequences if sequence.embedded is None]
         shown = [s for s in sequences if s.prompt.pictures and self.mllm.takes_image_features]
         unseen, seen = set[bytes](), set[bytes]()

@@ -1,4 +1,4 @@
-"""Forward passes under their hooks: by a backend that takes them, and else as the model is."""
+"""Forward passes under hooks, by a backend where it supports them, otherwise eagerly."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from steering.runner.columns import Columns, columns_of
 from steering.runner.embedding import Embedder
 
 HooksByName = Mapping[str, Hook | None]
-"""Hooks by the names of the slots that they are of."""
+"""Hooks by the names of their slots."""
 
 
 class Passed(NamedTuple):
-    """What a pass computed, and nobody has kept yet."""
+    """The results of a pass, before they are kept."""
 
     concerned: Concerned
     hooks: HooksByName
     computed: Computed
 
     def prepare_logits(self, batch: PrefillChunk | DecodeBatch) -> None:
-        """Have whatever acts write down what its `logits` needs of this pass."""
+        """Let everything that acts write what its `logits` needs of this pass."""
         for part in self.concerned.acting:
             part.prepare_logits(batch, self.hooks.get(part.name), self.computed)
 
 
 class Passes:
-    """Runs what it is given through the decoder, and writes nothing but the columns of these tokens."""
+    """Runs forward passes through the decoder, and writes nothing but the columns of their tokens."""
 
     def __init__(self, mllm: MLLM, pool: KVPool, concerns: Concerns, embedder: Embedder):
         self._mllm, self._pool, self._concerns, self._embedder = mllm, pool, concerns, embedder
@@ -48,12 +48,12 @@ class Passes:
         self._always = torch.ones(pool.slots, 1, 1, device=mllm.device)
 
     def use(self, backend: Backend | None) -> None:
-        """Ask a backend for each pass from now on; None for none."""
+        """Use a backend for each pass from now on; None for none."""
         self._fast = None if backend is None else backend.on(RunnerState(self._pool, self._concerns.every))
         self._embedder.use(backend)
 
     def prompts(self, chunk: PrefillChunk, inputs: Embedded) -> Passed:
-        """A part of some prompts, of which these are the decoder's inputs."""
+        """Run a chunk of some prompts, with these decoder inputs."""
         concerned = self._concerns.of(chunk.sequences)
         if self._fast is not None:
             ran = self._fast.prompts(chunk, concerned.acting, inputs, self._embedder.rope_axes)
@@ -63,7 +63,7 @@ class Passes:
         return Passed(concerned, hooks, self.prompts_under(hooks, chunk, inputs))
 
     def prompts_under(self, hooks: HooksByName, chunk: PrefillChunk, inputs: Embedded) -> Computed:
-        """The same, as the model is, under these hooks."""
+        """Run a chunk of some prompts eagerly under these hooks."""
         arguments = inputs.arguments
         if any(chunk.starts):
             arguments["attention_mask"] = self._own_mask(1)
@@ -72,7 +72,7 @@ class Passes:
         )
 
     def generated(self, chunk: PrefillChunk, tokens: torch.Tensor, positions: torch.Tensor) -> Passed:
-        """Tokens (1, n) of an answer at rotary positions (1, n), as a chunk of a prompt."""
+        """Run generated tokens (1, n) at rotary positions (1, n) as a chunk of a prompt."""
         concerned = self._concerns.of(chunk.sequences)
         hooks = {part.name: part.prefill(chunk) for part in concerned.acting}
         computed = self._prefill(hooks, chunk, lambda step: self._of_tokens(tokens, positions, step))
@@ -81,11 +81,11 @@ class Passes:
     def decode(
         self, running: list[Sequence], tokens: torch.Tensor, positions: torch.Tensor, rope: torch.Tensor
     ) -> tuple[DecodeBatch, Passed]:
-        """One token of every running sequence, (rows,), at these columns and rotary positions."""
+        """Decode one token of every running sequence, (rows,), at these columns and rotary positions."""
         batch, columns = self.batch(running, positions)
         concerned = self._concerns.of(running)
         acting = [part for part in concerned.acting if part.acts(running)]
-        # Rows of very different lengths are read by themselves, but by a kernel which reads of each row what that has.
+        # Rows of very different lengths are read apart, except by a kernel, which reads only each row's own columns.
         apart = columns.saved > self._weights and self._mllm.decode_attention is None
         if self._fast is not None and not apart:
             ran = self._fast.decode(batch, acting, tokens, rope, self._embedder.rope_axes)
@@ -95,10 +95,10 @@ class Passes:
         return batch, Passed(concerned, hooks, self.decode_under(hooks, batch, columns, tokens, rope))
 
     def batch(self, running: list[Sequence], positions: torch.Tensor) -> tuple[DecodeBatch, Columns]:
-        """A decode of running sequences that writes these columns, and how it reads."""
+        """Return a decode batch of running sequences that writes these columns, and the columns that it reads."""
         columns = columns_of([sequence.length + 1 for sequence in running], self._pool, self._mllm.device.type)
         longest = columns.longest if self._fast is None else self._fast.columns(columns.longest)
-        # A row that is held only keeps its place: its twin is still in prefill, and what it does now is written over.
+        # A held row only keeps its place while its twin is in prefill; its result is overwritten later.
         active = self._always[: len(running)]
         if any(sequence.held for sequence in running):
             kept = [[[float(not sequence.held)]] for sequence in running]
@@ -108,7 +108,7 @@ class Passes:
     def decode_under(
         self, hooks: HooksByName, batch: DecodeBatch, columns: Columns, tokens: torch.Tensor, rope: torch.Tensor
     ) -> Computed:
-        """A decode as the model is, under these hooks."""
+        """Run a decode eagerly under these hooks."""
         kernel, own = decode_kernel_of(self._mllm), Hooks.of(hooks.values())
         if kernel is not None:
             own = kernel.adopted(own)
@@ -122,7 +122,7 @@ class Passes:
     def _prefill(
         self, hooks: HooksByName, chunk: PrefillChunk, decoder: Callable[[Prefill], Any], causal: bool = True
     ) -> Computed:
-        """causal: a token sees those before it alone."""
+        """Run a prefill eagerly; causal: a token attends to those before it alone."""
         ragged = Ragged(chunk.starts, chunk.lengths) if len(set(chunk.starts)) > 1 else None
         step = Prefill(self._pool, chunk.rows, chunk.starts[0], Hooks.of(hooks.values()), ragged)
         if causal and self._fast is not None:
@@ -136,7 +136,7 @@ class Passes:
         return Computed(hidden, logits)
 
     def _of_tokens(self, tokens: torch.Tensor, positions: torch.Tensor, step: Prefill | Decode) -> Any:
-        """The decoder's output of generated tokens (rows, n) at rotary positions (rows, n)."""
+        """Run the decoder on generated tokens (rows, n) at rotary positions (rows, n)."""
         if (axes := self._embedder.rope_axes) is not None:
             positions = positions.expand(axes, -1, -1)
         return self._mllm.decoder(
@@ -148,5 +148,5 @@ class Passes:
         )
 
     def _own_mask(self, rows: int) -> torch.Tensor:
-        """Stands for a mask that our attention makes itself; it keeps the model from building one."""
+        """Return a placeholder mask that keeps the model from building one; our attention makes its own."""
         return torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=self._mllm.device)

@@ -1,8 +1,8 @@
-"""The beginnings of prompts that were run before: keys and values by blocks of tokens, and what was measured of them.
+"""The prefix cache: keys, values and measurements of earlier prompts' beginnings, in blocks of tokens.
 
-A block is known by the hash of all that stands before its end (`prompt.blocks`) and by what was done to it, so that nothing
-is shared between different settings. What is in a slot stays its own: blocks are copied in and out, but not into a slot in
-which the one before left them. The least recently used ones go first, of one prompt the last.
+A block is identified by the hash of everything before its end (`prompt.blocks`) and by what was done to it, so that nothing
+is shared between different settings. Slots share no memory: blocks are copied in and out, except into a slot where the
+previous sequence left the same ones. The least recently used blocks go first; of one prompt, the last.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ from steering.protocol.sequence import Sequence
 from steering.protocol.slots import Computed, Concerns, PrefillChunk
 
 WORTH = 4
-"""Blocks that must be spared where a prompt is to wait a step for them, and more than which it must have to be kept: so few
-take no longer than the step does."""
+"""Least number of blocks that a prompt waits a step for, or is kept for: fewer take no longer than the step."""
 SHARE = 9
-"""What is known must be one part in so many of a prompt: what runs behind it has a mask, which takes longer."""
+"""Least cached part of a prompt, as its divisor: what runs after a cached prefix needs a mask, which is slower."""
 RESTS = 64, 4096
-"""Prompts of which nothing is kept once keeping has failed, as it does without memory; twice as many each time, up to the
-second number."""
+"""Number of prompts that are not cached after a failure, as from lack of memory: at first, and at most; it doubles."""
 POSITIONS = "positions"
-"""The name under which rotary positions (tokens, axes) are kept beside what was measured."""
+"""The name under which rotary positions (tokens, axes) are kept beside measurements."""
 _Key = tuple[Hashable, bytes]
 
 
 class _Plan(NamedTuple):
-    """How a prompt may be shared. settings: what is done to it. keys: of its whole blocks, but for the one with the last
-    token. least, most: how many of them must be known, and may be left out. needed: the parts whose measures are needed
-    then. generated: whether an answer's tokens may be shared, too, as part of a chat."""
+    """The sharing of a prompt.
+
+    settings: what is done to it. keys: of its whole blocks, except the one with the last token. least, most: the number of
+    them that must be cached, and that may be left out. needed: the parts whose measurements are needed then. generated: an
+    answer's tokens may be shared, too, as part of a chat.
+    """
 
     settings: tuple[Hashable, ...]
     keys: tuple[_Key, ...]
@@ -52,7 +53,7 @@ class _Plan(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A prompt that is being run: what was measured of its tokens so far (tokens, ...), in pieces, by part."""
+    """A running prompt: the measurements of its tokens so far (tokens, ...), in pieces, by part."""
 
     plan: _Plan
     measured: dict[str, list[torch.Tensor]]
@@ -60,7 +61,10 @@ class _Run(NamedTuple):
 
 @dataclass
 class _Block:
-    """number: of `KVBlocks`. measured: (tokens, ...) by part. mark: of this block alone, also when it is gone."""
+    """A cached block.
+
+    number: in `KVBlocks`. measured: (tokens, ...) by part. mark: unique to this block, even after it is dropped.
+    """
 
     number: int
     measured: dict[str, torch.Tensor]
@@ -68,13 +72,15 @@ class _Block:
 
     @property
     def bytes(self) -> int:
-        """What it takes beside keys and values."""
+        """Bytes beside keys and values."""
         return sum(values.nbytes for values in self.measured.values())
 
 
 class PrefixCache:
-    """Keeps at most `capacity` bytes, 0 for none. `queries` counts prompts that were looked for, `hits` those of which
-    something was found, `tokens` how many that were."""
+    """Keeps at most `capacity` bytes, 0 for none.
+
+    `queries` counts prompts that were looked up, `hits` those with a cached prefix, `tokens` their cached tokens.
+    """
 
     def __init__(self, pool: KVPool, concerns: Concerns, capacity: int):
         self.queries = self.hits = self.tokens = 0
@@ -86,27 +92,27 @@ class PrefixCache:
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
         self._beside = 0
         self._marks = itertools.count()
-        self._lying: dict[int, tuple[int, ...]] = {}  # by slot, the marks of blocks that its first columns are
+        self._lying: dict[int, tuple[int, ...]] = {}  # by slot, the marks of the blocks in its first columns
         self._rest, self._resting = RESTS[0], 0
         self._form = OneForm()
         self._plans: WeakKeyDictionary[Sequence, _Plan | None] = WeakKeyDictionary()
         self._runs: WeakKeyDictionary[Sequence, _Run] = WeakKeyDictionary()
         self._tails: WeakKeyDictionary[Sequence, torch.Tensor] = WeakKeyDictionary()
-        if capacity and pool.bytes:  # allotted at once, as the pool was; else at the first prompt
+        if capacity and pool.bytes:  # allocated at once, as the pool was; otherwise at the first prompt
             self._make()
 
     @property
     def bytes(self) -> int:
-        """What the blocks take that are kept now."""
+        """Bytes of the blocks that are kept now."""
         return self._beside + len(self._blocks) * (0 if self._store is None else self._store.bytes_each)
 
     def stats(self) -> dict[str, int]:
-        """What is counted, and the bytes kept now."""
+        """Return the counters, and the bytes kept now."""
         counts = {"queries": self.queries, "hits": self.hits, "tokens": self.tokens, "bytes": self.bytes}
         return {f"prefix_cache_{name}": count for name, count in counts.items()}
 
     def rest(self) -> int:
-        """Let go of everything, and keep nothing of some prompts, whose number is returned: what has failed may pass."""
+        """Drop everything, and cache nothing of the next prompts, whose number is returned: a failure may pass."""
         self._store, self._beside = None, 0
         self._resting, self._rest = self._rest, min(2 * self._rest, RESTS[1])
         for kept in (self._blocks, self._plans, self._runs, self._tails, self._lying):
@@ -114,12 +120,12 @@ class PrefixCache:
         return self._resting
 
     def known(self, sequence: Sequence) -> int:
-        """How many of a waiting prompt's first tokens need not run."""
+        """Return how many of a waiting prompt's first tokens are cached and need not run."""
         plan = self._plan(sequence)
         return 0 if plan is None else len(self._found(plan)) * SIZE
 
     def awaits(self, sequence: Sequence, others: Iterable[Sequence]) -> bool:
-        """Whether a waiting prompt had better run when one of these has, whose beginning it shares."""
+        """Return True where a waiting prompt should run after one of these, whose beginning it shares."""
         plan = self._plan(sequence)
         if plan is None:
             return False
@@ -132,7 +138,7 @@ class PrefixCache:
         )
 
     def begin(self, sequence: Sequence, prompt: Embedded) -> None:
-        """Copy what is known of a prompt into its slot, where its settings have been written."""
+        """Copy the cached prefix of a prompt into its slot, where its settings have been written."""
         lying = self._lying.pop(sequence.slot, ())
         plan = self._plan(sequence)
         if plan is None or not prompt.divisible:
@@ -160,7 +166,7 @@ class PrefixCache:
         self.tokens += known
 
     def measured(self, chunk: PrefillChunk, hooks: Mapping[str, Hook | None], computed: Computed) -> None:
-        """Note what a chunk measured of its tokens."""
+        """Record the measurements of a chunk's tokens."""
         runs = [(row, run) for row, one in enumerate(chunk.sequences) if (run := self._runs.get(one)) is not None]
         needed = frozenset[str]().union(*[run.plan.needed for _, run in runs])
         for part in self._concerns.of(chunk.sequences).keeping if needed else ():
@@ -170,9 +176,9 @@ class PrefixCache:
                         run.measured.setdefault(part.name, []).append(values[row, : chunk.lengths[row]])
 
     def keep(self, sequence: Sequence) -> None:
-        """Keep the whole blocks of a prompt that has run and still lies in its slot."""
+        """Keep the whole blocks of a prompt that has run and is still in its slot."""
         run = self._runs.pop(sequence, None)
-        if run is None or sequence.replay:  # pictures that were masked on the way come once
+        if run is None or sequence.replay:  # masked pictures do not recur
             return
         keys = run.plan.keys
         first = next((at for at, key in enumerate(keys) if not self._has(key, run.plan.needed)), len(keys))
@@ -184,7 +190,7 @@ class PrefixCache:
             self._tails[sequence] = run.measured[POSITIONS][0][len(keys) * SIZE :].clone()
 
     def keep_answer(self, sequence: Sequence) -> None:
-        """Keep the whole blocks of an answer that has ended, and still lies in its slot, for the chat's next turn."""
+        """Keep the whole blocks of an ended answer that is still in its slot, for the chat's next turn."""
         tail, plan = self._tails.pop(sequence, None), self._plans.get(sequence)
         if tail is None or plan is None or sequence.fed < WORTH * SIZE:
             return
@@ -199,17 +205,17 @@ class PrefixCache:
 
     @contextmanager
     def copying(self, source: int, target: int, length: int) -> Iterator[int]:
-        """While so many columns of a slot are copied to another one: how many of the first lie there already."""
+        """Yield how many first columns the target already has, while `length` columns of a slot are copied to it."""
         copied, there = self._lying.get(source, ())[: length // SIZE], self._lying.pop(target, ())
         yield _alike(copied, there) * SIZE
         self._lying[target] = copied
 
     def spoilt(self, slot: int) -> None:
-        """Note that what lay in a slot does no longer."""
+        """Record that a slot's columns have been overwritten."""
         self._lying.pop(slot, None)
 
     def _plan(self, sequence: Sequence) -> _Plan | None:
-        """How a prompt may be shared; None where it may not."""
+        """Return how a prompt may be shared; None where it may not."""
         if sequence not in self._plans:
             self._plans[sequence] = self._planned(sequence) if self.capacity and not self._resting else None
             self._resting = max(self._resting - 1, 0)
@@ -220,7 +226,7 @@ class PrefixCache:
         if spec.edit is not None or prompt.length <= WORTH * SIZE:
             return None
         settings: list[Hashable] = [spec.salt]
-        rows, needed, generated = prompt.length - 1, set(), True  # the last one says what comes next
+        rows, needed, generated = prompt.length - 1, set(), True  # the last row gives the next token's logits
         for part in self._concerns.of([sequence]).keeping:
             reuse = part.reuse(sequence)
             if reuse is None:
@@ -237,7 +243,7 @@ class PrefixCache:
         return _Plan(own, keys, least, rows // SIZE, frozenset(needed), generated)
 
     def _found(self, plan: _Plan) -> list[_Block]:
-        """The blocks of a prompt's beginning that are known; none where they are too few to be of use."""
+        """Return the cached blocks of a prompt's beginning; none where they are too few to be useful."""
         found = []
         for key in plan.keys[: plan.most]:
             if not self._has(key, plan.needed):
@@ -250,14 +256,13 @@ class PrefixCache:
         return block is not None and needed <= block.measured.keys()
 
     def _touch(self, keys: Iterable[_Key]) -> None:
-        """Note that blocks are in use: what comes first in a prompt goes last."""
+        """Mark blocks as used, so that a prompt's first ones are dropped last."""
         for key in reversed(list(keys)):
             if key in self._blocks:
                 self._blocks.move_to_end(key)
 
     def _add(self, slot: int, keys: tuple[_Key, ...], first: int, measured: Mapping[str, torch.Tensor]) -> None:
-        """Keep a prompt's blocks from the first new one on, of which this was `measured`, as far as there is room beside
-        those before it."""
+        """Keep a prompt's blocks with their measurements, from `first` on, as far as there is room beside earlier ones."""
         self._touch(keys[:first])
         store = self._store or self._make()
         earlier = {key: self._drop(key).measured for key in keys[first:] if key in self._blocks}
@@ -286,7 +291,7 @@ class PrefixCache:
         return self._store
 
     def _make_room(self, beside: int, own: set[_Key]) -> bool:
-        """Drop what is oldest until a block and so many bytes beside it fit; False where only a prompt's `own` are left."""
+        """Drop the oldest until a block and `beside` bytes more fit; return False where only a prompt's `own` are left."""
         assert self._store is not None
         while not self._free or self.bytes + self._store.bytes_each + beside > self.capacity:
             oldest = next(iter(self._blocks), None)
@@ -303,17 +308,20 @@ class PrefixCache:
 
 
 def _positions(blocks: list[_Block]) -> torch.Tensor:
-    """(tokens, axes); where only prompts with images have several axes, those of a text are the same on each."""
+    """Return the positions (tokens, axes) of blocks.
+
+    Where only prompts with images have several axes, the positions of a text are equal on each.
+    """
     own = [block.measured[POSITIONS] for block in blocks]
     axes = max(positions.shape[1] for positions in own)
     return torch.cat([positions.expand(-1, axes) for positions in own])
 
 
 def _alike(some: tuple[int, ...], others: tuple[int, ...]) -> int:
-    """How many of the first are the same."""
+    """Return the length of the common beginning."""
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
 
 
 def _joined(blocks: list[_Block], name: str) -> torch.Tensor:
-    """(tokens, ...) what one part measured of blocks that follow each other."""
+    """Return a part's measurements of consecutive blocks, (tokens, ...)."""
     return torch.cat([block.measured[name] for block in blocks])

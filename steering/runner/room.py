@@ -1,5 +1,8 @@
-"""How many slots there is room for. On a GPU keys and values are allotted at the start, so that what does not fit is known
-then, and not at some request; on a CPU memory is taken where it is first written to, unless it is little."""
+"""The allocation of slots.
+
+On a GPU the KV cache is allocated at the start, so that lack of memory shows then and not at some request; on a CPU memory
+is committed where it is first written to, unless it is little.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,19 @@ log = logging.getLogger(__name__)
 COLUMN_BUCKET = 64
 """A decode on a GPU reads a multiple of this many columns, so that shapes repeat."""
 SHARE = 0.9
-"""Of a GPU's memory that is free once the model is there, what keys and values may take."""
+"""Maximum share of a GPU's free memory, once the model is loaded, for keys and values."""
 
 
 COMMITTED = 2**29
-"""Bytes of keys and values on a CPU up to which memory is taken at the start: the system clears large pages, for
-which the first answers of many slots would wait."""
+"""Bytes of keys and values on a CPU up to which memory is committed at the start.
+
+The system clears large pages, for which the first answers of many slots would wait.
+"""
 
 
 def allotted(mllm: MLLM, slots: int, length: int, graphs: bool = False, share: float = SHARE, kept: int = 0) -> KVPool:
-    """Keys and values of so many slots, of at least so many columns each; on GPUs see `at_once`."""
-    if graphs:  # which need a last column that nobody reads
+    """Return the KV cache of `slots` slots with at least `length` columns each; on GPUs see `at_once`."""
+    if graphs:  # graphs need a last column that nothing reads
         length = (-(-length // COLUMN_BUCKET) + 1) * COLUMN_BUCKET
     if mllm.device.type != "cpu":
         return at_once(mllm, slots, length, share, kept)
@@ -44,9 +49,11 @@ def allotted(mllm: MLLM, slots: int, length: int, graphs: bool = False, share: f
 
 @torch.inference_mode()
 def at_once(mllm: MLLM, slots: int, length: int, share: float, kept: int) -> KVPool:
-    """The same, made now, of as many slots as fit in that share of the free memory of every device, beside `kept` bytes for
-    else on the model's own. Raises UnsupportedModel where not one does."""
-    length = -(-length // COLUMN_BUCKET) * COLUMN_BUCKET  # else masks of all columns are copied into aligned ones
+    """Allocate the KV cache now, of as many slots as fit in that share of the free memory of every device.
+
+    On the model's own device, `kept` bytes stay free for other uses. Raises UnsupportedModel where not one slot fits.
+    """
+    length = -(-length // COLUMN_BUCKET) * COLUMN_BUCKET  # otherwise masks of all columns are copied into aligned ones
     column = mllm.column()
     each: Counter[torch.device] = Counter()
     for tensor in column.tensors:

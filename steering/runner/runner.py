@@ -1,4 +1,4 @@
-"""Tensors in, tokens out: prefill of new prompts and one decode step for every running sequence."""
+"""The runner: prefill of new prompts and one decode step for every running sequence, tensors in, tokens out."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ from steering.runner.twins import ChangeSlots, Combined, Twins, replayed, rows_o
 
 
 class Decoded(NamedTuple):
-    """What a decode said. logits: (rows, vocabulary) before any contrast, as grammars leave them. spoilt: sequences of which
-    something could not be kept, and why."""
+    """The results of a decode.
+
+    logits: (rows, vocabulary) before any contrast, masked by grammars. spoilt: sequences whose measurements could not be
+    kept, and why.
+    """
 
     sampled: Sampled
     logits: torch.Tensor
@@ -40,7 +43,7 @@ class Decoded(NamedTuple):
 class Runner:
     """Owns every tensor with a slot dimension: keys and values, tokens, and the slots of all interventions and recorders."""
 
-    @torch.inference_mode()  # what is recorded is for one kind of tensors
+    @torch.inference_mode()  # its tensors must all be inference tensors
     def __init__(
         self,
         mllm: MLLM,
@@ -52,7 +55,7 @@ class Runner:
         share: float = SHARE,
         backend: Backend | None = None,
     ):
-        """`backend` is asked for each pass."""
+        """Allocate the slots; `backend` is used for each pass that it supports."""
         self.mllm = mllm
         self.threads = PassThreads(mllm)
         self.image_cache = ImageCache(image_cache_bytes)
@@ -81,8 +84,11 @@ class Runner:
         return (*self.recorders.values(), *self.interventions.values(), self.changes)
 
     def stats(self) -> dict[str, int]:
-        """Bytes of all slots: of keys and values, on a CPU made at the first prompt, with how many tokens fit; and of all
-        else. What all caches keep and count."""
+        """Return the bytes of all slots, and the counters of all caches.
+
+        The bytes are those of keys and values, which a CPU allocates at the first prompt, with the number of tokens that
+        fit, and those of all other state.
+        """
         parts = [part for slots in self._every for part in vars(slots).values()]
         state = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
         kv = {"kv_bytes": self.pool.bytes, "kv_max_tokens": self.pool.slots * self.pool.length}
@@ -91,13 +97,12 @@ class Runner:
 
     @torch.inference_mode()
     def embed(self, sequences: Iterable[Sequence]) -> None:
-        """Make the decoder's inputs of prompts that have none yet."""
+        """Compute the decoder's inputs of prompts that have none yet."""
         self.embedder.embed(sequences)
 
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence], budget: int) -> torch.Tensor | None:
-        """Run the prompts of several sequences whole, or the next chunk of a single long one or of its replay; but for what
-        is known of them.
+        """Prefill several prompts whole, or the next chunk of a single long one or of its replay, except cached prefixes.
 
         Returns the last logits (rows, vocabulary), or None while a prompt is not complete.
         """
@@ -108,7 +113,7 @@ class Runner:
             if not sequence.computed and sequence.embedded is not None:
                 self._place(sequence)
                 self.prefixes.begin(sequence, sequence.embedded)
-                if sequence.computed < sequence.unseen:  # which was known when it was embedded, and is no longer
+                if sequence.computed < sequence.unseen:  # its prefix was cached when it was embedded, and is no longer
                     sequence.embedded = None
                     self.embedder.embed([sequence], whole=True)
         prompts = [sequence.embedded for sequence in sequences if sequence.embedded is not None]
@@ -132,12 +137,12 @@ class Runner:
         return None if sequences[0].replay else computed.logits
 
     def _run_chunk(self, chunk: PrefillChunk, inputs: Embedded) -> Computed:
-        """Run a part of some prompts, of which these are the decoder's inputs."""
+        """Run a chunk of some prompts, with these decoder inputs."""
         with self.threads.taken(len(chunk.sequences) * chunk.width):
             return self._kept(chunk, self.passes.prompts(chunk, inputs))
 
     def _kept(self, chunk: PrefillChunk, passed: Passed) -> Computed:
-        """Keep what was measured of a chunk."""
+        """Keep the measurements of a chunk."""
         self.prefixes.measured(chunk, passed.hooks, passed.computed)
         if chunk.complete:
             passed.prepare_logits(chunk)
@@ -159,7 +164,7 @@ class Runner:
 
     @torch.inference_mode()
     def fork(self, sequences: list[Sequence]) -> torch.Tensor:
-        """Start sequences whose prompt another one has in its slot already. Returns the last logits (rows, vocabulary)."""
+        """Start sequences whose prompt another one already has in its slot; return the last logits (rows, vocabulary)."""
         logits = []
         for sequence in sequences:
             source = sequence.fork_of
@@ -183,7 +188,7 @@ class Runner:
         for one in rows_of(sequences):
             fill(self.position, one.slot, one.computed + len(one.tokens))
         for sequence in sequences:
-            if sequence.held:  # meanwhile, its row counted tokens that are none
+            if sequence.held:  # meanwhile its row counted tokens that do not exist
                 self.choice.place(sequence)
         logits = self.choice.masked(sequences, logits)
         rows = sent(torch.tensor([sequence.slot for sequence in sequences]), logits.device)
@@ -198,10 +203,10 @@ class Runner:
 
     @torch.inference_mode()
     def decode(self, running: list[Sequence], twins: Twins) -> Decoded:
-        """One token for every running sequence; row i is slot i.
+        """Decode one token for every running sequence; row i is slot i.
 
-        What later steps build on changes at the end alone, so that a step that raised may be run again. Behind that point
-        it cannot: what raises there spoils the sequences that it concerns.
+        State that later steps depend on changes only at the end, so that a step that raised may be run again. After that
+        point it may not: an error there spoils the sequences that it concerns.
         """
         with self.threads.taken(len(running)):
             return self._decoded(running, twins)
@@ -227,7 +232,7 @@ class Runner:
 
     @torch.inference_mode()
     def decode_logits(self, running: list[Sequence]) -> torch.Tensor:
-        """Feed every running sequence's last token: (rows, vocabulary), and the captures of the sequences that want them."""
+        """Feed every running sequence's last token; return (rows, vocabulary), and keep the captures that sequences want."""
         batch, passed = self._decode(running)
         for error in self._record(batch, passed).values():
             raise error
@@ -235,7 +240,7 @@ class Runner:
         return passed.computed.logits
 
     def blamed(self, error: Exception, running: list[Sequence]) -> list[Sequence]:
-        """The sequences whose intervention, or whose recorder, raised in a decode of `running`; all where nobody's did."""
+        """Return the sequences whose intervention or recorder raised in a decode of `running`; all where none did."""
         own = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
         modules = {kind.__module__ for one in own if isinstance(one, Slots | Hook) for kind in type(one).__mro__}
         parts = [part for part in self._every if type(part).__module__ in modules]
@@ -244,14 +249,14 @@ class Runner:
         ] or running
 
     def _decode(self, running: list[Sequence]) -> tuple[DecodeBatch, Passed]:
-        """Feed every running sequence's last token; writes nothing but that token's columns of the pool."""
+        """Feed every running sequence's last token; write nothing but that token's columns of the pool."""
         count = len(running)
         positions = self.position[:count].clone()
         rope = positions + self.rope_delta[:count]
         return self.passes.decode(running, self.token[:count], positions, rope)
 
     def _record(self, batch: DecodeBatch, passed: Passed) -> dict[Sequence, Exception]:
-        """Keep what a decode computed. Returns the sequences of which something could not be kept, and why."""
+        """Keep the results of a decode; return the sequences whose measurements could not be kept, and why."""
         spoilt: dict[Sequence, Exception] = {}
         for part in passed.concerned.keeping:
             try:
@@ -283,13 +288,13 @@ class Runner:
         self.pool.clear(slot)
 
     def _copy(self, source: int, target: int, length: int) -> None:
-        """Copy so many columns of a slot to another, which may have the first of them of a prompt that began alike."""
+        """Copy columns of a slot to another, except those that the target already has from a shared prefix."""
         with self.prefixes.copying(source, target, length) as there:
             self.pool.copy(source, target, length, there)
 
     @torch.inference_mode()
     def read(self, sequence: Sequence, twins: Twins) -> None:
-        """Take what was measured of a finished sequence out of its slot, to the CPU."""
+        """Move the measurements of a finished sequence from its slot to the CPU."""
         for name, part in (*self.recorders.items(), *self.interventions.items()):
             if (taken := part.take(sequence)) is not None:
                 sequence.taken[name] = taken

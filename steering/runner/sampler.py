@@ -1,4 +1,4 @@
-"""From logits to tokens: every row with its own settings, without a loop over rows.
+"""The sampler: logits to tokens, every row with its own settings, without a loop over rows.
 
 Randomness is a hash of (seed, position), so that a seeded answer does not depend on what else is in the batch.
 """
@@ -18,7 +18,7 @@ from steering.protocol.request import Sampling
 
 @dataclass(frozen=True)
 class Needs:
-    """What some row of a batch asks for; the rest of the work is skipped for the whole batch."""
+    """The sampling features that some row of a batch needs; the others are skipped for the whole batch."""
 
     sampling: bool
     truncation: bool
@@ -29,12 +29,12 @@ class Needs:
 
     @property
     def positions(self) -> bool:
-        """Whether it matters at which place of its answer a token is."""
+        """True where a token's position in its answer matters."""
         return self.sampling or self.least
 
     @classmethod
     def of(cls, settings: list[Sampling], *, scored: bool = False) -> Needs:
-        """The union over the rows of a batch. scored: log-probabilities of the tokens are read beside an answer."""
+        """Return the union over the rows of a batch. scored: log-probabilities of the tokens are read beside an answer."""
         if not scored and all(s.plain for s in settings):
             return NOTHING
         reported = [s.logprobs for s in settings if s.logprobs is not None]
@@ -52,8 +52,11 @@ NOTHING = Needs(False, False, False, False, False, None)
 
 
 class Read(NamedTuple):
-    """What was sampled, as numbers, a row each; finite: 0 where it is not. alternatives: the token's log-probability, and
-    the ids and log-probabilities of the likeliest ones; None when no row asks for them."""
+    """A sampled batch as numbers, one row each.
+
+    finite: 0 where a row is not. alternatives: the token's log-probability, and the ids and log-probabilities of the
+    likeliest ones; None when no row asks for them.
+    """
 
     tokens: list[int]
     finite: Sequence[float]
@@ -62,8 +65,11 @@ class Read(NamedTuple):
 
 @dataclass
 class Sampled:
-    """tokens: (rows,) int64; finite: (rows,) bool, False where a row's logits held a NaN or all were -inf;
-    logprob: (rows,) of the token, top_logprob and top_id: (rows, k), None when no row asks for them."""
+    """A sampled batch as tensors.
+
+    tokens: (rows,) int64; finite: (rows,) bool, False where a row's logits held a NaN or all were -inf; logprob: (rows,) of
+    the token, top_logprob and top_id: (rows, k), None when no row asks for them.
+    """
 
     tokens: torch.Tensor
     finite: torch.Tensor
@@ -72,11 +78,11 @@ class Sampled:
     top_id: torch.Tensor | None = None
 
     def read(self) -> Read:
-        """All of it on the CPU, by one copy, for which the host waits."""
+        """Copy everything to the CPU in one transfer, for which the host waits."""
         if self.logprob is None:
             said, finite = torch.stack((self.tokens, self.finite)).tolist()
             return Read(said, finite, None)
-        if self.top_logprob is None or self.top_id is None:  # a double holds any number of a token
+        if self.top_logprob is None or self.top_id is None:  # a double holds any token id exactly
             found = torch.stack((self.tokens.double(), self.finite.double(), self.logprob.double()))
             said, finite, logprobs = found.tolist()
             return Read([*map(int, said)], finite, [(one, [], []) for one in logprobs])
@@ -89,7 +95,7 @@ class Sampled:
         return Read(tokens[:, 0].tolist(), finite[:, 0].bool().tolist(), list(alternatives))
 
     def agreed(self, ranks: Ranks) -> Sampled:
-        """The same with the tokens of the first rank, so that all go on with one answer."""
+        """Return the same with the tokens of the first rank, so that all ranks continue one answer."""
         if ranks.size == 1:
             return self
         tokens, finite = ranks.agreed(torch.stack([self.tokens, self.finite.long()]))
@@ -108,13 +114,15 @@ class SamplerRows:
         self.scalars = torch.zeros(slots, len(self._SCALARS), device=device)
         self.top_k = torch.zeros(slots, dtype=torch.int64, device=device)
         self.seed = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.may_end = torch.zeros(slots, dtype=torch.int64, device=device)  # the first place where an answer may end
-        self.generated: torch.Tensor | None = None  # how often a token was generated
-        self.prompted: torch.Tensor | None = None  # whether a token is in the prompt
+        self.may_end = torch.zeros(
+            slots, dtype=torch.int64, device=device
+        )  # the first position at which an answer may end
+        self.generated: torch.Tensor | None = None  # count of each generated token
+        self.prompted: torch.Tensor | None = None  # True for tokens of the prompt
         self.bias: torch.Tensor | None = None
 
     def column(self, name: str, rows: slice | torch.Tensor) -> torch.Tensor:
-        """One setting of some rows, (rows, 1)."""
+        """Return one setting of some rows, (rows, 1)."""
         return self.scalars[rows, self._SCALARS.index(name), None]
 
     def place(self, slot: int, sampling: Sampling, seed: int, prompt: torch.Tensor, generated: torch.Tensor) -> None:
@@ -148,7 +156,7 @@ class SamplerRows:
                 tensor[target] = tensor[source]
 
     def count(self, rows: slice | torch.Tensor, tokens: torch.Tensor) -> None:
-        """Remember generated tokens (rows,) for the penalties."""
+        """Count generated tokens (rows,) for the penalties."""
         if self.generated is not None:
             index = torch.arange(self._shape[0], device=self._device)[rows]
             self.generated[index, tokens] += 1
@@ -161,10 +169,10 @@ def sample(
     positions: torch.Tensor | None,
     needs: Needs,
 ) -> Sampled:
-    """Choose a token a row. logits: (rows, vocabulary) float32; positions: (rows,) the place of the new token, None where
-    these `needs` do not ask for it.
+    """Sample a token for each row.
 
-    Order of steps as in transformers: penalties, bias, least length, temperature, top_k, top_p, min_p.
+    logits: (rows, vocabulary) float32; positions: (rows,) the position of the new token, None where these `needs` do not
+    need it. The steps are in the order of transformers: penalties, bias, least length, temperature, top_k, top_p, min_p.
     """
     adjusted = logits
     if needs.penalties:
@@ -176,12 +184,12 @@ def sample(
         early = positions < settings.may_end[rows]
         ends = adjusted[:, settings.stop_ids].masked_fill(early[:, None], -torch.inf)
         longer = adjusted.index_copy(1, settings.stop_ids, ends)
-        over = longer.amax(-1, keepdim=True).isneginf()  # nothing else is possible: a grammar has come to its end
+        over = longer.amax(-1, keepdim=True).isneginf()  # nothing else is possible: a grammar has reached its end
         adjusted = torch.where(over, adjusted, longer)
     greatest, tokens = adjusted.max(-1)
     if adjusted is not logits:
         greatest = logits.amax(-1)
-    finite = greatest.abs() < torch.inf  # a NaN anywhere in a row is its maximum
+    finite = greatest.abs() < torch.inf  # the maximum of a row with a NaN is NaN
     if needs.sampling:
         assert positions is not None
         temperature = settings.column("temperature", rows)
@@ -196,12 +204,12 @@ def sample(
         result.logprob = logprobs.gather(1, tokens[:, None])[:, 0]
         if needs.top_logprobs:
             result.top_logprob, result.top_id = logprobs.topk(needs.top_logprobs, dim=-1)
-    settings.count(rows, tokens)  # at the end: where something raised, the same token is sampled again
+    settings.count(rows, tokens)  # at the end, so that a repeated step samples the same token
     return result
 
 
 def _penalise(logits: torch.Tensor, settings: SamplerRows, rows: slice | torch.Tensor) -> torch.Tensor:
-    """Repetition penalty over prompt and answer (CTRL, section 4.1); frequency and presence over the answer (OpenAI)."""
+    """Apply the repetition penalty (CTRL, section 4.1; prompt and answer), frequency and presence (OpenAI; answer)."""
     assert settings.generated is not None
     assert settings.prompted is not None
     counts = settings.generated[rows]
@@ -233,20 +241,23 @@ def _truncate(scaled: torch.Tensor, settings: SamplerRows, rows: slice | torch.T
 
 
 def _draw(scaled: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Inverse of the cumulative distribution, in the order of the vocabulary. uniforms: (rows,) in [0, 1)."""
+    """Invert the cumulative distribution, in the order of the vocabulary. uniforms: (rows,) in [0, 1)."""
     cumulative = scaled.softmax(-1, dtype=torch.float64).cumsum(-1)
     target = uniforms[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp(max=scaled.shape[-1] - 1)
 
 
 def answer_seed(seed: int, index: int) -> int:
-    """The seed, as int64, of answer `index` of a request. The factor differs from the one of positions in `uniform`, or the
-    answers would draw the same numbers a few tokens apart."""
+    """Return the seed, as int64, of answer `index` of a request.
+
+    The factor differs from that of positions in `uniform`; otherwise the answers would draw the same numbers a few tokens
+    apart.
+    """
     return (seed + index * 0xD1B54A32D192ED03 + 2**63) % 2**64 - 2**63
 
 
 def uniform(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """(rows,) float64 in [0, 1), a SplitMix64 hash of seed and position (Steele, Lea and Flood 2014)."""
+    """Return (rows,) float64 in [0, 1), a SplitMix64 hash of seed and position (Steele, Lea and Flood 2014)."""
     x = seed + (position + 1) * -7046029254386353131
     x = (x ^ _shift(x, 30)) * -4658895280553007687
     x = (x ^ _shift(x, 27)) * -7723592293110705685
@@ -255,5 +266,5 @@ def uniform(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int64."""
+    """Shift int64 right logically."""
     return (x >> bits) & (2 ** (64 - bits) - 1)

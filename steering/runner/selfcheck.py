@@ -1,4 +1,4 @@
-"""The self-check at load: the engine against the plain model, so that a wrong answer is a refusal and not a surprise."""
+"""The self-check at load: it compares the engine with the plain model, so that wrong answers are refused at the start."""
 
 from __future__ import annotations
 
@@ -36,23 +36,25 @@ STEPS = 4
 TOLERANCE = 1e-3
 """Largest difference of float32 logits relative to the largest logit, and of attention to an image."""
 HALF_TOLERANCE = 5e-2
-"""The same where a layer or attention in half precision is compared."""
+"""Largest difference where a layer or attention in half precision is compared."""
 MARGIN = 2.0
-"""How much larger the error of half-precision logits may be than that of the plain model, whose rounding is as arbitrary:
-over eight prompts of the embedded model it was 0.83 (bfloat16) and 0.88 (float16) of that, over two of them up to 1.4."""
+"""Largest ratio of the error of half-precision logits to the plain model's, whose rounding is as arbitrary.
+
+Over eight prompts of the embedded model it was 0.83 (bfloat16) and 0.88 (float16), over two of them up to 1.4.
+"""
 
 
 @torch.inference_mode()
 def check_model(mllm: MLLM, fast: bool = False) -> None:
-    """Compare prefill and several decoding steps of two ragged prompts with the plain model on eager attention, once as
-    plain requests run and once as those whose attention is read and changed.
+    """Compare prefill and several decode steps of two ragged prompts with the plain model on eager attention.
 
-    In half precision and in integers, both are compared with the same model computed in float32, and the engine may be at
-    most `MARGIN` times as far from it as the plain model is; how well its tokens agree is logged. Integers are what the
-    model computes in from here on. Where layers add something else to the residual stream than the updates that hooks are
-    given, `mllm.updates_add_up` is False from here on; where they do not, `mllm.checked` has how far these diverge. Where
-    the engine is to be `fast`, weights stay as a CPU's backend needs them, and on a GPU decoding steps are captured graphs.
-    Raises UnsupportedModel, naming the first decoder layer that differs where there is one.
+    They run once as plain requests and once with attention that is read and changed. In half precision and in integers, both
+    models are compared with the same model computed in float32, and the engine may be at most `MARGIN` times as far from it
+    as the plain model is; the agreement of its tokens is logged. A quantized model computes in integers from here on. Where
+    layers add something else to the residual stream than the updates that hooks get, `mllm.updates_add_up` becomes False;
+    otherwise `mllm.checked` holds the divergence of these updates. With `fast`, weights stay as a CPU's backend needs them,
+    and on a GPU decode steps are captured graphs. Raises UnsupportedModel, naming the first decoder layer that differs where
+    there is one.
     """
     try:
         with mllm.stepping:
@@ -86,7 +88,7 @@ def check_model(mllm: MLLM, fast: bool = False) -> None:
 
 
 def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Reference], ours: list[torch.Tensor]) -> None:
-    """Raise UnsupportedModel where logits (steps, vocabulary) of the prompts are not those of the references."""
+    """Raise UnsupportedModel where logits (steps, vocabulary) of the prompts differ from those of the references."""
     single = not mllm.rounds
     squares = []
     for prompt, reference, got in zip(prompts, references, ours, strict=True):
@@ -102,7 +104,7 @@ def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Referen
                 f"{mllm.name} cannot be served exactly: its logits differ from the plain model's by "
                 f"{float(difference[step]):.1e} of their range, first at {where}."
             )
-    # Rounding may be lucky in one step and in one prompt; that of all together is what a model's is.
+    # Rounding may favour one step or one prompt; the mean over all of them characterises the model.
     error, plain = torch.tensor(squares).mean(0).sqrt()
     if not single and not error <= MARGIN * plain:
         raise UnsupportedModel(
@@ -113,7 +115,7 @@ def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Referen
 
 
 def checked_prompts(mllm: MLLM) -> list[Prompt]:
-    """Two prompts of different lengths, with a picture each."""
+    """Return two prompts of different lengths, with a picture each."""
     return [
         build_prompt(
             mllm,
@@ -124,7 +126,7 @@ def checked_prompts(mllm: MLLM) -> list[Prompt]:
 
 
 def _agreement(references: list[_Reference], ours: list[torch.Tensor]) -> str:
-    """How far logits (steps, vocabulary) of the prompts are from those in float32."""
+    """Describe the distance between logits (steps, vocabulary) of the prompts and those in float32."""
     exact, got = torch.cat([one.exact for one in references]), torch.cat(ours)
     same = int((exact.argmax(-1) == got.argmax(-1)).sum())
     apart = torch.nn.functional.kl_div(
@@ -137,7 +139,7 @@ def _agreement(references: list[_Reference], ours: list[torch.Tensor]) -> str:
 
 @contextmanager
 def plain(mllm: MLLM, implementation: str = "eager") -> Iterator[nn.Module]:
-    """Have the model compute as transformers does, with one of its own attention implementations in the language model."""
+    """Let the model compute as transformers does, with a stock attention implementation in the language model."""
     mllm.model.set_attn_implementation({"text_config": implementation})
     try:
         with own_forwards():
@@ -150,8 +152,10 @@ def plain(mllm: MLLM, implementation: str = "eager") -> Iterator[nn.Module]:
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Let every module of a half-precision model compute in float32: its weights are converted while it runs, one module at
-    a time, so that the memory of a second model is not needed."""
+    """Let every module of a half-precision model compute in float32.
+
+    Weights are converted while a module runs, one module at a time, so that the memory of a second model is not needed.
+    """
     handles: list[RemovableHandle] = []
 
     def widen(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -180,7 +184,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def _own_share(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process has of a tensor, which is all of it unless several share the model; `to_local` makes copies."""
+    """Return this process's share of a tensor: all of it unless ranks share the model; `to_local` would copy."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -190,8 +194,11 @@ def _widened(value: Any) -> Any:
 
 
 class _Reference(NamedTuple):
-    """What plain transformers says to a prompt. tokens: (steps) greedy ones. plain, exact: (steps, vocabulary) logits in the
-    model's dtype and in float32. attention: (layers,), of the prompt's last row to the image, mean over heads, float32."""
+    """The results of plain transformers for a prompt.
+
+    tokens: (steps) greedy ones. plain, exact: (steps, vocabulary) logits in the model's dtype and in float32. attention:
+    (layers,), of the prompt's last row to the image, mean over heads, float32.
+    """
 
     tokens: list[int]
     plain: torch.Tensor
@@ -207,7 +214,7 @@ class _Reference(NamedTuple):
                     exact = _generated(mllm, model, prompt, out.sequences[0])
         last = torch.stack([layer[0, :, -1].mean(0).to(mllm.device) for layer in exact.attentions[0]]).float()
         last = mllm.ranks.mean(last)
-        # A window may hand over the latest columns alone.
+        # With a sliding window, only the latest columns may be returned.
         looked = prompt.layout.image_columns.to(last.device) - (prompt.length - last.shape[1])
         return cls(
             out.sequences[0, prompt.length :].tolist(),
@@ -217,21 +224,21 @@ class _Reference(NamedTuple):
         )
 
     def computed_anew(self, mllm: MLLM, prompt: Prompt) -> _Reference:
-        """The same, but for what the plain model, which computes otherwise by now, says along the tokens."""
+        """Return the reference with `plain` recomputed along its tokens, as the plain model now computes in integers."""
         ids = torch.cat([prompt.inputs["input_ids"][0], torch.tensor(self.tokens)]).to(mllm.device)
         with plain(mllm) as model:
             return self._replace(plain=torch.cat(_generated(mllm, model, prompt, ids).logits).float())
 
 
 def _generated(mllm: MLLM, model: Any, prompt: Prompt, forced: torch.Tensor | None = None) -> Any:
-    """Plain `generate()` of a few tokens, along those that are forced."""
+    """Run plain `generate()` for a few tokens, along the forced ones where given."""
 
     def force(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         assert forced is not None
         return torch.full_like(scores, -torch.inf).index_fill_(1, forced[ids.shape[1]], 0.0)
 
     verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # a vision tower's own attention says that it hands none over
+    transformers_logging.set_verbosity_error()  # a vision encoder's attention warns that it returns no weights
     try:
         return model.generate(
             **{name: value.to(mllm.device) for name, value in prompt.inputs.items()},
@@ -248,7 +255,7 @@ def _generated(mllm: MLLM, model: Any, prompt: Prompt, forced: torch.Tensor | No
 
 
 class _Explicit(AttentionHook):
-    """Has the weights of every row computed, and changes nothing. queries: all of a prefill."""
+    """Requests the weights of every row, and changes nothing. queries: all of a prefill."""
 
     def __init__(self, rows: int, queries: torch.Tensor | None, device: torch.device):
         self.asked = torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=device)
@@ -256,7 +263,7 @@ class _Explicit(AttentionHook):
 
 
 class _ExplicitSlots(Slots):
-    """Runs every pass explicitly, as an intervention may."""
+    """Runs every pass with explicit weights, as an intervention may."""
 
     always: ClassVar[bool] = True
 
@@ -271,10 +278,12 @@ class _ExplicitSlots(Slots):
 def _engine_logits(
     mllm: MLLM, prompts: list[Prompt], tokens: list[list[int]], graphs: bool, observed: bool = False
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Logits (steps, vocabulary) of the engine for each prompt, the reference's tokens forced on it, in one batch; where
-    they are observed, the attention (layers,) of each prompt's last row to its image."""
+    """Return the engine's logits (steps, vocabulary) for each prompt, in one batch with the reference's tokens forced.
+
+    With `observed`, also the attention (layers,) of each prompt's last row to its image.
+    """
     length = max(prompt.length for prompt in prompts) + STEPS
-    slots = len(prompts) + 1  # as in use, where most steps leave some slots out
+    slots = len(prompts) + 1  # as in production, where most steps leave some slots unused
     runner = Runner(mllm, slots, length, max_images=1, backend=DecodeGraphs(mllm) if graphs else None)
     added = AdditionSlots("additions", Pool(mllm, slots, length, 1))
     if observed:
@@ -304,7 +313,7 @@ def _engine_logits(
 
 
 def checked_sequence(mllm: MLLM, prompt: Prompt, slot: int, observed: bool = False) -> Sequence:
-    """A running sequence of a prompt, of which attention is captured where it is observed."""
+    """Return a running sequence of a prompt, whose attention is captured where `observed`."""
     spec = Spec(prompt, max_tokens=STEPS, signals=frozenset(DECODED if observed else ()))
     text = TextStream(mllm.tokenizer, ())
     return Sequence(spec, text, notify=lambda *_: None, slot=slot, state=State.RUNNING)
@@ -327,7 +336,7 @@ def _first_difference(mllm: MLLM, prompt: Prompt) -> str:
 
 @contextmanager
 def _recorded(mllm: MLLM) -> Iterator[list[torch.Tensor]]:
-    """The outputs of all decoder layers, in order of their calls."""
+    """Yield the outputs of all decoder layers, in order of their calls."""
     outputs: list[torch.Tensor] = []
     handles = [
         layer.register_forward_hook(lambda module, args, output: outputs.append(output)) for layer in mllm.layers

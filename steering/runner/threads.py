@@ -1,4 +1,4 @@
-"""How many of the CPU's threads a pass takes."""
+"""The number of CPU threads of a pass."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from torch import nn
 from steering.model.mllm import MLLM
 
 SMALL = 2**18
-"""Elements of the largest weight of a layer below which few tokens are done by one thread as soon as by several, which wait
-for each other longer than they compute; others have the processors meanwhile."""
+"""Elements of a layer's largest weight below which one thread is as fast as several for few tokens.
+
+Several threads would wait for each other longer than they compute; meanwhile other work can use the processors.
+"""
 FEW = 64
-"""So many tokens."""
+"""Number of tokens that count as few."""
 
 
 class PassThreads:
-    """The threads of a model's passes; as many as torch has here, but for small ones."""
+    """The threads of a model's passes: all that torch has, except for small passes."""
 
     def __init__(self, mllm: MLLM):
         self._most = torch.get_num_threads()
@@ -26,12 +28,12 @@ class PassThreads:
         self._small = mllm.device.type == "cpu" and max(weights, default=SMALL) < SMALL
 
     def of(self, tokens: int) -> int:
-        """How many a pass of so many tokens takes."""
+        """Return the number of threads for a pass of `tokens` tokens."""
         return 1 if self._small and tokens <= FEW else self._most
 
     @contextmanager
     def taken(self, tokens: int) -> Iterator[None]:
-        """Have torch take as many as such a pass does, in this thread."""
+        """Let torch use that number of threads, in this thread."""
         wanted = self.of(tokens)
         if wanted == self._most:
             yield

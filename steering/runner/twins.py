@@ -1,8 +1,8 @@
 """Contrastive decoding: a sequence's logits against those of its twin, which repeats its tokens on another prompt.
 
-A leader whose prompt is through waits in its slot, its logits held, while its twin's prompt runs; from then on both decode
-side by side. A leader whose twin is made anew waits once more, while the new twin takes in the prompt and is fed the answer
-so far (replay).
+A leader whose prompt is prefilled waits in its slot, its logits held, while its twin's prompt runs; from then on both decode
+side by side. A leader whose twin is remade waits once more, while the new twin is prefilled with the prompt and fed the
+answer so far (replay).
 """
 
 from __future__ import annotations
@@ -20,23 +20,29 @@ from steering.protocol.sequence import Pair, Sequence, Spec, State
 from steering.protocol.slots import Pool, PrefillChunk, Slots
 
 LOWEST = torch.finfo(torch.float32).min
-"""The least logit of what is possible."""
+"""The least logit of a possible token."""
 REPLAY_ROWS = 128
 """Generated tokens that a late twin is fed at once: some interventions need the attention weights of all of them."""
 
 
 @dataclass(frozen=True)
 class Twinned:
-    """What contrasting did in one answer: what its twins were made of, in order, and how many tokens would have been others
-    without it, chosen greedily."""
+    """The report of contrasting one answer.
+
+    made: what its twins were made from, in order. changed: the number of tokens that greedy decoding without it would have
+    changed.
+    """
 
     made: tuple[Any, ...]
     changed: int
 
 
 class Rules(NamedTuple):
-    """The `Rule` of each of some rows. weight: (rows, 1). relu: (rows, 1) bool, or of all rows. plausible: (rows, 1), its
-    logarithm, None where no row has any."""
+    """The `Rule` of each of some rows.
+
+    weight: (rows, 1). relu: (rows, 1) bool, or a bool for all rows. plausible: (rows, 1), its logarithm, None where no row
+    has any.
+    """
 
     weight: torch.Tensor
     relu: torch.Tensor | bool
@@ -44,7 +50,7 @@ class Rules(NamedTuple):
 
     @classmethod
     def of(cls, rules: Iterable[Rule], device: torch.device) -> Rules:
-        """Those of as many rows."""
+        """Return the rules of as many rows."""
         weight, relu, plausible = (torch.tensor(values)[:, None] for values in zip(*rules, strict=True))
         alike, none = len(relu.unique()) == 1, not plausible.any()
         return cls(
@@ -55,9 +61,9 @@ class Rules(NamedTuple):
 
 
 def contrasted(full: torch.Tensor, twin: torch.Tensor, rules: Rules) -> torch.Tensor:
-    """Logits (rows, vocabulary) by the rules of the rows; in few calls, as a step is short.
+    """Return the logits (rows, vocabulary) combined by the rows' rules, in few calls, because a step is short.
 
-    full, twin: (rows, vocabulary) logits. What is impossible stays impossible.
+    full, twin: (rows, vocabulary) logits. Impossible tokens stay impossible.
     """
     difference = full - twin
     least: torch.Tensor | float = LOWEST
@@ -72,7 +78,7 @@ def contrasted(full: torch.Tensor, twin: torch.Tensor, rules: Rules) -> torch.Te
 
 
 class ChangeSlots(Slots):
-    """How many tokens of every slot the contrast changed. changed: (slots,)."""
+    """Counts the tokens of every slot that the contrast changed. changed: (slots,)."""
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
@@ -90,7 +96,7 @@ class ChangeSlots(Slots):
 
 
 class _Pairs(NamedTuple):
-    """Some leaders, each with its slot and its twin's. leaders, twins: (pairs,), these slots."""
+    """A batch of leaders, each with its slot and its twin's. leaders, twins: (pairs,), these slots."""
 
     of: list[tuple[Sequence, int, int]]
     leaders: torch.Tensor
@@ -100,8 +106,11 @@ class _Pairs(NamedTuple):
 
 @dataclass(frozen=True)
 class Combined:
-    """Logits (rows, vocabulary) as the sampler is to see them. leaders, twins: (pairs,) slots of those that were combined,
-    None where there are none; full, contrasted: the leaders' logits before and after."""
+    """Logits (rows, vocabulary) for the sampler.
+
+    leaders, twins: (pairs,) slots of the combined ones, None where there are none; full, contrasted: the leaders' logits
+    before and after.
+    """
 
     logits: torch.Tensor
     leaders: torch.Tensor | None = None
@@ -111,18 +120,18 @@ class Combined:
 
 
 class Twins:
-    """Pairs sequences with their twins. `changes` counts; `queue` has one prefilled, `dismiss` ends one."""
+    """Pairs sequences with their twins. `changes` counts; `queue` prefills a twin, `dismiss` ends one."""
 
     def __init__(self, changes: ChangeSlots, queue: Callable[[Sequence], None], dismiss: Callable[[Sequence], None]):
         self._changes = changes
         self._queue = queue
         self._dismiss = dismiss
-        self._pairs: _Pairs | None = None  # of the latest decode: of the next they are mostly the same
+        self._pairs: _Pairs | None = None  # of the latest decode: the next one has mostly the same
 
     # -- pairing, waiting, renewal -------------------------------------------------------------------------------------
 
     def pair(self, leader: Sequence) -> None:
-        """Make the twin of a leader that waits, and queue it; a twin that it had is dismissed."""
+        """Make the twin of a waiting leader and queue it, after dismissing an earlier twin."""
         assert leader.pair is not None
         if leader.twin is not None:
             self._dismiss(leader.twin)
@@ -130,13 +139,15 @@ class Twins:
         self._queue(twin)
 
     def hold(self, leader: Sequence, logits: torch.Tensor) -> None:
-        """Have a leader, whose next logits (vocabulary,) are known, wait for the twin that it is to get."""
+        """Let a leader wait for its new twin; `logits` (vocabulary,) are its next ones."""
         assert leader.pair is not None
         leader.pair.held, leader.state = logits, State.HELD
 
     def resumed(self, twin: Sequence, logits: torch.Tensor) -> tuple[Sequence, torch.Tensor] | None:
-        """The leader that waited for a twin whose prompt is through, and its next logits (vocabulary,); None where it does
-        not wait any more. logits: (vocabulary,), the twin's."""
+        """Return the leader that waited for a prefilled twin, and its next logits (vocabulary,).
+
+        None where it no longer waits. logits: (vocabulary,), the twin's.
+        """
         assert twin.pair is not None
         leader, held = twin.pair.leader, twin.pair.held
         if not leader.held or held is None:
@@ -144,7 +155,7 @@ class Twins:
         return leader, contrasted(held[None], logits[None], Rules.of([_rule(leader)], logits.device))[0]
 
     def end_wait(self, leader: Sequence, logits: torch.Tensor) -> None:
-        """The token that `resumed` gave logits (vocabulary,) for is sampled: its leader goes on."""
+        """Let a leader continue, once its token is sampled from the `logits` (vocabulary,) that `resumed` returned."""
         assert leader.pair is not None
         assert leader.pair.held is not None
         slot = sent(torch.tensor([leader.slot]), logits.device)
@@ -154,8 +165,10 @@ class Twins:
     # -- in a decode ---------------------------------------------------------------------------------------------------
 
     def combine(self, running: list[Sequence], logits: torch.Tensor) -> Combined:
-        """Logits (rows, vocabulary) of running sequences, row i in slot i; those of leaders against their twins'. A leader
-        that waits, or is due for another twin, is left as it is."""
+        """Combine the logits (rows, vocabulary) of running leaders with those of their twins; row i is slot i.
+
+        A leader that waits, or is due for another twin, is left as it is.
+        """
         led = [one for one in running if one.pair is not None]
         found = [(one, one.slot, one.twin.slot) for one in led if one.twin is not None and not one.held and not one.due]
         if not found:
@@ -172,18 +185,18 @@ class Twins:
         return Combined(logits.index_copy(0, leaders, combined), leaders, twins, full, combined)
 
     def record(self, combined: Combined) -> None:
-        """Count what the contrast changed in a decode that counts."""
+        """Count the tokens that the contrast changed in a decode that counts."""
         if combined.leaders is not None and combined.full is not None and combined.contrasted is not None:
             self._changes.count(combined.leaders, combined.full, combined.contrasted)
 
     def take(self, leader: Sequence) -> Twinned:
-        """What it did in a finished answer."""
+        """Return the report of a finished answer."""
         assert leader.pair is not None
         return Twinned(leader.pair.made, int(self._changes.changed[leader.slot]))
 
 
 def replayed(twin: Sequence, budget: int) -> tuple[PrefillChunk, tuple[int, ...]]:
-    """The next chunk, of at most `budget` rows, of what was generated before a twin joined, and the tokens in it."""
+    """Return the next chunk, of at most `budget` rows, of a late twin's replay, and its tokens."""
     fed = twin.computed - twin.prompt.length
     tokens = twin.replay[fed : fed + min(budget, REPLAY_ROWS)]
     complete = fed + len(tokens) == len(twin.replay)
@@ -191,7 +204,7 @@ def replayed(twin: Sequence, budget: int) -> tuple[PrefillChunk, tuple[int, ...]
 
 
 def rows_of(sequences: Iterable[Sequence]) -> Iterable[Sequence]:
-    """Each sequence with its twin, whose tokens are the same."""
+    """Yield each sequence and its twin, whose tokens are the same."""
     for sequence in sequences:
         yield sequence
         if sequence.twin is not None:
@@ -204,8 +217,10 @@ def _rule(leader: Sequence) -> Rule:
 
 
 def _twin(leader: Sequence, pair: Pair) -> Sequence:
-    """The sequence that repeats a leader's tokens on the latest thing that a twin is made of, or on the prompt of its
-    contrast."""
+    """Return the sequence that repeats a leader's tokens.
+
+    Its prompt is made from the latest entry of `made`, or is the prompt of its contrast.
+    """
     spec, late = leader.spec, bool(leader.tokens)
     prompt, edit = pair.prompt or spec.prompt, None
     if pair.made:

@@ -1,4 +1,4 @@
-"""Arguments of a call, read as they are written: a JSON object, or pairs of tags whose texts stand as they are."""
+"""Readers of a call's arguments while they are generated: a JSON object, or pairs of tags with plain texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Reader(Protocol):
     """Reads the arguments of one call."""
 
     def read(self, text: str) -> tuple[str, str, bool]:
-        """(JSON that is certain, the rest of the text, whether the arguments are whole)."""
+        """Return (JSON that is certain, the rest of the text, whether the arguments are complete)."""
 
 
 class Braces:
@@ -44,14 +44,16 @@ class Braces:
 
 
 class Pairs:
-    """`<arg_key>name</arg_key><arg_value>value</arg_value>`, again and again until `end`. The values of `texts` are texts as
-    they are; those of others JSON, or texts where they are none."""
+    """Repeated `<arg_key>name</arg_key><arg_value>value</arg_value>`, up to `end`.
+
+    Values of the parameters in `texts` are plain texts; others are JSON, or texts where they are not valid JSON.
+    """
 
     def __init__(self, end: str, texts: Collection[str]):
         self._end = end
         self._texts = texts
         self._before = "{"
-        self._within: bool | None = None  # in a value: whether it is a text
+        self._within: bool | None = None  # within a value: whether it is a text; else None
 
     def read(self, text: str) -> tuple[str, str, bool]:
         said = ""
@@ -79,7 +81,7 @@ class Pairs:
 
 
 def beginning(text: str, mark: str) -> int:
-    """How many characters at the end of a text may be the beginning of a mark."""
+    """Return how many characters at the end of a text may be the beginning of a mark."""
     return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
 
 
@@ -88,7 +90,7 @@ def _json(text: str) -> str:
 
 
 def _whole(value: str) -> str:
-    """A value as JSON, one line of it."""
+    """Return a value as JSON on one line."""
     try:
         return json.dumps(from_json(value), ensure_ascii=False, allow_nan=False)
     except ValueError:

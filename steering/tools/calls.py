@@ -1,4 +1,4 @@
-"""An answer taken apart, piece by piece: what it says, and what it calls."""
+"""Splits an answer, piece by piece, into its text and its calls."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ class CallPiece:
 
 
 class CallStream:
-    """Feed the text of an answer; take what is said, and pieces of calls. What only looks like a call of one of the
-    functions of these `names` is said. White space around calls is left out. texts: by function, the parameters whose values
-    are texts. Of an answer that must be calls, `required`, nothing is said, also where one was cut off as it began."""
+    """Takes the text of an answer and returns its plain text, and pieces of calls.
+
+    Text that only looks like a call of one of the functions in `names` is plain text. White space around calls is left out.
+    texts: by function, the parameters whose values are texts. An answer that must be calls, `required`, has no plain text,
+    even where a call was cut off as it began.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class CallStream:
         self.calls: list[ToolCall] = []
 
     def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallPiece, ...]]:
-        """What is certain by now of the text so far; all of it at the `last`."""
+        """Return the plain text and pieces that are certain so far; everything at the `last` text."""
         self._left += text
         while self._part(last):
             pass
@@ -65,10 +68,10 @@ class CallStream:
 
     @property
     def cut(self) -> bool:
-        """Whether the arguments of the last call have not come to their end."""
+        """True if the arguments of the last call are not complete."""
         return self._part == self._arguments
 
-    # Each part takes what it can from the front of what is left; True where another one has to go on.
+    # Each part consumes the front of the remaining text; it returns True where another part must go on.
 
     def _speech(self, last: bool) -> bool:
         before, found, behind = self._left.partition(self._form.start)
@@ -119,11 +122,11 @@ class CallStream:
         return bool(found)
 
     def _body(self, last: bool) -> tuple[str | None, str]:
-        """What stands where a call should, to its end, and what stands behind it; None before that has come."""
+        """Return the text in place of a call, to its end, and the text after it; None before its end has come."""
         mark = self._form.end or self._form.start
         at = self._left.find(mark)
         while self._form.again is not None and at >= 0 and self._whole(self._left[: at + len(mark)]) is None:
-            at = self._left.find(mark, at + 1)  # its end may be a part of its arguments
+            at = self._left.find(mark, at + 1)  # the end mark may occur within the arguments
         if at < 0:
             return (self._left, "") if last else (None, "")
         at += len(self._form.end)
@@ -139,10 +142,10 @@ class CallStream:
             self.calls[-1] = ToolCall(self.calls[-1].name, self.calls[-1].arguments + arguments)
 
     def _whole(self, body: str) -> list[ToolCall] | None:
-        """The calls of a body whose objects are written in another order or without arguments; None where it is no call."""
+        """Return the calls of a body whose keys are in another order or lack arguments; None where it is no call."""
         try:
             said = from_json(body.removesuffix(self._form.end) if self._form.again is None else f"[{body.lstrip(' [')}")
-        except ValueError:  # half a character is one, which no answer could hold
+        except ValueError:  # such as half a surrogate pair
             return None
         found = [self._called(one) for one in (said if isinstance(said, list) and self._form.again else [said])]
         calls = [call for call in found if call is not None]

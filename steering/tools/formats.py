@@ -1,4 +1,4 @@
-"""How models write calls: a table of what their chat templates tell them, recognised by the template's own text."""
+"""Formats in which models write calls: a table, recognised by the text of their chat templates."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from steering.tools.arguments import KEY, VALUE, VALUE_END
 from steering.tools.tools import Tools, is_text
 
 MOST_CALLS = 16
-"""Calls of one answer that must call."""
+"""The maximum number of calls of an answer that must call."""
 NAME, ARGUMENTS = "$name", "$arguments"
-"""Stand for these in how a format writes a call."""
+"""Placeholders of these in a format's call."""
 _OBJECT = r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)'
 _SPOKEN_OF = {"type", "title", "description", "default", "examples"}
-"""Of a text that stands as it is, what needs no enforcing."""
+"""Keys of a plain text's schema that need no enforcing."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """One way of writing calls. A template that has all `marks` and none of `others` writes them so.
+    """A format of calls; a template with all `marks` and none of `others` uses it.
 
     `start` begins calls and `end` ends them ("": nothing does); `head` matches from there to the arguments, and its group is
-    the name. `again` matches what stands between two calls of one start; `pairs`: arguments are tags in the place of JSON.
-    `call` is what is written of one, `before` and `after` around all, `between` two. `tags` are kept in an answer's text
+    the name. `again` matches the text between two calls of one start; `pairs`: arguments are tags in place of JSON. `call`
+    is the text of one call, `before` and `after` are around all, `between` between two. `tags` are kept in an answer's text
     where they are special tokens. `short_ids`: templates want ids of nine letters and digits.
     """
 
@@ -51,8 +51,11 @@ class Format:
     short_ids: bool = False
 
     def grammar(self, tools: Tools, special: Mapping[str, int]) -> Grammar:
-        """What an answer must be that calls one of the tools at least, or the required one. Parameters are enforced as
-        `Grammar.json_schema` does, leniently where a function is not `strict`. special: ids of tags that are tokens."""
+        """Return the grammar of an answer that calls at least one of the tools, or the required one.
+
+        Parameters are enforced as `Grammar.json_schema` does, leniently where a function is not `strict`. special: ids of
+        tags that are tokens.
+        """
 
         def written(parts: tuple[str, ...], name: str = "", number: int = 0) -> str:
             return " ".join(
@@ -78,7 +81,7 @@ class Format:
 
 
 def _pairs(schema: dict[str, Any], strict: bool) -> str:
-    """A rule for arguments in tags: the named properties in order, those that need not be there or not."""
+    """Return a rule for arguments in tags: the named properties in order, the optional ones with or without."""
     named, required = schema.get("properties") or {}, schema.get("required") or []
     if not isinstance(named, dict) or not isinstance(required, list):
         raise RequestError("'tools': parameters need 'properties', an object, and 'required', a list.", param="tools")
@@ -112,7 +115,7 @@ HERMES = Format(
     call=("<tool_call>", f'\n{{"name": "{NAME}", "arguments": ', ARGUMENTS, "}\n", "</tool_call>"),
     tags=("<tool_call>", "</tool_call>"),
 )
-"""Of Hermes 2 and of Qwen 2.5 and 3, language models and those with pictures."""
+"""The format of Hermes 2 and of Qwen 2.5 and 3, language models and those with pictures."""
 GLM = Format(
     "glm",
     start="<tool_call>",
@@ -124,7 +127,7 @@ GLM = Format(
     pairs=True,
     tags=("<tool_call>", "</tool_call>"),
 )
-"""Of GLM 4.5, 4.6 and 4.7 and GLM-4.5V: texts stand as they are, all else as JSON."""
+"""The format of GLM 4.5, 4.6 and 4.7 and GLM-4.5V: texts are written plainly, everything else as JSON."""
 MISTRAL = Format(
     "mistral",
     start="[TOOL_CALLS]",
@@ -140,7 +143,7 @@ MISTRAL = Format(
     tags=("[TOOL_CALLS]",),
     short_ids=True,
 )
-"""Of Mistral's tokenizers before version 11, such as Nemo's: one list of objects."""
+"""The format of Mistral's tokenizers before version 11, such as Nemo's: one list of objects."""
 MINISTRAL = Format(
     "ministral",
     start="[TOOL_CALLS]",
@@ -153,7 +156,7 @@ MINISTRAL = Format(
     tags=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     short_ids=True,
 )
-"""Of Mistral's tokenizers from version 11 on, such as those of Mistral Small 3.2, Ministral 3 and Magistral."""
+"""The format of Mistral's tokenizers from version 11 on, as of Mistral Small 3.2, Ministral 3 and Magistral."""
 FORMATS = (HERMES, GLM, MISTRAL, MINISTRAL)
 
 
@@ -166,12 +169,12 @@ def _format(template: str) -> Format | None:
 
 
 def format_of(mllm: MLLM) -> Format | None:
-    """How a model writes calls, None where its chat template has no tools, or ones of a format that is not known here."""
+    """Return a model's format of calls, None where its chat template has no tools, or an unknown format."""
     return _format(mllm.template) if "tools" in mllm.template else None
 
 
 def with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The chat with ids of calls that are nine letters and digits, the same for the same."""
+    """Return the chat with ids of calls made of nine letters and digits, equal for equal ids."""
 
     def short(name: Any) -> str:
         name = name if isinstance(name, str) else ""
@@ -189,6 +192,6 @@ def with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def special_tags(mllm: MLLM, form: Format) -> dict[str, int]:
-    """The ids of a format's tags that the tokenizer takes for special tokens, and so would leave out of an answer's text."""
+    """Return the ids of a format's tags that are special tokens, and so would be left out of an answer's text."""
     special = [tag for tag in form.tags if mllm.special_pattern.fullmatch(tag)]
     return {tag: mllm.tokenizer.convert_tokens_to_ids(tag) for tag in special}

@@ -16,9 +16,11 @@ MAX_FUNCTIONS = 128
 
 @dataclass(frozen=True)
 class Tools:
-    """What an answer may call, each as `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`,
-    where parameters are a JSON schema. The model calls them as it likes; `required` has it call one at least, or the one of
-    that name. Without `parallel` a required call is a single one. Raises RequestError naming what is wrong.
+    """The functions that an answer may call.
+
+    Each is `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`, where parameters are a JSON
+    schema. By default the model calls any it likes or none; `required` makes it call at least one, or the one of that name.
+    Without `parallel` a required call is a single one. Raises RequestError naming the wrong part.
     """
 
     functions: Sequence[Mapping[str, Any]]
@@ -40,12 +42,12 @@ class Tools:
 
     @property
     def names(self) -> frozenset[str]:
-        """What the functions are called."""
+        """The names of the functions."""
         return frozenset(tool["function"]["name"] for tool in self.functions)
 
     @property
     def texts(self) -> dict[str, frozenset[str]]:
-        """By function, the parameters that are texts."""
+        """The parameters, by function, that are texts."""
         functions = (tool["function"] for tool in self.functions)
         named = {one["name"]: (one.get("parameters") or {}).get("properties") or {} for one in functions}
         return {
@@ -56,7 +58,7 @@ class Tools:
 
     @property
     def told(self) -> list[dict[str, Any]]:
-        """What the model is told of them: not how calls are enforced."""
+        """The functions as the model is told of them, without keys about the enforcement of calls."""
         return [
             {**tool, "function": {name: one for name, one in tool["function"].items() if name != "strict"}}
             for tool in self.functions
@@ -64,7 +66,7 @@ class Tools:
 
 
 def is_text(schema: Any) -> bool:
-    """Whether a schema describes texts alone."""
+    """Return whether a schema describes texts alone."""
     if not isinstance(schema, Mapping):
         return False
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)

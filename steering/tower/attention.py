@@ -1,6 +1,6 @@
-"""Attention of vision towers that pack pictures, or windows of them, one behind the other: all of one length in one call.
+"""Attention of vision encoders that pack pictures, or windows, into one sequence: all of one length in a single call.
 
-transformers calls its attention once for each of them, in each layer: of a picture of 1,500 tokens a hundred times.
+transformers calls its attention once for each of them, in each layer: a hundred times for a picture of 1,500 tokens.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from transformers import AttentionInterface
 from steering.devices import sent
 
 NAME = "helmsight_packed_flash"
-"""What has "flash" in its name is told by transformers where packed sequences end, instead of being called for each."""
+"""The attention's name; "flash" in it makes transformers pass the packed sequences' ends instead of splitting them."""
 KEPT = 256
-"""Packings of which the order of their tokens is kept."""
+"""The number of packings whose token order is cached."""
 
 
 class PackedRuns(NamedTuple):
-    """How packed sequences are taken by their lengths. runs: (sequences, length); order: (tokens,), where the tokens of
-    these runs come from, and back: where they then lie; None where they lie so already."""
+    """Packed sequences grouped by their lengths.
+
+    runs: (sequences, length) each. order: (tokens,), the source of each token of these runs, and back: its place among them;
+    None where they are in order already.
+    """
 
     runs: tuple[tuple[int, int], ...]
     order: torch.Tensor | None
@@ -32,13 +35,16 @@ class PackedRuns(NamedTuple):
 
 
 def packed_tower(wrapper: Any) -> Any:
-    """A model's tower that packs pictures; None where it has another, or none."""
+    """Return a model's vision encoder that packs pictures; None where it has another, or none."""
     tower = getattr(wrapper, "visual", None)
     return tower if hasattr(tower, "blocks") else None
 
 
 def prepare(wrapper: Any) -> None:
-    """Have a model's tower attend so, if it is one that packs pictures. wrapper: the model's part that takes pictures."""
+    """Make a model's vision encoder use this attention, if it packs pictures.
+
+    wrapper: the part of the model that takes pictures.
+    """
     AttentionInterface.register(NAME, attend)
     tower = packed_tower(wrapper)
     if tower is not None and tower.config._attn_implementation == "sdpa":
@@ -57,10 +63,10 @@ def attend(
     alike: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query, key, value: (1, heads, tokens, head_dim) -> (1, tokens, heads, head_dim), of each sequence within itself.
+    """Attend within each sequence: (1, heads, tokens, head_dim) three times -> (1, tokens, heads, head_dim).
 
-    cu_seq_lens_q: (sequences + 1,), where they begin and the last one ends; read, so that it is better on the CPU. alike:
-    how many sequences of one length there are, where that is known without reading.
+    cu_seq_lens_q: (sequences + 1,), the sequences' starts and the last one's end; its values are read, so it should be on
+    the CPU. alike: the number of sequences, where they are known to have one length, so that nothing is read.
     """
     if alike is not None:
         return _in_runs([one[0] for one in (query, key, value)], alike, scaling)[None], None
@@ -76,7 +82,10 @@ def attend(
 
 
 def _in_runs(given: list[torch.Tensor], sequences: int, scaling: float | None) -> torch.Tensor:
-    """(tokens, heads, head_dim) of queries, keys and values (heads, tokens, head_dim) of so many sequences of one length."""
+    """Attend within `sequences` sequences of one length.
+
+    given: queries, keys and values (heads, tokens, head_dim). Returns (tokens, heads, head_dim).
+    """
     query, key, value = (one.unflatten(1, (sequences, -1)).transpose(0, 1) for one in given)
     shared = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, scale=scaling, enable_gqa=shared)
@@ -85,7 +94,7 @@ def _in_runs(given: list[torch.Tensor], sequences: int, scaling: float | None) -
 
 @functools.lru_cache(maxsize=KEPT)
 def packed_runs(ends: tuple[int, ...], device: torch.device) -> PackedRuns:
-    """That of sequences that begin and end so; empty ones count for nothing."""
+    """Return the runs of sequences with these starts and ends; empty sequences do not count."""
     by_length: dict[int, list[int]] = {}
     for begin, end in itertools.pairwise(ends):
         if end > begin:

@@ -1,5 +1,7 @@
-"""What of a prompt follows from numbers of tokens and sizes of pictures alone, made on the CPU: on a GPU each read of such a
-number is a wait, of which a vision tower has several in each of its layers."""
+"""Tensors that follow from numbers of tokens and sizes of pictures alone, computed on the CPU.
+
+On a GPU each read of such a number is a sync, and a vision encoder has several in each of its layers.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,20 @@ from steering.devices import sent
 from steering.tower import attention
 
 GRID = "image_grid_thw"
-"""By what processors tell how many patches each picture has, (pictures, 3)."""
+"""The processors' key for the number of patches of each picture, (pictures, 3)."""
 LENGTHS = ("cu_seqlens", "cu_window_seqlens")
-"""Where a tower's packed pictures and windows end, of which its layers read their lengths."""
+"""The ends of a vision encoder's packed pictures and windows, from which its layers read their lengths."""
 POSITIONS = "image_position_ids"
 """Rows and columns of patches, (patches, 2)."""
 KEPT = 64
-"""Grids of which what follows is kept."""
+"""The number of grids whose tensors are cached."""
 
 
 class Geometry:
-    """What follows so of the prompts of one model. wrapper: its part that takes pictures. Any thread may call it."""
+    """Computes these tensors for the prompts of one model; thread-safe.
+
+    wrapper: the part of the model that takes pictures.
+    """
 
     def __init__(self, wrapper: Any):
         self._wrapper = wrapper
@@ -38,8 +43,11 @@ class Geometry:
         self._named = [one for one in taken if one.kind is not inspect.Parameter.VAR_KEYWORD]
 
     def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-        """(axes, 1, n) on the CPU: the rotary positions of a prompt with pictures, where its model tells how they follow
-        from the processor's tensors, which are on the CPU; None where it makes others, or by itself."""
+        """Return the rotary positions of a prompt with pictures, (axes, 1, n) on the CPU.
+
+        The model must derive them from the processor's tensors, which are on the CPU. None where it derives them from
+        others, or computes them itself.
+        """
         if GRID not in inputs or "mm_token_type_ids" not in inputs or not self._named:
             return None
         if any(one.default is inspect.Parameter.empty and one.name not in inputs for one in self._named):
@@ -50,11 +58,14 @@ class Geometry:
 
     @contextmanager
     def on_the_host(self, pictures: Mapping[str, torch.Tensor], device: torch.device) -> Iterator[dict[str, Any]]:
-        """Further arguments of `get_image_features`, which its vision tower would else compute from the pictures' grid;
-        while it runs, its layers read lengths on the CPU. Nothing for towers that pack no pictures."""
+        """Yield further arguments of `get_image_features`, computed on the CPU from the pictures' grid.
+
+        The vision encoder would otherwise compute them on the GPU. Within the block its layers read lengths on the CPU.
+        There are none for encoders that pack no pictures.
+        """
         tower = attention.packed_tower(self._wrapper)
         if GRID not in pictures or tower is None or tower.config._attn_implementation not in (attention.NAME, "eager"):
-            yield {}  # others compute with lengths
+            yield {}  # other attentions compute with the lengths on the device
             return
         arguments, lengths = self._made(tuple(map(tuple, pictures[GRID].tolist())), device)
 
@@ -67,8 +78,11 @@ class Geometry:
             yield arguments
 
     def alike(self, pictures: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor] | None:
-        """What a `whole_tower` is given of pictures of one size, (pictures, tokens, patches of a token, ...): pixels and
-        positions. None of others, and where there is no such tower."""
+        """Return the arguments of a `whole_tower` for pictures of one size: pixels and positions.
+
+        Both are (pictures, tokens, patches of a token, ...). None for pictures of several sizes, and where there is no such
+        encoder.
+        """
         tower = self.whole_tower(device)
         if GRID not in pictures or tower is None:
             return None
@@ -82,7 +96,7 @@ class Geometry:
         return [one.unflatten(0, (len(grids), height * width // merged, merged)) for one in (pixels, positions)]
 
     def whole_tower(self, device: torch.device) -> Any:
-        """The tower, where it attends to each picture as a whole, and takes nothing but pixels and positions; else None."""
+        """Return the vision encoder if it attends to whole pictures and takes only pixels and positions; else None."""
         tower = attention.packed_tower(self._wrapper)
         merged = getattr(tower, "spatial_merge_size", None)
         if merged is None or tower.config._attn_implementation != attention.NAME:
@@ -94,9 +108,11 @@ class Geometry:
     def _packed(
         self, grid: tuple[tuple[int, ...], ...], device: torch.device
     ) -> tuple[dict[str, torch.Tensor | int], dict[int, torch.Tensor]]:
-        """What a tower makes of a grid, as arguments on a device, and by the id of those that are lengths the same on the
-        CPU; pictures of a size come again and again."""
-        with torch.inference_mode(False), torch.no_grad():  # what is kept is for all modes
+        """Return an encoder's arguments for a grid on a device, and the lengths among them, by id, on the CPU.
+
+        The result is cached, because pictures of one size are frequent.
+        """
+        with torch.inference_mode(False), torch.no_grad():  # cached tensors must work in every mode
             made: dict[str, Any] = {"grid_thw": torch.tensor(grid)}
             precompute_export_inputs(self._wrapper.visual, made)
             del made["grid_thw"]

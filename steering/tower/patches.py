@@ -1,7 +1,7 @@
-"""Convolutions of single patches as what they are, linear layers.
+"""Convolutions of single patches, computed as the linear layers that they are.
 
-Processors that cut pictures into patches leave a tower a convolution whose kernel covers its whole input. Libraries take the
-way of convolutions all the same: on a CPU it takes two to four times as long.
+Processors that cut pictures into patches leave a vision encoder a convolution whose kernel covers its whole input. Libraries
+still run a general convolution, which takes two to four times as long on a CPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import nn
 
 class _OfPatches(nn.modules.conv._ConvNd):
     def forward(self, patches: torch.Tensor) -> torch.Tensor:
-        """patches: (n, channels, *sizes) -> (n, outputs, *ones) where the kernel has these sizes."""
+        """Return (n, outputs, *ones) for patches (n, channels, *sizes) if the kernel has these sizes."""
         if patches.shape[2:] != self.kernel_size:
             out: torch.Tensor = super().forward(patches)
             return out
@@ -22,21 +22,21 @@ class _OfPatches(nn.modules.conv._ConvNd):
 
 
 class Patches2d(_OfPatches, nn.Conv2d):
-    """Of patches of pictures."""
+    """A convolution of patches of pictures."""
 
 
 class Patches3d(_OfPatches, nn.Conv3d):
-    """Of patches of pictures in time."""
+    """A convolution of patches of pictures in time."""
 
 
 _OF: dict[type[nn.Module], type[_OfPatches]] = {nn.Conv2d: Patches2d, nn.Conv3d: Patches3d}
 
 
 def prepare(model: nn.Module) -> None:
-    """Have every convolution of a model be one of patches that may be one: it computes as before for other inputs."""
+    """Replace every convolution of a model that may be one of patches; other inputs are computed as before."""
     for module in model.modules():
         made = _OF.get(type(module))
-        if made is None or "forward" in vars(module):  # which others have wrapped
+        if made is None or "forward" in vars(module):  # its forward is wrapped already
             continue
         assert isinstance(module, nn.modules.conv._ConvNd)
         if module.groups == 1 and not any(module.padding) and set(module.dilation) == {1}:

@@ -1,5 +1,7 @@
-"""FFN widths of vision towers that a GPU's fast kernels take: those of half precision want multiples of 8, and Qwen2.5-VL
-has 3,420."""
+"""FFN widths of vision encoders for a GPU's fast kernels.
+
+The kernels of half precision want multiples of 8, and Qwen2.5-VL has 3,420.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ MULTIPLE = 32
 
 
 def align(model: nn.Module, decoder: nn.Module, device: torch.device) -> None:
-    """Widen such gated FFNs by neurons that are always 0, where a model in half precision is on a GPU; those of its decoder
-    are counted."""
+    """Widen a half-precision model's narrow gated FFNs on a GPU by neurons that are always 0.
+
+    The decoder's are left as they are, because their neurons are counted.
+    """
     if device.type == "cuda":
         own = set(decoder.modules())
         for module in model.modules():
@@ -20,7 +24,7 @@ def align(model: nn.Module, decoder: nn.Module, device: torch.device) -> None:
 
 
 def widen(ffn: nn.Module) -> None:
-    """Make an FFN's width a multiple; what it computes stays the same."""
+    """Pad an FFN's width to a multiple; its results stay the same."""
     gate, up, down = (getattr(ffn, name) for name in ("gate_proj", "up_proj", "down_proj"))
     more = -gate.out_features % MULTIPLE
     for linear in (gate, up):
@@ -33,12 +37,12 @@ def widen(ffn: nn.Module) -> None:
 
 
 def _is_narrow(ffn: nn.Module) -> bool:
-    """Whether a module is an FFN that such a kernel does not take."""
+    """Return whether a module is an FFN with a width that such a kernel does not take."""
     parts = [getattr(ffn, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     linear = all(type(part) is nn.Linear and "forward" not in vars(part) for part in parts)
     return linear and parts[0].weight.element_size() == 2 and bool(parts[0].out_features % 8)  # type: ignore[union-attr]
 
 
 def _padded(parameter: nn.Parameter, more: tuple[int, ...]) -> nn.Parameter:
-    """The same with zeros behind it."""
+    """Return the parameter padded with zeros."""
     return nn.Parameter(nn.functional.pad(parameter.data, more), requires_grad=parameter.requires_grad)

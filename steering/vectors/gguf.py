@@ -1,7 +1,7 @@
-"""Vectors as GGUF control vectors, the files of llama.cpp's `--control-vector`, and back.
+"""Import and export of vectors as GGUF control vectors, the files of llama.cpp's `--control-vector`.
 
-There "direction.N" is what is added behind decoder layer N, counted from 0, already scaled: weight * direction. Layer 0
-has no place in the format. Needs the optional package `gguf` (`pip install helmsight[gguf]`).
+In that format "direction.N" is added after decoder layer N, counted from 0, already scaled: weight * direction. Layer 0 has
+no place in it. Needs the optional package `gguf` (`pip install helmsight[gguf]`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DIRECTION = re.compile(r"direction\.([1-9][0-9]{0,3})")
 
 
 def to_gguf(vector: SteeringVector, model_hint: str = "unknown") -> bytes:
-    """The file of a vector at strength 1; raises VectorError where the format cannot hold it.
+    """Return the GGUF file of a vector at strength 1; raise VectorError where the format cannot hold it.
 
     `model_hint` is llama.cpp's name of the model's architecture, which it only reports.
     """
@@ -49,10 +49,11 @@ def to_gguf(vector: SteeringVector, model_hint: str = "unknown") -> bytes:
 
 
 def from_gguf(path: str | Path, name: str, fingerprint: str, layers: int | None = None) -> SteeringVector:
-    """Read a control vector as a vector of the model with that fingerprint, which has `layers` layers (default: up to the
-    file's last one); raises VectorError (code "bad_vector") when it is none, OSError when it cannot be read.
+    """Read a control vector as a vector of the model with that fingerprint.
 
-    Weights are 1 and `std` is 0, because the file holds their product and no deviation.
+    The model has `layers` layers, by default up to the file's last one. Weights are 1 and `std` is 0, because the file holds
+    the product of weight and direction and no deviation. Raises VectorError (code "bad_vector") where the file is no control
+    vector, OSError where it cannot be read.
     """
     found, hint = _directions(Path(path))
     count = max(found) + 1 if layers is None else layers
@@ -78,7 +79,7 @@ def from_gguf(path: str | Path, name: str, fingerprint: str, layers: int | None 
 
 
 def _directions(path: Path) -> tuple[dict[int, torch.Tensor], str | None]:
-    """The directions by layer, finite and of one width, not all zero; the name of the architecture."""
+    """Return the directions by layer, finite and of one width, not all zero, and the name of the architecture."""
     gguf = _package()
     path.stat()
     try:
@@ -87,7 +88,7 @@ def _directions(path: Path) -> tuple[dict[int, torch.Tensor], str | None]:
         tensors = [(tensor.name, tensor.tensor_type.name, torch.tensor(tensor.data)) for tensor in reader.tensors]
     except OSError:
         raise
-    except Exception as error:  # the reader has no error of its own: a damaged file fails wherever it happens to
+    except Exception as error:  # the reader has no error of its own: a damaged file may raise anything
         raise VectorError(f"{path}: not a GGUF file, or a damaged one: {error}.", code="bad_vector") from error
     if kind != ARCHITECTURE:
         raise VectorError(f"{path}: not a control vector but {kind!r}.", code="bad_vector")

@@ -1,6 +1,6 @@
-"""What a steering vector's file may say about it: the type and the range of every key of `info` that has a meaning here.
+"""Rules for `info`, a steering vector's metadata: the type and range of every key that has a meaning here.
 
-Other keys pass. Lists over HTTP, the playground, reports and evaluations rely on those that are known.
+Other keys pass. Lists over HTTP, the playground, reports and evaluations rely on the known ones.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-"""What a vector's name matches."""
+"""The pattern of a vector's name."""
 MAX_TERMS = 1024
-"""Vectors that one vector may be composed of."""
+"""The maximum number of vectors that one vector may be composed of."""
 
 Rule = Callable[[Any, str], None]
-"""Takes a value and the place where it stands; raises ValueError, which names the place, where the value is not allowed."""
+"""A function of a value and its place that raises ValueError, naming the place, where the value is not allowed."""
 
 
 def check_layers(layers: object, count: int) -> None:
-    """Raise ValueError unless these are layers of a model that has `count`: at least one, each once."""
+    """Raise ValueError unless `layers` are layers of a model that has `count`: at least one, each once."""
     rule = _list(_whole(0, count - 1), least=1)
     rule(layers, "layers")
     assert isinstance(layers, list | tuple)
@@ -30,7 +30,7 @@ def check_layers(layers: object, count: int) -> None:
 
 
 def check_info(info: object, count: int) -> None:
-    """Raise ValueError unless the known keys hold what the project writes there, for a model of `count` layers."""
+    """Raise ValueError unless the known keys hold valid values for a model of `count` layers."""
     number, share, layer = _number(), _number(0, 1), _whole(0, count - 1)
     shares = _keys(
         n=_whole(0), s_vision=share, s_text=share, s_others=share, vision_ratio=_or_none(share),
@@ -69,7 +69,7 @@ def check_info(info: object, count: int) -> None:
 
 
 def _is_number(value: object) -> bool:
-    """Whether a float64 holds it; True, False, NaN and infinity are no numbers."""
+    """Return whether a float64 holds the value; True, False, NaN and infinity are no numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
@@ -123,7 +123,7 @@ def _list(item: Rule, least: int = 0, most: float = math.inf) -> Rule:
 
 
 def _keys(needed: tuple[str, ...] = (), /, **rules: Rule) -> Rule:
-    """An object whose keys keep their rules where they are there, and they need not be unless they are `needed`."""
+    """Return the rule of an object whose known keys keep their own rules; only `needed` ones must be there."""
 
     def rule(value: Any, place: str) -> None:
         if not isinstance(value, dict):
@@ -138,7 +138,7 @@ def _keys(needed: tuple[str, ...] = (), /, **rules: Rule) -> Rule:
 
 
 def _table(inner: Rule) -> Rule:
-    """An object whose keys are free."""
+    """Return the rule of an object whose keys are free."""
 
     def rule(value: Any, place: str) -> None:
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):

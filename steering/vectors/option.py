@@ -1,4 +1,4 @@
-"""The option of an intervention that is a steering vector: a `SteeringVector` in the library, its name in a request."""
+"""An intervention's option that is a steering vector: a `SteeringVector` in the library, its name in a request."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ Vector = Annotated[
     PlainSerializer(lambda value: getattr(value, "name", value)),
     WithJsonSchema({"type": "string"}),
 ]
-"""The type of a field that holds a steering vector. A request gives its name, which the server looks up in one place
-(`server.vectors.names`) before the engine sees it; reports give the name again."""
+"""The type of a field that holds a steering vector.
+
+A request gives its name, which the server looks up in one place (`server.vectors.names`) before the engine sees it; reports
+give the name again.
+"""
 
 
 def check_vector(mllm: MLLM, vector: Any, param: str) -> SteeringVector:
-    """Return the vector of a field; raises VectorError or RequestError, naming the field, unless it fits the model."""
+    """Return the vector of a field; raise VectorError or RequestError, naming the field, unless it fits the model."""
     if not isinstance(vector, SteeringVector):
         raise must(param, "be a SteeringVector, as VectorStore.get and SteeringVector.load return", vector)
     if vector.fingerprint != mllm.fingerprint:

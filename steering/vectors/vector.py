@@ -22,24 +22,27 @@ from steering.vectors.info import MAX_TERMS, NAME, check_info, check_layers
 
 FORMAT = "helmsight.steering-vector/1"
 MAX_HEADER = 512 * 2**10
-"""Bytes of a file's header. That of a vector of 8 layers with how it was made has 20,000. For the 100,000s of empty tensors
-that a longer one could name safetensors takes seconds, in which no other thread gets on."""
+"""The maximum number of bytes of a file's header.
+
+The header of a vector of 8 layers, with the record of its making, has 20,000. A longer one could name 100,000s of empty
+tensors, for which safetensors takes seconds while no other thread runs.
+"""
 _TENSORS = ("direction", "weight", "mean_abs", "std")
 PREFERENCE = "modality-preference"
 """The kind of a vector that leads from one modality to the other."""
 _OTHER_SIDE = {"text": "vision", "vision": "text"}
 _PARALLEL = 1e-5
-"""How far, of its own length, a direction may be from a multiple of another one: rounding to float32."""
+"""The largest distance, as a share of its length, of a direction from a multiple of another: rounding to float32."""
 
 
 @dataclass(frozen=True, eq=False)
 class SteeringVector:
-    """One direction a layer in the residual stream of one model (modality-preference paper, section 4).
+    """A direction per layer in the residual stream of one model (modality-preference paper, section 4).
 
-    direction: (layers, d) float32, v_l = mean over probe queries of h_l(text instructed) - h_l(vision instructed).
-    weight: (layers,) float32, w_l. mean_abs, std: (layers,) float32, mean |v_l| over queries and dimensions and its
-    deviation over queries. `layers` are the chosen ones; `fingerprint` is the model's; `info` holds how the vector was
-    made (probe size, data hash, versions, calibration) and what strength 1 is in published units.
+    direction: (layers, d) float32, v_l = mean over probe queries of h_l(text instructed) - h_l(vision instructed). weight:
+    (layers,) float32, w_l. mean_abs, std: (layers,) float32, mean |v_l| over queries and dimensions and its deviation over
+    queries. `layers` are the chosen ones; `fingerprint` is the model's; `info` records how the vector was made (probe size,
+    data hash, versions, calibration) and what strength 1 is in published units.
     """
 
     name: str
@@ -85,7 +88,7 @@ class SteeringVector:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of its tensors: vectors of one digest, at the same layers, do the same."""
+        """A hash of its tensors; vectors with the same digest have the same effect at the same layers."""
         return _digest({name: getattr(self, name) for name in _TENSORS})
 
     @property
@@ -99,39 +102,48 @@ class SteeringVector:
 
     @property
     def published(self) -> float | None:
-        """What strength 1 is in published units, that is how much of the published weight (modality-preference paper,
-        equation 2) the weight is: 1 as probed, another once calibrated. None where no published weight is known, as of a
-        sum of different directions, or of an imported vector."""
+        """Strength 1 in published units: the weight as a multiple of the published weight.
+
+        The published weight is that of the modality-preference paper, equation 2. The value is 1 as probed, another once
+        calibrated. None where no published weight is known, as of a sum of different directions, or of an imported vector.
+        """
         published = (self.info.get("calibration") or {}).get("factor", self.info.get("published"))
         return float(published) if published else None
 
     @property
     def positive(self) -> str | None:
-        """The modality that a positive coefficient pushes toward: "text" as probed, "vision" once negated; None for a vector
-        that is no modality preference."""
+        """The modality that a positive coefficient pushes toward: "text" as probed, "vision" once negated.
+
+        None for a vector that is no modality preference.
+        """
         return self.info.get("positive", "text") if self.kind == PREFERENCE else None
 
     def sizes(self, magnitudes: torch.Tensor) -> torch.Tensor:
-        """(layers,) what strength 1 adds at each layer, as the mean size of an element over that of the states: `magnitudes`
-        (layers,), the model's mean |h|. At most `published`, and equal to it where the probe's queries agree, unless the
-        vector is not what it says."""
+        """Return the mean size of an element added at strength 1, relative to that of the states, (layers,).
+
+        magnitudes: (layers,), the model's mean |h|. The result is at most `published`, and equal to it where the probe's
+        queries agree, unless the vector's metadata is wrong.
+        """
         return self.weight.abs() * self.direction.abs().mean(dim=-1) / magnitudes
 
     def delta(self, scale: float, layers: Sequence[int] | None = None) -> torch.Tensor:
-        """What is added to the residual stream: (layers, d), scale * w_l * v_l at `layers` (default: its own)."""
+        """Return the addition to the residual stream, (layers, d): scale * w_l * v_l at `layers` (default: its own)."""
         out = torch.zeros_like(self.direction)
         index = torch.tensor(self.layers if layers is None else tuple(layers))
         out[index] = scale * self.weight[index, None] * self.direction[index]
         return out
 
     def named(self, name: str) -> SteeringVector:
-        """The same vector under another name, with its calibration."""
+        """Return the same vector under another name, with its calibration."""
         return replace(self, name=name)
 
     def __mul__(self, factor: float) -> SteeringVector:
-        """Scales the weight, so that what was measured (direction, mean_abs, std) stays: `(a * 2.0).delta(1.0)` equals
-        `a.delta(2.0)` to the last bit. The calibration, whose strengths mean something else now, is dropped; what strength 1
-        is in published units is scaled too, and a negative factor turns `positive` around."""
+        """Return the vector with its weight scaled.
+
+        The measured direction, mean_abs and std stay: `(a * 2.0).delta(1.0)` equals `a.delta(2.0)` to the last bit. The
+        calibration is dropped, because its strengths mean something else now. The published units of strength 1 are scaled
+        too, and a negative factor inverts `positive`.
+        """
         if isinstance(factor, bool) or not isinstance(factor, Real):
             return NotImplemented
         factor = float(factor)
@@ -144,13 +156,13 @@ class SteeringVector:
         return self * -1.0
 
     def __add__(self, other: SteeringVector) -> SteeringVector:
-        """The vector that does what both do at their own layers, under the first one's name.
+        """Return the vector with the effect of both at their own layers, under the first one's name.
 
         The parts' weights are folded into its direction, so that its own are 1 and its delta is the sum of theirs.
-        `mean_abs` is that of the new direction; `std` adds the parts', because how they vary together was not measured.
-        A layer of neither is zero. `info` holds the terms, no calibration. Multiples of one direction add up to a multiple
-        that knows its published units; two modality preferences are one again unless they are different directions that
-        point to different modalities ("composed"). Raises VectorError when the vectors are not of one model and shape.
+        `mean_abs` is that of the new direction; `std` adds the parts', because how they vary together was not measured. A
+        layer of neither is zero. `info` holds the terms, no calibration. Multiples of one direction add up to a multiple
+        with known published units. The sum of two modality preferences is one again unless they are different directions
+        that point to different modalities ("composed"). Raises VectorError when the vectors are not of one model and shape.
         """
         if not isinstance(other, SteeringVector):
             return NotImplemented
@@ -193,23 +205,23 @@ class SteeringVector:
             )
 
     def _spread(self) -> torch.Tensor:
-        """(layers,) deviation of what is added at strength 1, zero outside of its layers."""
+        """Return the deviation of the addition at strength 1, (layers,), zero outside of its layers."""
         out = torch.zeros_like(self.std)
         index = torch.tensor(self.layers)
         out[index] = self.weight[index].abs() * self.std[index]
         return out
 
     def _turned(self, factor: float) -> str | None:
-        """`positive` of this vector times `factor`."""
+        """Return `positive` of this vector times `factor`."""
         return _OTHER_SIDE[self.positive] if self.positive and factor < 0 else self.positive
 
     def _terms(self, factor: float) -> list[dict[str, Any]]:
-        """What it is composed of, scaled; a vector that was measured is its own only term."""
+        """Return the vectors that it is composed of, scaled; a measured vector is its own only term."""
         terms = self.info.get("composed_of", [{"name": self.name, "scale": 1.0}])
         return [{"name": term["name"], "scale": factor * term["scale"]} for term in terms]
 
     def to_bytes(self) -> bytes:
-        """The safetensors artifact, with a digest of its tensors in the metadata."""
+        """Return the safetensors artifact, with a digest of its tensors in the metadata."""
         # Copies, because safetensors refuses tensors that share memory.
         tensors = {name: getattr(self, name).cpu().clone(memory_format=torch.contiguous_format) for name in _TENSORS}
         metadata = {
@@ -225,8 +237,11 @@ class SteeringVector:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SteeringVector:
-        """Parse an artifact; raises VectorError (code "bad_vector") when it is damaged, cut off, not one, or its header has
-        more than `MAX_HEADER` bytes."""
+        """Parse an artifact.
+
+        Raises VectorError (code "bad_vector") where it is damaged, cut off, or not an artifact, or its header has more than
+        `MAX_HEADER` bytes.
+        """
         length = int.from_bytes(data[:8], "little")
         if length > len(data) - 8:
             raise _foreign("it is no safetensors file, or was cut off")
@@ -237,7 +252,7 @@ class SteeringVector:
             metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
             layers = json.loads(metadata["layers"], parse_constant=_refuse_constant)
             info = json.loads(metadata["info"], parse_constant=_refuse_constant)
-            json.dumps(info, ensure_ascii=False, allow_nan=False).encode()  # what is listed later must be JSON in UTF-8
+            json.dumps(info, ensure_ascii=False, allow_nan=False).encode()  # the info is listed as UTF-8 JSON later
             fields = {name: tensors[name] for name in _TENSORS}
             name, kind, fingerprint, digest = (metadata[key] for key in ("name", "kind", "fingerprint", "sha256"))
         except SafetensorError as error:
@@ -254,7 +269,7 @@ class SteeringVector:
             raise VectorError(
                 f"Steering vector {name[:128]!r} is damaged: its digest does not match.", code="bad_vector"
             )
-        # What is no list stays what it is, for the constructor to refuse: tuple("12") would be two layers.
+        # Other types are left for the constructor to refuse: tuple("12") would be two layers.
         layers = tuple(layers) if isinstance(layers, list) else layers
         return cls(name=name, layers=layers, fingerprint=fingerprint, kind=kind, info=info, **fields)
 
@@ -264,7 +279,7 @@ class SteeringVector:
 
     @classmethod
     def load(cls, path: str | Path) -> SteeringVector:
-        """Read and verify an artifact; raises VectorError when it is damaged."""
+        """Read and verify an artifact; raise VectorError where it is damaged."""
         return cls.from_bytes(Path(path).read_bytes())
 
 
@@ -277,7 +292,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _ratio(one: torch.Tensor, two: torch.Tensor) -> float | None:
-    """How many times `one` the other is; None where they are different directions."""
+    """Return `two` as a multiple of `one`; None where they are different directions."""
     first, second = one.double().flatten(), two.double().flatten()
     if not first.any():
         return None
@@ -286,7 +301,7 @@ def _ratio(one: torch.Tensor, two: torch.Tensor) -> float | None:
 
 
 def _composed(terms: list[dict[str, Any]], positive: str | None, published: float) -> dict[str, Any]:
-    """The info of a vector that was computed from others; what goes without saying, or is not known, is left out."""
+    """Return the info of a vector that was computed from others, without keys that are implied or unknown."""
     if len(terms) > MAX_TERMS:
         raise VectorError(f"A steering vector may be composed of at most {MAX_TERMS} terms.", code="too_many_terms")
     info: dict[str, Any] = {"composed_of": terms}
@@ -298,7 +313,7 @@ def _composed(terms: list[dict[str, Any]], positive: str | None, published: floa
 
 
 def _digest(tensors: dict[str, torch.Tensor]) -> str:
-    """sha256 over the tensors' bytes in a fixed order."""
+    """Return the sha256 over the tensors' bytes in a fixed order."""
     hasher = hashlib.sha256()
     for name in _TENSORS:
         hasher.update(tensors[name].cpu().flatten().view(torch.uint8).numpy().tobytes())
@@ -306,11 +321,11 @@ def _digest(tensors: dict[str, torch.Tensor]) -> str:
 
 
 class VectorStore:
-    """The named vectors in some folders; a name in an earlier folder hides the same name in a later one.
+    """The named vectors in several folders; a name in an earlier folder hides the same name in a later one.
 
-    A vector of another model hides none: where `fingerprint` is given, the first one of that model is found, and the first
-    of all only where none is of that model. A name is looked up anew each time and its file read again when it changed, so
-    that several processes may share a folder. No lookup of a known name reads a directory.
+    A vector of another model hides none: where `fingerprint` is given, the first vector of that model is returned, and the
+    first of any model only where there is none. A name is looked up anew each time and its file read again when it changed,
+    so that several processes may share a folder. No lookup of a known name reads a directory.
     """
 
     def __init__(self, *folders: str | Path, fingerprint: str | None = None):
@@ -319,27 +334,27 @@ class VectorStore:
         self._cache: dict[Path, tuple[tuple[int, int, int], SteeringVector]] = {}
 
     def names(self) -> list[str]:
-        """Every name that can be asked for, sorted."""
+        """Return every available name, sorted."""
         files = [path for folder in self.folders if folder.is_dir() for path in folder.glob("*.safetensors")]
         return sorted({path.stem for path in files if NAME.fullmatch(path.stem)})
 
     def get(self, name: str) -> SteeringVector:
-        """The vector of that name; raises VectorError (code "unknown_vector") if there is none."""
+        """Return the vector of that name; raise VectorError (code "unknown_vector") if there is none."""
         return self._find(name)[1]
 
     def all(self, name: str) -> list[SteeringVector]:
-        """The vectors of that name in all folders, also those of other models; raises VectorError as `get` does."""
+        """Return the vectors of that name in all folders, also those of other models; raise VectorError as `get` does."""
         found = [vector for _, vector in self._candidates(name)]
         if not found:
             raise self._unknown(name)
         return found
 
     def files(self, name: str) -> list[Path]:
-        """The files of that name in all folders, damaged ones too."""
+        """Return the files of that name in all folders, damaged ones too."""
         return [path for path in self._places(name) if path.exists()]
 
     def read(self, name: str) -> bytes:
-        """The artifact of that name as it lies in its file, verified; raises VectorError as `get` does."""
+        """Return the artifact of that name as stored in its file, verified; raise VectorError as `get` does."""
         path, _ = self._find(name)
         try:
             data = path.read_bytes()
@@ -362,7 +377,7 @@ class VectorStore:
         for path in self._places(name):
             try:
                 stat = path.stat()
-                # A file written in place of another has a number of its own, even within one tick of the clock.
+                # A replaced file has a new inode number, even within one tick of the clock.
                 stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
                 cached = self._cache.get(path)
                 if cached is None or cached[0] != stamp:

@@ -1,1 +1,1 @@
-"""The journal's migrations, run by alembic when a journal is opened."""
+"""The journal's migrations, which alembic runs when a journal is opened."""

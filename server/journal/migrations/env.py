@@ -1,4 +1,4 @@
-"""What alembic runs to migrate a journal; `server.journal.database` hands over the connection and its transaction."""
+"""The script that alembic runs to migrate a journal; `server.journal.database` supplies connection and transaction."""
 
 from __future__ import annotations
 

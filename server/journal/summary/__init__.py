@@ -1,5 +1,7 @@
-"""What the journal's rows say together: `sample` copies those that it is about, `periods` tells of them over time, `whole`
-of everything."""
+"""The summary of the journal's rows.
+
+`sample` copies the rows concerned, `periods` summarises them over time, and `whole` combines everything.
+"""
 
 from server.journal.summary.whole import summarise
 

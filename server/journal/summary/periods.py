@@ -17,10 +17,10 @@ from server.journal.words import UNFINISHED
 MINUTE = 60
 DAY = 86_400
 MOST = 1000
-"""Periods that are told, the newest ones."""
+"""Number of periods that are returned, the newest ones."""
 SIZES = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, DAY)
 ENOUGH = 100
-"""Periods that a chart has room for."""
+"""Number of periods that fit on a chart."""
 LATENCIES = ("first_token", "total")
 QUANTILES = {"p50": 0.5, "p90": 0.9}
 
@@ -28,12 +28,12 @@ of, more = SAMPLED.c, MORE.c
 
 
 def fitting(span: float) -> int:
-    """The seconds of a period for a time of so many seconds: a round number, and from a day on whole days."""
+    """Return a suitable period in seconds for a time span: a round number, and whole days from a day on."""
     return next((size for size in SIZES if span <= ENOUGH * size), DAY * (int(span / (ENOUGH * DAY)) + 1))
 
 
 def size_for(connection: Connection, filters: Filters) -> int:
-    """The fitting size for the time that the filters leave: up to now, and from the oldest row on where nothing is said."""
+    """Return the suitable period for the filters' time span, which defaults to that from the oldest row until now."""
     end = time.time() if filters.until is None else filters.until
     start = filters.since
     if start is None:
@@ -43,7 +43,7 @@ def size_for(connection: Connection, filters: Filters) -> int:
 
 
 def by_time(connection: Connection, size: int) -> dict[str, Any]:
-    """The newest MOST periods of `size` seconds, a multiple of MINUTE, that have rows, oldest first."""
+    """Return the newest MOST periods of `size` seconds, a multiple of MINUTE, that have rows, oldest first."""
     period = of.minute // (size // MINUTE)
     means = [func.avg(of[name]).label(name) for name in MEANS]
     raised = [times(of[name].is_(True)).label(name) for name in FLAGS]
@@ -72,7 +72,7 @@ def by_time(connection: Connection, size: int) -> dict[str, Any]:
 
 
 def _others(connection: Connection, period: ColumnElement[int]) -> dict[int, dict[str, int]]:
-    """How often flags were raised that have no columns, by period."""
+    """Return how often flags without a column were raised, by period."""
     raised = select(period, more.name, times(more.truth.is_(True))).where(more.truth.is_not(None))
     found: dict[int, dict[str, int]] = defaultdict(dict)
     for at, name, count in connection.execute(raised.group_by(period, more.name).order_by(more.name)):

@@ -1,5 +1,8 @@
-"""Quantiles, interpolated linearly between ranks. PostgreSQL has a function for them. SQLite sorts into a table, where what
-is at a rank is found at once: its window functions take about twice as long."""
+"""Quantiles, interpolated linearly between ranks.
+
+PostgreSQL has a function for them. In SQLite the values are sorted into a table and looked up by rank, since its window
+functions take about twice as long.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,11 @@ def quantiles(
     counts: Mapping[Any, int],
     by: ColumnElement[Any] | None = None,
 ) -> dict[Any, dict[str, float]]:
-    """The quantiles of each group that has values, named as `shares` are. `counts` says how many values every group has, in
-    ascending order of `by` and up to the last group; without `by` all are the group None."""
+    """Return the quantiles of each group that has values, under the names of `shares`.
+
+    `counts` gives the number of values of every group, in ascending order of `by` and up to the last group; without `by` all
+    belong to the group None.
+    """
     counts = {group: count for group, count in counts.items() if count}
     if not counts:
         return {}

@@ -1,4 +1,4 @@
-"""The rows that a summary is computed from, copied into temporary tables: a scan of the journal itself is long."""
+"""The rows that a summary is computed from, copied into temporary tables, since scanning the journal itself is slow."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VALUES = (
     "attention_ratio", "focus_share", "decay_slope", "kl", "dose", "first_token", "total", "completion_tokens",
 )  # fmt: skip
 OF_WHOLE = ("first_token", "total", "completion_tokens")
-"""Those that an answer has only when it has come to its end: what a client gave up at once would make all look fast."""
+"""Values of complete answers only, since answers that clients gave up at once would make all look fast."""
 MEANS = ("attention_ratio", "focus_share", "decay_slope")
 
 NEEDED = (*VALUES, *FLAGS, "hour", "finish_reason", "intervention", "correct", "answer_correct", "readouts")
@@ -45,7 +45,7 @@ SAMPLED = Table(
     Column("minute", Integer),
     prefixes=["TEMPORARY"],
 )
-"""What the statistics need of the rows that they are about."""
+"""The sampled rows with the columns that the statistics need."""
 
 MORE = Table(
     "helmsight_journal_more",
@@ -56,14 +56,14 @@ MORE = Table(
     ),
     prefixes=["TEMPORARY"],
 )
-"""What readouts said that have no columns, a number or a truth a row."""
+"""Values of readouts without a column, one number or truth value per row."""
 
 
 @contextmanager
 def sampled(connection: Connection, filters: Filters, most: int) -> Iterator[int]:
-    """Fill SAMPLED and MORE with the newest rows that match, `most` at most, and remove them again; yields how many."""
+    """Fill SAMPLED and MORE with at most `most` of the newest matching rows, and drop them again; yields the number."""
     minute = ROWS.c.created / 60
-    sqlite = connection.dialect.name == "sqlite"  # which has no floor everywhere, and whose cast does not round
+    sqlite = connection.dialect.name == "sqlite"  # it may lack floor, and its cast truncates
     whole = cast(minute, Integer) if sqlite else func.floor(minute)
     ended = ROWS.c.finish_reason.not_in(UNFINISHED)
     newest = select(*(case((ended, ROWS.c[name])) if name in OF_WHOLE else ROWS.c[name] for name in NEEDED), whole)
@@ -78,16 +78,16 @@ def sampled(connection: Connection, filters: Filters, most: int) -> Iterator[int
 
 
 def _oldest(filters: Filters, most: int) -> ColumnElement[int]:
-    """A key from which on there are `most` rows that match, or as many as there are."""
+    """Return a key from which on `most` rows match, or all that match."""
     key = ROWS.c.key
     first, last = (select(end(key)).scalar_subquery() for end in (func.min, func.max))
-    # Only keys are put in order, because whole rows are wide, and none where all rows are no more than that.
+    # Only keys are sorted, because whole rows are wide, and none if there are at most that many rows.
     oldest = select(key).where(filters.where()).order_by(key.desc()).limit(1).offset(most - 1).scalar_subquery()
     return case((last - first < most, first), else_=func.coalesce(oldest, first))
 
 
 def _said(sqlite: bool) -> Select[Any]:
-    """Name, number and truth, one of them null, of everything in the sample's `readouts`, with its minute."""
+    """Select name, number and truth value, one of them null, and minute of everything in the sample's `readouts`."""
     of = SAMPLED.c
     if sqlite:
         each = func.json_each(of.readouts).table_valued("key", "value", "type")
@@ -102,10 +102,10 @@ def _said(sqlite: bool) -> Select[Any]:
 
 
 def times(condition: ColumnElement[bool]) -> ColumnElement[int]:
-    """How many rows meet a condition."""
+    """Return the number of rows that meet a condition."""
     return func.count(case((condition, 1)))
 
 
 def real(value: Any) -> float | None:
-    """A number of the database, which may be a Decimal, as a float."""
+    """Return a number of the database, which may be a Decimal, as a float."""
     return None if value is None else float(value)

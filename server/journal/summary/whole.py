@@ -1,5 +1,7 @@
-"""What the rows say together. The database does the counting: a large journal must neither fill memory nor hold the
-interpreter's lock while answers are being generated."""
+"""The summary of the journal, computed by the database.
+
+Thus a large journal neither fills memory nor holds the interpreter's lock while answers are generated.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from server.journal.summary.quantiles import quantiles
 from server.journal.summary.sample import MEANS, MORE, SAMPLED, VALUES, real, sampled, times
 
 SAMPLE = 100_000
-"""Rows, the newest that match, that everything but `count` is computed from."""
+"""Number of the newest matching rows from which everything but `count` is computed."""
 HOURS = 1000
 QUANTILES = {"min": 0.0, "p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 
@@ -25,8 +27,10 @@ of, more = SAMPLED.c, MORE.c
 def summarise(
     connection: Connection, filters: Filters, bucket: int | None = None, sample: int = SAMPLE
 ) -> dict[str, Any]:
-    """The `diagnostics.summary` of the matching rows; `sampled` says how many of the newest it is computed from. `bucket`:
-    the seconds of a period of `by_time`, a multiple of 60; unless given they fit the time."""
+    """Return the `diagnostics.summary` of the matching rows; `sampled` is the number of rows it is computed from.
+
+    `bucket` is the period of `by_time` in seconds, a multiple of 60; by default it suits the time span.
+    """
     with sampled(connection, filters, sample) as taken:
         size = bucket or size_for(connection, filters)
         count = taken
@@ -50,8 +54,10 @@ def summarise(
 
 
 def _values(connection: Connection) -> dict[str, dict[str, Any]]:
-    """Count, mean, extremes and quantiles (interpolated linearly between ranks) of every value; times and tokens are those
-    of answers that came to their end."""
+    """Return count, mean, extremes and quantiles (interpolated linearly between ranks) of every value.
+
+    Times and tokens are those of answers that ran to their end.
+    """
     found = connection.execute(select(*(moment for name in VALUES for moment in _moments(of[name])))).one()
     out = {}
     for name, count, mean in zip(VALUES, found[::2], found[1::2], strict=True):
@@ -115,7 +121,7 @@ def _by_intervention(connection: Connection) -> list[dict[str, Any]]:
 
 
 def _by_hour(connection: Connection) -> list[dict[str, Any]]:
-    """The newest HOURS hours that have rows, oldest first."""
+    """Return the newest HOURS hours that have rows, oldest first."""
     means = [func.avg(of[name]).label(name) for name in MEANS]
     raised = [times(of[name].is_(True)).label(name) for name in FLAGS]
     grouped = select(of.hour, func.count().label("n"), *means, *raised).group_by(of.hour)

@@ -1,4 +1,4 @@
-"""Attention of a pass by our own kernels, under the hooks that these know."""
+"""Attention of a pass by our own kernels, under the hooks that they support."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from steering.decoder.prompts import Grouped
 
 
 class CpuDecode:
-    """Attention of a decode, whatever its hooks do: weights of hooks that no kernel knows are made by torch's operations."""
+    """Attention of a decode under any hooks; torch's operations compute the weights of hooks that no kernel supports."""
 
     def adopted(self, hooks: Hooks) -> Hooks:
-        """The hooks of a pass as it knows them."""
+        """Return the hooks of a pass in the kernels' forms."""
         return CPU_FORMS.adopted(hooks)
 
     def __call__(
         self, step: Decode, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """The output (rows, heads, 1, head_dim), with new keys and values written."""
+        """Return the output (rows, heads, 1, head_dim), after writing the new keys and values."""
         keys, values = step.write(heads.layer, key, value)
         query, hooks = query.float().contiguous(), step.hooks
         given, how = (query, keys, values, step.positions), _how(heads)
@@ -53,7 +53,7 @@ class CpuDecode:
 
 
 class CpuPrompts:
-    """Attention of prompts straight from the pool, in float32."""
+    """Attention of prompts directly from the pool, in float32."""
 
     def __init__(self, loops: PromptLoops):
         self._loops = loops
@@ -69,7 +69,7 @@ class CpuPrompts:
         starts: torch.Tensor,
         columns: int,
     ) -> tuple[torch.Tensor | None, Grouped | None]:
-        """As `PromptKernel` has it."""
+        """Attend as `PromptKernel` specifies."""
         known, how, loops = _enhancement(hooks, heads.layer, columns), _how(heads), self._loops
         if known is None:
             return None, None
@@ -86,8 +86,10 @@ class CpuPrompts:
 
 
 def _enhancement(hooks: Hooks, layer: int, columns: int) -> tuple[torch.Tensor | int, ...] | None:
-    """What kernels are given of the hook that changes a prefill layer's weights, nothing where none does; None where they do
-    not know what one does."""
+    """Return the kernels' arguments for the hook that changes a prefill layer's weights.
+
+    They are empty where no hook changes them, and None where a hook is unknown to the kernels.
+    """
     changing: list[Enhancement] = []
     for hook in hooks.attention:
         if isinstance(form := CPU_FORMS.of(hook), WeightsForm):
@@ -101,5 +103,5 @@ def _enhancement(hooks: Hooks, layer: int, columns: int) -> tuple[torch.Tensor |
 
 
 def _how(heads: Heads) -> tuple[float, int, float]:
-    """The end of what each kernel is given."""
+    """Return the last arguments of every kernel."""
     return heads.scaling, heads.window or 0, heads.softcap or 0.0

@@ -25,15 +25,15 @@ from steering.accel.tensors import as_json
 from steering.model.mllm import MLLM
 
 LOOPS = "helmsight_loops"
-"""The name of the archive of what `steering/accel/cpu/kernels` holds in C++."""
+"""The name of the archive of the compiled C++ in `steering/accel/cpu/kernels`."""
 
 
 class Uncompilable(Exception):
-    """A step is not one that can be compiled before it is used."""
+    """A step cannot be compiled ahead of time."""
 
 
 class TracedStep(NamedTuple):
-    """A step that was traced. about: what is noted of its library. key: what the library depends on."""
+    """A traced step. about: the metadata stored with its library. key: everything that the library depends on."""
 
     program: ExportedProgram
     about: dict[str, Any]
@@ -41,7 +41,7 @@ class TracedStep(NamedTuple):
 
 
 def trace(mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights, threads: int) -> TracedStep:
-    """Trace a step of this model. Raises Uncompilable, and whatever torch raises where it cannot."""
+    """Trace a step of this model; raise Uncompilable, or torch's own error, where it cannot be traced."""
     (step, given), (other, more) = (example_step(mllm, variant, axes, weights, sizes) for sizes in EXAMPLES)
     if step.shape != other.shape:
         raise Uncompilable("its hooks depend on how many rows there are")
@@ -59,15 +59,17 @@ def trace(mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights
 
 
 SETTINGS = {
-    "aot_inductor.package_constants_in_so": False,  # the weights stay where they are
+    "aot_inductor.package_constants_in_so": False,  # the weights stay in the process's memory
     "aot_inductor.custom_op_libs": [LOOPS],
 }
-"""How steps are compiled."""
+"""Settings of compilation."""
 
 
 def build(traced: TracedStep, threads: int, room: Path) -> Path:
-    """Compile a step that was traced; its library, a file in a folder. `build_loops` comes first. Raises Uncompilable, and
-    whatever torch raises where it cannot compile."""
+    """Compile a traced step; return its library, a file in `room`. `build_loops` must run first.
+
+    Raises Uncompilable, or torch's own error, where it cannot be compiled.
+    """
     path = torch._inductor.aoti_compile_and_package(
         traced.program,
         package_path=str(room / "built.pt2"),
@@ -77,8 +79,10 @@ def build(traced: TracedStep, threads: int, room: Path) -> Path:
 
 
 def build_loops(threads: int, room: Path) -> None:
-    """Compile our own loops into an archive in a folder, which becomes a part of each library that this process builds; not
-    again where it is there."""
+    """Compile our own loops into an archive in `room`, unless it is there.
+
+    The archive becomes a part of each library that this process builds.
+    """
     os.environ["LIBRARY_PATH"] = os.pathsep.join([str(room), *filter(None, [os.environ.get("LIBRARY_PATH")])])
     if (room / f"lib{LOOPS}.a").exists():
         return
@@ -87,13 +91,15 @@ def build_loops(threads: int, room: Path) -> None:
     flags += [] if threads == 1 else ["-fopenmp"]
     folders = [f"-I{folder}" for folder in include_paths()]
     whole, made = room / f"{LOOPS}.cpp", str(room / f"{LOOPS}.o")
-    whole.write_text("".join(f'#include "{one}"\n' for one in sources()))  # one after the other takes twice as long
+    whole.write_text(
+        "".join(f'#include "{one}"\n' for one in sources())
+    )  # compiling them one by one takes twice as long
     _run([*compiler, *flags, *folders, "-c", str(whole), "-o", made])
     _run(["ar", "rcs", str(room / f"lib{LOOPS}.a"), made])
 
 
 def _rows(program: ExportedProgram) -> dict[str, list[int | None]]:
-    """The axis of each of a step's inputs, and of each of its outputs, that its rows are on; None where they are on none."""
+    """Return the row axis of each of a step's inputs and outputs; None where it has none."""
     signature, nodes = program.graph_signature, {node.name: node for node in program.graph.nodes}
     rows = nodes[signature.user_inputs[0]].meta["val"].shape[0]
 
@@ -114,7 +120,7 @@ def _run(command: list[str]) -> None:
 
 
 def _library(archive: Path, room: Path) -> Path:
-    """The shared library of a package, in a folder; raises Uncompilable where it needs more than itself."""
+    """Return the shared library of a package, extracted into `room`; raise Uncompilable where it needs other files."""
     with ZipFile(archive) as files:
         names = files.namelist()
         if any(name.endswith(".json") and not name.endswith("_metadata.json") for name in names):
@@ -126,8 +132,10 @@ def _library(archive: Path, room: Path) -> Path:
 
 
 def _dims(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Which sizes of arguments vary, by what they are in both examples; raises Uncompilable for one that varies with
-    something else."""
+    """Return the dynamic sizes of arguments, from what they are in both examples.
+
+    Raises Uncompilable for a size that varies with something else.
+    """
     known = {pair: Dim(name) for name, pair in zip(StepSizes._fields, zip(*EXAMPLES, strict=True), strict=True)}
 
     def of(one: torch.Tensor, other: torch.Tensor) -> dict[int, Any]:

@@ -1,5 +1,8 @@
-"""Compile steps in other processes than the one that serves. `steering.accel.cpu.compiling` starts the first and sends it a
-line of JSON that says what to make; all of them end with whoever started it."""
+"""The child processes that compile steps outside of the serving process.
+
+`steering.accel.cpu.compiling` starts the first and sends it a line of JSON that says what to make; all of them end with
+their parent.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,11 @@ from steering.model.loading import load
 from steering.model.mllm import MLLM
 
 OBJECTS = 100_000
-"""Made until Python looks for cycles among them: tracing makes many that stay."""
+"""Allocations until Python's garbage collector runs: tracing creates many objects that stay."""
 
 
 class Making(NamedTuple):
-    """What steps are made of, and where. said: where each is reported that is there."""
+    """The inputs and the destination of compiled steps. said: the stream on which each finished step is reported."""
 
     store: Store
     mllm: MLLM
@@ -42,8 +45,10 @@ class Making(NamedTuple):
     said: TextIO
 
     def work(self, steps: list[dict[str, Any]], numbers: int) -> None:
-        """Make those whose numbers are in a pipe, a byte each, until that is empty; writes a line for each: its number, and
-        what went wrong."""
+        """Make the steps whose numbers are in a pipe, a byte each, until it is empty.
+
+        Writes a line for each step: its number, and its error.
+        """
         threading.Thread(target=_end_with_parent, daemon=True).start()
         gc.freeze()
         gc.set_threshold(OBJECTS)
@@ -54,10 +59,10 @@ class Making(NamedTuple):
             except Exception as error:
                 traceback.print_exc()
                 fault = _said_of(error)
-            print(json.dumps([number, fault]), file=self.said, flush=True)  # in one piece, as it is short
+            print(json.dumps([number, fault]), file=self.said, flush=True)  # a short line is written in one piece
 
     def make(self, wanted: dict[str, Any]) -> None:
-        """Make one, if none has been made meanwhile, nor of the same graph by other code."""
+        """Make a step, unless it, or the same graph by other code, has been made meanwhile."""
         with self.store.turn(wanted["key"]):
             if self.store.find(wanted["key"]) is not None:
                 return
@@ -72,7 +77,7 @@ class Making(NamedTuple):
             self.store.share(wanted["key"], entry, traced.about)
 
     def build(self, traced: TracedStep) -> StoredStep:
-        """Compile a step that was traced, over our own kernels, which the first one builds."""
+        """Compile a traced step with our own kernels, which the first one builds."""
         kernels = Path(tempfile.gettempdir())
         with self.store.turn(f"kernels in {kernels}"):
             build_loops(self.threads, kernels)
@@ -82,11 +87,12 @@ class Making(NamedTuple):
 
 def main() -> int:
     """Make what the line asks for, in as many processes as it says."""
-    said = os.fdopen(os.dup(1), "w")  # what libraries print is not for our parent
+    said = os.fdopen(os.dup(1), "w")  # libraries' output must not reach the parent
     os.dup2(2, 1)
-    torch.set_num_threads(1)  # whatever the environment says: a fork has none of the others, and would wait for them
+    torch.set_num_threads(1)  # whatever the environment says: a fork lacks the other threads, and would hang
     job: dict[str, Any] = json.loads(sys.stdin.readline())
-    # torch asks the same of every layer, and remembers few answers: without this a step takes up to three times as long.
+    # torch simplifies the same terms for every layer, with a small cache: without this a step takes up to three times as
+    # long.
     sizevars.sympy.simplify = functools.cache(sizevars.sympy.simplify)  # type: ignore[attr-defined]
     try:
         mllm = load(**job["source"], device="cpu", unread=job["fingerprint"])
@@ -128,13 +134,13 @@ def _fill(tensors: dict[str, torch.Tensor], values: dict[str, list[float]]) -> N
 
 
 def _end_with_parent() -> None:
-    """End, with all that was started here, once the other end of our input is closed."""
-    while os.read(0, 4096):  # not of sys.stdin, whose lock our end would wait for
+    """End, with all child processes, once the other end of our input is closed."""
+    while os.read(0, 4096):  # not by sys.stdin, whose lock would block our exit
         pass
     os.killpg(0, signal.SIGKILL)
 
 
 def _end_if_alone() -> None:
-    """The same, where no thread may wait for it: a fork would not have it."""
+    """End where the parent has gone, without a thread that waits, because a fork would lose it."""
     if select.select([0], [], [], 0)[0]:
         _end_with_parent()

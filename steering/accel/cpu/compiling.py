@@ -1,4 +1,4 @@
-"""Having steps compiled beside what is served: by other processes, of low priority, into the folder where they stay."""
+"""Background compilation of steps: by other processes, at low priority, into the folder where they stay."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from steering.model.mllm import MLLM
 log = logging.getLogger(__name__)
 
 PROCESSES = 4
-"""That compile, at most: of more, the last would wait for the longest step."""
+"""Maximum number of compiling processes: with more, the last would wait for the longest step."""
 LEAVING = 10.0
-"""Seconds that an engine which stops waits at most until what was begun is gone."""
+"""Maximum seconds that a stopping engine waits for compilation to clean up."""
 State = Literal["compiling", "ready", "failed"]
 _CHILD = "import os, sys; os.nice(19); from steering.accel.cpu.child import main; sys.exit(main())"
 Check = Callable[[WantedStep, Package], None]
-"""Raises where a package's step is not the plain one; called by any thread."""
+"""A check that raises where a package's step differs from the plain one; called from any thread."""
 
 
 class Compiling:
-    """Brings the steps that are wanted into use: those that the folder has at once, the others once they are compiled.
+    """Brings the wanted steps into use: those in the folder at once, the others once they are compiled.
 
-    folder: where they are kept (None: the user's cache). Where that cannot be used safely, they are kept until the end of
-    the process.
+    folder: where they are kept (None: the user's cache). Where it cannot be used safely, they are kept until the end of the
+    process.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Compiling:
         folder: str | None,
     ):
         self._mllm, self._steps, self._check, self._threads = mllm, steps, check, threads
-        forks = sys.platform == "linux"  # elsewhere a process that has computed cannot
+        forks = sys.platform == "linux"  # elsewhere a process that has computed cannot fork
         self._processes = min(PROCESSES, torch.get_num_threads()) if forks else 1
         self._process: subprocess.Popen[str] | None = None
         self._changed = threading.Condition()
@@ -68,26 +68,26 @@ class Compiling:
         elif mllm.source is None:
             self._end("failed", "it was not loaded from a checkpoint")
         else:
-            log.info("compiling steps in the background; until that is done they run as they are")
+            log.info("compiling steps in the background; they run eagerly until that is done")
             self._thread = threading.Thread(
                 target=self._compile, args=(missing,), name="helmsight-compiling", daemon=True
             )
             self._thread.start()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all steps are in use; False where they are not, or not by then."""
+        """Wait until all steps are in use; return False where they are not, or not by then."""
         with self._changed:
             self._changed.wait_for(lambda: self.state != "compiling", timeout)
             return self.state == "ready"
 
     def stop(self) -> None:
-        """End what is being compiled."""
+        """Stop compiling."""
         with self._changed:
             self._stopped = True
             process = self._process
         if process is not None:
             _kill(process)
-            self._thread.join(LEAVING)  # it takes away what was begun
+            self._thread.join(LEAVING)  # it removes unfinished files
         self._leave()
 
     def _kept(self, folder: str | None) -> Store:
@@ -100,12 +100,12 @@ class Compiling:
         return Store(Path(self._own))
 
     def _leave(self) -> None:
-        """Remove the folder that is of this process alone: what was loaded of it is in memory."""
+        """Remove the folder that belongs to this process alone; what was loaded from it is in memory."""
         if self._own is not None:
             shutil.rmtree(self._own, ignore_errors=True)
 
     def _found(self, wanted: WantedStep) -> bool:
-        """Whether a step lies in the folder, and is in use now."""
+        """Return True where a step is in the folder, after taking it into use."""
         entry = self._store.find(wanted.key)
         if entry is None:
             return False
@@ -113,9 +113,9 @@ class Compiling:
             package = self._steps.load(wanted, entry)
             self._check(wanted, package)
         except Exception as error:
-            log.warning("a compiled step is not used, and made anew: %s", error)
+            log.warning("a compiled step is unusable and will be compiled again: %s", error)
             self._store.drop(wanted.key)
-            if "of" in entry.about:  # what it was found as by other code
+            if "of" in entry.about:  # the entry under whose key it was found
                 self._store.drop(entry.about["of"])
             return False
         self._steps.add(wanted, package)
@@ -129,7 +129,7 @@ class Compiling:
         self._end("ready" if fault is None else "failed", fault)
 
     def _made(self, missing: list[WantedStep]) -> str | None:
-        """Have steps compiled, and use them as they come. Returns what went wrong."""
+        """Compile steps, and use them as they come; return the first error."""
         source = self._mllm.source
         assert source is not None
         job = {
@@ -164,7 +164,7 @@ class Compiling:
                     env=_environment(room),
                     process_group=0,  # with its compilers, which end with it
                 )
-            with process:  # only this thread closes what it reads: another may end the process meanwhile
+            with process:  # only this thread closes the pipe that it reads: another may kill the process meanwhile
                 try:
                     assert process.stdin is not None
                     assert process.stdout is not None
@@ -194,7 +194,7 @@ class Compiling:
         elif state == "ready":
             log.info("steps are compiled, after %.1f s", time.monotonic() - self._begun)
         else:
-            log.warning("steps are not compiled but %d, and the others run as they are: %s", len(self._steps), reason)
+            log.warning("compiled only %d steps; the rest run eagerly: %s", len(self._steps), reason)
         self._leave()
         with self._changed:
             self.state = state
@@ -202,7 +202,7 @@ class Compiling:
 
 
 def _environment(room: Path) -> dict[str, str]:
-    """The child's: torch keeps what it makes on the way in a folder of ours, and never looks into one of others."""
+    """Return the child's environment: torch's cache is in a folder of ours, and never in one of others."""
     root = str(Path(__file__).parents[3])
     return os.environ | {
         "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -215,7 +215,7 @@ def _environment(room: Path) -> dict[str, str]:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    if process.returncode is None:  # those that it started may be there even if it has ended
+    if process.returncode is None:  # its children may be alive even if it has ended
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,4 +1,4 @@
-"""What a step is made for: hooks as a decode of a few rows has them, and how a model's tensors lie."""
+"""Example inputs of steps: the hooks of a few rows, and the layout of a model's tensors."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from steering.protocol.text import TextStream
 from steering.recorders.attention import span_count
 
 INLINED = 64
-"""torch writes tensors of up to 8 numbers into its code, and more than these nowhere."""
+"""Numbers of the largest tensor whose contents are compared; torch inlines tensors of up to 8 into its code."""
 EXAMPLES = (StepSizes(5, 37, 83, 11, 167, 19), StepSizes(7, 41, 89, 13, 173, 23))
-"""All sizes differ, within one example and from the other, so that each size of a tensor is known for what it is."""
+"""Example sizes, all different within and between the examples, so that each size of a tensor is recognised."""
 
 
 def small(step: Step) -> dict[str, list[float]]:
-    """What is in those of a model's tensors that compiled code may hold as numbers, by name."""
+    """Return the contents of the model's tensors that compiled code may inline as numbers, by name."""
     return {name: one.flatten().tolist() for name, one in sorted(constants(step).items()) if one.numel() <= INLINED}
 
 
 def manifest(step: Step) -> str:
-    """A digest of all that compiled code takes for granted of a model's tensors: names, sizes, strides, dtypes, and what is
-    in small ones."""
+    """Return a digest of everything that compiled code assumes about a model's tensors.
+
+    It covers names, sizes, strides, dtypes, and the contents of small ones.
+    """
     lines = [f"{name} {tuple(one.shape)} {one.stride()} {one.dtype}" for name, one in sorted(constants(step).items())]
     lines += [f"{name} {values}" for name, values in small(step).items()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -43,20 +45,20 @@ def manifest(step: Step) -> str:
 def example_step(
     mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights, sizes: StepSizes = EXAMPLES[0]
 ) -> tuple[PackedStep, list[torch.Tensor]]:
-    """The step that is asked for, and the tensors of its hooks in an example of these sizes."""
+    """Return the requested step, and the tensors of its hooks in an example of these sizes."""
     shape, given = taken_apart([] if variant.kind == "pictures" else _hooks(mllm, variant, sizes))
     return STEPS[variant.kind](mllm, shape, axes, weights), given
 
 
 def example_sizes(mllm: MLLM, variant: Variant) -> tuple[Sizes, ...]:
-    """The sizes of the tensors of a step's hooks, None for each that varies from one pass, or one engine, to the next."""
+    """Return the sizes of the tensors of a step's hooks, None for each that varies between passes or engines."""
     if variant.kind == "pictures":
         return ()
     return fixed_sizes(*(taken_apart(_hooks(mllm, variant, sizes))[1] for sizes in EXAMPLES))
 
 
 def _hooks(mllm: MLLM, variant: Variant, sizes: StepSizes) -> list[Hook]:
-    """The hooks of a pass, in their order."""
+    """Return the hooks of a pass, in their order."""
     pool = Pool(mllm, sizes.slots, sizes.length, sizes.spans - span_count(0))
     interventions = {name: made for name, (_, made) in intervention.REGISTRY.items() if made is not None}
     parts = [made(name, pool) for name, made in (interventions | recorder.REGISTRY).items()]

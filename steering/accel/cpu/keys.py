@@ -1,9 +1,9 @@
-"""What a compiled step is kept under.
+"""The keys under which compiled steps are stored.
 
 A package depends on what was traced: the graph, the sizes and strides in it, versions, the processor, and the C++ that is
-linked. To trace takes seconds, so that a start looks first for another key, which is made of the code that a trace runs,
-without comments, docstrings and layout. Where that code has changed, the process that compiles traces the step, and finds
-the package of the same graph again.
+linked. Tracing takes seconds, so a start first looks up another key, made of the code that a trace runs, without comments,
+docstrings and layout. Where that code has changed, the compiling process traces the step, and finds the package of the same
+graph again.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from steering.accel.cpu.kernels.operators import SHIMS, sources
 
 FORMAT = 6
 CODE = ("accel", "decoder", "interventions", "measures.py", "model", "recorders", "tower")
-"""Of this package, what a step's computations are written in."""
+"""The parts of this package that a step's computations are written in."""
 ROOT = Path(__file__).parents[2]
 
 
 @functools.cache
 def surroundings() -> dict[str, str]:
-    """What compiled code depends on beside the model and what is traced: versions, our own kernels, the processor."""
+    """Return what compiled code depends on beside the model and the trace: versions, our own kernels, the processor."""
     kernels = hashlib.sha256()
     for path in sorted([*sources(), *sources()[0].parent.glob("*.h")]):
         kernels.update(f"{path.name}\0".encode() + path.read_bytes())
@@ -59,7 +59,7 @@ def code_digest(root: Path = ROOT) -> str:
 
 
 def _bare(source: str) -> str:
-    """Return a module as its syntax tree, without texts that stand by themselves."""
+    """Return a module's syntax tree as text, without docstrings."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
@@ -72,13 +72,13 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def graph_key(program: ExportedProgram, about: dict[str, Any]) -> str:
-    """Return the key of what was traced. about: what else its code depends on."""
+    """Return the key of a traced program. about: the other things that its code depends on."""
     digest = hashlib.sha256("\n".join(_graph_lines(program)).encode()).hexdigest()
     return json.dumps({"graph": digest, **about, **surroundings()}, sort_keys=True)
 
 
 def _graph_lines(program: ExportedProgram) -> Iterator[str]:
-    """Every operation with its arguments and what it gives, what is fed and returned, and what may vary."""
+    """Yield every operation with its arguments and result, the inputs and outputs, and what may vary."""
     for node in program.graph.nodes:
         given = [repr(node.args), repr(node.kwargs)]
         yield f"{node.op} {node.name} {node.target} {' '.join(given)} -> {tree_map(_described, node.meta.get('val'))}"
@@ -95,7 +95,7 @@ def _described(value: Any) -> str:
 
 
 def _features() -> str:
-    """What the processor is able to, which code is compiled for."""
+    """Return the processor's features, for which code is compiled."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,5 +1,7 @@
-"""Pack the weights of a step's linear layers in the order in which kernels read them, those of layers of the same input side
-by side: in float32 our own kernels (`kernels.linear`), in half precision those of oneDNN."""
+"""Packed weights of a step's linear layers, in the memory order of the kernels; layers of one input are joined.
+
+In float32 the kernels are our own (`kernels.linear`), in half precision those of oneDNN.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from steering.decoder import packed
 from steering.model.mllm import MLLM
 
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""What layers of the same input are called in families that have them apart."""
+"""The names of layers with the same input, in families that have them as separate layers."""
 Groups = list[tuple[nn.Linear, ...]]
 
 
 def groups_of(modules: Iterable[nn.Module], dtype: torch.dtype) -> Groups:
-    """The linear layers among modules and below them, those of the same input together; none where there are no kernels."""
+    """Return the linear layers in modules, those of the same input together; none where there are no kernels."""
     found: Groups = []
     for module in modules if dtype == torch.float32 or packed.supported(dtype) else ():
         for parent in module.modules():
@@ -37,13 +39,16 @@ def groups_of(modules: Iterable[nn.Module], dtype: torch.dtype) -> Groups:
 
 
 def _plain(layer: nn.Linear) -> bool:
-    """Whether it computes what its name says, and not in integers."""
+    """Return True for a plain linear layer, not one that computes in integers."""
     return type(layer) in (nn.Linear, packed.PackedLinear)
 
 
 class PackedWeights:
-    """The weights of a model's linear layers for its steps, joined once for all of them. groups: which lie side by side.
-    dtypes: those that they are kept in where this model's own are not read, as `dtypes` of one whose are."""
+    """The weights of a model's linear layers for its steps, joined once for all of them.
+
+    groups: the layers that are joined. dtypes: the dtypes of the weights where this model's own values are not loaded, taken
+    from a model with values.
+    """
 
     def __init__(self, mllm: MLLM, dtypes: Mapping[str, str] | None = None):
         tower = mllm.whole_tower
@@ -54,7 +59,7 @@ class PackedWeights:
 
 
 def joined(groups: Groups, dtypes: Mapping[str, str] | None = None) -> dict[str, torch.Tensor]:
-    """The weights of each group, those of float32 in blocks, and its biases (out,), one behind the other, by name."""
+    """Return the weights of each group, float32 ones in blocks, and its concatenated biases (out,), by name."""
     tensors: dict[str, torch.Tensor] = {}
     for number, group in enumerate(groups):
         name, weight = f"weight_{number}", torch.cat([one.weight.detach() for one in group])
@@ -68,12 +73,12 @@ def joined(groups: Groups, dtypes: Mapping[str, str] | None = None) -> dict[str,
 
 
 def reordered(joined: torch.Tensor) -> torch.Tensor:
-    """What `joined` gave of a name as its kernels read it."""
+    """Return a tensor of `joined` in the order that its kernels read."""
     return packed.reordered(joined) if joined.ndim == 2 else joined
 
 
 class Packing(TorchFunctionMode):
-    """Has the layers of groups be computed over packed weights while a step is traced."""
+    """Computes the layers of groups over packed weights while a step is traced."""
 
     def __init__(self, groups: Groups, tensors: Callable[[str], torch.Tensor | None]):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A pass of prompts whose places are tensors, so that one compiled step serves all of them."""
+"""A pass of prompts whose positions in the pool are tensors, so that one compiled step serves all of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from steering.decoder.prompts import LayerWeights, PromptKernel, PromptStep
 
 @dataclass
 class Placed(PromptStep):
-    """A forward pass of prompts as `Prefill`, whose places are tensors, so that the same code is right for all of them.
+    """A forward pass of prompts as `Prefill`, with positions in the pool as tensors, so that one trace is right for all.
 
-    slots: (rows,). starts: (rows,), the column that each row's first token fills. columns: how many are read, at least those
-    that are filled. Padding fills columns too, which must be a slot's own. kernel: as of a `Prefill`.
+    slots: (rows,). starts: (rows,), the column that each row's first token fills. columns: the number of columns read, at
+    least those that are filled. Padding fills columns too, which must be within the slot. kernel: as in `Prefill`.
     """
 
     pool: KVPool
@@ -49,7 +49,7 @@ class Placed(PromptStep):
             seen = kernels.visible(filled, self.columns, heads.window)[:, None]
             self._masks[heads.window] = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, -torch.inf)
         keys, values = (pooled[:, :, : self.columns].index_select(0, self.slots) for pooled in (keys, values))
-        if self.hooks.looks:  # grouped, a compiler finds no simple strides in their weights
+        if self.hooks.looks:  # with grouped heads a compiler finds no simple strides in the weights
             group = query.shape[1] // kv_heads
             keys, values = (one.repeat_interleave(group, 1) for one in (keys, values))
         mask = self._masks[heads.window]

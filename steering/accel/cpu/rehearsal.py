@@ -1,5 +1,7 @@
-"""Compare compiled steps with plain ones before they are used, beside what is served: no module of the model runs then, and
-no slot is any request's."""
+"""The rehearsal: compiled steps are compared with plain ones before they are used, while the engine serves.
+
+It runs no module of the model, and uses no slot of a request.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +31,23 @@ from steering.tower.geometry import GRID
 
 T = TypeVar("T")
 Results = list[tuple[torch.Tensor, ...]]
-"""By pass: logits (rows, vocabulary), then, of a decode, all that slots hold, and of a prefill the keys and values that it
-left behind."""
+"""Results by pass: logits (rows, vocabulary), then the slots' contents (decode) or the new keys and values (prefill)."""
 
 
 class Runs(Protocol):
     """Runs passes under the hooks of a scope."""
 
     def prompts(self, scope: Scope, chunk: PrefillChunk, inputs: Embedded) -> Ran:
-        """A part of some prompts."""
+        """Run a chunk of some prompts."""
 
     def decode(
         self, scope: Scope, batch: DecodeBatch, columns: Columns, tokens: torch.Tensor, rope: torch.Tensor
     ) -> Ran:
-        """A token of each row."""
+        """Decode a token of each row."""
 
 
 class _Plain:
-    """Runs them as the model is."""
+    """Runs passes eagerly."""
 
     def __init__(self, runner: Runner):
         self._passes, self._parts = runner.passes, runner.concerns.every
@@ -63,7 +64,7 @@ class _Plain:
 
 
 class _Compiled:
-    """Runs them by compiled steps alone: a plain one would run the model's modules, which another thread may be at."""
+    """Runs passes by compiled steps alone: a plain one would run the model's modules, which another thread may be using."""
 
     def __init__(self, passes: CompiledPasses, axes: int | None):
         self._passes, self._axes = passes, axes
@@ -84,7 +85,7 @@ def _there(made: T | None) -> T:
 
 
 def _pictures(prompt: Prompt) -> list[Mapping[str, torch.Tensor]]:
-    """The inputs of a prompt's picture, and of it beside two others of its size."""
+    """Return the inputs of a prompt's picture, and those of the picture with two others of its size."""
     if not prompt.pictures:
         return []
     first = prompt.pictures[0]
@@ -95,7 +96,7 @@ def _pictures(prompt: Prompt) -> list[Mapping[str, torch.Tensor]]:
 
 
 def _features(output: Any, count: int) -> tuple[torch.Tensor, ...]:
-    """What a tower made of `count` pictures: all of them as they came, then the features of each."""
+    """Return a vision encoder's output for `count` pictures: the whole, then the features of each."""
     parts, pooled = PictureFeatures.separate(output, count), output.pooler_output
     if parts is None:
         raise UnsupportedModel(f"The features of {count} pictures cannot be told apart.")
@@ -104,15 +105,14 @@ def _features(output: Any, count: int) -> tuple[torch.Tensor, ...]:
 
 
 class Rehearsal:
-    """Two prompts that were run, and what plain steps say of and behind them; to be made before anything else runs the
-    model."""
+    """Two prompts and the results of plain steps on them and after them; create it before anything else runs the model."""
 
     def __init__(self, mllm: MLLM):
         prompts = checked_prompts(mllm)
         length = (
             2 * max(prompt.length for prompt in prompts) + STEPS
         )  # a second part is padded to the length of another
-        # A step that reads all columns is like any other, and the slots are more than the rows, as in use.
+        # A step that reads all columns needs no special care; as in production there are more slots than rows.
         self._runner = Runner(mllm, len(prompts) + 1, length, max_images=1)
         self._tolerance = HALF_TOLERANCE if mllm.rounds else TOLERANCE
         self._sequences = [checked_sequence(mllm, prompt, slot, True) for slot, prompt in enumerate(prompts)]
@@ -135,17 +135,17 @@ class Rehearsal:
 
     @property
     def axes(self) -> int | None:
-        """How many axes rotary positions have."""
+        """The number of rotary axes."""
         return self._runner.embedder.rope_axes
 
     def rehearse(self, wanted: WantedStep) -> None:
-        """Run what a compiled step will be compared with."""
+        """Run the plain passes that a compiled step will be compared with."""
         self._expected[wanted.variant] = self._results(
             wanted.variant, _Plain(self._runner), self._runner.mllm.image_features
         )
 
     def check(self, steps: CompiledSteps, wanted: WantedStep, package: Package) -> None:
-        """Raise UnsupportedModel where a package's steps are not the plain ones. One thread at a time."""
+        """Raise UnsupportedModel where a package's steps differ from the plain ones; use from one thread at a time."""
         sole = CompiledSteps.of(steps, wanted, package)
         runs = _Compiled(sole.on(RunnerState(self._runner.pool, self._parts)), self.axes)
         results = self._results(wanted.variant, runs, lambda pictures: _there(sole.features(pictures)))
@@ -156,7 +156,7 @@ class Rehearsal:
         for step, (one, other) in enumerate(zip(expected, found, strict=True)):
             for a, b in zip(one, other, strict=True):
                 own, other_form = TensorForm.of(a), TensorForm.of(b)
-                if own != other_form:  # what was kept before is used beside what is kept from now on
+                if own != other_form:  # caches mix tensors from before and after the switch to compiled steps
                     raise UnsupportedModel(f"Compiled, pass {step} leaves {other_form}; it must leave {own}.")
                 plain, compiled = a.nan_to_num(), b.nan_to_num()
                 off = float((plain - compiled).abs().max() / plain.abs().max().clamp(min=1e-6))
@@ -172,18 +172,20 @@ class Rehearsal:
         return [self._decoded(rows, variant.scope, runs) for rows in (1, len(self._sequences))]
 
     def _state(self) -> list[torch.Tensor]:
-        """All that the parts of a decode hold."""
+        """Return all tensors that the slots of a decode hold."""
         parts = [form.slots for form in self._forms]
         return [one for part in parts for one in vars(part).values() if isinstance(one, torch.Tensor)]
 
     def _kept(self) -> list[torch.Tensor]:
-        """A copy of it, as the next pass writes to what there is. Of a model that rounds without what is measured: an update
-        near a threshold is damped or is not."""
+        """Return a copy of the slots' tensors, because the next pass writes to them.
+
+        For a model that rounds it leaves out measurements: an update near a threshold may be damped or not.
+        """
         exact = not self._runner.mllm.rounds
         return [one.to(torch.float32, copy=True) for one in self._state() if exact or not one.is_floating_point()]
 
     def _set(self, something: bool) -> None:
-        """Have every part hold what it holds where nothing is asked for, or `something` of everything."""
+        """Set every slot tensor to its neutral contents, or with `something` to random contents for every setting."""
         for pooled, left in zip(self._runner.pool.tensors, self._left, strict=True):
             pooled.copy_(left)
         random = torch.Generator().manual_seed(0)
@@ -194,7 +196,7 @@ class Rehearsal:
                 form.draw()
 
     def _prefilled(self, scope: Scope, runs: Runs) -> Results:
-        """One prompt whole, then both in parts, the second of which begin at different columns."""
+        """Run one prompt whole, then both in two parts; the second parts begin at different columns."""
         first, both = self._sequences[:1], self._sequences
         length = both[0].prompt.length
         parts = (
@@ -256,7 +258,7 @@ class Rehearsal:
         return results
 
     def _feed(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
-        """Let each say the same again each time, whatever its logits are."""
+        """Feed each sequence the same tokens every time, whatever its logits are."""
         for sequence in sequences:
             token = (sequence.tokens[-1] * 7 + 1) % logits.shape[1]
             sequence.tokens.append(token)

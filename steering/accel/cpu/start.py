@@ -1,4 +1,4 @@
-"""A model's steps, compiled by other processes beside what is served and kept for the next start."""
+"""The compiled steps of a model: compiled by other processes while the engine serves, and kept for the next start."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ VARIANTS += [
     Variant("prefill", "every"),
     Variant("decode", "every"),
 ]
-"""The steps that are worth compiling, the most wanted first, but the longest not last: others are made beside it."""
+"""The steps worth compiling, most wanted first, but the longest not last, so that others are compiled beside it."""
 
 
 class CompiledAhead:
-    """The compiled steps of one model; None where there are none to come."""
+    """The compiled steps of one model; `steps` is None where they could not be prepared."""
 
     def __init__(self, mllm: MLLM, folder: str | None):
-        """Start what compiles them. folder: where they are kept, None for the user's cache, "off" for nowhere."""
+        """Start compiling. folder: where steps are kept, None for the user's cache, "off" for nowhere."""
         self.steps: CompiledSteps | None = None
         self.compiling: Compiling | None = None
         try:
@@ -42,20 +42,20 @@ class CompiledAhead:
                 mllm, steps, wanted, lambda one, package: rehearsal.check(steps, one, package), threads, folder
             )
         except Exception as error:
-            log.warning("steps are not compiled, and run as they are: %s: %s", type(error).__name__, error)
+            log.warning("steps are not compiled and run eagerly: %s: %s", type(error).__name__, error)
 
     @property
     def state(self) -> State:
-        """Whether compiled steps are in use, or will be."""
+        """The state of compiled steps: in use, in preparation, failed, or off."""
         if self.compiling is not None:
             return self.compiling.state
         return "off" if self.steps is None else "failed"
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until all that is compiled is in use, for so many seconds; False where it is not."""
+        """Wait up to `timeout` seconds until everything compiled is in use; return False where it is not."""
         return self.compiling is not None and self.compiling.wait(timeout)
 
     def stop(self) -> None:
-        """End what is being compiled."""
+        """Stop compiling."""
         if self.compiling is not None:
             self.compiling.stop()

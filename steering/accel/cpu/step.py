@@ -1,4 +1,4 @@
-"""The steps that are compiled for a CPU: their attention, counts and measures are kernels of ours, their weights packed."""
+"""The steps that are compiled for a CPU, with our own kernels for attention, counts and measurements, and packed weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Kind = Literal["decode", "prefill", "pictures"]
 
 
 class Variant(NamedTuple):
-    """Which step: its kind, and what it is for."""
+    """The kind of a step, and the scope of passes that it serves."""
 
     kind: Kind
     scope: Scope = "plain"
@@ -44,19 +44,19 @@ class PackedStep(Step):
         return Packing(self._groups, self.packed.named)
 
     def adopted(self, hooks: list[Hook]) -> Hooks:
-        """The hooks in their forms for compiled steps."""
+        """Return the hooks in their forms for compiled steps."""
         return CPU_FORMS.adopted(Hooks.of(hooks))
 
 
 class PackedDecode(PackedStep, DecodeStep):
-    """One token for each of the first rows of the pool."""
+    """A decode step of one token for each of the first rows of the pool."""
 
     def kernel(self) -> DecodeKernel:
         return CpuDecode()
 
 
 class PackedPrefill(PackedStep, DecoderStep):
-    """Some tokens of some prompts, a prompt a row."""
+    """A prefill step of some tokens of some prompts, a prompt a row."""
 
     def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
         (mllm,) = self._mllm
@@ -78,8 +78,11 @@ class PackedPrefill(PackedStep, DecoderStep):
         given: list[torch.Tensor],
         pooled: list[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """embeds: (rows, n, d). positions: (rows, n), or (axes, rows, n), rotary. slots, starts, last: (rows,), where each
-        row lies, its first column, and which of its tokens is the last. The others: as those of a decode."""
+        """Run a chunk of prompts.
+
+        embeds: (rows, n, d). positions: (rows, n), or (axes, rows, n), rotary. slots, starts, last: (rows,), each row's
+        slot, its first column, and the index of its last token. The others: as in `DecodeStep`.
+        """
         hooks: list[Hook] = put_together(self.shape.tree, given)
         pool, kernel = KVPool.of(pooled), CpuPrompts(WITHIN)
         step = Placed(pool, slots, starts, column.shape[0], self.adopted(hooks), kernel)
@@ -87,7 +90,7 @@ class PackedPrefill(PackedStep, DecoderStep):
 
 
 class PackedPictures(PackedStep):
-    """Pictures of one size through the tower that packs them, which has no hooks."""
+    """A step of pictures of one size through the packing vision encoder, which has no hooks."""
 
     def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None, weights: PackedWeights):
         super().__init__(mllm, shape, axes, weights)
@@ -105,14 +108,14 @@ class PackedPictures(PackedStep):
         return tuple(fed)
 
     def forward(self, pixels: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
-        """What `MLLM.alike` gives of pictures -> (pictures, tokens, d)."""
+        """Encode the tensors of `MLLM.alike`; return (pictures, tokens, d)."""
         pictures, width = pixels.shape[:2]
         with self.around():
             made = self.tower(
                 pixels.flatten(0, 2),
                 grid_thw=None,
                 position_ids=positions.flatten(0, 2),
-                cu_seqlens=positions.new_zeros(2),  # which nobody reads who knows that they are `alike`
+                cu_seqlens=positions.new_zeros(2),  # unused where pictures are `alike`
                 max_seqlen=0,
                 alike=pictures,
             )
@@ -136,7 +139,7 @@ class _Tensors(nn.Module):
 
 
 def constants(step: Step) -> dict[str, torch.Tensor]:
-    """All tensors that a step may need, by name."""
+    """Return all tensors that a step may need, by name."""
     return {
         **dict(step.named_parameters(remove_duplicate=False)),
         **dict(step.named_buffers(remove_duplicate=False)),

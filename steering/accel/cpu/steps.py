@@ -1,4 +1,4 @@
-"""The compiled steps of a model: which there are, and what each depends on."""
+"""The compiled steps of a model, their lookup, and what each depends on."""
 
 from __future__ import annotations
 
@@ -32,22 +32,27 @@ from steering.model.mllm import MLLM
 from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
 
 KINDS: tuple[Kind, ...] = ("decode", "prefill")
-"""Those that have hooks."""
+"""The kinds of steps that have hooks."""
 LONGEST = 512
-"""Columns that a compiled prefill reads at most: where there are more, arithmetic is all that takes time, and a plain one
-needs no mask. A single prompt may have more, known ones, where its new tokens are as many times fewer."""
+"""Maximum number of columns that a compiled prefill reads.
+
+With more, arithmetic dominates, and a plain prefill needs no mask. A single prompt may have more cached columns, where its
+new tokens are fewer in proportion.
+"""
 SHARED_ROWS = 3
-"""Rows of a decode that a thread takes at least where several share it."""
+"""Least number of rows of a decode for each thread that shares it."""
 SHARED_TOKENS = 32
-"""Tokens of prompts, and patches of pictures, likewise."""
+"""Least number of prompt tokens, or picture patches, for each thread that shares a pass."""
 MOST_PATCHES = 1024
-"""Patches of pictures that are encoded compiled: of more, arithmetic is all that takes time."""
+"""Maximum number of patches that are encoded compiled: with more, arithmetic dominates."""
 
 
 class WantedStep(NamedTuple):
-    """A step that may be compiled: which, under hooks of which shape, whose tensors have which sizes, with how many axes of
-    rotary positions; `key` says all that it depends on, `manifest` how the model's tensors lie, `small` what is in the small
-    ones."""
+    """A step that may be compiled.
+
+    Its variant, the shape of its hooks, the sizes of their tensors, and the number of rotary axes; `key` states everything
+    that it depends on, `manifest` the layout of the model's tensors, `small` the contents of the small ones.
+    """
 
     variant: Variant
     shape: Pattern
@@ -59,8 +64,11 @@ class WantedStep(NamedTuple):
 
 
 class CompiledSteps:
-    """The backend of steps that are compiled ahead. Any thread may `add`, one runs. `threads` are those of one product,
-    `axes` those of rotary positions."""
+    """The backend of steps that are compiled ahead of time.
+
+    Any thread may `add`; a single thread runs. `threads` is the number of threads of one product, `axes` that of rotary
+    axes.
+    """
 
     spare_column = False
 
@@ -68,25 +76,25 @@ class CompiledSteps:
         self._mllm, self._threads, self.axes = mllm, threads, axes
         self._team = Team(torch.get_num_threads() if threads == 1 else 1)
         self._ready: dict[tuple[Kind, int | None], list[Package]] = {}
-        self._reordered: dict[str, torch.Tensor] = {}  # the same as kernels read them, which all packages share
+        self._reordered: dict[str, torch.Tensor] = {}  # weights in the kernels' order, shared by all packages
         self.scopes: dict[str, frozenset[Scope]] = {}
-        """What there are steps for, of "prefill" and of "decode"."""
+        """The scopes that have steps, of "prefill" and of "decode"."""
         self.loops: Loops | None = None
-        """Those that a prompt's step was linked with, for passes that run as they are."""
+        """The loops that a prefill step was linked with, for passes that run eagerly."""
         self.taken = 0
-        """How many steps were run."""
+        """The number of steps that were run."""
 
     @classmethod
     def of(cls, steps: CompiledSteps, wanted: WantedStep, package: Package) -> Self:
-        """Those of the same model with this package alone."""
+        """Return the steps of the same model with this package alone."""
         own = cls(steps._mllm, steps._threads, steps.axes)
-        own._team = steps._team  # as many threads as packages were loaded for, whatever torch has been told since
+        own._team = steps._team  # packages were loaded for this number of threads, whatever torch was set to since
         own.add(wanted, package)
         return own
 
     @functools.cached_property
     def weights(self) -> PackedWeights:
-        """What its steps read."""
+        """The packed weights that its steps read."""
         return PackedWeights(self._mllm)
 
     def on(self, runner: RunnerState) -> CompiledPasses:
@@ -97,7 +105,7 @@ class CompiledSteps:
         return sum(map(len, self._ready.values()))
 
     def wanted(self, variant: Variant) -> WantedStep:
-        """The step that is asked for."""
+        """Return the description of the requested step."""
         step, _ = example_step(self._mllm, variant, self.axes, self.weights)
         laid = manifest(step)
         about = {
@@ -116,7 +124,7 @@ class CompiledSteps:
         return WantedStep(variant, step.shape, sizes, self.axes, laid, small(step), key)
 
     def load(self, wanted: WantedStep, entry: StoredStep) -> Package:
-        """A package of an entry, which is not in use yet; raises what `Package` raises."""
+        """Return the package of an entry, not yet in use; raise what `Package` raises."""
         step = STEPS[wanted.variant.kind](self._mllm, wanted.shape, wanted.axes, self.weights)
         if not self._reordered:
             self._reordered = {f"packed.{name}": reordered(one) for name, one in step.packed.named_buffers()}
@@ -141,7 +149,7 @@ class CompiledSteps:
         columns: int,
         pool: KVPool,
     ) -> Computed | None:
-        """As `Package`; None where no step for such hooks is ready."""
+        """Decode as `Package.decode`; None where no step for such hooks is ready."""
         shares = self._team.shares(len(tokens), SHARED_ROWS)
         found = self._found("decode", hooks, axes)
         if found is None:
@@ -152,7 +160,7 @@ class CompiledSteps:
         return Computed(*package.decode(own, given, tokens, positions, rope, columns, pool, shares))
 
     def may_run(self, chunk: PrefillChunk, pool: KVPool) -> bool:
-        """Whether a part of some prompts is one that compiled steps are for."""
+        """Return True where compiled steps are suited to a chunk."""
         columns = _columns(chunk)
         short = columns <= LONGEST or (len(chunk.sequences) == 1 and columns * chunk.width <= LONGEST**2)
         return short and columns <= pool.length and pool.layers == self._mllm.num_layers
@@ -166,8 +174,10 @@ class CompiledSteps:
         chunk: PrefillChunk,
         pool: KVPool,
     ) -> Computed | None:
-        """As `Package`, for a chunk that it `may_run`; None where no step for such hooks is ready. embeds: (rows, n, d).
-        positions: (rows, n) or (axes, rows, n)."""
+        """Prefill as `Package.prefill`, for a chunk that it `may_run`; None where no step for such hooks is ready.
+
+        embeds: (rows, n, d). positions: (rows, n) or (axes, rows, n).
+        """
         found = self._found("prefill", hooks, axes)
         if found is None:
             return None
@@ -184,7 +194,7 @@ class CompiledSteps:
         return Computed(hidden, logits if chunk.complete else None)
 
     def features(self, pictures: Mapping[str, torch.Tensor]) -> Features | None:
-        """Of pictures of one size, as `MLLM.image_features`; None where no step for them is ready."""
+        """Encode pictures of one size, as `MLLM.image_features`; None where no step for them is ready."""
         package = next(iter(self._ready.get(("pictures", self.axes), ())), None)
         if package is None or len(pictures[PIXELS]) > MOST_PATCHES or (given := self._mllm.alike(pictures)) is None:
             return None
@@ -195,7 +205,7 @@ class CompiledSteps:
     def _found(
         self, kind: Kind, hooks: Bound, axes: int | None
     ) -> tuple[Package, list[Hook], list[torch.Tensor]] | None:
-        """The step that is ready for such hooks, with them and their tensors."""
+        """Return the step that is ready for such hooks, with the hooks and their tensors."""
         for package in self._ready.get((kind, axes), ()):
             if (given := package.given(hooks)) is not None:
                 self.taken += 1
@@ -204,13 +214,15 @@ class CompiledSteps:
 
 
 def _columns(chunk: PrefillChunk) -> int:
-    """How many columns a compiled prefill reads: padding fills some, too."""
+    """Return the number of columns that a compiled prefill reads, padding included."""
     return max(chunk.starts) + chunk.width
 
 
 class CompiledPasses:
-    """The passes of one runner by compiled steps. Of those that have the hooks of all that acts, the step with fewest
-    others runs."""
+    """The passes of one runner by compiled steps.
+
+    Among the steps with the hooks of all acting slots, the one with the fewest others runs.
+    """
 
     def __init__(self, steps: CompiledSteps, runner: RunnerState):
         self._steps, self._pool = steps, runner.pool
@@ -224,13 +236,13 @@ class CompiledPasses:
         return self._forms.get((kind, scope), [])
 
     def columns(self, needed: int) -> int:
-        """How many columns a decode reads that needs so many."""
+        """Return the number of columns that a decode reads which needs `needed`."""
         return needed
 
     def decode(
         self, batch: DecodeBatch, acting: Sequence[Slots], tokens: torch.Tensor, rope: torch.Tensor, axes: int | None
     ) -> Ran | None:
-        """A decode; None where no step that is ready has the hooks of all that acts."""
+        """Decode; None where no ready step has the hooks of all acting slots."""
         needed = [form.decodes if (form := COMPILED.get(type(part))) else None for part in acting]
         for scope in self._scopes("decode", needed):
             if (ran := self.decode_of(scope, batch, tokens, rope, axes)) is not None:
@@ -240,7 +252,7 @@ class CompiledPasses:
     def decode_of(
         self, scope: Scope, batch: DecodeBatch, tokens: torch.Tensor, rope: torch.Tensor, axes: int | None
     ) -> Ran | None:
-        """The same by the step of a scope."""
+        """Decode by the step of a scope."""
         place: tuple[Kind, Scope] = ("decode", scope)
         hooks, bound = self._hooks.of(
             batch, self._names[place], lambda: {form.name: form.decode(batch) for form in self._forms[place]}
@@ -251,7 +263,7 @@ class CompiledPasses:
     def prompts(
         self, chunk: PrefillChunk, concerned: Sequence[Slots], inputs: Embedded, axes: int | None
     ) -> Ran | None:
-        """A part of some prompts; None likewise, and where it is none that steps are for."""
+        """Run a chunk of some prompts; None where no ready step has its hooks, or it is not suited to compiled steps."""
         if not inputs.plain or not self._steps.may_run(chunk, self._pool):
             return None
         needed: list[Scope | None] = []
@@ -267,20 +279,20 @@ class CompiledPasses:
         return None
 
     def prompts_of(self, scope: Scope, chunk: PrefillChunk, inputs: Embedded, axes: int | None) -> Ran | None:
-        """The same by the step of a scope."""
+        """Run a chunk by the step of a scope."""
         hooks = {form.name: form.prefill(chunk) for form in self._forms["prefill", scope]}
         computed = self._steps.prefill(bound_of(hooks), axes, inputs.embeds, inputs.positions, chunk, self._pool)
         return None if computed is None else Ran(hooks, computed)
 
     def prompt_kernel(self) -> PromptKernel | None:
-        """Our own kernels, of a step that was linked with them, unless torch has more threads than these."""
+        """Return our own kernels, from a step that was linked with them, unless torch uses more threads than they do."""
         loops = self._steps.loops
         if loops is None or loops.threads < torch.get_num_threads():
             return None
         return CpuPrompts(PromptLoops.of(loops))
 
     def _scopes(self, kind: Kind, needed: Sequence[Scope | None]) -> list[Scope]:
-        """The scopes of steps that are ready and have the hooks of all that acts, the smallest first. needed: by each."""
+        """Return the scopes of ready steps with all needed hooks, smallest first. needed: the scope of each acting slot."""
         if None in needed:
             return []
         least = max((SCOPES.index(one) for one in needed if one is not None), default=0)

@@ -1,4 +1,4 @@
-"""What a decode attention kernel is given and returns. R rows, H heads, D head width."""
+"""The arguments and results of a decode attention kernel. R rows, H heads, D head width."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from typing import NamedTuple
 import torch
 
 Enhancement = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""A change of a layer's weights: masks (R, length, 2), 1 on the columns of images, and of the rest of the prompt;
-settings (R, layers, 4); transfer (R,) bool, as `interventions.see` has them."""
+"""A change of a layer's weights.
+
+Masks (R, length, 2), 1 on the columns of images, and of the rest of the prompt; settings (R, layers, 4); transfer (R,) bool,
+as in `interventions.see`.
+"""
 
 
 class Attended(NamedTuple):
-    """out: (R, H, D). means: (R, columns), the mean over heads of the weights, None unless it was asked for. effect: (R, 3),
-    alpha and the mass on images before and after an enhancement, None without one."""
+    """The results of a decode attention kernel.
+
+    out: (R, H, D). means: (R, columns), the mean over heads of the weights, None unless it was requested. effect: (R, 3),
+    alpha and the mass on images before and after an enhancement, None without one.
+    """
 
     out: torch.Tensor
     means: torch.Tensor | None
@@ -22,4 +28,4 @@ class Attended(NamedTuple):
 
 
 DecodeFunction = Callable[..., Attended]
-"""`steering.accel.triton.triton_attention.decode_attention`."""
+"""The type of `steering.accel.triton.triton_attention.decode_attention`."""

@@ -1,4 +1,4 @@
-"""The decode attention kernel of a device, where there is one that gives what plain torch does."""
+"""The decode attention kernel of a device, where there is one that agrees with plain torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from steering.accel.triton.attended import DecodeFunction
 
 WITHIN = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""The kernel's greatest relative error at load beside float64, by dtype of the model."""
+"""Largest relative error of the kernel at load against float64, by dtype of the model."""
 
 log = logging.getLogger(__name__)
 
@@ -24,15 +24,15 @@ def decode_kernel(
     """Return the kernel for heads of this width, None where there is none or it is wrong; the log says why."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None or dtype not in WITHIN:
         return None
-    from steering.accel.triton import triton_attention  # noqa: PLC0415 -- which only torch's builds for GPUs can import
+    from steering.accel.triton import triton_attention  # noqa: PLC0415 -- only torch's builds for GPUs can import it
 
     try:
         error = error_of(triton_attention.decode_attention, device, dtype, heads, kv_heads, width)
-    except Exception as reason:  # triton needs a C compiler, too
-        log.warning("decode attention stays torch's own: %s: %s", type(reason).__name__, reason)
+    except Exception as reason:  # triton also needs a C compiler
+        log.warning("decode attention falls back to torch: %s: %s", type(reason).__name__, reason)
         return None
     if not error <= WITHIN[dtype]:
-        log.warning("decode attention stays torch's own: the kernel is %.1e of its range off", error)
+        log.warning("decode attention falls back to torch: the kernel's relative error is %.1e", error)
         return None
     return triton_attention.decode_attention
 
@@ -41,8 +41,10 @@ def decode_kernel(
 def error_of(
     kernel: DecodeFunction, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int
 ) -> float:
-    """Return the relative error of a kernel's output and mean weights beside float64, on three random rows of different
-    lengths, the last of which pads the batch."""
+    """Return the relative error of a kernel's output and mean weights against float64.
+
+    The input is three random rows of different lengths, the last of which pads the batch.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -54,7 +56,7 @@ def error_of(
     positions = torch.tensor([70, 3, columns - 1], device=device)
     attended = kernel(query, key, value, keys, values, positions, width**-0.5, columns, looks=True)
     plain = kernel(query, key, value, keys, values, positions, width**-0.5, columns)
-    near, far = (cache[:2].double().repeat_interleave(heads // kv_heads, 1) for cache in (keys, values))  # written to
+    near, far = (cache[:2].double().repeat_interleave(heads // kv_heads, 1) for cache in (keys, values))  # now updated
     scores = (query[:2].double() @ near.transpose(2, 3)) * width**-0.5
     later = torch.arange(columns, device=device) > positions[:2, None, None, None]
     weights = scores.masked_fill(later, -torch.inf).softmax(-1)
@@ -68,7 +70,8 @@ def error_of(
 def lower_right(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor | None:
     """Attend causally where queries (rows, heads, n, D) are the last n columns, by torch's flash kernel without a mask.
 
-    Returns None where that kernel is missing or wrong. key, value: (rows, KV, columns, D), not copied for each head."""
+    Returns None where that kernel is missing or wrong. key, value: (rows, KV, columns, D), not copied for each head.
+    """
     if not query.is_cuda or query.dtype == torch.float32 or query.shape[3] % 8 or query.shape[3] > 256:
         return None
     if not _flash_is_right(query.device, query.dtype, query.shape[1], key.shape[1], query.shape[3]):
@@ -92,8 +95,8 @@ def _flash_is_right(device: torch.device, dtype: torch.dtype, heads: int, kv_hea
     )
     try:
         ours = _flash(query, key, value, width**-0.5)
-    except Exception as reason:  # the kernel is not there, or takes other arguments
-        log.warning("chunks of prompts attend through a mask: %s: %s", type(reason).__name__, reason)
+    except Exception as reason:  # the kernel is missing, or takes other arguments
+        log.warning("chunks of prompts fall back to attention with a mask: %s: %s", type(reason).__name__, reason)
         return False
     near, far = (tensor.double().repeat_interleave(heads // kv_heads, 1) for tensor in (key, value))
     scores = query.double() @ near.transpose(2, 3) * width**-0.5

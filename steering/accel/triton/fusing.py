@@ -1,7 +1,7 @@
 """Norms, rotary embeddings and a decoder's modules on a GPU, by Triton kernels.
 
-transformers' norms are seven kernels each, and a layer's rotary embedding ten, which decode steps, a few rows each, spend a
-quarter of their time on. Each is compared with the model's own first, and taken only where both give the same.
+transformers' norms are seven kernels each, and a layer's rotary embedding ten, on which decode steps, with few rows each,
+spend a quarter of their time. Each replacement is compared with the model's own first, and used only where both agree.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Rotary = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class ModelOps(modules.Ops, Protocol):
-    """`steering.accel.triton.triton_ops`."""
+    """The interface of `steering.accel.triton.triton_ops`."""
 
     def rms_norm(self, states: torch.Tensor, weight: torch.Tensor, eps: float, shifted: bool) -> torch.Tensor: ...
     def rotated(
@@ -35,20 +35,20 @@ class ModelOps(modules.Ops, Protocol):
 
 
 def fuse(model: nn.Module, decoder: nn.Module, device: torch.device) -> None:
-    """Replace what a model, and its decoder, compute by kernels, where the model lies on one GPU."""
+    """Replace modules of a model and its decoder by kernels, where the model is on a single GPU."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return
-    from steering.accel.triton import triton_ops  # noqa: PLC0415 -- which only torch's builds for GPUs can import
+    from steering.accel.triton import triton_ops  # noqa: PLC0415 -- only torch's builds for GPUs can import it
 
     try:
         fuse_by(triton_ops, model, decoder)
-    except Exception as error:  # triton needs a C compiler, too
-        log.warning("some modules stay transformers' own: %s: %s", type(error).__name__, error)
+    except Exception as error:  # triton also needs a C compiler
+        log.warning("some modules keep transformers' own code: %s: %s", type(error).__name__, error)
 
 
 @torch.inference_mode()
 def fuse_by(ops: ModelOps, model: nn.Module, decoder: nn.Module | None = None) -> None:
-    """Replace the same by these operations, wherever the model lies."""
+    """Replace the modules by these operations, on any device."""
     kinds: dict[tuple[type, torch.dtype], bool | None] = {}
     places: dict[str, tuple[torch.device, torch.dtype]] = {}
     norms: dict[nn.Module, tuple[float, bool]] = {}
@@ -83,11 +83,11 @@ def _eps(module: nn.Module) -> float:
 
 
 def _shifted(ops: ModelOps, norm: Any) -> bool | None:
-    """How a norm's weight is taken; None where ours gives something else either way."""
+    """Return True where a norm adds 1 to its weight, False where it does not; None where ours agrees in neither way."""
     tried = [drawn((*shape, norm.weight.shape[0]), norm.weight) for shape in ((1, 1), (2, 3), (129,))]
     try:
         expected = [norm(states) for states in tried]
-    except TypeError:  # it takes more
+    except TypeError:  # it takes more arguments
         return None
     for shifted in (False, True):
         ours = (ops.rms_norm(states, norm.weight, _eps(norm), shifted) for states in tried)
@@ -97,7 +97,7 @@ def _shifted(ops: ModelOps, norm: Any) -> bool | None:
 
 
 def _fuse_rotary(ops: ModelOps, name: str, device: torch.device, dtype: torch.dtype) -> None:
-    """Have what a module of transformers calls for its rotary embeddings be ours, on a GPU, where that gives the same."""
+    """Replace the rotary embeddings of a transformers module by ours, on a GPU, where both agree."""
     like = torch.empty(0, device=device, dtype=dtype)
     module = sys.modules.get(name)
     for known, made, trials in (
@@ -116,21 +116,24 @@ def _fuse_rotary(ops: ModelOps, name: str, device: torch.device, dtype: torch.dt
 
 
 def _texts(like: torch.Tensor, rows: int, tokens: int, heads: int, kv_heads: int, width: int) -> list[torch.Tensor]:
-    """Queries, keys and angles of text, which lie in memory token by token."""
+    """Return queries, keys and angles of text, laid out in memory token by token."""
     query, key = (drawn((rows, tokens, count, width), like).transpose(1, 2) for count in (heads, kv_heads))
     angle = drawn((1, tokens, width), like)
     return [query, key, angle, 1 - angle]
 
 
 def _seen(like: torch.Tensor, tokens: int, heads: int, width: int) -> list[torch.Tensor]:
-    """The same of pictures, whose angles are float32."""
+    """Return queries, keys and angles of pictures; the angles are float32."""
     query, key, _ = drawn((tokens, 3, heads, width), like).unbind(1)
     angle = drawn((tokens, width), like).float()
     return [query, key, angle, 1 - angle]
 
 
 def _dispatched(own: Rotary, ours: Rotary) -> Rotary:
-    """Ours for what it knows, on a GPU, else the model's own: a process may have models on both."""
+    """Return a function that calls ours for supported arguments on a GPU, otherwise the model's own.
+
+    The check is at each call, because a process may have models on both kinds of devices.
+    """
 
     @functools.wraps(own)
     def rotary(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,7 +145,7 @@ def _dispatched(own: Rotary, ours: Rotary) -> Rotary:
 
 
 def _known(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: object) -> bool:
-    """Whether these are queries, keys and angles as ours takes them."""
+    """Return True where these are queries, keys and angles that ours supports."""
     halves = query.shape[-1] == cos.shape[-1] and cos.ndim == query.ndim - 1
     dense = query.stride(-1) == key.stride(-1) == cos.stride(-1) == sin.stride(-1) == 1
     dtypes = cos.dtype == sin.dtype and (query.ndim == 3 or cos.dtype == query.dtype == key.dtype)

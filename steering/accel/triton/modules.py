@@ -1,9 +1,10 @@
-"""Modules of a decoder that run as fewer kernels: projections of one input, gated FFNs, residual adds with the norm behind
-them, and products with a single state.
+"""Modules of a decoder that run as fewer kernels.
 
-Each replacement is compared with the module's own forward pass at load, on random states, and is taken only where both give
-the same; what a family computes otherwise keeps its own. `own_forwards` has all of them compute as the family does, which
-the self-check compares with.
+These are projections of one input, gated FFNs, residual adds with the norm after them, and products with a single state.
+
+Each replacement is compared with the module's own forward pass at load, on random states, and is used only where both agree;
+a family that computes otherwise keeps its own modules. Within `own_forwards` all of them compute as the family does, for the
+self-check's comparison.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""How far two results may be apart, relative to the largest of them: the last bits of the dtype."""
+"""Largest difference of two results relative to the largest of them: the last bits of the dtype."""
 TRIALS = ((1, 1), (2, 3))
 """Rows and tokens of the states on which modules are compared."""
 LARGE = 2**22
-"""Weights of a layer whose product with a single state is bound by reading them."""
+"""Weights of a layer above which its product with a single state is bound by reading them."""
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers of a module that are given the same states, in the order in which they are called."""
+"""Layers of a module with the same input, in the order in which they are called."""
 
 
 _OWN: ContextVar[bool] = ContextVar("own forward passes", default=False)
@@ -33,7 +34,7 @@ _OWN: ContextVar[bool] = ContextVar("own forward passes", default=False)
 
 @contextmanager
 def own_forwards() -> Iterator[None]:
-    """Have replaced modules run their own forward pass in this thread."""
+    """Let replaced modules run their own forward pass in this thread."""
     token = _OWN.set(True)
     try:
         yield
@@ -42,12 +43,12 @@ def own_forwards() -> Iterator[None]:
 
 
 def runs_own() -> bool:
-    """Return whether replaced modules run their own forward pass."""
+    """Return True where replaced modules run their own forward pass."""
     return _OWN.get()
 
 
 class Replaced:
-    """A module's forward pass, and what is called instead of it."""
+    """A module's forward pass, and its replacement."""
 
     def __init__(self, module: nn.Module, replacement: Callable[..., Any]):
         self._module, self._replacement = module, replacement
@@ -59,7 +60,7 @@ class Replaced:
 
 
 class Ops(Protocol):
-    """`steering.accel.triton.triton_ops`."""
+    """The interface of `steering.accel.triton.triton_ops`."""
 
     def add_rms_norm(
         self, states: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float, shifted: bool
@@ -69,13 +70,15 @@ class Ops(Protocol):
 
 
 def fuse_modules(ops: Ops, decoder: nn.Module, output: nn.Module, norms: dict[nn.Module, tuple[float, bool]]) -> None:
-    """Replace what can be replaced. norms: the RMS norms of which `ops` computes the same, with their eps and whether their
-    weight is shifted by 1."""
+    """Replace what can be replaced.
+
+    norms: the RMS norms that `ops` computes equally, with their eps and True where their weight is shifted by 1.
+    """
     product = _Product(ops)
     for module in list(decoder.modules()):
         for names in TOGETHER:
             _fuse_projections(product, [getattr(module, name, None) for name in names])
-    product.take((*decoder.modules(), output))  # what is not part of a larger product by now
+    product.take((*decoder.modules(), output))  # layers that are not part of a larger product by now
     known: dict[tuple[type, torch.dtype], bool] = {}
     for module in list(decoder.modules()):
         for replacement in (_gated, partial(_residual, norms=norms)):
@@ -89,21 +92,21 @@ def fuse_modules(ops: Ops, decoder: nn.Module, output: nn.Module, norms: dict[nn
 
 
 class _Product:
-    """Linear layers, each with the kernel for a single state where that gives the same."""
+    """Linear layers, each with the kernel for a single state where that agrees."""
 
     def __init__(self, ops: Ops):
         self._ops = ops
         self._tried: dict[tuple[torch.Size, torch.dtype], bool] = {}
 
     def take(self, modules: Iterable[nn.Module]) -> None:
-        """Have those of these that are linear layers, and were not replaced, multiply by the kernel where it may."""
+        """Replace the products of plain linear layers among these by the kernel, where it may be used."""
         for module in modules:
             if type(module) is nn.Linear and _is_plain(module) and self.knows(module.weight, module.bias):
                 ours = partial(self, weight=module.weight, bias=module.bias)
                 module.forward = Replaced(module, ours)  # type: ignore[method-assign]
 
     def knows(self, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """Return whether the kernel may multiply by this weight."""
+        """Return True where the kernel may multiply by this weight."""
         if weight.numel() < LARGE or weight.dtype == torch.float32 or not weight.is_contiguous():
             return False
         key = weight.shape, weight.dtype
@@ -120,8 +123,10 @@ class _Product:
 
 
 class _Projections:
-    """Linear layers of the same states as one product: the first that is called computes it, and each takes its part. Their
-    weights are views of one tensor."""
+    """Linear layers of the same input as one product: the first call computes it, and each layer takes its part.
+
+    Their weights are views of one tensor.
+    """
 
     def __init__(self, layers: list[Any], product: _Product):
         weight = torch.cat([layer.weight for layer in layers])
@@ -138,7 +143,7 @@ class _Projections:
             layer.forward = Replaced(layer, partial(self.part, index))
 
     def part(self, index: int, states: torch.Tensor) -> torch.Tensor:
-        """Return what layer `index` makes of states (..., inputs)."""
+        """Return the output of layer `index` for states (..., inputs)."""
         if index == 0:
             self._states = states
             self._parts = self._product(states, self._weight, self._bias).split(self._sizes, -1)
@@ -189,8 +194,10 @@ def _residual(ops: Ops, layer: Any, norms: dict[nn.Module, tuple[float, bool]]) 
 
 
 def _same(module: Any, forward: Callable[..., torch.Tensor], whole: bool) -> bool:
-    """Return whether a replacement gives what the module does. In a layer that is not tried `whole` something simpler stands
-    for attention, which would need a cache."""
+    """Return True where a replacement agrees with the module.
+
+    Unless `whole`, a stub stands in for attention, which would need a cache.
+    """
     weight = next(module.parameters())
     width = module.gate_proj.in_features if whole else module.input_layernorm.weight.shape[0]
     if whole:
@@ -221,13 +228,13 @@ def _is_plain(layer: Any) -> bool:
 
 
 def drawn(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    """Return random numbers, the same each time, of the dtype and on the device of `like`."""
+    """Return random numbers, the same each time, with the dtype and device of `like`."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(shape, generator=generator).to(like)
 
 
 def alike(ours: torch.Tensor, own: torch.Tensor) -> bool:
-    """Return whether two tensors are the same up to the last bits of their dtype, relative to the largest number."""
+    """Return True where two tensors agree up to the last bits of their dtype, relative to the largest number."""
     if ours.shape != own.shape or ours.dtype != own.dtype or own.dtype not in WITHIN:
         return False
     ours, most = ours.float(), own.float().abs().max()

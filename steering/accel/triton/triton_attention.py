@@ -20,9 +20,9 @@ from steering.accel.triton.attended import Attended, Enhancement
 BLOCK = 32
 """Columns of one product."""
 WAVES = 2
-"""Programs for each of the GPU's processors that a short batch is split into."""
+"""Programs per GPU processor into which a short batch is split."""
 LONGEST = 1024
-"""Columns of one split, at most, where rows alone would keep the GPU busy: a single long row must not be the last one."""
+"""Maximum columns of one split where rows alone would keep the GPU busy: a single long row must not finish last."""
 MOST_SPLITS = 128
 
 
@@ -35,8 +35,10 @@ def _capped(scores, softcap, has_cap: tl.constexpr):  # type: ignore[no-untyped-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _extent(positions, row, length, window, has_window: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The columns that a row reads from the cache, first and end. A row that writes to the cache's last column is padding of
-    the batch and reads none."""
+    """Return the first and the end of the columns that a row reads from the cache.
+
+    A row that writes to the cache's last column is padding of the batch and reads none.
+    """
     position = tl.load(positions + row).to(tl.int32)
     end = tl.where(position == length - 1, 0, position)
     first = end * 0
@@ -89,7 +91,7 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     each = tl.maximum(each, least)
     begin = first + split * each
     stop = tl.minimum(begin + each, end)
-    writes = (begin <= end) & (end < begin + each)  # the program whose part the new column is
+    writes = (begin <= end) & (end < begin + each)  # the program whose part contains the new column
 
     member = tl.arange(0, group_block)
     head = kv_head * group + member
@@ -303,7 +305,7 @@ def _processors(device: torch.device) -> int:
 
 
 def splits_of(programs: int, columns: int, processors: int) -> tuple[int, int]:
-    """Splits of each row, and the fewest columns of one, where so many `programs` would run without any."""
+    """Return the number of splits of each row, and the least columns of one; `programs` would run without splits."""
     wanted = max(triton.cdiv(WAVES * processors, programs), triton.cdiv(columns, LONGEST))
     splits = max(1, min(wanted, triton.cdiv(columns, BLOCK), MOST_SPLITS))
     return splits, BLOCK * max(1, 12 * programs // (WAVES * processors))
@@ -329,7 +331,7 @@ def decode_attention(
 
     query: (R, H, 1, D). key, value: (R, KV, 1, D), new. keys, values: (slots, KV, C, D), of which row i is slot i.
     positions: (R,), the column that each row writes; C - 1 for rows that pad the batch, which read nothing. columns: of
-    `means` and `gains`, above every position. gains: (R, columns), by which scores s become s + gain * |s|.
+    `means` and `gains`, above every position. gains: (R, columns), which change scores s to s + gain * |s|.
     """
     rows, heads, _, width = query.shape
     kv_heads, length = keys.shape[1:3]

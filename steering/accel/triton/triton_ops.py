@@ -1,8 +1,7 @@
-"""Elementwise kernels in Triton for what transformers computes in many: a GPU waits longer for launches than for what it
-computes.
+"""Elementwise kernels in Triton that replace many kernels of transformers: on a GPU launches take longer than computing.
 
-Results are rounded to the model's dtype wherever transformers' are, but where a compiler adds what it multiplied in one
-instruction: then the last bit may differ. Needs triton, which torch's builds for GPUs bring.
+Results are rounded to the model's dtype wherever transformers' are, except where a compiler fuses a multiplication and an
+addition; then the last bit may differ. Needs triton, which torch's builds for GPUs include.
 """
 
 from __future__ import annotations
@@ -41,8 +40,10 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]  # triton reads what is sa
 
 
 def rms_norm(states: torch.Tensor, weight: torch.Tensor, eps: float, shifted: bool) -> torch.Tensor:
-    """Divide states (..., d) by their root mean square and multiply by weight (d,), or by 1 + weight where it is `shifted`,
-    as Gemma's is."""
+    """Divide states (..., d) by their root mean square and multiply by weight (d,).
+
+    Where `shifted`, as in Gemma, multiply by 1 + weight instead.
+    """
     states = states.contiguous()
     out = torch.empty_like(states)
     _launch_norm(states, states, weight, out, out, eps, shifted, adds=False)
@@ -73,7 +74,7 @@ def _launch_norm(
     block = triton.next_power_of_2(width)
     grid = (states.numel() // width,)
     if grid[0]:
-        with torch.cuda.device_of(states):  # else it is launched on the first one
+        with torch.cuda.device_of(states):  # otherwise it is launched on the first device
             warps = min(max(block // 512, 1), 16)
             _rms_norm_kernel[grid](
                 states, update, weight, total, out, width, eps, shifted, adds, block, num_warps=warps
@@ -174,8 +175,11 @@ def _rotated_kernel(  # type: ignore[no-untyped-def]
 def rotated(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rounded: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Apply rotary embeddings to query (rows, heads, n, d) and key (rows, kv_heads, n, d), whose halves are the two parts of
-    each number, by angles (1 or rows, n, d); products are `rounded` to the dtype before they are added, or not."""
+    """Apply rotary embeddings to query (rows, heads, n, d) and key (rows, kv_heads, n, d) by angles (1 or rows, n, d).
+
+    The two halves of d are the two parts of each complex number. With `rounded`, products are rounded to the dtype before
+    they are added.
+    """
     rows, heads, tokens, width = query.shape
     outs = torch.empty_like(query), torch.empty_like(key)
     cos, sin = cos.expand(rows, -1, -1), sin.expand(rows, -1, -1)
@@ -254,8 +258,10 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
 
 
 def matvec(state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiply a single state (..., inputs) by weight (outputs, inputs): (..., outputs). It is bound by reading the weight,
-    at 89 to 95 % of an H100's bandwidth, where cuBLAS reaches 80 to 90 %."""
+    """Multiply a single state (..., inputs) by weight (outputs, inputs): (..., outputs).
+
+    It is bound by reading the weight, at 89 to 95 % of an H100's bandwidth, where cuBLAS reaches 80 to 90 %.
+    """
     outputs, inputs = weight.shape
     out = torch.empty(*state.shape[:-1], outputs, dtype=state.dtype, device=state.device)
     rows, block, warps = (2, 2048, 8) if outputs * inputs > 2**26 and outputs < 2**17 else (1, 2048, 4)

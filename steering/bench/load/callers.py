@@ -1,4 +1,4 @@
-"""Callers who each ask one request after the other, in a closed loop, and what they saw."""
+"""Callers that each send one request after the other, in a closed loop, and their measured times."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ Work = TypeVar("Work")
 
 @dataclass
 class CallerTimes:
-    """What callers saw together, in seconds. first: until each answer's first piece. gaps: between the pieces of an answer.
-    whole: from the first request to the last piece."""
+    """The times of all callers together, in seconds.
+
+    first: until each answer's first piece. gaps: between the pieces of an answer. whole: from the first request to the last
+    piece.
+    """
 
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
@@ -34,7 +37,10 @@ class CallerTimes:
 
 
 def ask_all(ask: Callable[[Work], Iterable[object]], works: Sequence[Work], callers: int) -> CallerTimes:
-    """Have so many callers ask until nothing is left. `ask` yields as pieces of an answer come; what it raises is raised."""
+    """Run `callers` callers until no work is left; raise what `ask` raises.
+
+    `ask` yields as pieces of an answer come.
+    """
     seen, left, lock = CallerTimes(), iter(works), threading.Lock()
     failures: list[BaseException] = []
 
@@ -67,7 +73,7 @@ def _next(left: Iterator[Work], lock: threading.Lock) -> Work | None:
 
 
 def _clocked(pieces: Iterable[object]) -> tuple[float, list[float]]:
-    """Seconds until the first piece, and between each and the next."""
+    """Return the seconds until the first piece, and between each and the next."""
     at = [time.perf_counter()]
     at += [time.perf_counter() for _ in pieces]
     if len(at) == 1:

@@ -1,4 +1,4 @@
-"""Answers to callers who each send a new picture: through the engine alone, beside what its own steps would allow."""
+"""Throughput for callers that each send a new picture: through the engine alone, beside what its own steps would allow."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request
 
 TEXT = 24
-"""Words of a question behind its picture."""
+"""Words of a question after its picture."""
 
 
 @dataclass(frozen=True)
 class RequestKind:
-    """What callers ask for beside an answer. options: of a request to the engine. fields: of a body over HTTP."""
+    """A kind of request. options: of a request to the engine. fields: of a body over HTTP."""
 
     name: str
     options: dict[str, Any]
@@ -32,7 +32,7 @@ class RequestKind:
 
 
 def kinds(mllm: MLLM | None = None) -> list[RequestKind]:
-    """Plain answers, steered ones with readouts, and enhanced ones; without a model what bodies hold of them alone."""
+    """Return plain answers, steered ones with readouts, and enhanced ones; without a model only the bodies' fields."""
     steering = () if mllm is None else (Steering(pushes(mllm, 1)[0]),)
     focus, both = frozenset({"focus"}), frozenset({"focus", "modality"})
     steered = {"steering": {"toward": "vision"}, "diagnostics": {"include": sorted(both)}}
@@ -45,7 +45,7 @@ def kinds(mllm: MLLM | None = None) -> list[RequestKind]:
 
 
 def serving(trial: Trial) -> Iterator[Gauge]:
-    """Tokens a second, first tokens and gaps of each kind of request by the number of callers."""
+    """Measure tokens a second, first tokens and gaps of each kind of request by the number of callers."""
     engine = trial.engine(max(trial.size.callers))
     kinds_of = kinds(engine.mllm)
     allowed = {callers: _allowed(trial, engine, callers) for callers in trial.size.callers}
@@ -54,7 +54,7 @@ def serving(trial: Trial) -> Iterator[Gauge]:
         for kind in kinds_of:
             for callers in trial.size.callers:
                 requests = [_request(trial, kind) for _ in range(callers + max(4, 2 * callers))]
-                ask_all(engine.submit, requests[:callers], callers)  # what is made at first use
+                ask_all(engine.submit, requests[:callers], callers)  # makes everything made at first use
                 seen = ask_all(engine.submit, requests[callers:], callers)
                 yield from rows_of("serving", f"{kind.name}, {callers} callers", seen, trial.size.answer)
                 share = len(seen.first) * trial.size.answer / seen.whole / allowed[callers]
@@ -65,7 +65,7 @@ def serving(trial: Trial) -> Iterator[Gauge]:
 
 
 def rows_of(section: str, what: str, seen: CallerTimes, tokens: int) -> Iterator[Gauge]:
-    """Figures of what callers saw whose answers had so many tokens each."""
+    """Yield the figures of callers whose answers had `tokens` tokens each."""
     yield Gauge(section, what, len(seen.first) * tokens / seen.whole, "tokens/s")
     yield Gauge(section, what, 1e3 * seen.median_first, "ms to the first token, median")
     yield Gauge(section, what, 1e3 * seen.long_gap, "ms between tokens, 99th percentile")
@@ -76,8 +76,10 @@ def _request(trial: Trial, kind: RequestKind) -> Request:
 
 
 def _allowed(trial: Trial, engine: Engine, callers: int) -> float:
-    """Tokens a second of plain answers if steps and prompts took as long as by themselves: a caller's cycle is the steps of
-    an answer, and the prompts of all callers."""
+    """Return the tokens a second of plain answers if steps and prompts took as long as by themselves.
+
+    A caller's cycle is the steps of an answer, and the prompts of all callers.
+    """
     plain = RequestKind("plain", {}, {})
     for _ in range(2):
         found = answered(engine, [trial.ask(text=TEXT, tokens=callers + 6) for _ in range(callers)])

@@ -1,4 +1,4 @@
-"""A server on a random model: how long it takes to start, and what it answers over HTTP."""
+"""A server on a random model: its start time, and its throughput over HTTP."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ from steering.bench.shapes import PATCH, write_checkpoint
 from steering.bench.trial import Trial
 
 MEMORY = Path("/dev/shm")
-"""Where a checkpoint is written, where that is: a disk would be measured otherwise."""
+"""The folder for a checkpoint, where it exists: otherwise a disk would be measured."""
 _POLL = 0.05
 _TIMEOUT = 300.0
 
 
 def start(trial: Trial) -> Iterator[Gauge]:
-    """Seconds until the port is open and until the server is ready, at the first start and at the second, beside reading the
-    weights; then callers over HTTP."""
+    """Measure seconds until the port is open and until the server is ready, at the first start and at the second.
+
+    Reading the weights is timed beside them; then callers send requests over HTTP.
+    """
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as written:
         folder = Path(written)
         begun = time.perf_counter()
@@ -60,7 +62,7 @@ def _over_http(trial: Trial, url: str) -> Iterator[Gauge]:
 
 
 def _body(trial: Trial, kind: RequestKind) -> bytes:
-    """A request with a new picture, streamed."""
+    """Return a streaming request with a new picture."""
     file = io.BytesIO()
     noise((PATCH * trial.size.picture[0], PATCH * trial.size.picture[1])).save(file, "PNG")
     picture = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
@@ -72,7 +74,7 @@ def _body(trial: Trial, kind: RequestKind) -> bytes:
 
 
 def _pieces(url: str, body: bytes) -> Iterator[str]:
-    """The pieces of text of an answer as they come."""
+    """Yield the pieces of text of an answer as they come."""
     headers = {"Content-Type": "application/json"}
     with requests.post(f"{url}/v1/chat/completions", body, headers=headers, stream=True, timeout=_TIMEOUT) as response:
         if response.status_code != 200:
@@ -85,7 +87,7 @@ def _pieces(url: str, body: bytes) -> Iterator[str]:
 
 
 class _Server:
-    """A server that was started: its address, and the seconds until its port was open and until it was ready."""
+    """A started server: its address, and the seconds until its port was open and until it was ready."""
 
     def __init__(self, url: str, opened: float, ready: float):
         self.url, self.opened, self.ready = url, opened, ready
@@ -93,7 +95,7 @@ class _Server:
 
 @contextmanager
 def _served(trial: Trial, folder: Path) -> Iterator[_Server]:
-    """Start the server as a user does, but on a free port and without a journal, and end it."""
+    """Start the server as a user does, but on a free port and without a journal, and stop it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -113,7 +115,7 @@ def _served(trial: Trial, folder: Path) -> Iterator[_Server]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a server with all of its processes."""
+    """Stop a server with all of its processes."""
     for number, patience in ((signal.SIGTERM, 20.0), (signal.SIGKILL, None)):
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             if process.poll() is None:
@@ -122,7 +124,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _until(process: subprocess.Popen[bytes], log: str, done: Callable[[], bool]) -> float:
-    """Wait until something is so, and return when that was; raises Unavailable where the server ended before."""
+    """Wait until a condition holds, and return that time; raise Unavailable where the server ended before."""
     until = time.perf_counter() + _TIMEOUT
     while time.perf_counter() < until:
         if process.poll() is not None:
@@ -142,7 +144,7 @@ def _is_open(port: int) -> bool:
 
 
 def _reading(folder: Path) -> float:
-    """Seconds that reading all weights takes, into memory that is thrown away."""
+    """Return the seconds of reading all weights into memory, which is discarded."""
     begun = time.perf_counter()
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb", buffering=0) as stream:

@@ -1,4 +1,4 @@
-"""A model's chat template: what becomes of a chat, and which variables it reads that a request may set."""
+"""A model's chat template: its rendering, and the variables that it reads and a request may set."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ GIVEN = frozenset(
         "strftime_now", "dict", "namespace", "range", "lipsum", "cycler", "joiner",
     }
 )  # fmt: skip
-"""Names that a template is given in any case: the chat, functions, special tokens."""
+"""Names that a template is always given: the chat, functions, special tokens."""
 ARGUMENTS = frozenset(inspect.signature(ProcessorMixin.apply_chat_template).parameters) - {"documents", "kwargs"}
-"""Names that choose how a template is applied; `documents` are handed on to it."""
+"""Names that choose how a template is applied; `documents` are passed on to it."""
 RESERVED_VARIABLES = GIVEN | ARGUMENTS
-"""What `Request.chat_template_kwargs` cannot set."""
+"""Names that `Request.chat_template_kwargs` cannot set."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ChatTemplate:
-    """The chat template of a processor, as long as it has one."""
+    """The chat template of a processor, read from it at each use."""
 
     def __init__(self, processor: Any):
         self._processor = processor
@@ -57,7 +57,7 @@ class ChatTemplate:
         applied = held.get("default") if isinstance(held, Mapping) else held
         try:
             return variables_of(str(applied or "")) - frozenset(self._tokenizer.special_tokens_map)
-        except TemplateSyntaxError:  # it cannot be applied either, and says so then
+        except TemplateSyntaxError:  # applying it will raise the same error
             return frozenset()
 
     def render(
@@ -67,8 +67,11 @@ class ChatTemplate:
         variables: Mapping[str, Any] = NOTHING,
         continues: bool = False,
     ) -> str:
-        """Return what the template makes of a chat that is to be answered, or whose last message is to go on where it
-        `continues`; raises whatever the template does. variables: by name, others that it looks up."""
+        """Return the prompt that the template renders for a chat.
+
+        The chat is to be answered or, if `continues`, its last message is to be continued. Raises whatever the template
+        raises. variables: by name, others that it looks up.
+        """
         given = {**variables, **({"tools": [*tools]} if tools else {})}
         return str(
             self._processor.apply_chat_template(
@@ -78,8 +81,10 @@ class ChatTemplate:
 
     @cached_property
     def render_form(self) -> Callable[[str], str]:
-        """Render as `render`, whose arguments are a list in JSON. What comes of them is kept, for chats whose texts are all
-        alike; but not of a template that knows what time it is."""
+        """A cached form of `render`, whose arguments are a list in JSON.
+
+        Results are kept, for chats that differ in nothing but their texts, unless the template reads the time.
+        """
 
         def rendered(form: str) -> str:
             return self.render(*json.loads(form))
@@ -99,7 +104,9 @@ class _Generation(Extension):
 
 @lru_cache(maxsize=16)
 def variables_of(template: str) -> frozenset[str]:
-    """Return the names that a template looks up, as vLLM finds them, but for `RESERVED_VARIABLES`. Raises jinja2's
-    TemplateSyntaxError where it is no template."""
+    """Return the names that a template looks up, as vLLM does, without `RESERVED_VARIABLES`.
+
+    Raises jinja2's TemplateSyntaxError where it is no template.
+    """
     environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])
     return frozenset(find_undeclared_variables(environment.parse(template))) - RESERVED_VARIABLES

@@ -1,4 +1,4 @@
-"""The chat template of a model: its own, a file's in its place, or the one of a family that is published without."""
+"""The chat template of a model: its own, a file in its place, or that of a family published without one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from steering.errors import UnsupportedModel
 
 LONGEST = 2**20
-"""Bytes that a template's file may have."""
+"""The maximum size of a template's file in bytes."""
 
 _TASKS = """\
 {%- for message in messages -%}
@@ -27,13 +27,13 @@ _TASKS = """\
 {%- endif -%}
 {%- endfor -%}
 """
-"""Pictures, then texts as they are: PaliGemma is told a task, such as "describe en", and knows no roles."""
+"""Pictures, then the plain texts: PaliGemma expects a task, such as "describe en", and knows no roles."""
 FALLBACKS = {"paligemma": _TASKS}
-"""By a config's model type, templates of families whose checkpoints have none."""
+"""Templates of families whose checkpoints have none, by the config's model type."""
 
 
 def read_template(path: str | Path) -> str:
-    """The template in a file; raises UnsupportedModel where it is none, or cannot be read."""
+    """Return the template in a file; raise UnsupportedModel where it is none, or cannot be read."""
     file = Path(path).expanduser()
     try:
         if file.stat().st_size > LONGEST:
@@ -54,8 +54,10 @@ def read_template(path: str | Path) -> str:
 
 
 def set_template(processor: Any, model_type: str, given: str | None) -> bool:
-    """Have a processor use the template that was given, or else its own or its tokenizer's, or else its family's. Returns
-    whether it has one then."""
+    """Make a processor use the given template, or else its own or its tokenizer's, or else its family's.
+
+    Returns whether it has one then.
+    """
     tokenizer = getattr(processor, "tokenizer", None)
     if given is None and not getattr(processor, "chat_template", None):
         processor.chat_template = getattr(tokenizer, "chat_template", None) or None

@@ -1,8 +1,8 @@
-"""Follows one forward pass and finds out which modules' outputs each decoder layer adds to the residual stream.
+"""Traces one forward pass to find the modules whose outputs each decoder layer adds to the residual stream.
 
 Every tensor of the pass is written, where possible, as a sum of module outputs with factors: the layer's input is a term of
-its own, a module's output replaces what its parts were, and additions and products with numbers carry the terms on. The
-layer's output then reads: its input, once, plus attention's outputs, plus the FFN's. The layer itself stands for its input.
+its own, a module's output replaces the terms of its inputs, and additions and products with numbers carry the terms on. The
+layer's output is then: its input, once, plus attention's outputs, plus the FFN's. The layer itself stands for its input.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ Place = tuple[int, int]
 
 
 class Additions(TorchDispatchMode):
-    """Finds the terms of each layer's updates, attention's and the FFN's, in a pass of one token within: `found`, empty
-    where the layer's output is not its input and two updates."""
+    """Finds the terms of each layer's updates, attention's and the FFN's, in a pass of one token.
+
+    They are in `found`, which is empty where the layer's output is not its input and two updates.
+    """
 
     def __init__(self, layers: nn.ModuleList):
         super().__init__()
@@ -68,7 +70,7 @@ class Additions(TorchDispatchMode):
         self._values.clear()
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """A module's output is a term; it is attention's where the module attends, or where it is given its output alone."""
+        """Note a module's output as a term, attention's if the module attends or its input is attention's output alone."""
         value = output[0] if isinstance(output, tuple) else output
         given = args[0] if args else next(iter(kwargs.values()), None)
         if not isinstance(value, torch.Tensor) or (isinstance(given, torch.Tensor) and _place(given) == _place(value)):
@@ -90,7 +92,7 @@ class Additions(TorchDispatchMode):
         return output
 
     def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms | None:
-        """The terms of what an operation makes; None where that is no such sum."""
+        """Return the terms of an operation's result; None where it is no such sum."""
         if func in _COPIES:
             return self._terms(args[0]) or None
         if func in _SUMS:
@@ -122,5 +124,5 @@ def _combined(first: Terms, second: Terms, factor: float) -> Terms:
 
 
 def _place(tensor: torch.Tensor) -> Place:
-    """Where a tensor lies: the same of all its views that have its elements."""
+    """Return the location of a tensor in memory, the same for all views that have its elements."""
     return tensor.data_ptr(), tensor.numel()

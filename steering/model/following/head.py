@@ -1,7 +1,7 @@
-"""The language model's head: what the wrapper's own forward pass makes of the decoder's states.
+"""The language model's head: the operations that the wrapper's forward pass applies to the decoder's states.
 
-Configs tell of scales and soft caps that some wrappers apply and others leave out. One pass of the wrapper is therefore
-followed at load, on a state in the decoder's place, and its operations with numbers are repeated.
+Configs state scales and soft caps that some wrappers apply and others leave out. Therefore one pass of the wrapper is traced
+at load, with a state in place of the decoder's output, and its operations with numbers are repeated.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _aten: Any = torch.ops.aten
 
 
 class OutputHead:
-    """Gives logits (..., vocabulary) of normalised states (..., d), in the dtype that the wrapper gives them in."""
+    """Computes logits (..., vocabulary) of normalised states (..., d), in the wrapper's dtype."""
 
     def __init__(self, model: Any):
         self._output: nn.Module = model.get_output_embeddings()
         self._before: list[Operation] = []
         self._after: list[Operation] = []
         weight: torch.Tensor = self._output.weight  # type: ignore[assignment]
-        if weight.device.type == "meta":  # nobody asks for logits there
+        if weight.device.type == "meta":  # no logits are computed there
             return
         try:
             self._follow(
@@ -63,7 +63,7 @@ class OutputHead:
 
 
 class _Made(tuple[torch.Tensor]):
-    """What stands for the inner model's output: nothing but states."""
+    """A stand-in for the inner model's output, with nothing but states."""
 
     def __getattr__(self, name: str) -> Any:
         return self[0] if name == "last_hidden_state" else None
@@ -71,7 +71,7 @@ class _Made(tuple[torch.Tensor]):
 
 @contextmanager
 def _in_place_of(module: nn.Module, made: _Made) -> Iterator[None]:
-    """Within, calling the module gives what was `made`."""
+    """Make calls of the module return `made` within the block."""
     own = vars(module).get("forward")
     module.forward = lambda *args, **kwargs: made
     try:
@@ -83,7 +83,7 @@ def _in_place_of(module: nn.Module, made: _Made) -> Iterator[None]:
 
 
 class _Following(TorchDispatchMode):
-    """Notes what is done to a state, and to what the output embedding makes of it."""
+    """Records the operations on a state, and on the output embedding's result for it."""
 
     def __init__(self, state: torch.Tensor):
         super().__init__()
@@ -95,7 +95,7 @@ class _Following(TorchDispatchMode):
         self._value, self.after = output, []
 
     def follows(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is the value that is followed, or a view of all its elements."""
+        """Return whether a tensor is the traced value, or a view of all its elements."""
         return tensor.data_ptr() == self._value.data_ptr() and tensor.numel() == self._value.numel()
 
     def __torch_dispatch__(
@@ -110,7 +110,7 @@ class _Following(TorchDispatchMode):
 
 
 def _operation(func: Any, args: tuple[Any, ...], output: torch.Tensor) -> Operation | None:
-    """What an operation does, where it takes numbers alone besides the value."""
+    """Return an operation that takes nothing but numbers besides the value; None for others."""
     packet = func.overloadpacket
     if packet in (_aten.mul, _aten.mul_, _aten.div, _aten.div_):
         if not isinstance(number := args[1], int | float):
@@ -118,6 +118,6 @@ def _operation(func: Any, args: tuple[Any, ...], output: torch.Tensor) -> Operat
         return partial(torch.mul if packet in (_aten.mul, _aten.mul_) else torch.div, other=number)
     if packet in (_aten.tanh, _aten.tanh_):
         return torch.tanh
-    if packet in (_aten._to_copy, _aten.to):  # in inference mode the latter is not taken apart
+    if packet in (_aten._to_copy, _aten.to):  # inference mode does not decompose `to`
         return partial(torch.Tensor.to, dtype=output.dtype)
     return None

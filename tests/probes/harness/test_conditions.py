@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import steering
-from probes.answering.base import Push
+from probes.answering.base import Push, Question
 from probes.harness.comparison import BASELINE
 from probes.harness.conditions import Wanted, chosen, known, pushes
+from probes.harness.ledger import key
 from probes.harness.options import ModelOptions
 from steering import RefusalPrompt, See, VectorError
+from steering.interventions.project_out import ProjectOut
 from tests.probes.harness.toy import CONDITIONS
 
 
@@ -62,6 +66,45 @@ def test_without_a_vector_steering_is_left_out_or_refused_where_it_was_named(cap
         Wanted.of(["toward nothing"], None, list)
 
 
+def in_process(folder: Any, fingerprint: str = "f" * 32) -> Any:
+    """A session that asks a model of this process, whose vectors lie there."""
+    model = SimpleNamespace(path=str(folder))
+    engine = SimpleNamespace(mllm=SimpleNamespace(fingerprint=fingerprint))
+    return SimpleNamespace(endpoint=None, engine=engine, setup=SimpleNamespace(model=model))
+
+
+def test_vectors_among_options_are_looked_up_in_process(tmp_path: Path, caplog: Any) -> None:
+    ones = torch.ones(2)
+    vector = steering.SteeringVector("modality-preference", torch.ones(2, 3), ones, ones, ones, (1,), "f" * 32)
+    vector.save(tmp_path / "vectors" / "modality-preference.safetensors")
+    own = ['mine={"project_out": {"vector": "modality-preference", "layers": [1]}}']
+    found = Wanted.of(["project_out"], own, list).conditions(in_process(tmp_path))
+    (plain,), (mine,) = found["project_out"], found["mine"]
+    assert isinstance(plain, ProjectOut)
+    assert isinstance(mine, ProjectOut)
+    assert isinstance(plain.vector, steering.SteeringVector)
+    assert plain.vector.digest == vector.digest
+    assert mine.layers == [1]
+    with caplog.at_level(logging.WARNING):
+        assert "project_out" not in Wanted.of(None, None, list).conditions(in_process(tmp_path / "elsewhere"))
+    assert "project_out is left out: There is no steering vector 'modality-preference'" in caplog.text
+    for named, more in ((["project_out"], None), (["See"], own)):
+        with pytest.raises(VectorError):
+            Wanted.of(named, more, list, {"See": (See(),)}).conditions(in_process(tmp_path / "elsewhere"))
+    asked = Wanted.of(["project_out"], None, list).conditions(session("its own"))  # a server looks them up by itself
+    assert asked["project_out"] == (ProjectOut(),)
+
+
+def test_a_vector_of_the_same_name_is_another_question(tmp_path: Path) -> None:
+    ones = torch.ones(2)
+
+    def asked(direction: float) -> str:
+        vector = steering.SteeringVector("v", direction * torch.ones(2, 3), ones, ones, ones, (1,), "f" * 32)
+        return key("model", Question([], interventions=(ProjectOut(vector=vector),)))
+
+    assert asked(1.0) == asked(1.0) != asked(2.0)
+
+
 def test_a_server_that_is_not_helmsight_is_told_what_can_be_said(caplog: Any) -> None:
     def refuse(*_: Any) -> None:
         raise ValueError("that is not a Helmsight server.")
@@ -70,7 +113,7 @@ def test_a_server_that_is_not_helmsight_is_told_what_can_be_said(caplog: Any) ->
     told = {"refusal prompt": (RefusalPrompt(),)}
     with caplog.at_level(logging.WARNING):
         assert Wanted.of(None, None, list, told).conditions(plain) == {BASELINE: (), **told}
-    assert "that is not a Helmsight server. Left out: SAGE, VCD, ICD, PAI." in caplog.text
+    assert "that is not a Helmsight server. Left out: SAGE, look_at, project_out, VCD, ICD, PAI, dola." in caplog.text
     assert Wanted.of(["refusal*"], None, list, told).conditions(plain) == {BASELINE: (), **told}
     with pytest.raises(ValueError, match="not a Helmsight server"):
         Wanted.of(["refusal*", "VCD"], None, list, told).conditions(plain)

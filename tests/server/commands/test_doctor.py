@@ -83,7 +83,7 @@ def test_a_machine_that_is_well(look: Look, vectors: Path) -> None:
         "64 slots of 2,048 tokens: 512 MiB for keys and values (4,096 bytes a token), "
     )
     assert found["journal"][0]["said"] == "off"
-    assert found["presets"][0]["said"].startswith("@vision, @text, @auto, @sage, ")
+    assert found["presets"][0]["said"].startswith("@vision, @text, @auto, ")
     said = [one["said"] for one in found["vectors"]]
     assert said[0].startswith(f"{vectors / 'damaged.safetensors'}: Not a steering vector file")
     assert said[1] == f"{vectors}: modality-preference; of other models: stranger"

@@ -172,6 +172,6 @@ def test_steps_that_cannot_be_captured_while_answers_run_run_as_they_are(
     assert answered(engine, 60) == answered(plain, 60)
     assert answered(engine, 60) == answered(plain, 60)
     assert [one.message for one in caplog.records if "captured" in one.message] == [
-        "no more decode steps are captured; those that are not run as they are: CUDA out of memory."
+        "no more decode steps are captured; the rest run eagerly: CUDA out of memory."
     ]
     assert len(graphs) == 2

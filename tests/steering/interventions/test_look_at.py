@@ -177,6 +177,22 @@ def test_beside_others_prefill_and_decode_agree(other: steering.Options, make_en
         assert one.logprob == pytest.approx(two.logprob, abs=1e-4)
 
 
+def test_a_prefill_composes_it_with_see_as_decoding_does(make_engine: MakeEngine) -> None:
+    """See moves weights of the biased softmax, in whichever order they are asked for: the tokens of a reply, which a prefill
+    reads, are as likely as the same tokens generated."""
+    engine, text = make_engine("qwen2_vl"), "The star is red, and so is the ball."
+    every = list(range(engine.mllm.num_layers))
+    asked = (steering.See(alpha=0.9, shallow=len(every), spans="content"), LookAt(bias=3.0, layers=every))
+    short = steering.Sampling(max_tokens=1)
+    (read,) = engine.generate([steering.Request(chat("qwen2_vl"), short, asked, reply=text)])[0].choices
+    spoken = steering.Sampling(logprobs=0)
+    (generated,) = engine.generate([steering.Request(chat("qwen2_vl"), spoken, asked, forced=text)])[0].choices
+    scores = torch.tensor([step.logprob for step in generated.logprobs or ()])
+    assert len(scores) > 5
+    assert read.reply_logprobs is not None
+    torch.testing.assert_close(read.reply_logprobs[: len(scores)], scores, rtol=0, atol=1e-4)
+
+
 def test_see_acts_on_the_weights_that_it_leaves(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     """In prefill and decode alike, See's scaling is of the biased softmax: both together are a bias on the same columns."""
     engine, plain, messages = make_engine("llava"), load_plain("llava"), chat("llava", 1)

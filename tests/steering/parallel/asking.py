@@ -102,7 +102,7 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
         "vcd": ask(one, Vcd()),
         "icd": ask(one, Icd(), diagnose=True),
         "pai": ask(two, Pai()),
-        "dola": ask(one, Dola(premature=[0, 2, 5], normalise=True)),
+        "dola": ask(one, Dola(premature=[0, 2, 4], normalise=True)),
         "looking": ask(two, LookAt(bias=4.0, image=2, heads=[0, 3]), diagnose=["patches"]),
         "projected out": ask(two, ProjectOut(vector=vector, layers=[0, 3]), diagnose=["residual"]),
         "told that it may refuse": ask(one, steering.RefusalPrompt(place="system"), diagnose=["focus"]),

@@ -1,1 +1,1 @@
-"""One file a revision, oldest first."""
+"""Revisions, one file each, oldest first."""

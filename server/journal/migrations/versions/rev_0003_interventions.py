@@ -1,4 +1,4 @@
-"""Interventions by their names, so that a new one needs no column of its own, and the numbers of readouts that have none."""
+"""A column of intervention names, so that new ones need no column of their own, and one of further readout numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ JOURNAL = sa.table(
 
 
 def upgrade() -> None:
-    # The default is for the rows that there are, and for those of a server of the version before beside this one.
+    """Add the columns and fill in the names of existing rows."""
+    # The default is for existing rows, and for those of an older server that runs beside this one.
     column = sa.Column("interventions", sa.Text, nullable=False, server_default="|")
     op.add_column("helmsight_journal", column)
     op.add_column("helmsight_journal", sa.Column("readouts", sa.Text))

@@ -10,6 +10,7 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
+    """Create the table."""
     op.create_table(
         "helmsight_journal_refusals",
         sa.Column("minute", sa.Integer, primary_key=True, autoincrement=False),

@@ -1,4 +1,4 @@
-"""The name of the key that an answer was asked with."""
+"""The name of the key of an answer's request."""
 
 from __future__ import annotations
 
@@ -10,4 +10,5 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
+    """Add the column."""
     op.add_column("helmsight_journal", sa.Column("key_name", sa.String(64)))

@@ -1,6 +1,6 @@
-"""How compiled steps have the hooks of `Slots`: for which scope, of one shape for whatever rows ask for, and fused.
+"""The forms of hooks for compiled steps: by scope, of one shape whatever the rows request, and fused.
 
-A form is registered for the class of `Slots` that it makes hooks of; a pass in which others act runs eagerly.
+A form is registered for the class of `Slots` whose hooks it makes; a pass in which other classes act runs eagerly.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from steering.protocol.sequence import Sequence as Row
 from steering.protocol.slots import DecodeBatch, PrefillChunk, Slots
 
 Scope = Literal["plain", "usual", "every"]
-"""What a compiled step is for: passes that nobody looks at or changes, those of usual requests, or every one."""
+"""The passes that a compiled step serves: those without hooks on request, those of usual requests, or every one."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 CPU_FORMS = Forms(FORMS)
-"""Fused forms of hooks, out of operators for which a compiled step calls our own kernels."""
+"""Fused forms of hooks, made of operators for which a compiled step calls our own kernels."""
 COMPILED: dict[type[Slots], type[CompiledForm]] = {}
 F = TypeVar("F", bound=type["CompiledForm"])
 
 
 class CompiledForm:
-    """Makes the hooks of some `Slots` for compiled steps. decodes, prefills: the first scope whose steps have them, None
-    where a pass in which they act runs eagerly."""
+    """Makes the hooks of some `Slots` for compiled steps.
+
+    decodes, prefills: the first scope whose steps have them, None where a pass in which they act runs eagerly.
+    """
 
     decodes: ClassVar[Scope | None] = "every"
     prefills: ClassVar[Scope | None] = "every"
@@ -35,33 +37,33 @@ class CompiledForm:
         self._traced = TRACED[type(slots)](slots)
 
     def scope(self, sequences: list[Row]) -> Scope | None:
-        """Return the first scope of which compiled steps do what these ask of their prompts; None where none does."""
+        """Return the first scope whose compiled steps do what these sequences ask for their prompts; None without one."""
         return self.prefills
 
     def plain(self, batch: DecodeBatch) -> Hook | None:
-        """The hook of a decode; what it measures is counted behind the pass."""
+        """Return the hook of a decode whose measurements are counted after the pass."""
         return self._traced.decode(batch)
 
     def decode(self, batch: DecodeBatch) -> Hook | None:
-        """The same, counted within the pass."""
+        """Return the hook of a decode whose measurements are counted within the pass."""
         return self.plain(batch)
 
     def prefill(self, chunk: PrefillChunk) -> Hook | None:
-        """The hook of a pass of prompts."""
+        """Return the hook of a pass of prompts."""
         raise NotImplementedError
 
     def draw(self) -> None:
-        """Make what can be asked for of what the slots hold: random numbers from 0 to 1/2, to try a compiled step with."""
+        """Turn the slots' random numbers from 0 to 1/2 into valid contents, for trying a compiled step."""
 
     @property
     def name(self) -> str:
-        """That of the slots."""
+        """The name of the slots."""
         name: str = self.slots.name
         return name
 
 
 def compiles(kind: type[Slots]) -> Callable[[F], F]:
-    """Decorate the form of the slots of a class."""
+    """Decorate the form for a class of slots."""
 
     def registered(form: F) -> F:
         COMPILED[kind] = form

@@ -1,4 +1,4 @@
-"""What interventions change in compiled steps."""
+"""The forms of interventions' hooks in compiled steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from steering.protocol.slots import DecodeBatch, PrefillChunk
 
 @compiles(SteerSlots)
 class SteerForm(CompiledForm):
-    """Adds to generated tokens in all steps; what is added to those of prompts depends on their class, and is measured."""
+    """Adds vectors to generated tokens in all steps; in prompts they depend on the token's class, and are measured."""
 
     decodes: ClassVar[Scope | None] = "plain"
     prefills: ClassVar[Scope | None] = "usual"
@@ -33,14 +33,14 @@ class SteerForm(CompiledForm):
 
 @compiles(PaiSlots)
 class PaiForm(CompiledForm):
-    """Amplifies decodes; of prompts it would have all last rows computed by themselves."""
+    """Amplifies decodes; for prompts it would need the last rows computed by themselves."""
 
     prefills: ClassVar[Scope | None] = None
 
 
 @CPU_FORMS.register(SeeRows)
 class NotedSee(FusedSee):
-    """Writes what was done in all layers in one operator."""
+    """Writes the effects of all layers in one operator."""
 
     def conclude(self, noted: list[torch.Tensor], positions: torch.Tensor | None) -> None:
         if self.steps is None or positions is None:
@@ -51,7 +51,7 @@ class NotedSee(FusedSee):
 
 @compiles(SeeSlots)
 class SeeForm(CompiledForm):
-    """Of prompts, enhances as many layers as are shallow where nobody says how many."""
+    """Enhances, in prompts, the default number of shallow layers."""
 
     @property
     def _usual(self) -> int:
@@ -72,7 +72,7 @@ class SeeForm(CompiledForm):
         return slots.rows(chunk.rows, (self._usual, self._usual), generated=False)
 
     def draw(self) -> None:
-        """A column is an image's, the text's or neither."""
+        """Make each column an image's, the text's or neither."""
         visual, text = (self.slots.masks > 0.25).unbind(-1)
         self.slots.masks.copy_(torch.stack([visual, text & ~visual], -1))
 
@@ -92,7 +92,7 @@ class FusedThink(ThinkRows):
 
 @compiles(ThinkSlots)
 class ThinkForm(CompiledForm):
-    """Damps updates, and tells how far they diverge."""
+    """Damps updates, and measures how far they diverge."""
 
     def decode(self, batch: DecodeBatch) -> Hook | None:
         hook = self.plain(batch)

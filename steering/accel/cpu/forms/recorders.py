@@ -1,4 +1,4 @@
-"""What recorders read in compiled steps."""
+"""The forms of recorders' hooks in compiled steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FusedCapture(DecodeCapture):
 
 @compiles(AttentionRecorder)
 class AttentionForm(CompiledForm):
-    """Reads all groups, patches and maps. In float32, rows are chosen by the kernel that reads them."""
+    """Reads all groups, patches and maps. In float32, the kernel that reads rows also chooses them."""
 
     decodes: ClassVar[Scope | None] = "usual"
     prefills: ClassVar[Scope | None] = "usual"
@@ -61,7 +61,7 @@ class FusedResidual(ResidualRows):
 
 @compiles(ResidualRecorder)
 class ResidualForm(CompiledForm):
-    """Looks at the last row of each prompt alone."""
+    """Reads only the last row of each prompt."""
 
     def scope(self, sequences: list[Sequence]) -> Scope | None:
         whole = any(one.spec.diagnose is not None and one.spec.diagnose.residual_rows == "prompt" for one in sequences)

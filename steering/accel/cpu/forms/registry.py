@@ -1,4 +1,4 @@
-"""The forms that there are. A new one is a class in this folder; its module stands here."""
+"""The registry of forms. A new one is a class in this folder; list its module here."""
 
 from __future__ import annotations
 

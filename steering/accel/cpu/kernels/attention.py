@@ -1,8 +1,8 @@
-"""Attention of a decode's one query a row, straight from the pool (`attention.cpp`).
+"""Attention of a decode's one query a row, directly from the pool (`attention.cpp`).
 
-All: query (rows, heads, 1, head_dim), float32 and contiguous. key, value: (slots, kv_heads, length, head_dim), of which row
-i reads slot i up to its position (rows,), and of these the last `window` columns where that is above 0. softcap: 0 for
-none. Whatever the pool's dtype, what is computed is float32.
+In all functions: query (rows, heads, 1, head_dim), float32 and contiguous. key, value: (slots, kv_heads, length, head_dim),
+of which row i reads slot i up to its position (rows,), and of these the last `window` columns where that is above 0.
+softcap: 0 for none. Whatever the pool's dtype, computation is in float32.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def decode_attention(
     window: int,
     softcap: float,
 ) -> torch.Tensor:
-    """The output (rows, heads, 1, head_dim)."""
+    """Return the output (rows, heads, 1, head_dim)."""
     weights = decode_weights(query, key, positions, None, scaling, window, softcap, key.shape[2])
     return decode_sums(weights, value, positions, window)
 
@@ -37,8 +37,10 @@ def decode_weights(
     softcap: float,
     columns: int,
 ) -> torch.Tensor:
-    """Attention weights (rows, heads, 1, columns), 0 on what a row does not see. gains: (rows, columns): scores s are
-    s + gain * |s|."""
+    """Return attention weights (rows, heads, 1, columns), 0 on columns that a row does not see.
+
+    gains: (rows, columns), which change scores s to s + gain * |s|.
+    """
     rows, heads, _, width = query.shape
     keys = key[:rows, :, :columns].float()
     scores = query.view(rows, keys.shape[1], -1, width) @ keys.transpose(-1, -2) * scaling
@@ -52,8 +54,10 @@ def decode_weights(
 
 @operator(lambda weights, value, *_: weights.new_empty(*weights.shape[:3], value.shape[3]))
 def decode_sums(weights: torch.Tensor, value: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
-    """Sums (rows, heads, 1, head_dim) of values by weights (rows, heads, 1, columns), float32 and contiguous, as
-    `decode_weights` gives them."""
+    """Return sums (rows, heads, 1, head_dim) of values by weights (rows, heads, 1, columns).
+
+    The weights are float32 and contiguous, as `decode_weights` returns them.
+    """
     rows, heads, _, columns = weights.shape
     values = value[:rows, :, :columns].float()
     seen = weights.where(seen_columns(positions[:, None, None, None], columns, window), 0.0)
@@ -61,6 +65,6 @@ def decode_sums(weights: torch.Tensor, value: torch.Tensor, positions: torch.Ten
 
 
 def seen_columns(last: torch.Tensor, columns: int, window: int) -> torch.Tensor:
-    """(..., columns) bool, which are seen. last: (..., 1), the last that is."""
+    """Return the columns that are seen, (..., columns) bool. last: (..., 1), the last one."""
     column = torch.arange(columns, device=last.device)
     return (column <= last) & (column > last - window) if window > 0 else column <= last

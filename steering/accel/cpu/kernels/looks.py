@@ -1,6 +1,6 @@
-"""What is read of a decode's attention weights, and See's change of them, beside the output itself (`looks.cpp`).
+"""The readings of a decode's attention weights, and See's change of them, beside the output (`looks.cpp`).
 
-Arguments that `kernels.attention` has, too, are what they are there.
+Arguments shared with `kernels.attention` have the same meaning here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def read_attention(
     softcap: float,
     columns: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output (rows, heads, 1, head_dim), and the mean over heads (rows, columns) of the weights."""
+    """Return the output (rows, heads, 1, head_dim), and the weights' mean over heads (rows, columns)."""
     weights = decode_weights(query, key, positions, gains, scaling, window, softcap, columns)
     return decode_sums(weights, value, positions, window), weights[:, :, 0].mean(1)
 
@@ -49,7 +49,7 @@ def enhanced_attention(
     softcap: float,
     columns: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same of weights as See enhances them, and what that did, as `enhanced`."""
+    """Return the same for weights enhanced by See, and the effect that `enhanced` returns."""
     weights = decode_weights(query, key, positions, gains, scaling, window, softcap, columns)
     weights, told = enhanced(weights, masks, settings, transfer, layer)
     return decode_sums(weights, value, positions, window), weights[:, :, 0].mean(1), told
@@ -58,13 +58,14 @@ def enhanced_attention(
 def enhanced(
     weights: torch.Tensor, masks: torch.Tensor, settings: torch.Tensor, transfer: torch.Tensor, layer: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights as See enhances them (SAGE paper, section 5.1, equations 3 and 4), and for each row (rows, 3) what alpha was,
-    and the mass on images before and after, means over heads.
+    """Return weights enhanced by See (SAGE paper, section 5.1, equations 3 and 4), and its effect (rows, 3).
+
+    The effect is alpha, and the mass on images before and after, means over heads.
 
     weights: (rows, heads, 1, columns). masks: (rows, length, 2), 1 on the columns of images, and of the rest of the prompt.
-    settings: (rows, layers, 4), float32 and contiguous: alpha is the first, plus second + third * mass on images, kept
-    between 0 and the fourth. transfer: (rows,) bool, whether the mass is taken from the text, where images have at least
-    `see.LEAST` of it, or all are scaled.
+    settings: (rows, layers, 4), float32 and contiguous: alpha is the first, plus second + third * mass on images, clamped to
+    0 and the fourth. transfer: (rows,) bool, True where the mass is taken from the text, if images have at least `see.LEAST`
+    of it, False where all weights are rescaled.
     """
     masses = weights[:, :, 0] @ masks[:, : weights.shape[3]]  # (rows, heads, 2)
     seen, read = masses.unbind(-1)

@@ -1,4 +1,4 @@
-"""Calling what was compiled by its C interface, without the interpreter's lock, which `ctypes` lets go of."""
+"""Calls of compiled code by its C interface, without the interpreter's lock, which `ctypes` releases."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _NUMBERS = {"int": ctypes.c_int64, "float": ctypes.c_double}
 
 
 def lent(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Handles of tensors, which hold them until `taken` again, by us or by whom they are passed to."""
+    """Return handles of tensors, which keep them alive until `taken`, by us or by the function that gets them."""
     return [_address(one, None) for one in _handles.unsafe_alloc_void_ptrs_from_tensors(tensors)]
 
 
 def taken(handles: Iterable[int | None]) -> list[torch.Tensor]:
-    """The tensors of handles, which are handles no longer."""
+    """Return the tensors of handles, and free the handles."""
     made: list[torch.Tensor] = _handles.alloc_tensors_by_stealing_from_void_ptrs(
         [_capsule(one, None, None) for one in handles]
     )
@@ -30,14 +30,16 @@ def taken(handles: Iterable[int | None]) -> list[torch.Tensor]:
 
 
 class Loops:
-    """Our own loops, called as a compiled step calls them; one that steps were linked with has them all. threads: as many
-    as share each."""
+    """Our own loops, called as a compiled step calls them, from any library that steps were linked with.
+
+    threads: the number of threads that share each call.
+    """
 
     def __init__(self, library: ctypes.CDLL, threads: int):
         self._library, self.threads = library, threads
 
     def __call__(self, name: str, *given: Any) -> Any:
-        """What the operator of this name makes; raises RuntimeError where its loop is not for what is given."""
+        """Return the result of the operator of this name; raise RuntimeError where its loop rejects the arguments."""
         declared = getattr(torch.ops.helmsight, name).default._schema
         tensors = [one for value in given for one in (value if isinstance(value, list) else [value])]
         handles = lent([one for one in tensors if isinstance(one, torch.Tensor)])
@@ -45,7 +47,7 @@ class Loops:
             passed, made = self._passed(declared, given, handles), [ctypes.c_void_p() for _ in declared.returns]
             failed = self._library[f"aoti_torch_cpu_{name}"](*passed, *(map(ctypes.byref, made) if made else [None]))
         finally:
-            taken(handles)  # a loop only looks at them
+            taken(handles)  # a loop only borrows them
         if failed:
             raise RuntimeError(f"the loop of {name} refused what it was given")
         out = taken([one.value for one in made])
@@ -53,7 +55,7 @@ class Loops:
 
     @staticmethod
     def _passed(declared: Any, given: Sequence[Any], handles: Sequence[int]) -> list[Any]:
-        """Arguments of the C function, of which tensors are these handles in turn."""
+        """Return the arguments of the C function, with tensors replaced by these handles in turn."""
         own, passed = map(ctypes.c_void_p, handles), list[Any]()
         for value, argument in zip(given, declared.arguments, strict=True):
             kind = str(argument.type)

@@ -1,5 +1,4 @@
-"""Functions of tensors for which a compiled step calls a loop of our own: each stands beside the loop, in C++, and says in
-torch what that computes."""
+"""Tensor functions that a compiled step replaces by our own C++ loops; each defines its loop's result in torch."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ T = TypeVar("T")
 
 FOLDER = Path(__file__).parent
 SHIMS: dict[torch._ops.OpOverload, list[str]] = {}
-"""By operator, the declaration of what torch is to call for it in what it compiles."""
+"""The C declaration of the function that torch calls for an operator in compiled code."""
 _C = {
     "Tensor": "AtenTensorHandle",
     "Optional[Tensor]": "AtenTensorHandle*",
@@ -28,11 +27,11 @@ _C = {
 def operator(
     shaped: Callable[..., object], changes: tuple[str, ...] = ()
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Have a function be one operator where a step is compiled.
+    """Make a function a single operator where a step is compiled.
 
-    What it returns, a tensor, several or none, must be contiguous, and no view of what it was given. shaped: gives tensors
-    of the same sizes, which a trace goes by: what the function does would have it take some for granted. changes: the
-    arguments that it writes to.
+    Its result, a tensor, several or none, must be contiguous, and no view of its arguments. shaped: returns tensors of the
+    same sizes for tracing; tracing the function itself would specialise some sizes. changes: the arguments that it writes
+    to.
     """
     return lambda function: _made(function, shaped, changes)
 
@@ -42,7 +41,9 @@ def _made(function: Callable[P, T], shaped: Callable[..., object], changes: tupl
     made.register_fake(shaped)
     overload = getattr(torch.ops.helmsight, function.__name__).default
     given = [_C[str(one.type)] for one in overload._schema.arguments]
-    results = ["AtenTensorHandle*"] * (len(overload._schema.returns) or 1)  # one is passed where there are none
+    results = ["AtenTensorHandle*"] * (
+        len(overload._schema.returns) or 1
+    )  # a null pointer is passed where there are none
     SHIMS[overload] = [f"AOTITorchError aoti_torch_cpu_{function.__name__}({', '.join([*given, *results])})"]
 
     @functools.wraps(function)
@@ -53,5 +54,5 @@ def _made(function: Callable[P, T], shaped: Callable[..., object], changes: tupl
 
 
 def sources() -> list[Path]:
-    """What the loops are written in, files that can be compiled as one."""
+    """Return the C++ files of the loops, which can be compiled as one."""
     return sorted(FOLDER.glob("*.cpp"))

@@ -1,8 +1,8 @@
-"""Attention of prompts, straight from the pool (`prompts.cpp`).
+"""Attention of prompts, directly from the pool (`prompts.cpp`).
 
-All: query (rows, heads, n, head_dim), contiguous. key, value: (slots, kv_heads, length, head_dim), where row i's tokens,
-whose keys are there, fill n columns of slot slots[i] from starts[i] on (both (rows,)). All three are float32. A token sees
-the columns up to its own, and of these the last `window` where that is above 0. softcap: 0 for none.
+In all functions: query (rows, heads, n, head_dim), contiguous. key, value: (slots, kv_heads, length, head_dim), where row
+i's tokens, whose keys are there, fill n columns of slot slots[i] from starts[i] on (both (rows,)). All three are float32. A
+token sees the columns up to its own, and of these the last `window` where that is above 0. softcap: 0 for none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def prompt_attention(
     window: int,
     softcap: float,
 ) -> torch.Tensor:
-    """The output (rows, heads, n, head_dim)."""
+    """Return the output (rows, heads, n, head_dim)."""
     return _sums(prompt_weights(query, key, slots, starts, scaling, window, softcap), value, slots)
 
 
@@ -53,8 +53,10 @@ def enhanced_prompt_attention(
     window: int,
     softcap: float,
 ) -> torch.Tensor:
-    """The same of weights as See enhances them where alpha is fixed. masks, settings, transfer: as `looks.enhanced` has
-    them; a column is an image's, the text's or neither."""
+    """Return the output for weights enhanced by See with a fixed alpha.
+
+    masks, settings, transfer: as in `looks.enhanced`; a column is an image's, the text's or neither.
+    """
     weights = prompt_weights(query, key, slots, starts, scaling, window, softcap)
     return _sums(_enhanced(weights, masks, settings, transfer, layer), value, slots)
 
@@ -85,8 +87,10 @@ def grouped_prompt_weights(
     window: int,
     softcap: float,
 ) -> torch.Tensor:
-    """The weights of some queries (rows, R), mean over heads, summed by groups (rows, G, R) that say how much each counts:
-    (rows, G, columns), which are all that a query may see."""
+    """Return the weights of some queries, mean over heads, summed by groups: (rows, G, columns).
+
+    queries: (rows, R). groups: (rows, G, R), the factor of each query. columns: at least all that a query may see.
+    """
     return _summed(prompt_weights(query, key, slots, starts, scaling, window, softcap), queries, groups, columns)
 
 
@@ -107,14 +111,17 @@ def enhanced_grouped_prompt_weights(
     window: int,
     softcap: float,
 ) -> torch.Tensor:
-    """The same of weights as `enhanced_prompt_attention` has them."""
+    """Return the same for weights as in `enhanced_prompt_attention`."""
     weights = prompt_weights(query, key, slots, starts, scaling, window, softcap)
     return _summed(_enhanced(weights, masks, settings, transfer, layer), queries, groups, columns)
 
 
 class PromptLoops(NamedTuple):
-    """How they are called: `prompt_attention`, `enhanced_prompt_attention`, `grouped_prompt_weights` and
-    `enhanced_grouped_prompt_weights`."""
+    """The loops `prompt_attention`, `enhanced_prompt_attention` and their grouped weights, as callables.
+
+    In order: `prompt_attention`, `enhanced_prompt_attention`, `grouped_prompt_weights` and
+    `enhanced_grouped_prompt_weights`.
+    """
 
     plain: Callable[..., torch.Tensor]
     enhanced: Callable[..., torch.Tensor]
@@ -123,7 +130,7 @@ class PromptLoops(NamedTuple):
 
     @classmethod
     def of(cls, loops: Loops) -> PromptLoops:
-        """Outside of a compiled step."""
+        """Return the callables for use outside of a compiled step."""
         return cls(*(partial(loops, one.__name__) for one in WITHIN))
 
 
@@ -141,7 +148,7 @@ def prompt_weights(
     window: int,
     softcap: float,
 ) -> torch.Tensor:
-    """Attention weights (rows, heads, n, length), 0 on what a query does not see."""
+    """Return attention weights (rows, heads, n, length), 0 on columns that a query does not see."""
     heads, n = query.shape[1:3]
     keys = key[slots].repeat_interleave(heads // key.shape[1], 1)
     scores = query @ keys.transpose(-1, -2) * scaling

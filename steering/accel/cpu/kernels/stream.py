@@ -1,4 +1,4 @@
-"""Measures of the residual stream (`stream.cpp`)."""
+"""Measurements of the residual stream (`stream.cpp`)."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def count_stream(
     neurons: torch.Tensor,
     totals: torch.Tensor,
 ) -> None:
-    """Count what `stream_looks` gives, as `residual.add_stream`. decoded and so on: as of `StreamCounts`."""
+    """Count what `stream_looks` returns, as `residual.add_stream`. decoded and the rest: as in `StreamCounts`."""
     looks = residual.stream_looks(streams, states, gates, activations)
     add_stream(*looks, positions, StreamCounts(decoded, active, counted, sums, neurons, totals))

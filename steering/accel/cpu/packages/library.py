@@ -1,7 +1,7 @@
 """A shared library that torch compiled ahead of time, called without the interpreter's lock.
 
-torch's own loader holds the lock while a step runs, so that no other thread of the process does anything meanwhile: none
-reads a request, none sends a token. This calls the library's C interface (aoti_runtime/interface.h of torch) instead.
+torch's own loader holds the lock while a step runs, so that no other thread of the process can read a request or send a
+token meanwhile. This calls the library's C interface (aoti_runtime/interface.h of torch) instead.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class _Constant(ctypes.Structure):
 
 
 class Library:
-    """A compiled function of tensors on the CPU, over constants that stay where they are and that it keeps alive."""
+    """A compiled function of tensors on the CPU, over constants that stay in place and that it keeps alive."""
 
     def __init__(self, path: Path, tensors: Mapping[str, torch.Tensor], threads: int = 1):
-        """Load a library. tensors: by name, among them its constants. threads: how many may call it at once.
+        """Load a library. tensors: by name, among them its constants. threads: maximum number of concurrent calls.
 
-        Raises OSError for a file that is none, KeyError where it needs a tensor that is not there, and RuntimeError for one
-        of a torch that is too old, and where torch refuses.
+        Raises OSError for a file that is not a library, KeyError where it needs a missing tensor, and RuntimeError where
+        torch is too old or refuses.
         """
         self.native = ctypes.CDLL(str(path))
         if not hasattr(self.native, _BIND):
@@ -52,7 +52,7 @@ class Library:
         weakref.finalize(self, _close, self.native[f"{_PREFIX}Delete"], self._container, held)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The outputs."""
+        """Return the outputs."""
         outputs = self._made()
         given = (ctypes.c_void_p * len(inputs))(*lent(inputs))
         counts = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs))

@@ -1,4 +1,4 @@
-"""A compiled step that was loaded, over the weights of the model that is served."""
+"""A loaded compiled step, over the weights of the served model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from steering.decoder.kv import KVPool
 
 
 class Package:
-    """Passes of one kind, under hooks of one shape."""
+    """Runs passes of one kind, under hooks of one shape."""
 
     def __init__(
         self,
@@ -26,10 +26,11 @@ class Package:
         tensors: Mapping[str, torch.Tensor],
         team: Team,
     ):
-        """Load a package for hooks of this shape. sizes: of the tensors that they hold. tensors: the model's, by name. team:
-        threads that share its passes.
+        """Load a package for hooks of this shape.
 
-        Raises ValueError for a package of something else, and what `Library` raises.
+        sizes: of the hooks' tensors. tensors: the model's, by name. team: threads that share its passes.
+
+        Raises ValueError for a package of other hooks, and what `Library` raises.
         """
         if entry.about["shape"] != shape.text():
             raise ValueError("it is of other hooks")
@@ -38,14 +39,14 @@ class Package:
         self._library = Library(entry.package, tensors, team.threads)
         self._team = team
         self._inputs, self._outputs = (entry.about["rows"][kind] for kind in ("inputs", "outputs"))
-        """By tensor, the axis that the rows are on."""
+        """The row axis of each tensor."""
         self.native = self._library.native
         self.divisible = None not in self._outputs
-        """Whether some rows of a pass may be run by themselves."""
+        """True where some rows of a pass may run by themselves."""
         self._column = torch.zeros(0)
 
     def given(self, hooks: Bound) -> list[torch.Tensor] | None:
-        """The tensors of hooks; None where they are others than it is for."""
+        """Return the tensors of hooks; None where they do not match the package."""
         return hooks.tensors(self._mould)
 
     def decode(
@@ -59,10 +60,10 @@ class Package:
         pool: KVPool,
         shares: list[slice],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalised states (rows, 1, d) and logits (rows, vocabulary); the hooks are left as a plain step leaves them.
+        """Return normalised states (rows, 1, d) and logits (rows, vocabulary); leave the hooks as a plain step does.
 
-        given: the hooks' tensors. tokens, positions, rope: (rows,). columns: how many are read. shares: the rows that each
-        thread takes, all of them in turn.
+        given: the hooks' tensors. tokens, positions, rope: (rows,). columns: the number of columns read. shares: the rows of
+        each thread, which cover all rows in order.
         """
         return self._run(hooks, given, [tokens, positions, rope], columns, pool, shares, by_slot=True)
 
@@ -79,12 +80,14 @@ class Package:
         pool: KVPool,
         shares: list[slice],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalised states (rows, n, d) and logits (rows, vocabulary) of each row's last token; arguments as those of
-        `PrefillStep`, hooks, columns and shares as those of a decode."""
+        """Return normalised states (rows, n, d) and logits (rows, vocabulary) of each row's last token.
+
+        The arguments are those of `PackedPrefill`; hooks, columns and shares are as in `decode`.
+        """
         return self._run(hooks, given, [embeds, positions, slots, starts, last], columns, pool, shares, by_slot=False)
 
     def encode(self, given: list[torch.Tensor], shares: list[slice]) -> torch.Tensor:
-        """(pictures, tokens, d) of what a `PicturesStep` is given. shares: the pictures that each thread takes."""
+        """Return (pictures, tokens, d) of a `PackedPictures` step's arguments. shares: the pictures of each thread."""
         (features,) = self._passed(given, [], shares, by_slot=False)
         return features
 
@@ -98,7 +101,7 @@ class Package:
         shares: list[slice],
         by_slot: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """by_slot: row i is slot i."""
+        """Run a pass with hooks; by_slot: row i is slot i."""
         if len(self._column) < pool.length:
             self._column = torch.zeros(pool.length)
         hidden, logits, *made = self._passed([*fed, self._column[:columns], *given], [*pool.tensors], shares, by_slot)
@@ -108,7 +111,7 @@ class Package:
     def _passed(
         self, inputs: list[torch.Tensor], pooled: list[torch.Tensor], shares: list[slice], by_slot: bool
     ) -> list[torch.Tensor]:
-        """What the library says of inputs, each thread of its share."""
+        """Return the library's outputs, each thread computing its share."""
         if len(shares) == 1:
             calls = [partial(self._library, [*map(torch.Tensor.contiguous, inputs), *pooled])]
         else:
@@ -119,7 +122,7 @@ class Package:
     def _part(
         self, rows: slice, inputs: list[torch.Tensor], pooled: list[torch.Tensor], by_slot: bool
     ) -> list[torch.Tensor]:
-        """What some rows are given, in the order of memory that steps are made for."""
+        """Return the arguments for some rows, contiguous as compiled steps need them."""
         parts = [
             one if axis is None else one.narrow(axis, rows.start, rows.stop - rows.start)
             for one, axis in zip(inputs, self._inputs, strict=False)

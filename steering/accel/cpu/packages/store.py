@@ -1,5 +1,7 @@
-"""The folder in which compiled steps are kept from one start to the next. What lies in it runs as this user's own code, so
-that nothing is taken from a folder, or a file, that others may write."""
+"""The store of compiled steps, which keeps them from one start to the next.
+
+Its contents run as this user's own code, so nothing is loaded from a folder, or a file, that others may write.
+"""
 
 from __future__ import annotations
 
@@ -20,34 +22,34 @@ from typing import Any, NamedTuple
 log = logging.getLogger(__name__)
 
 KEPT = 128
-"""Entries, two for each step; of more, those that were not used for longest go."""
+"""Maximum number of entries, two for each step; the least recently used ones are removed."""
 STALE = 86_400.0
-"""Seconds after which what was left unfinished goes."""
+"""Seconds after which unfinished entries are removed."""
 _PACKAGE, _ABOUT, _BUILDING = "step.so", "about.json", ".building-"
 
 
 class Unsafe(OSError):
-    """A folder or a file that others than this user may have written."""
+    """A folder or a file may have been written by other users."""
 
 
 class StoredStep(NamedTuple):
-    """A compiled step. package: its file. about: what was noted of it."""
+    """A compiled step. package: its file. about: its metadata."""
 
     package: Path
     about: dict[str, Any]
 
 
 def default_folder() -> Path:
-    """The user's own: $XDG_CACHE_HOME/helmsight/compiled, or that of ~/.cache."""
+    """Return the user's own folder: $XDG_CACHE_HOME/helmsight/compiled, or the one in ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "helmsight" / "compiled"
 
 
 class Store:
-    """Entries by their keys, which are texts that say all that a compiled step depends on."""
+    """Entries by their keys, which are texts that state everything that a compiled step depends on."""
 
     def __init__(self, folder: Path):
-        """Makes the folder, for this user alone; raises Unsafe for one that others may write, OSError where none can be."""
+        """Make the folder, for this user alone; raise Unsafe where others may write it, OSError where it cannot be made."""
         self.folder = folder.expanduser().absolute()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for place in (self.folder, *self.folder.parents):
@@ -55,7 +57,7 @@ class Store:
         _refuse_foreign(self.folder)
 
     def find(self, key: str) -> StoredStep | None:
-        """The entry of a key, None where there is none; one that is broken is removed."""
+        """Return the entry of a key, None where there is none; remove a broken one."""
         place = self.folder / _digest(key)
         try:
             _refuse_foreign(place)
@@ -73,7 +75,7 @@ class Store:
                 self._remove(place)
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("a compiled step in %s is made anew: %s", self.folder, error)
+            log.warning("a compiled step in %s is unusable and will be compiled again: %s", self.folder, error)
             self._remove(place)
             return None
         return StoredStep(place / _PACKAGE, about)
@@ -90,7 +92,7 @@ class Store:
 
     @contextmanager
     def room(self) -> Iterator[Path]:
-        """A folder in which an entry is made, gone afterwards."""
+        """Yield a temporary folder in which an entry is made."""
         self._tidy()
         place = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder))
         try:
@@ -99,7 +101,7 @@ class Store:
             shutil.rmtree(place, ignore_errors=True)
 
     def keep(self, key: str, package: Path, about: Mapping[str, Any]) -> StoredStep:
-        """Keep a package, a file in a room of this store, in the place of what was there."""
+        """Store a package, a file in a room of this store, in place of an earlier one."""
         place, made = self.folder / _digest(key), Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder))
         noted = {**about, "key": key, "digest": _digest(package.read_bytes())}
         os.replace(package, made / _PACKAGE)
@@ -109,21 +111,21 @@ class Store:
         self._remove(place)
         try:
             os.rename(made, place)
-        except OSError:  # another process was as fast
+        except OSError:  # another process was faster
             shutil.rmtree(made, ignore_errors=True)
         return StoredStep(place / _PACKAGE, noted)
 
     def share(self, key: str, entry: StoredStep, about: Mapping[str, Any]) -> StoredStep:
-        """Keep the package of an entry under another key, too, which notes that of the first as `of`."""
+        """Store the package of an entry under another key, too, which records the first key as `of`."""
         with self.room() as room:
             try:
                 os.link(entry.package, room / _PACKAGE)
-            except OSError:  # there are no links here
+            except OSError:  # the file system has no links
                 shutil.copy(entry.package, room / _PACKAGE)
             return self.keep(key, room / _PACKAGE, {**about, "of": entry.about["key"]})
 
     def drop(self, key: str) -> None:
-        """Remove an entry that turned out wrong."""
+        """Remove an entry that turned out to be wrong."""
         self._remove(self.folder / _digest(key))
 
     def _remove(self, place: Path) -> None:
@@ -149,7 +151,7 @@ def _age(place: Path) -> float:
 
 
 def _refuse_shared(place: Path) -> None:
-    """Raise Unsafe for a folder in which others may put something else in the place of what is there."""
+    """Raise Unsafe for a folder in which others may replace files."""
     found = place.stat()
     writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
     if writable or found.st_uid not in (0, os.geteuid()):
@@ -157,7 +159,7 @@ def _refuse_shared(place: Path) -> None:
 
 
 def _refuse_foreign(place: Path) -> None:
-    """Raise Unsafe for what this user did not write, or others may."""
+    """Raise Unsafe for a file that this user did not write, or that others may write."""
     found = place.lstat()
     if found.st_uid != os.geteuid() or stat.S_ISLNK(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise Unsafe(f"others than this user may write {place}")

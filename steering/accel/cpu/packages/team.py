@@ -1,7 +1,7 @@
-"""A pass of many rows as several passes of some, each by a thread of its own.
+"""Passes of many rows split into several passes of some, each in its own thread.
 
-Threads that share every product of a small model wait for each other at each; these wait once. Where other processes need
-the processors, too, even that takes longer than one thread does for all rows: then mostly one does.
+Threads that share every product of a small model wait for each other at each product; these wait once. Where other processes
+need the processors, even that takes longer than one thread does for all rows; then mostly a single thread runs.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ import torch
 
 T = TypeVar("T")
 MOST = 8
-"""Threads of a team: what they read comes from one memory, and each holds what a compiled pass needs of its own."""
+"""Maximum number of threads: they share one memory bandwidth, and each needs its own working memory."""
 
 
 LATE = 0.5
-"""Of the time that its own share takes, how long whoever runs a pass may wait for the others, in the mean, before it rather
-runs all of it: alone it would take up to twice as long, less where what takes time is to read weights."""
+"""Maximum mean wait for the other threads, in multiples of the own share's time, before one thread runs all rows.
+
+Alone it takes up to twice as long, less where reading weights dominates.
+"""
 TRIED = 32
-"""Of so many passes that one thread runs, one is shared, to see whether the others are late yet."""
+"""Number of passes in one thread after which one is shared, to see whether the others are still late."""
 _WEIGHT = 0.2
-"""Of a new time in that mean, in which a pause of the machine is no more than one's own share."""
+"""Weight of a new time in that mean, in which a pause of the machine counts no more than the own share."""
 
 
 class Team:
-    """So many threads, but at most `MOST`, whoever asks for a pass among them."""
+    """A group of threads, at most `MOST`, that share passes; the caller's thread is one of them."""
 
     def __init__(self, threads: int, clock: Callable[[], float] = time.monotonic):
         self.threads = min(threads, MOST)
@@ -38,8 +40,10 @@ class Team:
         self._alone = 0
 
     def shares(self, rows: int, least: int) -> list[slice]:
-        """The rows that each thread takes: as many of them as have at least so many, about equally; one takes all, mostly,
-        while others are late."""
+        """Return the rows of each thread, about equal, with at least `least` rows each.
+
+        While others are late, mostly a single share takes all rows.
+        """
         count = max(1, min(self.threads, rows // least))
         if count > 1 and self._late > LATE:
             self._alone = (self._alone + 1) % TRIED
@@ -48,7 +52,7 @@ class Team:
         return [slice(*part) for part in zip([0, *ends], ends, strict=False)]
 
     def run(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        """What each says; all have ended where one raises. Each call's own work is to be of one thread."""
+        """Return each call's result; all have ended where one raises. Each call must use a single thread."""
         if len(calls) == 1:
             return [calls[0]()]
         own = torch.get_num_threads()
@@ -71,10 +75,10 @@ class Team:
 
 
 def _begin() -> None:
-    torch.get_num_threads()  # has a thread begin with what any other one was told last
+    torch.get_num_threads()  # makes a thread take over the number that any other thread was set to last
     torch.set_num_threads(1)
 
 
 def _inferred(call: Callable[[], T]) -> T:
-    with torch.inference_mode():  # which each thread is in by itself
+    with torch.inference_mode():  # inference mode is per thread
         return call()

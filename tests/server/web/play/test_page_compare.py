@@ -73,7 +73,7 @@ def test_one_click_asks_with_one_intervention_after_another(playground: Callable
     page.locator("#asked-sage-see-alpha").fill("0.3")
     page.locator("#compare-row summary").click()
     page.get_by_text("Interventions", exact=True).click()
-    for name in ("Think", "ICD", "PAI", "Refusal prompt"):
+    for name in ("Think", "ICD", "PAI", "Refusal prompt", "Look at", "Project out", "Dola"):
         page.locator(f"#compared input[value='{name}']").uncheck()
     asked = compare(page)
     said = {
