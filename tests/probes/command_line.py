@@ -29,12 +29,12 @@ def run(*words: str) -> int:
 
 
 def last_error(capsys: pytest.CaptureFixture[str]) -> str:
-    """The line that a failed command ends with."""
+    """Return the line that a failed command ends with."""
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def strict(path: Path) -> dict[str, Any]:
-    """A JSON file without NaN or infinity."""
+    """Parse a JSON file, rejecting NaN and infinity."""
 
     def refuse(constant: str) -> NoReturn:
         raise AssertionError(constant)
@@ -43,7 +43,7 @@ def strict(path: Path) -> dict[str, Any]:
 
 
 def write_mc2(folder: Path, count: int) -> list[str]:
-    """A file of so many rows, tasks in turn, with its images; and the options that name them."""
+    """Write a file of `count` rows, with alternating tasks and their images, and return the options that name them."""
     images = folder / "coco" / "val2014"
     images.mkdir(parents=True)
     rows = []

@@ -33,7 +33,7 @@ def tiny(root: Path) -> steering.Engine:
 
 @pytest.fixture(scope="session")
 def vector(tiny: steering.Engine) -> steering.SteeringVector:
-    """A vector of the tiny model."""
+    """Build a vector of the tiny model."""
     return build(tiny, make_samples(8), layers=[1], quiet=True)
 
 
@@ -71,7 +71,7 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A random model never ends an answer by itself, and says nothing that would be worth the time."""
+    """Shorten answers: a random model never ends one by itself, and says nothing worth the time."""
     shorten(monkeypatch)
 
 
@@ -85,8 +85,10 @@ def _loaded(path: str, device: str, calibrations: Path, kept: tuple[bytes, ...])
 
 @pytest.fixture
 def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For commands that run again and again: a model is read once, unless its calibration has changed, and not checked, as
-    other tests do."""
+    """Load a model only once for commands that run repeatedly.
+
+    It is loaded again if its calibration has changed. It is not self-checked; other tests do that.
+    """
 
     def load(path: str, *, device: str, calibrations: Path, chat_template: None) -> steering.MLLM:
         files = [Path(path) / "calibration.json", *sorted(calibrations.glob("*.json"))]
@@ -119,7 +121,7 @@ def no_model(loaded_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_samples(count: int, question: str = "What color is the ball?", shade: int = 0) -> list[ConflictSample]:
-    """Samples with pictures of one colour each; the tasks alternate."""
+    """Return samples with pictures of one colour each and alternating tasks."""
     return [
         ConflictSample(
             id=str(i),
@@ -135,8 +137,10 @@ def make_samples(count: int, question: str = "What color is the ball?", shade: i
 
 
 class Scripted:
-    """Answers by a function of the question, in order but, as an engine does, with more questions taken `ahead`; `asked`
-    are all it was given."""
+    """An answerer that calls a function of the question.
+
+    Answers come in order but, as with an engine, `ahead` more questions are taken; `asked` holds all of them.
+    """
 
     def __init__(
         self, answer: Callable[[Question], str | Reply], *, identity: str = "scripted", ahead: int = 0
@@ -166,6 +170,6 @@ def seen(ratio: float | None) -> dict[str, Any]:
 
 
 def text_of(question: Question) -> str:
-    """The text of the last message."""
+    """Return the text of the last message."""
     content = question.chat[-1]["content"]
     return content if isinstance(content, str) else next(part["text"] for part in content if part["type"] == "text")

@@ -28,7 +28,7 @@ FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path i
 
 
 def imported(name: str) -> set[str]:
-    """The files of probes that a file imports, also inside functions."""
+    """Return the files of probes that a file imports, also inside functions."""
     found = set()
     for node in ast.walk(ast.parse(FILES[name].read_text())):
         if isinstance(node, ast.ImportFrom) and node.module is not None:

@@ -23,19 +23,18 @@ MakeEngine = Callable[..., steering.Engine]
 LoadMLLM = Callable[[str], steering.MLLM]
 LoadPlain = Callable[[str], Plain]
 OF_EACH_KIND = ("qwen2_vl", "qwen3_vl_moe", "llava", "gemma3", "paligemma2", "idefics3")
-"""Where not every family is asked: M-RoPE, experts, one position a token, windows, a prompt that sees itself as a whole,
-tiles."""
+"""Families where not all are tested: M-RoPE, experts, single positions, windows, a bidirectional prompt, tiles."""
 
 
 @pytest.fixture(scope="session")
 def load_mllm(root: Path) -> LoadMLLM:
-    """family -> its patched model; shared, so a test that changes one must change it back."""
+    """Return a function from a family to its patched model, which is shared: undo any change to it."""
     return functools.cache(lambda family: steering.load(families.checkpoint(family, root), device="cpu"))
 
 
 @pytest.fixture(scope="session")
 def load_plain(root: Path) -> LoadPlain:
-    """family -> its plain model."""
+    """Return a function from a family to its plain model."""
     return functools.cache(lambda family: Plain(families.checkpoint(family, root)))
 
 
@@ -51,14 +50,14 @@ def make_engine(load_mllm: LoadMLLM) -> MakeEngine:
 
 
 def a_pool(slots: int, length: int, layers: int) -> Pool:
-    """A pool of a model that has nothing but layers."""
+    """Return a pool of a model that only has layers."""
     facts = {"dtype": torch.float32, "calibration": None, "ranks": ALONE}
     mllm: Any = SimpleNamespace(num_layers=layers, device=torch.device("cpu"), **facts)
     return Pool(mllm, slots, length, 2)
 
 
 def a_sequence(spans: Iterable[int], *asked: steering.Asked, slot: int = 0) -> Sequence:
-    """A sequence whose prompt has tokens of these spans, with these interventions."""
+    """Return a sequence with prompt tokens of these spans, and these interventions."""
     layout = Layout(torch.tensor(list(spans)), ())
     prompt = Prompt(torch.zeros(len(layout.spans), dtype=torch.int64), {}, (), layout)
     spec = Spec.of(prompt, {one.name(): one for one in asked}, None)

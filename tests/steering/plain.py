@@ -16,16 +16,16 @@ from tests import families
 
 Messages = list[dict[str, Any]]
 Addition = tuple[torch.Tensor, str]
-"""What is added to the residual stream, (layers, d), and to which tokens: all, prompt, generated, image or text."""
+"""A tensor added to the residual stream, (layers, d), and its tokens: all, prompt, generated, image or text."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What plain `generate()` did with one prompt of n tokens.
+    """The results of plain `generate()` with one prompt of n tokens.
 
     logits: (steps, vocabulary) before any processing. attention: (layers, n + steps - 1, n + steps - 1), mean over heads,
-    the rows of the prompt and of every generated token that was fed. hidden: (layers, n + steps - 1, d), the residual
-    stream after each layer, before what was added to it there.
+    the rows of the prompt and of every generated token that was fed. hidden: (layers, n + steps - 1, d), the residual stream
+    after each layer, before what was added to it there.
     """
 
     ids: torch.Tensor
@@ -53,7 +53,7 @@ class Plain:
         self.layers = self.model.get_decoder().layers
 
     def inputs(self, messages: Messages) -> dict[str, torch.Tensor]:
-        """The model's inputs for a conversation, from the processor alone."""
+        """Return the model's inputs for a conversation, from the processor alone."""
         text = self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         bos = self.tokenizer.bos_token
         pictures = families.images_of(messages)
@@ -123,7 +123,7 @@ class Plain:
 
 @torch.inference_mode()
 def uncached(model: Any, inputs: Mapping[str, torch.Tensor], tokens: Sequence[int], **options: Any) -> Any:
-    """The model's output for a prompt and tokens after it, computed without any cache."""
+    """Return the model's output for a prompt and tokens after it, computed without any cache."""
     extended = dict(inputs)
     for name, fill in (("input_ids", None), ("attention_mask", 1), ("mm_token_type_ids", 0), ("token_type_ids", 0)):
         if name in inputs:
@@ -152,7 +152,7 @@ def _by_layer(hidden: list[list[torch.Tensor]]) -> torch.Tensor:
 
 
 def _stacked(steps: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-    """One matrix a layer from the attentions of every step, which see all columns or, windowed, the latest ones."""
+    """Return one matrix per layer from the attentions of every step, which see all columns or, windowed, the latest ones."""
     total = steps[0][0].shape[2] + len(steps) - 1
     out = torch.zeros(len(steps[0]), total, total)
     for layer in range(len(steps[0])):

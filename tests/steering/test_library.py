@@ -42,7 +42,7 @@ def test_every_public_name_says_what_it_is() -> None:
 
 @functools.cache
 def said() -> dict[str, str]:
-    """What stands under each constant."""
+    """Return the docstring of each constant."""
     found: dict[str, str] = {}
     for path in (ROOT / "steering").rglob("*.py"):
         if path.name == "__init__.py":

@@ -1,4 +1,4 @@
-"""What tells wrong answers: the arithmetic by hand and on numbers that are known to tell, files that are wrong."""
+"""Detection of wrong answers: arithmetic by hand, numbers that are known to tell, and invalid files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def judged(count: int = 2000, seed: int = 0) -> Judged:
 
 
 def test_the_area_of_shifted_normals_is_that_of_the_formula() -> None:
-    """Of N(1, 1) against N(0, 1) it is Phi(1 / sqrt 2) = 0.760; two such numbers together have Phi(1) = 0.841."""
+    """The area is Phi(1 / sqrt 2) = 0.760 for N(1, 1) against N(0, 1); two such numbers together have Phi(1) = 0.841."""
     found = evaluate(judged(5000))
     areas = found["parts"]["all"]["auroc"]
     assert areas["tells"]["auroc"] == pytest.approx(0.760, abs=0.02)
@@ -167,7 +167,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, row: Any, said: str) -> None:
 
 
 def test_the_alarm_goes_by_what_adds_to_it() -> None:
-    """What repeats another number, or tells nothing, is left out."""
+    """A number that repeats another, or tells nothing, is left out."""
     made = judged(3000)
     rng = np.random.default_rng(7)
     values = {**made.values, "again": made.values["tells"] + rng.normal(0, 0.1, 3000)}

@@ -36,7 +36,7 @@ def failed(status: int, message: str = "no", **headers: str) -> Answer:
 
 
 def cut_off(text: str) -> Answer:
-    """The connection breaks in the middle of the body."""
+    """Break the connection in the middle of the body."""
     return 200, {"X-Missing": "10"}, said(text)[2]
 
 

@@ -1,4 +1,4 @@
-"""What an endpoint asks a server for, and how it reads the replies."""
+"""The requests of an endpoint to a server, and the reading of the replies."""
 
 from __future__ import annotations
 

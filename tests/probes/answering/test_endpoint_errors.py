@@ -1,4 +1,4 @@
-"""What may pass is tried again; what stays wrong is an error in the words of the server."""
+"""Failures that may pass are retried; persistent ones are errors in the server's words."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from tests.probes.answering.scripted_server import vector
 
 @pytest.fixture(scope="module")
 def model(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny checkpoint whose defaults have a penalty, as those of the large Qwens have."""
+    """Return a tiny checkpoint whose defaults have a penalty, as those of the large Qwens do."""
     folder = tmp_path_factory.mktemp("served") / "tiny"
     shutil.copytree(families.checkpoint("qwen2_vl", root), folder)
     config = folder / "generation_config.json"
@@ -51,7 +51,7 @@ def engine(model: Path) -> steering.Engine:
 
 @pytest.fixture(scope="module")
 def helmsight(model: Path, engine: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of `helmsight serve`, a process of its own: this room knows nothing of the server's insides."""
+    """Start `helmsight serve` in a process and yield its URL: this room knows nothing of the server's insides."""
     log = tmp_path_factory.mktemp("log") / "server.log"
     words = {
         "model": model, "device": "cpu", "slots": 4, "max-length": 512, "port": 0, "journal": "off", "threads": 1,

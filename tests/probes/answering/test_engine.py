@@ -1,4 +1,4 @@
-"""What an engine in this process answers, against the engine asked by hand and against plain transformers."""
+"""Answers of an engine in this process, compared with the engine asked by hand and with plain transformers."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ TOKENS = 4
 
 
 def chats(count: int) -> list[Chat]:
-    """Of different lengths, so that the batch has to be put together."""
+    """Return chats of different lengths, so that the batch needs padding."""
     samples = [replace(one, context=one.context + " Really." * (i % 9)) for i, one in enumerate(make_samples(count))]
     return [messages(sample, ("plain", "text", "vision")[i % 3], i % 2 == 1) for i, sample in enumerate(samples)]
 
 
 def alone(engine: Engine, chat: Chat, steers: tuple[Steer, ...] = (), tokens: int = TOKENS) -> Reply:
-    """What the engine says to that chat, asked by hand and alone."""
+    """Return the engine's reply to that chat, asked by hand and alone."""
     request = Request(chat, Sampling(max_tokens=tokens), steers, diagnose=Diagnose(frozenset({"modality"})))
     choice = engine.generate([request])[0].choices[0]
     assert choice.diagnostics is not None
@@ -120,7 +120,7 @@ def test_the_attention_ratio_is_missing_where_there_is_no_context(tiny: Engine) 
 
 
 def expected_auto(engine: Engine, chat: Chat, auto: Auto) -> Reply:
-    """The same question asked by itself, decided by itself."""
+    """Return the reply to the same question, asked and decided alone."""
     (found,) = steering.measure(engine, [chat])
     return replace(alone(engine, chat, (auto.steer(found),)), auto={"toward": found.toward, **found.report()})
 

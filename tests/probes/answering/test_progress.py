@@ -1,4 +1,4 @@
-"""What is shown while questions are asked: bars in a terminal, lines elsewhere, both from what is kept."""
+"""The progress display while questions are asked: bars in a terminal, lines elsewhere, from the same counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a question's interventions are said to a server."""
+"""The fields by which a question's interventions are sent to a server."""
 
 from __future__ import annotations
 

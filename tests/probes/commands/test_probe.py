@@ -29,18 +29,18 @@ pytestmark = pytest.mark.usefixtures("loaded_once", "short_answers")
 
 SMALL = ("--samples", "2", "--calibration-samples", "1", "--strengths", "0.3", "--layers", "1", "--states", "2")
 LEAST = ("--samples", "1", "--no-calibrate", "--states", "0", "--force")
-"""What makes a vector at all."""
+"""The least options that make a vector."""
 
 
 def small(model: str, folder: Path) -> list[str]:
-    """A small probe with its files in that folder."""
+    """Return the words of a small probe with its files in that folder."""
     where = ["--report", str(folder / "report"), "--out", str(folder / "v.safetensors")]
     return ["probe", "--model", model, "--device", "cpu", "--quiet", *SMALL, *where]
 
 
 @pytest.fixture
 def probe(model: str, tmp_path: Path) -> list[str]:
-    """A small probe with its files in the test's folder."""
+    """Return the words of a small probe with its files in the test's folder."""
     return small(model, tmp_path)
 
 
@@ -63,7 +63,7 @@ class Made:
 
 @pytest.fixture(scope="module")
 def forced(model: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """A calibrated vector, made although it is doubtful."""
+    """Make a calibrated vector in spite of doubts."""
     folder = tmp_path_factory.mktemp("forced")
     return Made.by([*small(model, folder), "--force"], folder)
 
@@ -169,7 +169,7 @@ def test_a_folder_is_no_place_for_a_vector(
 
 @pytest.fixture
 def home(undrawn: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home folder of the test's own, where the probe writes unless it is told otherwise."""
+    """Set a home folder for the test, where the probe writes by default."""
     for name in ("HELMSIGHT_VECTORS", "HELMSIGHT_CONFIG", "HELMSIGHT_MODEL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -178,7 +178,7 @@ def home(undrawn: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def at_home(model: str, *words: str) -> int:
-    """A probe that is not told where to write, from the real command line."""
+    """Run a probe on the real command line, without naming an output."""
     return cli.main(["probe", "--model", model, "--device", "cpu", "--quiet", "--layers", "1", *LEAST, *words])
 
 

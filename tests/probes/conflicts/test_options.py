@@ -1,4 +1,4 @@
-"""Which samples are drawn, from a file and where there is none."""
+"""The samples that are drawn, from a file and without one."""
 
 from __future__ import annotations
 

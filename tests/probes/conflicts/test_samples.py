@@ -54,7 +54,7 @@ def test_the_instructions_are_the_authors_to_the_last_space() -> None:
 
 
 def test_the_instruction_of_the_papers_case() -> None:
-    """Figure 12: "... In case of inconsistency, prioritize the text context." """
+    """Figure 12: "... In case of inconsistency, prioritize the text context"."""
     said = mc2.prompt(SAMPLE, "text", swapped=False, wording="case")
     assert "\nIn case of inconsistency, prioritize the text context. \nWhat color" in said
     assert "prioritize the image content. \n" in mc2.prompt(SAMPLE, "vision", swapped=False, wording="case")
@@ -62,7 +62,7 @@ def test_the_instruction_of_the_papers_case() -> None:
 
 @pytest.mark.parametrize("wording", ["paper", "v1", "v2"])
 def test_an_instructed_prompt_word_for_word(wording: mc2.Wording) -> None:
-    """As the authors' steer_qwen_search_scale.py joins it: the instruction, its space, a new line, the question."""
+    """The prompt joins as in the authors' steer_qwen_search_scale.py: instruction, its space, a new line, question."""
     for side, instruction in (("text", TEXT[wording]), ("vision", VISION)):
         said = (
             "Text context: The ball is blue.\n" + instruction + "\nWhat color is the ball?\nA. blue\nB. red\n"

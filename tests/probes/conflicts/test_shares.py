@@ -141,8 +141,10 @@ FIELDS = ("s_vision", "s_text", "s_others")
 
 
 def scored(counted: int, of: int) -> tuple[float, float]:
-    """The shares p that a score test at 5 % does not reject: |counted / of - p| <= z sqrt(p (1 - p) / of), whose ends are
-    the roots of a quadratic."""
+    """Return the bounds of the shares p that a score test at 5 % does not reject.
+
+    These satisfy |counted / of - p| <= z sqrt(p (1 - p) / of); their bounds are the roots of a quadratic.
+    """
     z = NormalDist().inv_cdf(0.975) ** 2
     low, high = np.sort(np.roots([of + z, -(2 * counted + z), counted**2 / of]).real)
     return float(low), float(high)

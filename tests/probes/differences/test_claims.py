@@ -1,4 +1,4 @@
-"""What is read off answers."""
+"""The claims that are read from answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two answers leave inside a model, against hand-worked cases and the plain model's own states."""
+"""Traces of two answers inside a model, compared with hand-worked cases and the plain model's own states."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tests.probes.harness.toy import CONDITIONS
 
 
 def session(found: Any) -> Any:
-    """One that asks a server which has that vector, or raises that."""
+    """Return a session with a server that has that vector, or raises that error."""
 
     def vector(name: str) -> Any:
         if isinstance(found, Exception):

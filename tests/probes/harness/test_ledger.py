@@ -1,4 +1,4 @@
-"""What a ledger keeps, finds again and refuses: no answer is lost, none is taken that is not its own."""
+"""A ledger keeps, finds and refuses answers: none is lost, and none is taken that belongs to another question."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def questions(*numbers: int) -> list[Question]:
 
 
 def echo(one: Question) -> Reply:
-    """A reply with every field set, different for every question."""
+    """Return a reply with every field set, different for every question."""
     text = text_of(one)
     return Reply(f"Re: {text} ä\n", seen(len(text) / 7), {"toward": "text", "abstained": None, "drop_text": 1e-17})
 
 
 def run(path: Path, asked: list[Question], ahead: int = 0, identity: str = "scripted") -> tuple[list[Reply], list[str]]:
-    """The replies of a new run, and what it had to ask."""
+    """Return the replies of a new run, and the questions that it had to ask."""
     answerer = Scripted(echo, ahead=ahead, identity=identity)
     replies = list(Remembering(answerer, path).answers(asked))
     return replies, [text_of(one) for one in answerer.asked]

@@ -18,7 +18,7 @@ from tests.probes.conftest import text_of
 
 @pytest.fixture
 def words(loaded_once: None, model: str, tmp_path: Path) -> list[str]:
-    """A small run with its files in the test's folder; the benchmark's name comes second."""
+    """Return the words of a small run with its files in the test's folder; the benchmark's name comes second."""
     return ["eval", "--model", model, "--device", "cpu", "--quiet", "--limit", "4", "--out", str(tmp_path / "out")]
 
 

@@ -31,7 +31,7 @@ def tables(page: Report) -> list[dict[str, dict[str, str]]]:
 
 
 def ranged(shares: Shares, name: str) -> str:
-    """A share with its interval as a cell has it."""
+    """Return a share with its interval as a cell shows it."""
     low, high = shares.intervals[name]
     return f"{getattr(shares, name):.3f} ({low:.3f} to {high:.3f})"
 
@@ -45,7 +45,7 @@ def row(vision: tuple[int, int, int], text: tuple[int, int, int]) -> Steered:
 
 
 def strengths(rows: dict[float, Steered], bend: Knee, published: float | None = None) -> dict[str, Any]:
-    """As report.json has them."""
+    """Return the rows as report.json holds them."""
     return {
         "knee": bend.to_json(), "published": published, "rows": {f"{one:g}": row.to_json() for one, row in rows.items()},
     }  # fmt: skip

@@ -73,7 +73,7 @@ class Scripted:
 
 
 def balls(count: int) -> list[ConflictSample]:
-    """Samples that `Asked` tells apart; the tasks alternate."""
+    """Return samples that `Asked` distinguishes, with alternating tasks."""
     return [
         ConflictSample(
             id=f"ball-{i}",
@@ -89,7 +89,7 @@ def balls(count: int) -> list[ConflictSample]:
 
 
 def said(code: str, swapped: bool) -> str:
-    """An answer: v the image's, t the text's, a and b that letter in either order, n no letter."""
+    """Return an answer: v the image's, t the text's, a and b that letter in either order, n no letter."""
     if code in "vt":
         return "AB"[(code == "t") != swapped]
     return {"a": "A", "b": "B", "n": "Sorry."}[code]
@@ -126,7 +126,7 @@ SHOTS = make_samples(4)
 
 
 def script_name(one: Asked) -> str:
-    """The key of SCRIPT."""
+    """Return the key of a question in SCRIPT."""
     steered = "plain" if one.push is None else one.push.toward
     if one.setting.endswith("_only"):
         return f"{steered} {one.setting}"

@@ -29,7 +29,7 @@ FACTOR = 0.25
 
 @pytest.fixture(scope="module")
 def calibrated(tiny: steering.Engine) -> SteeringVector:
-    """Of layer 2, which no probe here would choose by itself, with a factor of its published weight."""
+    """Return a vector at layer 2, which no probe here would choose, with a factor of its published weight."""
     vector = build(tiny, make_samples(3, question="Which ball?"), quiet=True)
     return replace(vector, layers=(2,), info=vector.info | {"calibration": {"factor": FACTOR, "range": [0.5, 2.0]}})
 
@@ -50,7 +50,7 @@ def by_vector(codes: Sequence[str]) -> Scripted:
 
 
 def pushed(answerer: Scripted) -> list[tuple[SteeringVector, list[Push]]]:
-    """The vectors in the order in which they came, each with its pushes."""
+    """Return the vectors in the order in which they came, each with its pushes."""
     found: list[tuple[SteeringVector, list[Push]]] = []
     for one in answerer.asked:
         assert one.push is not None
@@ -64,7 +64,7 @@ def pushed(answerer: Scripted) -> list[tuple[SteeringVector, list[Push]]]:
 
 
 def check_same_dose(vector: SteeringVector, published: SteeringVector) -> None:
-    """What is pushed at strength 1 is FACTOR times the published weight times the direction."""
+    """Check that the push at strength 1 is FACTOR times the published weight times the direction."""
     expected = FACTOR * published.weight[:, None] * published.direction
     torch.testing.assert_close(vector.delta(1.0, range(len(expected))), expected, rtol=1e-4, atol=1e-5)
 
@@ -130,7 +130,7 @@ def test_probes_of_an_ablation_follow_the_evaluated_vectors_recipe(
 def test_strengths_are_in_published_units_whatever_strength_is_evaluated(
     published: float | None, pushed_at: set[float]
 ) -> None:
-    """Where strength 1 is 0.4 published, 2.0 published is strength 5; a vector that does not say is taken as it is."""
+    """2.0 published is strength 5 if strength 1 is 0.4 published; a vector without that keeps its own units."""
 
     def rule(one: Asked) -> Reply:
         assert one.push is not None
@@ -243,8 +243,11 @@ def test_latency_of_the_three_ways_on_a_real_engine(tiny: steering.Engine, calib
 
 @dataclass
 class Clock:
-    """An engine on which a plain answer takes as many seconds as its sample's number says, and the first request of a chat
-    100 more; reading states takes twice as long, steering three times."""
+    """An engine with scripted durations.
+
+    A plain answer takes as many seconds as its sample's number, and the first request of a chat 100 more; reading states
+    takes twice as long, steering three times.
+    """
 
     now: float = 0.0
     order: list[str] = field(default_factory=list)

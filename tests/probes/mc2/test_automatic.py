@@ -42,7 +42,7 @@ SAMPLES = balls(4)
 
 
 def cell_of(one: Asked) -> tuple[str, bool]:
-    """Of which modality something is left, the picture or the context, and whether that is reworded."""
+    """Return the modality that is left, picture or context, and whether it is reworded."""
     sample = SAMPLES[one.ball]
     plainly = f"Text context: {sample.context}\n" in one.text
     if one.image is None:

@@ -36,14 +36,14 @@ FIELDS = {"s_vision", "s_text", "s_others", "vision_ratio", "n"}
 
 @pytest.fixture(scope="module")
 def vector(tiny: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A vector of the tiny model in a file."""
+    """Save a vector of the tiny model to a file."""
     made = build(tiny, make_samples(3), name="made", layers=[1], quiet=True)
     return str(made.save(tmp_path_factory.mktemp("vector") / "made.safetensors"))
 
 
 @pytest.fixture
 def evaluation(model: str, vector: str, tmp_path: Path) -> list[str]:
-    """A small evaluation with its files in the test's folder."""
+    """Return the words of a small evaluation with its files in the test's folder."""
     where = ["--vector", vector, "--out", str(tmp_path / "mc2")]
     return ["eval", "mc2", "--model", model, "--device", "cpu", "--quiet", "--limit", "2", *where]
 
@@ -151,7 +151,7 @@ def test_ablations_and_the_automatic_direction(
 
 @pytest.fixture
 def kept_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where calibrations are kept of a home of the test's own."""
+    """Set a home folder for the test and return its folder of calibrations."""
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path / ".helmsight" / "vectors" / "calibrations"
 
@@ -251,7 +251,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(
 
 
 def near(report: Any) -> Any:
-    """A report whose numbers are near enough: the last bits depend on what else was in the batch."""
+    """Make a report's numbers approximate: the last bits depend on the rest of the batch."""
     if isinstance(report, dict):
         return {name: near(value) for name, value in report.items()}
     if isinstance(report, list):

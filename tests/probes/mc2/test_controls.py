@@ -83,7 +83,7 @@ def test_both_orders_of_a_sample_follow_each_other_under_every_condition() -> No
 
 
 def measured(kind: str = "plain", side: Side | None = None, codes: str = "v") -> Preference:
-    """A condition in which nothing but the outcomes is known."""
+    """Return a condition of which only the outcomes are known."""
     letters = {"v": ("A", "B"), "t": ("B", "A"), "o": ("A", "A")}
     answers = Answers([letters[code] for code in codes], [(Reply(""), Reply(""))] * len(codes))
     return Preference.of(kind, side, balls(len(codes)), answers)

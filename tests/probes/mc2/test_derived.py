@@ -1,4 +1,4 @@
-"""What follows from samples and answers, against numbers worked out by hand and every draw that there is."""
+"""Results that follow from samples and answers, compared with hand-worked numbers and an enumeration of all draws."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_words_stand_between_spaces() -> None:
 
 
 def test_smaller_evaluations_are_drawn_from_each_task() -> None:
-    """Of four in one task and three in the other; every draw of two of each, by hand."""
+    """Two of each task are drawn in all ways, from four in one task and three in the other."""
     one: list[Outcome] = ["vision", "vision", "text", "others"]
     other: list[Outcome] = ["vision", "text", "text"]
     found = by_size([*one, *other], ["a"] * 4 + ["b"] * 3, sizes=(2, 9))
@@ -70,7 +70,7 @@ def test_ranks_correlate_as_textbooks_have_it() -> None:
 
 
 def looked(one: Asked) -> Reply:
-    """By script; what is seen in two layers grows with the ball, and with what pushes toward the image."""
+    """Answer by script; attention in two layers grows with the ball, and with a push toward the image."""
     seen = {"vision": 0.3, "text": -0.1}.get(one.push.toward if one.push else "", 0.1) + one.ball / 100
     reply = by_script(one)
     return Reply(

@@ -126,7 +126,7 @@ def test_every_question_is_asked_once_as_its_condition_wants(scripted: Scripted,
 
 
 def exact_interval(differences: list[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean from all possible resamples."""
+    """Return the 95 % interval of the mean from all possible resamples."""
     means = [sum(drawn) / len(drawn) for drawn in itertools.product(differences, repeat=len(differences))]
     low, high = np.quantile(means, (0.025, 0.975))
     return float(low), float(high)

@@ -27,8 +27,10 @@ def options_of(question: Question) -> dict[str, str]:
 
 
 def choosing(choice: Callable[[str, Question], str | None]) -> Callable[[Question], str]:
-    """Answers with the letter of the option that is chosen of a question (by its first words), in words where it is offered
-    no such option."""
+    """Return an answerer that gives the letter of an option chosen by the question's first words.
+
+    It answers in words if that option is not offered.
+    """
 
     def answer(question: Question) -> str:
         wanted = choice(text_of(question).split(":")[0], question) or REFUSAL

@@ -27,8 +27,11 @@ SAMPLES = [sample(part, number, f"kind {number % 2}") for part in ("basic", "kno
 
 
 def choice(what: str, question: Question) -> str | None:
-    """Sees all that can be seen; of the things to be known it refuses all and knows the first; it makes up answers about
-    what no picture tells unless it is told that it may refuse."""
+    """Choose an answer by the part of the question.
+
+    It knows all that can be seen; it refuses all of the questions of knowledge and knows the first; it makes up answers to
+    unanswerable questions unless it is told that it may refuse.
+    """
     told, forced = bool(question.interventions), REFUSAL not in options_of(question)
     match what.split():
         case "basic", _:

@@ -90,7 +90,7 @@ def test_what_is_no_file_of_it_is_named(folder: Path) -> None:
 
 
 def test_what_cannot_be_asked_is_left_out_and_told(folder: Path) -> None:
-    """One has no picture, and one whose picture does not decode is drawn, of twenty-two."""
+    """Among twenty-two samples one has no picture and is left out, and one has a broken picture that is drawn."""
     (folder / "broken.jpg").write_bytes(b"no picture")
     rows = [ROW | {"id": number} for number in range(20)]
     write(folder, "BasicVisQA.json", *rows, ROW | {"image": "dog.jpg"}, ROW | {"image": "broken.jpg"})

@@ -48,7 +48,7 @@ def test_nothing_is_right_where_no_picture_tells() -> None:
 
 
 def replies(asked: SapSample, *said: str | None) -> list[Reply]:
-    """The letters of these options in the orders in which two runs of seed 3 offer them; None is what is no answer."""
+    """Return the letters of these options as two runs of seed 3 offer them; None stands for no answer."""
     offered = [options for run in range(2) for options in asked.offered(run, 3)]
     letters = [None if one is None else "ABCD"[options.index(one)] for one, options in zip(said, offered, strict=True)]
     return [Reply(letter or "?") for letter in letters]

@@ -17,7 +17,7 @@ def image(source: str) -> dict[str, str]:
 
 
 def write(folder: Path, rows: Iterable[object]) -> Path:
-    """The rows as pairs.jsonl."""
+    """Write the rows to pairs.jsonl."""
     path = folder / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

@@ -25,7 +25,7 @@ X = [0.25, 0.5, 1.0, 2.0]
 
 
 def every() -> dict[str, Callable[[], Figure]]:
-    """One of each, with names and marks that ask for room."""
+    """Return one figure of each kind, with names and marks that need room."""
     long = "a condition with a name that does not fit beside its bar on one line"
     groups = {name: np.array([[at, 0.0], [at + 1, 2.0]]) for at, name in enumerate(["plain", "toward vision", long])}
     names = [f"series {index} with a longer name" for index in range(10)]
@@ -50,7 +50,7 @@ def labels(figure: Figure) -> tuple[str, str]:
 
 
 def names(figure: Figure) -> list[str]:
-    """The names of the rows, from the top."""
+    """Return the names of the rows, from the top."""
     axis = figure.axes[0].yaxis
     rows = sorted((axis.axes.transData.transform((0, at))[1], label.get_text()) for at, label in ticks(axis))
     return [name for _, name in reversed(rows)]
@@ -65,7 +65,7 @@ def colours(bars: BarContainer) -> list[str]:
 
 
 def spans(figure: Figure, kind: type = ErrorbarContainer) -> list[np.ndarray]:
-    """The two ends, (2, 2), of every error bar."""
+    """Return both ends, (2, 2), of every error bar."""
     drawn = [container for container in figure.axes[0].containers if isinstance(container, kind)]
     return [segment for container in drawn for segment in container.lines[2][0].get_segments()]
 

@@ -19,7 +19,7 @@ CSP = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 class Page(HTMLParser):
-    """What a browser would see: every start tag with its attributes, the text of every cell, the text as a whole."""
+    """A parser that records a page as a browser sees it: start tags with attributes, the cells' texts, the whole text."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Page(HTMLParser):
 
 
 def line(height: float = 1.0) -> Figure:
-    """A figure with what brings ids and dates into an SVG (clip paths, markers)."""
+    """Return a figure whose SVG would hold ids and dates (clip paths, markers)."""
     figure = Figure(layout="constrained")
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, height], marker="o", label="a line")

@@ -21,7 +21,7 @@ def window(chromium: Any) -> Any:
 
 
 def widths(window: Any, page: Path) -> list[tuple[int, int]]:
-    """Of every table what it needs and what it has."""
+    """Return for every table the width that it needs and the width that it has."""
     window.goto(page.as_uri())
     assert window.evaluate("document.documentElement.scrollWidth") == 1100
     return [(needed, there) for needed, there in window.evaluate(TABLES)]

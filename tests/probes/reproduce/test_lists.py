@@ -20,7 +20,7 @@ METRICS = ("accuracy", "f1", "acc_plus", "chair_s", "chair_i", "recall")
 
 
 def report(run: str, low: float, high: float) -> dict[str, Any]:
-    """One in which all conditions move all metrics so, and SAGE raises MME's total by the lower end."""
+    """Return a report in which all conditions move all metrics alike, and SAGE raises MME's total by the lower end."""
     plain = {name: {"value": 0.5} for name in METRICS} | {"samples": 20}
     now = {name: {"value": 0.5 + (low + high) / 2, "difference_95": [low, high]} for name in METRICS}
     conditions = {

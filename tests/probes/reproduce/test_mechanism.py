@@ -1,4 +1,4 @@
-"""How the rows about what happens inside are read, on reports in which each finding appears, and does not."""
+"""Readings of the rows on mechanisms, on reports in which each finding appears, and does not."""
 
 from __future__ import annotations
 

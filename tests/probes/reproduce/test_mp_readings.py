@@ -43,7 +43,7 @@ ABOUT = {"samples": 80, "layers": [1]}
 
 
 def changed(found: dict[str, Any], value: Any, *path: Any) -> dict[str, Any]:
-    """A copy with one value exchanged."""
+    """Return a copy with one value changed."""
     copied = copy.deepcopy(found)
     at: Any = copied
     for key in path[:-1]:

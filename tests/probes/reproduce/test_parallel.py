@@ -22,8 +22,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all r
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Iterator[BaseProcess]:
-    """A process that runs two things of two minutes in processes of its own, while others wait for work, one of them
-    its first."""
+    """Start a process that runs two tasks of two minutes in child processes, while other children wait for work.
+
+    One of the waiting children waits for its first task.
+    """
 
     def run(name: str) -> None:
         (tmp_path / name).write_text(str(os.getpid()))
@@ -47,7 +49,7 @@ def begun(tmp_path: Path) -> Iterator[BaseProcess]:
 
 
 def _lives(process: int) -> bool:
-    """A zombie, which nobody has asked for its status yet, does not."""
+    """Return whether a process runs; a zombie, whose status nobody has collected yet, does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:

@@ -18,8 +18,11 @@ EACH, REFUSED = 48, 10
 
 
 def found(*, told: bool, known: int, beyond: int) -> Any:
-    """A report: BasicVisQA is right; of KnowVisQA REFUSED are refused, of which so many known; so many of
-    BeyondVisQA are refused, and all where the model is told that it may, if that helps."""
+    """Return a report.
+
+    BasicVisQA is answered rightly; of KnowVisQA, REFUSED are refused, `known` of them known; of BeyondVisQA, `beyond` are
+    refused, and all if the model is told that it may, with `told`.
+    """
 
     def choice(what: str, question: Any) -> str | None:
         part, number = what.split()

@@ -33,13 +33,13 @@ DIFFICULTIES: tuple[Difficulty, ...] = ("easy", "medium", "hard")
 
 
 def conditions(run: str, among: Conditions) -> Conditions:
-    """Those that a run asks for."""
+    """Return the conditions that a run asks for."""
     words = list(RUNS[run].words)
     return chosen(among, words[words.index("--conditions") + 1 :] if "--conditions" in words else None, None)
 
 
 def written(run: str, engine: steering.Engine) -> dict[str, Any]:
-    """The report of a run on a model that says the same of everything."""
+    """Return the report of a run on a model that gives one answer to everything."""
     answerer = Scripted(lambda question: "The star turned to blue.")
     if run == "spd-faith":
         pairs = [PicturePair(one, TRUE[:1], PICTURE, PICTURE, difficulty=one) for one in DIFFICULTIES]

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("loaded_once", "short_answers", "undrawn")
 
 @pytest.fixture
 def words(model: str, tmp_path: Path) -> list[str]:
-    """A small run with its files in the test's folder."""
+    """Return the words of a small run with its files in the test's folder."""
     small = ["--device", "cpu", "--quiet", "--limit", "2", "--pairs", "1", "--out", str(tmp_path / "out")]
     return ["eval", "sage", "--model", model, *small]
 
@@ -94,7 +94,7 @@ class Server:
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A run that asks a server."""
+    """Return the words of a run that asks a server."""
     monkeypatch.setattr("probes.answering.endpoint.Endpoint", Server)
     monkeypatch.setattr(Server, "helmsight", True)
     return ["eval", "sage", "--base-url", "http://there/v1", "--quiet", "--limit", "6", "--out", str(tmp_path)]

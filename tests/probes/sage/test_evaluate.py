@@ -35,7 +35,7 @@ CONDITIONS = {BASELINE: (), "See": (See(),)}
 
 
 def run(plain: dict[str, str], seeing: dict[str, str], asked: list[YesNo], pairs: list[Difference]) -> dict[str, Any]:
-    """What is found where the text of a question decides the answer, and otherwise where SAGE sees."""
+    """Evaluate answers that depend on the question's text, `seeing` ones under SAGE and `plain` ones otherwise."""
 
     def answer(question: Question) -> str:
         return (seeing if See() in question.interventions else plain)[text_of(question)]

@@ -26,7 +26,7 @@ PAIRS = [PicturePair(str(i), (Claim("remove", "ring"),), one, one, difficulty="e
 
 
 def said(question: Question) -> str:
-    """Of the first picture, and of all that are hidden, both answers are yes; of the others the pictures are different."""
+    """Answer yes twice about the first picture and hidden ones, and "different" about the others."""
     shown = question.chat[0]["content"][0]["image"].getpixel((5, 5))
     if text_of(question).startswith(DIFFERENT):
         return "Yes."

@@ -20,7 +20,7 @@ QUESTION = Question([{"role": "user", "content": PARTS}], diagnose=None)
 
 
 def by(name: str, answer: Callable[[Question], str | Reply]) -> tuple[str, list[Question]]:
-    """What a method comes to, and what it asked."""
+    """Return the reply of a method, and the questions that it asked."""
     answerer = Scripted(answer)
     (reply,) = held(answerer, [METHODS[name](QUESTION, SHAPES)])
     assert len(answerer.asked) <= METHODS[name].most

@@ -1,4 +1,4 @@
-"""How pairs are shown: apart, as one picture, and partly hidden."""
+"""The presentation of pairs: apart, as one picture, and partly hidden."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def scene(seed: int, size: tuple[int, int] = (60, 48)) -> Image.Image:
 
 
 def changed(one: Image.Image) -> Image.Image:
-    """The picture with another corner."""
+    """Return the picture with another corner."""
     other = one.copy()
     other.paste((0, 0, 0), (0, 0, 12, 12))
     return other

@@ -1,4 +1,4 @@
-"""Whether answers are right, against cases worked by hand."""
+"""The scoring of answers, compared with cases worked by hand."""
 
 from __future__ import annotations
 

@@ -24,8 +24,10 @@ def pictures(question: Question) -> int:
 
 
 class Looking:
-    """Stands in for a Helmsight server: it says "The second picture.", and looked at that in its last layer, at the first
-    picture in the one before."""
+    """A fake Helmsight server.
+
+    It says "The second picture.", and looked at that in its last layer, at the first picture in the one before.
+    """
 
     identity = "a server"
     model = "looking"

@@ -23,7 +23,7 @@ def sample(task: str = "TQA", **other: Any) -> TargetSample:
 
 
 def shown(chat: Chat) -> list[Any]:
-    """The texts, and of each picture the colour of its corner."""
+    """Return the texts, and for each picture the colour of its corner."""
     return [part.get("text") or part["image"].getpixel((0, 0)) for part in chat[0]["content"]]
 
 

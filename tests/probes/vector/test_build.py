@@ -46,7 +46,7 @@ class Plainly:
         self._known: dict[tuple[int, mc2.Setting, bool, mc2.Wording], torch.Tensor] = {}
 
     def states(self, orders: list[bool], setting: mc2.Setting, wording: mc2.Wording, position: int) -> torch.Tensor:
-        """(samples, layers, d) after every layer at a position; whether the options are swapped, sample by sample."""
+        """Return the states after every layer at a position: (samples, layers, d); `orders` swaps options by sample."""
         samples = make_samples(len(orders))
         for number, swapped in enumerate(orders):
             if (asked := (number, setting, swapped, wording)) not in self._known:
@@ -56,7 +56,7 @@ class Plainly:
         ])  # fmt: skip
 
     def _read(self, chat: Any) -> torch.Tensor:
-        """(layers, tokens, d)"""
+        """Return the states of a chat: (layers, tokens, d)."""
         inputs = self._processor.apply_chat_template(
             chat, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
         )

@@ -1,4 +1,4 @@
-"""What a calibration measures, on a model whose answers are scripted, and how it is told."""
+"""The measurements of a calibration on a model with scripted answers, and the record of them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ ONCE = "the ball lies on the grass and nothing else is there"
 
 
 def _scripted(samples: Sequence[ConflictSample]) -> Scripted:
-    """Plainly four of ten follow the image, one neither. Layer 1 steers from 0.3 on, at 0.2 only every other sample;
-    layer 0 does nothing. With one modality alone all answers are right up to 0.4; at 0.6 the image alone loses a
-    fifth toward text, the context alone a tenth toward text and half toward vision. At 1.0 neutral answers repeat
-    themselves."""
+    """Return an answerer whose answers depend on the push.
+
+    Plainly four of ten follow the image, one neither. Layer 1 steers from 0.3 on, at 0.2 only every other sample; layer 0
+    does nothing. With one modality alone all answers are right up to 0.4; at 0.6 the image alone loses a fifth toward text,
+    the context alone a tenth toward text and half toward vision. At 1.0 neutral answers repeat themselves.
+    """
     numbers = {sample.context: int(sample.id) for sample in samples}
 
     def answer(question: Question) -> str:
@@ -68,7 +70,7 @@ def samples() -> list[ConflictSample]:
 
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[Steer]:
-    """The next-token shifts are scripted too, greater toward text; the steers they were asked for."""
+    """Script the next-token shifts, greater toward text, and return the steers that were measured."""
     asked: list[Steer] = []
 
     def shift(engine: Any, chats: Sequence[Chat], steers: Sequence[Steer], **options: Any) -> list[float]:
@@ -88,7 +90,7 @@ def published(vector: SteeringVector) -> SteeringVector:
 def _calibrated(
     engine: steering.Engine, vector: SteeringVector, samples: list[ConflictSample], **options: Any
 ) -> SteeringVector:
-    """The vector calibrated on what the scripted model answers."""
+    """Return the vector calibrated on the scripted model's answers."""
     return calibrate(engine, vector, samples, answerer=_scripted(samples), quiet=True, **options)
 
 

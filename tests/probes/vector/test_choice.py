@@ -1,4 +1,4 @@
-"""What a point of a calibration costs, and which one is chosen, by hand."""
+"""The cost of a calibration's points, and the choice among them, by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a probe measures, against numpy and against numbers by hand."""
+"""The measurements of a probe, compared with numpy and with numbers by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from probes.vector.direction import Direction, Moments, Tally
 
 
 def measured(queries: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> Direction:
-    """One pass over (h(text instruction), h(vision instruction), h(plain prompt)), each (layers, d)."""
+    """Tally (h(text instruction), h(vision instruction), h(plain prompt)) of each query, each (layers, d)."""
     tally = Tally()
     for states in queries:
         tally.add(*states)

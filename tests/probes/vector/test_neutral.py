@@ -1,4 +1,4 @@
-"""What steering does where nothing conflicts: KL against plain transformers, repetition by hand."""
+"""Side effects of steering where nothing conflicts: KL against plain transformers, repetition by hand."""
 
 from __future__ import annotations
 

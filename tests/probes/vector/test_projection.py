@@ -18,7 +18,7 @@ from tests.steering.plain import Plain
 
 
 def _by_eigenvectors(states: np.ndarray) -> tuple[np.ndarray, list[float]]:
-    """The same by the covariance matrix."""
+    """Project the states by the covariance matrix."""
     centred = states - states.mean(0)
     values, vectors = np.linalg.eigh(np.cov(centred.T, bias=True))
     return centred @ vectors[:, [-1, -2]], [values[-1] / values.sum(), values[-2] / values.sum()]

@@ -1,4 +1,4 @@
-"""Which modality a task's answers rest on: votes counted by hand, and drops against the engine asked one by one."""
+"""The modality that a task's answers rest on: votes counted by hand, and drops against the engine asked one by one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_majority_counts_decided_votes(votes: dict[str, int], majority: str 
 
 
 def varied(count: int) -> list[ConflictSample]:
-    """Samples of two tasks whose answers the tiny model does not give with the same probabilities."""
+    """Return samples of two tasks whose answers have different probabilities under the tiny model."""
     rng = np.random.default_rng(5)
     return [
         replace(
@@ -39,7 +39,7 @@ def varied(count: int) -> list[ConflictSample]:
 
 @pytest.fixture(scope="module")
 def single(tiny: steering.Engine) -> dict[str, list[steering.Reliability]]:
-    """What is measured of each chat alone, by sample."""
+    """Measure each chat alone, by sample."""
     return {
         sample.id: [steering.measure(tiny, [messages(sample, "plain", swapped)])[0] for swapped in (False, True)]
         for sample in varied(3)

@@ -79,7 +79,7 @@ DATA = "35 conflicts from mc2.json"
 
 
 def tables(page: Report) -> dict[str, list[dict[str, str]]]:
-    """The rows of every table, by their column, under its heading."""
+    """Return the rows of every table, by column, under its heading."""
     found: dict[str, list[dict[str, str]]] = {}
     heading, columns = "", None
     for line in page.markdown().splitlines():
@@ -115,7 +115,7 @@ class Written:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """The report of all there can be, drawn."""
+    """Write the report with all its parts, with plots."""
     folder = tmp_path_factory.mktemp("whole")
     page, data = report(made(calibration=CALIBRATION), "the-model", DATA, FOLLOWED, ["A <b>doubt</b>."], PROJECTION)
     page.write(folder, data)

@@ -31,7 +31,7 @@ Wholes = dict[int, steering.SteeringVector]
 
 @pytest.fixture(scope="module")
 def wholes(tiny: steering.Engine) -> Wholes:
-    """The vectors of so many samples that no run was stopped of, in one run."""
+    """Return the vectors of each number of samples from one uninterrupted run."""
     sizes = [2, 3, 4, 5, 6, 7, 12, 34]
     return dict(zip(sizes, grow(tiny, make_samples(34), sizes, quiet=True), strict=True))
 
@@ -175,7 +175,7 @@ def _about(state: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def undamaged(tiny: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """What is kept of two samples."""
+    """Return the saved state of two samples."""
     state = tmp_path_factory.mktemp("kept") / "states.safetensors"
     build(tiny, make_samples(2), state=state, quiet=True)
     return state.read_bytes()

@@ -1,4 +1,4 @@
-"""When a direction is doubted, by vectors made by hand and models whose answers are scripted."""
+"""Doubts about a direction, by vectors made by hand and models with scripted answers."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_every_doubt_is_told() -> None:
 
 
 IGNORES = Followed(0.5, 0.5, 0.0, (-0.05, 0.05), 50)
-"""As the paper's tables have Qwen2.5-VL under its two instructions."""
+"""Qwen2.5-VL under its two instructions, as in the paper's tables."""
 
 
 def test_instructions_that_are_not_followed_are_a_warning_where_steering_moves_the_answers() -> None:

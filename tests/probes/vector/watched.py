@@ -30,7 +30,7 @@ def _numbers(magnitudes: dict[str, dict[str, list[float]]]) -> list[list[float]]
 
 
 class Stopped(Exception):
-    """What ends a run."""
+    """The exception that ends a run."""
 
 
 class Watched:

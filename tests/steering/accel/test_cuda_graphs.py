@@ -27,7 +27,7 @@ FAMILIES = ("qwen2_vl", "gemma3", "internvl")
 
 
 def again(run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
-    """A capture whose memory is written to by each replay."""
+    """Return a capture whose memory each replay overwrites."""
     made = run()
 
     def replay() -> None:
@@ -125,7 +125,7 @@ class Counted:
 
 
 def answered(engine: steering.Engine, tokens: int, **options: Any) -> tuple[int, ...]:
-    """The tokens of an answer that reads more columns with time."""
+    """Return the tokens of an answer that reads more columns over time."""
     sampling = Sampling(max_tokens=tokens, ignore_eos=True)
     request = Request([{"role": "user", "content": "what?"}], sampling, **options)
     return engine.generate([request])[0].choices[0].token_ids

@@ -36,7 +36,7 @@ class Held:
 
 
 def mould_of(value: Any, other: Any = None) -> Mould:
-    """A mould of a value, whose tensors' sizes vary where those of the other one differ."""
+    """Return a mould of a value, with variable tensor sizes where those of the other value differ."""
     shape, tensors = taken_apart(value)
     return Mould(shape, fixed_sizes(tensors, tensors if other is None else taken_apart(other)[1]))
 

@@ -23,7 +23,7 @@ def part(text: str, **more: str) -> dict[str, Any]:
 
 
 def chats() -> list[Any]:
-    """A context by line and one by span, with one and two images."""
+    """Return chats with a context by line and one by span, with one and two images."""
     image = [{"type": "image", "image": families.example_image(i)} for i in range(2)]
     by_line = [{"role": "user", "content": [image[0], part("Text context: the ball is red.\nWhat is the ball?")]}]
     by_span = [{"role": "user", "content": [*image, part("The dog sleeps.", span="context"), part("What does it do?")]}]
@@ -31,7 +31,7 @@ def chats() -> list[Any]:
 
 
 def bare() -> list[tuple[Any, Any]]:
-    """The same without images and without contexts, written by hand."""
+    """Return the chats without images and without contexts, written by hand."""
     image = [{"type": "image", "image": families.example_image(i)} for i in range(2)]
     return [
         (
@@ -57,7 +57,7 @@ def probability(plain: Plain, chat: Any, tokens: tuple[int, ...]) -> float:
 def test_drops_are_those_of_the_plain_model(
     family: str, make_engine: MakeEngine, load_plain: LoadPlain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of shorter answers than it measures; the next test has them as long."""
+    """The answers are shorter than `TOKENS`; the next test has full length."""
     monkeypatch.setattr(reliability, "TOKENS", 8)
     engine, plain = make_engine(family), load_plain(family)
     given = list(zip(chats(), bare(), strict=True))[0 if family == "qwen2_vl" else 1 :]

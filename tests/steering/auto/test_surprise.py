@@ -1,4 +1,4 @@
-"""How surprising a text context is, against plain transformers on the same text, and what follows from it."""
+"""The surprise of a text context, compared with plain transformers on the same text, and its consequences."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def cases() -> list[tuple[Chat, Chat, str]]:
 
 @torch.inference_mode()
 def plain_logprobs(plain: Plain, bare: Chat, context: str) -> list[float]:
-    """Of the context's tokens, from one uncached pass over the chat and its reply, written by the model's own template."""
+    """Return the log-probabilities of the context's tokens from one uncached pass over the chat and its reply.
+
+    The model's own template writes the text.
+    """
     text = plain.processor.apply_chat_template([*bare, turn("assistant", part(context))], tokenize=False)
     start = text.rindex(context)
     text = text[: start + len(context)]

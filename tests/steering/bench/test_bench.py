@@ -1,4 +1,4 @@
-"""What `helmsight bench` measures, on a model that two processors run in no time."""
+"""The measurements of `helmsight bench`, on a model that runs quickly on two processors."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ FIGURE = Gauge("limits", "one", 1.5, "GB/s")
 
 @pytest.fixture
 def ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Takes the place of a section's process: what says a figure, and then does something else."""
+    """Replace a section's process by one that reports a figure, and then runs `last`."""
 
     def made(last: str) -> None:
         lines = [json.dumps({"machine": {"device": "none"}}), json.dumps({"row": asdict(FIGURE)})]

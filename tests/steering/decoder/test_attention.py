@@ -33,7 +33,7 @@ def by_definition(
     window: int | None = None,
     softcap: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One query row (heads, width) against keys (kv_heads, columns, width): its output and its weights, by head."""
+    """Attend from one query row (heads, width) to keys (kv_heads, columns, width); return outputs and weights by head."""
     outputs, weights = [], []
     for head in range(len(query)):
         group = head // (len(query) // len(keys))
@@ -53,7 +53,7 @@ def random(*shape: int, seed: int) -> torch.Tensor:
 
 
 def filled_pool(seed: int = 0) -> KVPool:
-    """A pool whose every column holds something finite, as slots that are used again do."""
+    """Return a pool with finite values in every column, as in slots that are used again."""
     pool = KVPool(SLOTS, LENGTH)
     for number, tensor in enumerate(
         pool.layer(0, random(1, KV_HEADS, 1, WIDTH, seed=0), random(1, KV_HEADS, 1, WIDTH, seed=0))
@@ -141,7 +141,7 @@ def test_rows_that_read_their_own_columns_get_what_they_get_of_all(window: int |
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_an_output_may_lie_in_memory_in_any_order(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of some of CUDA's kernels, which lay tokens one behind the other and heads within them."""
+    """Outputs of some CUDA kernels have tokens as the outer and heads as the inner dimension."""
     given = [random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     positions, heads = torch.tensor([3, 19, 0, 11]), Heads(0, SCALING, None, None)
 

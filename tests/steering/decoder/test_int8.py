@@ -1,5 +1,4 @@
-"""Layers in integers of 8 bits: against hand-worked sums, and whole models against plain ones whose numbers are rounded in
-float."""
+"""Layers in 8-bit integers, compared with hand-worked sums, and whole models with plain ones rounded in float."""
 
 from __future__ import annotations
 

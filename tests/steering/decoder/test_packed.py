@@ -18,7 +18,7 @@ from steering.runner.selfcheck import check_model, plain
 
 SHAPE = replace(SHAPES["small"], text={**SHAPES["small"].text, "num_hidden_layers": 2})
 DTYPES = [one for one in (torch.float32, torch.bfloat16) if supported(one)]
-"""Those for which this processor has such kernels."""
+"""The dtypes with such kernels on this processor."""
 
 
 class Model(nn.Module):

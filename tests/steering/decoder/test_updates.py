@@ -1,4 +1,4 @@
-"""What layers add to the residual stream is let go of as soon as hooks have read it: of a long prompt it is much."""
+"""Updates to the residual stream are freed as soon as hooks have read them: for a long prompt they are large."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def greedy(steps: int = 6, **options: Any) -> Sampling:
 
 
 def begun(answer: Answer, steps: int) -> Answer:
-    """The first tokens of a longer greedy answer, and what was measured up to the last of them."""
+    """Return the first tokens of a longer greedy answer, with the measurements up to the last of them."""
     assert steps <= len(answer.tokens)
     fed = answer.prompt_length + steps - 1
     return replace(
@@ -54,7 +54,7 @@ def begun(answer: Answer, steps: int) -> Answer:
 
 
 def assert_same(choice: Choice, answer: Answer) -> None:
-    """Same tokens, and the log-probabilities of each one's twenty best alternatives within 1e-4."""
+    """Check for equal tokens, and log-probabilities of each one's twenty best alternatives within 1e-4."""
     assert list(choice.token_ids) == answer.tokens
     assert choice.logprobs is not None
     for row, token in zip(answer.logprobs, choice.logprobs, strict=True):

@@ -26,8 +26,10 @@ def running(make_engine: MakeEngine) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def plain_answer(load_plain: LoadPlain) -> PlainAnswer:
-    """(family, number, steps) -> the plain model's answer, of at most `LONGEST` tokens, to that one of its conversations;
-    each is computed once, and a shorter one is its beginning."""
+    """Return a function (family, number, steps) -> the plain model's answer to that conversation.
+
+    An answer has at most `LONGEST` tokens. Each is computed once, and shorter ones are its beginnings.
+    """
     whole = functools.cache(lambda family, number: load_plain(family).answer(conversations(family)[number], LONGEST))
 
     def answer(family: str, number: int, steps: int) -> Answer:

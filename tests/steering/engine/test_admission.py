@@ -22,7 +22,7 @@ def engine() -> steering.Engine:
 
 
 class Panic(BaseException):
-    """As pyo3's PanicException, no Exception."""
+    """An exception that, like pyo3's PanicException, is no Exception."""
 
 
 def user(content: Any) -> list[dict[str, Any]]:

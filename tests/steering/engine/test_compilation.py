@@ -1,4 +1,4 @@
-"""Whether a decode step is compiled where nobody says so."""
+"""The default for compiling decode steps."""
 
 from __future__ import annotations
 

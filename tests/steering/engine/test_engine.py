@@ -52,8 +52,11 @@ def test_requests_join_and_leave_between_steps(family: str, make_engine: MakeEng
 def test_a_prompt_prefilled_in_chunks_gives_the_same(
     family: str, make_engine: MakeEngine, plain_answer: PlainAnswer
 ) -> None:
-    """Pictures and texts of every kind where positions have three axes, where pictures are read whole, and where they are
-    cut into tiles and some layers see a window; elsewhere a long prompt and several turns."""
+    """Cover pictures and texts of every kind in three families; in others a long prompt and several turns.
+
+    The three have positions of three axes, pictures that are read whole, and pictures that are cut into tiles with layers
+    that see a window.
+    """
     chats = conversations(family)
     asked = range(len(chats)) if family in ("qwen2_vl", "gemma3", "aya_vision") else (1, 3)
     engine = make_engine(family, slots=2, prefill_budget=7)
@@ -194,7 +197,7 @@ def test_another_image_is_not_taken_for_a_cached_one(family: str, make_engine: M
 
 
 def assert_states(choice: Choice, answer: Answer) -> None:
-    """Those of the residual stream at the prompt's last token, and what the model says there."""
+    """Check the residual stream at the prompt's last token, and the model's prediction there."""
     assert choice.states is not None
     expected = answer.hidden[:, answer.prompt_length - 1]
     torch.testing.assert_close(choice.states, expected, rtol=1e-4, atol=1e-4)

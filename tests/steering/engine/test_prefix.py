@@ -39,12 +39,12 @@ def engines() -> Engines:
 
 @pytest.fixture
 def fresh(engines: Engines) -> steering.Engine:
-    """One that knows no prompt."""
+    """Return an engine that has seen no prompt."""
     return engine_of(engines[0].mllm)
 
 
 def asking(request: Request, question: str) -> Request:
-    """The request behind a system prompt, with another question."""
+    """Return the request behind a system prompt, with another question."""
     last = request.messages[-1]
     parts = [*last["content"][:-1], {"type": "text", "text": question}]
     return replace(request, messages=[SYSTEM, {**last, "content": parts}])
@@ -55,7 +55,7 @@ def a_request(question: str = "What colour is the star?", *asked: Any, of: Any =
 
 
 def reused(engine: steering.Engine, request: Request) -> int:
-    """How many tokens of its prompt had been run before; what its answer is takes no more than a token."""
+    """Return the number of prompt tokens that were cached; the answer is limited to one token."""
     short = replace(request, sampling=replace(request.sampling, max_tokens=1))
     return engine.generate([short])[0].cached_tokens
 
@@ -101,7 +101,7 @@ def test_half_precision(dtype: str, tolerance: float) -> None:
 
 
 def test_prompts_of_one_batch_begin_where_each_is_known_to(engines: Engines) -> None:
-    """One is not known at all, one by its system prompt, one by all but its end; padded together."""
+    """A prompt is unknown, one known by its system prompt, one by all but its end; they are padded together."""
     cold, _ = engines
     warm = engine_of(cold.mllm)
     assert reused(warm, a_request("Is it red?", of=BLUE)) == 0
@@ -139,7 +139,7 @@ def test_known_pictures_are_not_encoded(
     cold, warm = make_engine(family), make_engine(family, prefix_cache_bytes=ROOM, image_cache_bytes=0)
 
     def encoded(question: str, *more: Any) -> float:
-        """How many pictures were encoded for a prompt of a red one, a text, and more."""
+        """Return the number of pictures encoded for a prompt of a red one, a text, and more."""
         behind = [{"type": "text", "text": "A picture of a star. " * 9}, *more, {"type": "text", "text": question}]
         content = [{"type": "image", "image": RED}, *behind]
         request = Request([SYSTEM, {"role": "user", "content": content}], Sampling(max_tokens=3, logprobs=3))
@@ -196,7 +196,7 @@ def test_what_a_readout_needs_runs_again(fresh: steering.Engine) -> None:
 
 
 def test_little_of_a_long_prompt_spares_nothing(fresh: steering.Engine) -> None:
-    """What runs behind it would have a mask, which takes longer."""
+    """The passes behind it would have a mask, which takes longer."""
     long = "the star is red " * 100
     assert [reused(fresh, a_request(f"{long}{end}", of=colour)) for end, colour in (("?", RED), ("!", BLUE))] == [0, 0]
     assert reused(fresh, a_request(f"{long}?", of=BLUE)) > 9 * SIZE
@@ -299,7 +299,7 @@ def test_what_lies_in_a_slot_is_not_copied_there(engines: Engines, monkeypatch: 
 
 
 def test_a_copy_that_fails_is_made_anew(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a prompt for several answers, which are then run one by one."""
+    """A prompt has several answers, which are then run one by one."""
     warm, copy, failures = engine_of(engines[0].mllm), KVPool.copy, [RuntimeError("once")]
 
     def once(self: KVPool, *places: int) -> None:
@@ -374,7 +374,7 @@ def test_what_cannot_be_kept_is_answered(fresh: steering.Engine, monkeypatch: py
 
 
 def test_what_cannot_be_kept_once_is_later(fresh: steering.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of so many prompts nothing is, and of twice as many where it fails again."""
+    """After a failure caching pauses for `RESTS[0]` prompts, and for twice as many after the next one."""
     monkeypatch.setattr("steering.runner.prefix.RESTS", (2, 4))
     fresh = engine_of(fresh.mllm)
     with monkeypatch.context() as patched:

@@ -1,4 +1,4 @@
-"""Of several answers each is its own; a seed fixes an answer, and its stream adds up to it."""
+"""Several answers to one prompt are independent; a seed fixes an answer, and its stream adds up to it."""
 
 from __future__ import annotations
 

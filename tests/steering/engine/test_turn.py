@@ -1,4 +1,4 @@
-"""Who asks several times waits once: what follows goes before newcomers, and is answered while the engine drains."""
+"""A client of several requests waits once: later ones precede newcomers, and are answered while the engine drains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which schemas of objects are closed, which stay open, and what then may be said."""
+"""Closed and open schemas of objects, and the answers that they allow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHUT = {"additionalProperties": False}
 
 
 def follows(schema: dict[str, Any], text: str) -> bool:
-    """Whether a text is one that answers of a schema may be."""
+    """Return whether a text is a possible answer under a schema."""
     matcher = LLMatcher(BYTES, Grammar.json_schema(schema).text, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     return bool(matcher.consume_tokens(list(text.encode())) and matcher.is_accepting())

@@ -243,7 +243,7 @@ def test_schemas_that_would_end_the_process_are_bounded(engine: Engine) -> None:
 def test_a_grammar_whose_automaton_grows_without_end_is_bounded(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has a state for every set of places where some letters stood within the last thirty characters."""
+    """The automaton has a state for every set of positions where some letters stood within the last thirty characters."""
     assert compiled.limits(1).max_lexer_states == compiled.STATES
     monkeypatch.setattr(compiled, "STATES", 2000)
     grown = Request(
@@ -259,7 +259,7 @@ def resident_mib() -> float:
 
 
 def doubling(levels: int) -> dict[str, Any]:
-    """A schema in which each definition holds the next one thrice."""
+    """Return a schema in which each definition holds the next one three times."""
     held: dict[str, Any] = {"0": {"enum": ["a0"]}}
     for level in range(1, levels + 1):
         below = {"$ref": f"#/$defs/{level - 1}"}
@@ -372,7 +372,7 @@ def test_a_compiled_grammar_is_kept(engine: Engine, monkeypatch: pytest.MonkeyPa
 def test_a_grammar_that_becomes_too_complex_ends_its_own_answer_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its matcher is brought into the state in which a bound of the library leaves it. It is no fault of the server's."""
+    """The matcher is brought into the state in which a bound of the library leaves it; the server is not at fault."""
     before = engine.stats()
     spoilt = engine.submit(Request(CHAT, Sampling(max_tokens=9), grammar=Grammar.regex("[a-c]{9}")))
     beside = engine.submit(Request(CHAT, Sampling(max_tokens=9), grammar=Grammar.regex("[a-c]{9}")))

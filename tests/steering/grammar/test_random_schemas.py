@@ -20,7 +20,7 @@ NODES = (*LEAVES, "list", "tuple", "object", "any", "all", "reference")
 
 
 def drawn(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    """A schema of a few levels."""
+    """Draw a schema of a few levels."""
 
     def below() -> dict[str, Any]:
         return drawn(rng, depth + 1)
@@ -56,7 +56,7 @@ def drawn(rng: random.Random, depth: int = 0) -> dict[str, Any]:
 
 
 def shut(schema: Any) -> Any:
-    """What jsonschema is to hold answers to: every object that says nothing of further properties has none."""
+    """Return the schema for jsonschema: every object that does not mention further properties has none."""
     if isinstance(schema, list):
         return [shut(one) for one in schema]
     if not isinstance(schema, dict):

@@ -26,7 +26,7 @@ def make_vector(mllm: MLLM, name: str = "test", *, seed: int = 0, layers: tuple[
 
 
 def by_hand(vector: SteeringVector, scale: float, layers: tuple[int, ...]) -> torch.Tensor:
-    """c * w_l * v_l at the given layers, (layers, d)."""
+    """Return c * w_l * v_l at the given layers, (layers, d)."""
     delta = torch.zeros_like(vector.direction)
     for layer in layers:
         delta[layer] = scale * vector.weight[layer] * vector.direction[layer]

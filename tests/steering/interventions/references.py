@@ -73,8 +73,10 @@ def scores_changed(plain: Plain, change: Change) -> Iterator[None]:
 
 @torch.inference_mode()
 def states_along(plain: Plain, messages: Messages, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The plain model's logits (tokens, vocabulary) before each of an answer's tokens, and the states that they are made of:
-    (tokens, layers + 1, d), the embeddings first, the last one normalised."""
+    """Return the plain model's logits before each token of an answer, and the states from which they are computed.
+
+    logits: (tokens, vocabulary). states: (tokens, layers + 1, d), the embeddings first, the last one normalised.
+    """
     inputs = plain.inputs(messages)
     force = LogitsProcessorList([Force(inputs["input_ids"].shape[1], tokens)])
     out = plain.model.generate(
@@ -96,8 +98,10 @@ def logprobs_along(plain: Plain, messages: Messages, tokens: Sequence[int]) -> t
 
 
 def assert_chosen_by(choice: steering.Choice, logprobs: torch.Tensor, atol: float = 1e-4) -> None:
-    """The choice took the likeliest tokens by log-probabilities (steps, vocabulary), or as good as these where numbers are
-    rounded, and reports them."""
+    """Check that the choice took the likeliest tokens by log-probabilities (steps, vocabulary), and reports them.
+
+    Tokens within the rounding of numbers are as good.
+    """
     assert choice.logprobs is not None
     assert len(choice.logprobs) == len(logprobs)
     for row, step in zip(logprobs, choice.logprobs, strict=True):
@@ -110,8 +114,10 @@ def assert_chosen_by(choice: steering.Choice, logprobs: torch.Tensor, atol: floa
 def assert_as_near_as_plain(
     choice: steering.Choice, exact: torch.Tensor, rounded: torch.Tensor, factor: float = 2.0
 ) -> None:
-    """Log-probabilities in half precision are no further from float32 than twice as far as plain transformers' are. exact,
-    rounded: (steps, vocabulary), of plain transformers in float32 and in that precision."""
+    """Check log-probabilities in half precision: at most twice as far from float32 as plain transformers' are.
+
+    exact, rounded: (steps, vocabulary), of plain transformers in float32 and in that precision.
+    """
     own, others = [], []
     for row, plain, step in zip(exact, rounded, choice.logprobs or (), strict=True):
         ids = [one.token_id for one in step.top]
@@ -121,12 +127,12 @@ def assert_as_near_as_plain(
 
 
 def rounding(folder: Path, dtype: str) -> tuple[steering.Engine, Plain]:
-    """An engine and plain transformers in half precision."""
+    """Return an engine and plain transformers in half precision."""
     plain = Plain(folder)
     plain.model.to(getattr(torch, dtype))
     return steering.Engine(steering.load(folder, dtype=dtype, device="cpu"), slots=2, self_check=False), plain
 
 
 def only(engine: steering.Engine, messages: Messages, *asked: Any, **more: Any) -> steering.Choice:
-    """The one answer to a request, and nothing beside it."""
+    """Return the only answer to a request that runs alone."""
     return engine.generate([steering.Request(messages, SAMPLING, asked, **more)])[0].choices[0]

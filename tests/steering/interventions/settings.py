@@ -10,7 +10,7 @@ from steering import RequestError
 
 
 def check_refused(make: Callable[[], object], param: str) -> None:
-    """Making these settings names the field that is out of range."""
+    """Check that invalid settings name the field that is out of range."""
     with pytest.raises(RequestError) as refused:
         make()
     assert refused.value.param == param

@@ -137,7 +137,7 @@ class Amplified:
 
     @contextmanager
     def installed(self) -> Iterator[Any]:
-        """A model for `references` that amplifies prompts with images only."""
+        """Install and yield a model for `references` that amplifies only prompts with images."""
         AttentionInterface.register("pai", self.attend)
         AttentionMaskInterface.register("pai", eager_mask)
         self.plain.model.set_attn_implementation({"text_config": "pai"})

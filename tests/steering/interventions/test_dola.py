@@ -36,7 +36,7 @@ IMPOSSIBLE = -math.inf
 
 
 def final_norm(plain: Plain) -> nn.Module:
-    """By the name that every family gives it."""
+    """Return the final norm, which has the same name in every family."""
     norm: nn.Module = plain.model.get_decoder().norm
     return norm
 
@@ -51,7 +51,8 @@ def by_definition(
 ) -> tuple[torch.Tensor, list[int]]:
     """Log-probabilities (steps, vocabulary) of the contrast, and the state that was chosen at each step.
 
-    logits: (steps, vocabulary). states: (steps, layers + 1, d), the embeddings first. allowed: (steps, vocabulary) bool."""
+    logits: (steps, vocabulary). states: (steps, layers + 1, d), the embeddings first. allowed: (steps, vocabulary) bool.
+    """
     head = plain.model.get_output_embeddings()
     cap = getattr(plain.model.config.get_text_config(), "final_logit_softcapping", None)
     out, chosen = [], []
@@ -85,7 +86,7 @@ def by_definition(
 
 
 def check(choice: steering.Choice, plain: Plain, messages: Messages, candidates: Sequence[int], dola: Dola) -> None:
-    """An answer's tokens, log-probabilities and report are those by definition."""
+    """Check that an answer's tokens, log-probabilities and report are those by definition."""
     expected, chosen = by_definition(plain, *states_along(plain, messages, choice.token_ids), candidates, dola)
     assert_chosen_by(choice, expected)
     assert choice.applied is not None
@@ -179,7 +180,7 @@ def test_copies_of_a_prompt_and_known_beginnings(make_engine: MakeEngine, load_p
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> dict[int, torch.Tensor]:
-    """By token of the one answer that asks, the logits (vocabulary,) that DoLa was given for it at last."""
+    """Return, by token of the answer with DoLa, the last logits (vocabulary,) that DoLa received for it."""
     logits_of: dict[int, torch.Tensor] = {}
     real = DolaSlots.logits
 
@@ -194,7 +195,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[int, torch.Tensor]:
 
 
 def check_given(choice: steering.Choice, given: dict[int, torch.Tensor], plain: Plain, messages: Messages) -> None:
-    """The answer is that by definition of the logits that DoLa was given, and of the plain model's early states."""
+    """Check the answer by definition, from the logits that DoLa received and the plain model's early states."""
     logits = torch.stack([given[step] for step in range(len(choice.token_ids))])
     _, states = states_along(plain, messages, choice.token_ids)
     expected, _ = by_definition(plain, logits, states, [0, 1, 2], Dola(), logits > IMPOSSIBLE)
@@ -205,7 +206,7 @@ def check_given(choice: steering.Choice, given: dict[int, torch.Tensor], plain: 
 def test_a_twins_contrast_comes_first(
     contrast: steering.Options, make_engine: MakeEngine, load_plain: LoadPlain, given: dict[int, torch.Tensor]
 ) -> None:
-    """p is what the contrast leaves, also of the first token, for which the leader has waited."""
+    """The result of the contrast is p, also for the first token, for which the leader has waited."""
     engine, plain, messages = make_engine("qwen2_vl"), load_plain("qwen2_vl"), chat("qwen2_vl")
     request = steering.Request(messages, SAMPLING, (contrast, Dola(premature=[0, 1, 2])))
     check_given(both := engine.generate([request])[0].choices[0], given, plain, messages)

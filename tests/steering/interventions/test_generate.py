@@ -57,7 +57,7 @@ class Reference:
 
     @torch.inference_mode()
     def patches(self, tokens: list[int]) -> list[list[int]]:
-        """The patches of each image that both maps put forward for the token after `tokens`."""
+        """Return the patches of each image that both maps select for the token after `tokens`."""
         out = uncached(self.model, self.inputs, tokens, output_attentions=True, output_hidden_states=True)
         token = int(out.logits[0, -1].argmax())
         weight = self.model.get_output_embeddings().weight[token]
@@ -99,7 +99,7 @@ class Reference:
 def occluded(
     inputs: dict[str, torch.Tensor], grids: list[tuple[int, int] | None], chosen: list[list[int]]
 ) -> dict[str, torch.Tensor]:
-    """The processor's tensors with patches filled by hand."""
+    """Return the processor's tensors with patches filled by hand."""
     pixels = inputs["pixel_values"].clone()
     if "image_grid_thw" in inputs:
         start = 0

@@ -35,7 +35,7 @@ FAMILIES = ("qwen2_vl", "qwen3_vl_moe", "llava", "gemma3", "paligemma2")
 def biased(
     plain: Plain, patches: torch.Tensor, bias: float, layers: list[int], heads: list[int] | None = None, first: int = -1
 ) -> AbstractContextManager[None]:
-    """The plain model that looks at `patches` (n,) bool of the prompt. first: the first query, by default behind these."""
+    """Bias the plain model toward `patches` (n,) bool of the prompt; `first`: the first query, by default behind these."""
     first = int(patches.nonzero().max()) + 1 if first < 0 else first
 
     def change(layer: int, scores: torch.Tensor, start: int) -> torch.Tensor:
@@ -53,7 +53,7 @@ def biased(
 
 
 def third(plain: Plain) -> list[int]:
-    """The layers of the middle third."""
+    """Return the layers of the middle third."""
     count = len(plain.layers)
     return [layer for layer in range(count) if count // 3 <= layer < max(count // 3 + 1, 2 * count // 3)]
 
@@ -130,7 +130,7 @@ def engine_grid(engine: steering.Engine, messages: Messages) -> tuple[int, int]:
 
 
 class _Processor:
-    """What `Plain.inputs` needs of a plain model."""
+    """A stand-in for a plain model with all that `Plain.inputs` needs."""
 
     def __init__(self, engine: steering.Engine):
         self.processor, self.tokenizer = engine.mllm.processor, engine.mllm.tokenizer

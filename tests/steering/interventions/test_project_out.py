@@ -33,7 +33,7 @@ CHOICES = ("all", "prompt", "generated", "image", "text", "image:2")
 
 
 def without(plain: Plain, messages: Messages, vector: Any, layers: tuple[int, ...], tokens: str) -> Any:
-    """The plain model with the direction taken out of chosen tokens' states, one after the other."""
+    """Return the plain model with the direction removed from chosen tokens' states, one after the other."""
     ids = plain.inputs(messages)["input_ids"][0]
     image = ids == plain.model.config.image_token_id
     every = torch.ones(len(ids), dtype=torch.bool)

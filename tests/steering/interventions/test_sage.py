@@ -181,7 +181,7 @@ def check(
 
 @pytest.fixture
 def plainly(load_plain: LoadPlain) -> Callable[[str], list[int]]:
-    """The tokens of the plain model, to be sure that an intervention did something."""
+    """Return the tokens of the plain model, to make sure that an intervention has an effect."""
     return lambda family: load_plain(family).answer(families.example_messages(family, 2), STEPS).tokens
 
 
@@ -256,8 +256,10 @@ def test_neutral_settings_are_plain_decoding(family: str, make_engine: Any) -> N
 def test_see_in_half_precision_is_see_but_for_rounding(
     family: str, load_mllm: LoadMLLM, load_plain: LoadPlain, root: Path
 ) -> None:
-    """The first token's distribution, before a rounding can choose another token: as far from that in float32, but for a
-    factor of three, as the plain model's is."""
+    """The first token's distribution is as far from float32, up to a factor of three, as the plain model's.
+
+    It is compared before rounding can choose another token.
+    """
     chat, plain = families.example_messages(family, 2), load_plain(family)
     spans, inputs = build_prompt(load_mllm(family), chat).layout.spans, plain.inputs(chat)
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=20)

@@ -1,4 +1,4 @@
-"""One image of several is pushed, by its number."""
+"""An image among several is pushed, by its number."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def image_columns(plain: Plain, messages: Messages, number: int) -> torch.Tensor
 
 @contextmanager
 def added_to(plain: Plain, columns: torch.Tensor, delta: torch.Tensor) -> Iterator[None]:
-    """The plain model with a vector added to some columns of its prompt. delta: (layers, d)."""
+    """Add a vector to some columns of the plain model's prompt; delta: (layers, d)."""
 
     def hook(layer: int) -> Callable[..., torch.Tensor]:
         def after(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:

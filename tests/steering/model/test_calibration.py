@@ -81,7 +81,7 @@ def test_the_users_file_goes_before_the_model_s_own(tmp_path: Path) -> None:
 
 
 def test_a_model_without_one_thinks_with_thresholds_of_the_self_check(root: Path, tmp_path: Path) -> None:
-    """They are quantiles over all tokens of the check's two prompts, and the answer says that they were not calibrated."""
+    """Thresholds are quantiles over all tokens of the check's two prompts; the answer says that none was calibrated."""
     mllm = steering.load(families.checkpoint("qwen2_vl", root), device="cpu")
     chat = families.example_messages("qwen2_vl", 1)
     thinking = Request(chat, Sampling(max_tokens=1), interventions=[Sage(think=Think(gamma=1.0))])

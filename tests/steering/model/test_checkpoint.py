@@ -1,4 +1,4 @@
-"""Where a model is looked for, and what is said where there is none."""
+"""The places where a model is searched, and the error if there is none."""
 
 from __future__ import annotations
 

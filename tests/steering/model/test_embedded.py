@@ -8,7 +8,7 @@ from steering.model.embedded import Embedded, Overlay
 
 
 def prompt(tokens: int, images: list[int], first_feature: float = 0.0) -> Embedded:
-    """A prompt of width 2 whose tokens at `images` get the features first_feature, first_feature + 1, ..."""
+    """Return a prompt of width 2 whose tokens at `images` get the features first_feature, first_feature + 1, ..."""
     mask = torch.zeros(1, tokens, dtype=torch.bool)
     mask[0, images] = True
     features = first_feature + torch.arange(len(images), dtype=torch.float32)[:, None].expand(-1, 2)

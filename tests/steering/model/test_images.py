@@ -32,7 +32,7 @@ class Encoder:
         return BaseModelOutputWithPooling(pooler_output=tuple(rows) if self.separable else torch.cat(rows))
 
     def get(self, *prompts: tuple[int, ...]) -> list[list[float]]:
-        """What came back for prompts of one-number pictures: the number of each picture."""
+        """Return the number of each picture in the result for prompts of one-number pictures."""
         pictures = [divide({"pixel_values": torch.tensor([[float(n)] * 3 for n in prompt])}) for prompt in prompts]
         features = [output.pooler_output for output in self.cache.get(self, pictures)]
         return [[float(rows[0, 0]) for rows in (f if self.separable else f.split(10))] for f in features]

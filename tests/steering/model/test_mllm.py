@@ -23,7 +23,7 @@ EVERY = families.FAMILIES
 
 
 def copied(family: str, root: Path, folder: Path) -> Path:
-    """A copy of a checkpoint, to be changed."""
+    """Return a copy of a checkpoint that may be changed."""
     return Path(shutil.copytree(families.checkpoint(family, root), folder))
 
 
@@ -141,7 +141,7 @@ def test_pickled_weights_are_not_loaded(root: Path, tmp_path: Path) -> None:
 
 
 def received(plain: Plain, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """The keyword arguments of the plain model's decoder."""
+    """Return the keyword arguments of the plain model's decoder."""
     out: dict[str, Any] = {}
     handle = plain.model.get_decoder().register_forward_pre_hook(
         lambda module, args, kwargs: out.update(kwargs), with_kwargs=True

@@ -25,7 +25,7 @@ TILED = ("llava_next", "llava_onevision", "internvl", "idefics3", "aya_vision")
 
 
 def processed(processor: Any, messages: list[dict[str, Any]]) -> BatchFeature:
-    """The processor's whole output for one conversation, called the one way that suits all families."""
+    """Return the processor's whole output for one conversation, called in the way that suits all families."""
     text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     bos = processor.tokenizer.bos_token
     images = families.images_of(messages)
@@ -41,7 +41,7 @@ def processed(processor: Any, messages: list[dict[str, Any]]) -> BatchFeature:
 
 
 def model_inputs(output: BatchFeature) -> dict[str, torch.Tensor]:
-    """What of it goes into the model."""
+    """Return the part of the output that goes into the model."""
     return {k: v for k, v in output.items() if k not in ("text_replacement_offsets", "offset_mapping", "labels")}
 
 

@@ -21,13 +21,13 @@ SEVERAL = [family for family in families.FAMILIES if family not in families.IMAG
 
 @pytest.fixture
 def mllm(root: Path) -> steering.MLLM:
-    """One of its own, which has seen nothing."""
+    """Load a model of the test's own, which has seen nothing."""
     return steering.load(families.checkpoint("qwen2_vl", root), device="cpu")
 
 
 @pytest.fixture
 def processed(mllm: steering.MLLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many pictures each call of transformers' own processor has got."""
+    """Record the number of pictures in each call of transformers' own processor."""
     counts: list[int] = []
     plain = type(mllm.processor.image_processor).__mro__[1]
     real = plain.preprocess

@@ -19,7 +19,7 @@ CHAT = [{"role": "user", "content": [image(0), text("answer en what is it?")]}]
 
 
 def without_template(family: str, root: Path, folder: Path) -> Path:
-    """A copy of a family's checkpoint that has no template."""
+    """Return a copy of a family's checkpoint without a template."""
     shutil.copytree(families.checkpoint(family, root), folder)
     (folder / "chat_template.jinja").unlink()
     return folder

@@ -28,12 +28,14 @@ from tests.forked import forked
 STEPS = 4
 """Tokens of an answer: behind a mask that is refreshed after three comes one more, which shows it."""
 LAYERS = 5
-"""Of the model: more than waits that there may be of a step, so that one in each layer is seen."""
+"""The model's layers: more than the allowed waits of a step, so that one wait per layer is noticed."""
 
 
 def small(folder: Path) -> Path:
-    """A folder with a model of few layers, a vector and a calibration, as the requests want them: what is pretended, and
-    what processes tell each other at each layer, takes long."""
+    """Return a folder with a model of few layers, a vector and a calibration for the requests.
+
+    Pretended devices, and communication at each layer, take long.
+    """
     mllm = steering.load(families.build("qwen2_vl", folder, layers=LAYERS), device="cpu")
     drawn = torch.Generator().manual_seed(0)
     ones = (torch.ones(LAYERS) for _ in range(3))
@@ -58,7 +60,7 @@ def computed_apart(program: Callable[[Path], Any], model: Path) -> Any:
 
 
 def picture(*colour: int) -> Image.Image:
-    """A square of a colour with a bright corner."""
+    """Return a square of a colour with a bright corner."""
     made = Image.new("RGB", (84, 84), colour)
     made.paste((250, 240, 230), (8, 8, 40, 40))
     return made
@@ -71,7 +73,7 @@ def chat(*pictures: Image.Image, text: str = "What colour is the star?") -> list
 
 
 def requests(mllm: steering.MLLM) -> dict[str, Request]:
-    """By name: every intervention alone and with readouts, contrasts, samplings and what else reads the model."""
+    """Return by name every intervention alone and with readouts, contrasts, samplings and other readers of the model."""
     one = chat(picture(200, 30, 40))
     two = chat(
         picture(200, 30, 40), picture(20, 60, 220), text="Which picture is red? Think of what is said above. " * 3
@@ -112,12 +114,12 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
 
 
 def told(engine: steering.Engine, asked: dict[str, Request]) -> dict[str, Any]:
-    """What an engine says to all of them at once, as JSON."""
+    """Return the results of an engine for all requests at once, as JSON."""
     return {name: said(result) for name, result in zip(asked, engine.generate(asked.values()), strict=True)}
 
 
 def said(result: steering.Result) -> list[Any]:
-    """What there is to compare of a result, as JSON."""
+    """Return the comparable parts of a result, as JSON."""
     return [
         None
         if one is None
@@ -138,7 +140,7 @@ def said(result: steering.Result) -> list[Any]:
 
 
 def differences(one: Any, other: Any, place: str = "", tolerance: float = 1e-4) -> list[str]:
-    """Where two such values differ: numbers by more than a tolerance, relative to the larger where that is above 1."""
+    """Return the places where two values differ: numbers by more than a tolerance, relative if above 1."""
     if isinstance(one, float) and isinstance(other, float):
         near = math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance) or (math.isnan(one) and math.isnan(other))
         return [] if near else [f"{place}: {one} and {other}"]

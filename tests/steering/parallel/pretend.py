@@ -22,7 +22,7 @@ _WHOLE = {
     *("convolution", "scaled_dot_product_attention"),  # composed, they ask which of torch's own devices it is
 }
 _WAITING = {"_local_scalar_dense": 1, "nonzero": 1, "masked_select": 1, "equal": 1, "_unique2": 1, "bincount": 2}
-"""How often the host waits in operations that are no copies."""
+"""The number of host waits in operations that are not copies."""
 _PYTHON = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
 _libraries: list[torch.library.Library] = []
 _watched: list[list[str]] = []
@@ -71,7 +71,7 @@ def _plain(value: Any) -> Any:
 
 
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    """What operations take and give, with every part of it changed; torch's own way to do so takes half of all time here."""
+    """Change every part of the inputs and outputs of operations; torch's own way to do so takes half of all time here."""
     if isinstance(value, list | tuple):
         parts = [_mapped(change, one) for one in value]
         return type(value)(parts) if type(value) in (list, tuple) else type(value)(*parts)
@@ -87,7 +87,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _index_of(name: str, flat: list[Any]) -> int:
-    """Which of the devices an operation runs on; raises RuntimeError where it has tensors of several."""
+    """Return the device on which an operation runs; raise RuntimeError if it has tensors of several devices."""
     asked = [one.index or 0 for one in flat if isinstance(one, torch.device)]
     tensors = [one for one in flat if isinstance(one, torch.Tensor)]
     devices = {str(one.device) for one in tensors if isinstance(one, Pretend) or one.ndim}
@@ -146,7 +146,7 @@ def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = 
 
 @contextmanager
 def watch() -> Iterator[list[str]]:
-    """The lines of ours, file:number, that had the host wait within, as often as each did."""
+    """Yield the lines of our code, file:number, that made the host wait, as often as each did."""
     _watched.append(lines := [])
     try:
         yield lines

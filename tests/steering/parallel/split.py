@@ -1,5 +1,7 @@
-"""Two processes that run one model together: the first is asked, the second follows; each forked with the
-environment that torchrun gives it."""
+"""Two processes that run one model together: the first is asked, the second follows.
+
+Each is forked with the environment that torchrun gives it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class TripSlots(Slots):
 
 
 def together(engine: Engine, asked: dict[str, Request]) -> dict[str, Any]:
-    """The same requests from several threads, while others come, fail and are cancelled."""
+    """Run the same requests from several threads, while others arrive, fail and are cancelled."""
     one = chat(picture(9, 200, 90))
     long = Request(one, Sampling(max_tokens=100, ignore_eos=True, temperature=1.0))
 

@@ -17,7 +17,7 @@ WITHIN = ("text only", "steered", "see, transferred", "icd", "reply")
 
 
 def halves(layers: int) -> dict[str, str]:
-    """The second half of the layers and the last norm on the second device, all else on the first."""
+    """Map the second half of the layers and the last norm to the second device, and all else to the first."""
     home, far = (f"{pretend.NAME}:{index}" for index in range(2))
     parts = ("model.visual", f"{LANGUAGE}.embed_tokens", f"{LANGUAGE}.rotary_emb", "lm_head")
     laid = {f"{LANGUAGE}.layers.{index}": home if index < layers // 2 else far for index in range(layers)}

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
-    """The folder in which two processes left what they said."""
+    """Return the folder in which two processes left their results."""
     folder = tmp_path_factory.mktemp("split")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -51,7 +51,7 @@ def said(ran: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def alone(model: Path) -> tuple[Engine, dict[str, Any]]:
-    """The engine of one process, and what that says."""
+    """Return the engine of one process, and its results."""
     mllm = steering.load(model, device="cpu")
     engine = Engine(mllm, slots=6, max_length=512, prefill_budget=80, self_check=False)
     return engine, json.loads(json.dumps(told(engine, requests(mllm)), default=list))

@@ -1,4 +1,4 @@
-"""How often the host waits for a GPU: once a step, whatever is asked for, and never once a layer."""
+"""The number of host waits for a GPU: once per step, whatever is requested, and never once per layer."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from tests.steering.parallel import waits as program
 from tests.steering.parallel.asking import computed_apart
 
 EMBEDDING = ("model/mllm.py", "model/embedded.py")
-"""Where transformers' own wrappers make a prompt's embeddings: their checks that pictures fit the prompt wait twice, their
-towers where features are cut apart."""
+"""The files where transformers' wrappers compute a prompt's embeddings.
+
+Their checks that pictures fit the prompt wait twice, their towers where features are split.
+"""
 PREFILL = "runner/passes.py"
-"""Where they run a prompt, and look for sequences packed into it, or for the places of features."""
+"""The file where they run a prompt, and look for packed sequences, or for the places of features."""
 LAYERS = "decoder/updates.py"
 KNOWN = "runner/prefix.py"
-"""Where the positions of a prompt's known beginning are compared with its own."""
+"""The file where the positions of a prompt's cached beginning are compared with its own."""
 TOKENS, MASK = "runner/sampler.py", "interventions/generate.py"
-"""Where a step's tokens come to the host, and where a mask does, of which the twin's prompt is made."""
+"""The files where a step's tokens come to the host, and a mask from which the twin's prompt is made."""
 
 
 Waits = dict[str, list[list[str]]]
@@ -28,14 +30,14 @@ Waits = dict[str, list[list[str]]]
 
 @pytest.fixture(scope="module")
 def counted(model: Path) -> dict[str, Waits]:
-    """By request, and by family, of each step the lines that waited."""
+    """Return the lines that waited in each step, by request and by family."""
     found: dict[str, Waits] = computed_apart(program.waits, model)
     return found
 
 
 @pytest.fixture(scope="module")
 def waits(counted: dict[str, Waits]) -> Waits:
-    """By request."""
+    """Return the waits by request."""
     return counted["requests"]
 
 
@@ -57,7 +59,7 @@ def test_a_step_waits_for_its_tokens_alone(waits: dict[str, list[list[str]]]) ->
 
 @pytest.mark.slow
 def test_a_prompt_s_embedding_waits_for_no_layer_of_its_vision_tower(waits: dict[str, list[list[str]]]) -> None:
-    """Of two layers."""
+    """The tower has two layers."""
     for name, steps in waits.items():
         for number, lines in enumerate(steps):
             counts = Counter(line for line in lines if line.startswith(EMBEDDING))
@@ -84,7 +86,7 @@ def test_a_decode_waits_once_and_a_prompt_s_chunk_a_few_times_whatever_the_famil
 
 @pytest.mark.slow
 def test_reading_out_an_answer_waits_for_no_layer_by_itself(waits: dict[str, list[list[str]]]) -> None:
-    """Of five layers."""
+    """The model has five layers."""
     for name, steps in waits.items():
         counts = Counter(line for line in steps[-1] if not line.startswith(EMBEDDING))
         assert max(counts.values()) <= 4, (name, counts)

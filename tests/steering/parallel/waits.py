@@ -1,5 +1,7 @@
-"""What the host waits for on a GPU, step by step of each request alone, also of models of other families; in a process
-of its own, because the devices stay."""
+"""Host waits for a GPU, step by step of each request alone, also with models of other families.
+
+It runs in a process of its own, because the pretended devices stay.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def waits(model: Path) -> dict[str, Any]:
 
 
 def waited(engine: steering.Engine, request: Request, most: int = 100) -> list[list[str]]:
-    """Of each step of a request, or of the first ones, the lines that waited."""
+    """Return the lines that waited in each step of a request, or in its first ones."""
     completion, steps = engine.submit(request), []
     while not completion.done and len(steps) < most:
         with pretend.watch() as lines:

@@ -19,7 +19,7 @@ def user(*parts: dict[str, Any]) -> Messages:
 
 
 def said(mllm: MLLM, prompt: Prompt, *spans: int) -> str:
-    """What the tokens of some spans say, in order, without the white space at the ends."""
+    """Return the text of some spans' tokens, in order, without white space at the ends."""
     columns = torch.isin(prompt.layout.spans, torch.tensor(spans)).nonzero()[:, 0]
     return str(mllm.tokenizer.decode(prompt.ids[columns])).strip()
 

@@ -12,7 +12,7 @@ SPANS = torch.full_like(IDS, QUESTION)
 
 
 def common(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> int:
-    """How many blocks two prompts share."""
+    """Return the number of blocks that two prompts share."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

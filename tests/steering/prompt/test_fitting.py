@@ -19,7 +19,7 @@ LIMIT = 200
 
 
 def picture(width: int, height: int, index: int = 0, **more: Any) -> dict[str, Any]:
-    """A picture that is as many tokens as its pixels say: the bounds are wide."""
+    """Return a picture with as many tokens as its pixels say, since the bounds are wide."""
     image = families.example_image(index).resize((width, height), Image.Resampling.NEAREST)
     return {"type": "image", "image": image, "min_pixels": 14 * 14, "max_pixels": 10_000_000, **more}
 

@@ -26,7 +26,7 @@ class Received(Exception):
 
 
 def decoder_embeds(plain: Plain, messages: Messages) -> torch.Tensor:
-    """What the plain model's decoder receives: (n, d)."""
+    """Return the embeddings that the plain model's decoder receives: (n, d)."""
 
     def received(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         raise Received(kwargs["inputs_embeds"])
@@ -93,7 +93,7 @@ def test_grids_by_hand(family: str, load_mllm: LoadMLLM) -> None:
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "glm4v", "mistral3", "llava", "paligemma", "gemma3"])
 def test_the_grid_lies_on_the_image_as_people_see_it(family: str, load_mllm: LoadMLLM, root: Path) -> None:
-    """Where patches do not see each other, a changed corner changes the token of that corner only."""
+    """A changed corner changes the token of that corner only, if patches do not see each other."""
     size, side = {"llava": ((28, 28), 7), "paligemma": ((28, 28), 7), "gemma3": ((28, 28), 14)}.get(
         family, ((56, 28), 14)
     )

@@ -1,5 +1,7 @@
-"""Pictures in the results of tools and in turns of the assistant: placed, spanned and read as those of users, where the chat
-template takes them."""
+"""Pictures in results of tools and in turns of the assistant, where the chat template accepts them.
+
+They are placed, spanned and read as those of users.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def test_ids_and_spans(engine: Engine, chat: list[dict[str, Any]]) -> None:
 
 
 def test_a_question_before_a_picture_has_no_rows_that_see_it(engine: Engine) -> None:
-    """What is read then are the rows of the answer, as where a user's question stands before a picture."""
+    """The rows of the answer are read then, as with a user's question before a picture."""
     assert len(build_prompt(engine.mllm, ASKED).layout.question_rows) == 0
     assert len(build_prompt(engine.mllm, AGAIN).layout.question_rows) > 0
     diagnose = {"diagnose": ["focus", "modality", "patches"], "sampling": Sampling(max_tokens=4, ignore_eos=True)}

@@ -1,4 +1,4 @@
-"""Which token belongs to which part of a chat, worked by hand and against the plain processors; what is refused."""
+"""The parts of a chat that tokens belong to, by hand and against the plain processors, and refusals."""
 
 from __future__ import annotations
 

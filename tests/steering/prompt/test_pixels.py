@@ -1,4 +1,4 @@
-"""How many pixels a picture may have is what the processor does with these bounds of its own, picture by picture."""
+"""The pixel bounds of a picture act like the processor's own bounds, picture by picture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAMILY = "qwen2_vl"  # 28 x 28 to 56 x 56 pixels, tokens of 14 x 14
 
 
 def chat(*pictures: dict[str, Any]) -> list[dict[str, Any]]:
-    """A question about the same picture so many times."""
+    """Return a question about several copies of one picture."""
     image = families.example_image(0).resize((70, 49), Image.Resampling.NEAREST)
     parts = [{"type": "image", "image": image, **bounds} for bounds in pictures]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]

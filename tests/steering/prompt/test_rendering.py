@@ -1,5 +1,7 @@
-"""What a chat template is given beside the messages: variables that it reads, and whether the last message goes on. Ids are
-compared with those of transformers' own rendering."""
+"""Inputs of a chat template besides the messages: variables that it reads, and a last message that continues.
+
+Ids are compared with those of transformers' own rendering.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ QUESTION_CHAT = user(image(0), text("Text context: It is red.\nIs it red?"))
 
 @pytest.fixture
 def thinking(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """An engine whose template reads `enable_thinking`, as Qwen3's does, and a `title`."""
+    """Return an engine whose template reads `enable_thinking`, as Qwen3's does, and a `title`."""
     engine = make_engine("qwen2_vl")
     monkeypatch.setattr(engine.mllm.processor, "chat_template", TITLED + engine.mllm.template + THINKING)
     vars(engine.mllm.chat).pop("render_form", None)  # which keeps what the plain template made
@@ -40,7 +42,7 @@ def thinking(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Engine
 
 
 def rendered_ids(engine: Engine, chat: Any, **template: Any) -> torch.Tensor:
-    """The ids of transformers' own rendering."""
+    """Return the ids of transformers' own rendering."""
     processor = engine.mllm.processor
     whole = processor.apply_chat_template(chat, tokenize=False, **{"add_generation_prompt": True, **template})
     found: torch.Tensor = processor(text=[whole], images=[families.images_of(chat)], return_tensors="pt")["input_ids"][

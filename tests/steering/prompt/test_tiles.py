@@ -23,7 +23,7 @@ def picture(size: tuple[int, int]) -> np.ndarray:
 
 
 def features(mllm: MLLM, pixels: np.ndarray) -> torch.Tensor:
-    """What the decoder receives for the tokens of an image, (tokens, d)."""
+    """Return the embeddings that the decoder receives for the tokens of an image, (tokens, d)."""
     part = {"type": "image", "image": Image.fromarray(pixels)}
     prompt = build_prompt(mllm, [{"role": "user", "content": [part, {"type": "text", "text": "?"}]}])
     with torch.inference_mode():

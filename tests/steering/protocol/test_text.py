@@ -41,7 +41,7 @@ def ids_of(tokenizer: Any, *pieces: str) -> list[int]:
 
 
 def bytes_of(tokenizer: Any, text: str) -> list[int]:
-    """One token for every byte of a text."""
+    """Return one token for every byte of a text."""
     if tokenizer.convert_tokens_to_ids("<0x00>") is not None and "<0x00>" in tokenizer.get_vocab():
         return [tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in text.encode()]
     text_of = texts_of(tokenizer)

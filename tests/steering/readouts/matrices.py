@@ -26,7 +26,10 @@ TOLERANCE = 1e-5
 
 
 def chats() -> list[Messages]:
-    """One and three images, context by line and by span, system prompt, texts between images, an earlier turn."""
+    """Return chats of many layouts.
+
+    They have one and three images, context by line and by span, system prompt, texts between images, an earlier turn.
+    """
     system = {"role": "system", "content": [text("You are a helpful assistant.")]}
     return [
         [system, {"role": "user", "content": [image(0), text("Text context: the shop is closed.\nIs it open?")]}],
@@ -49,7 +52,7 @@ def chats() -> list[Messages]:
 
 
 def rows_behind(answer: Answer, layout: Layout, columns: list[int]) -> tuple[list[int], dict[str, int]]:
-    """The query rows of an average over `columns`, and how many there are of each kind."""
+    """Return the query rows of an average over `columns`, and the number of each kind."""
     n = answer.prompt_length
     question = [row for row in layout.columns(QUESTION).tolist() if all(row > column for column in columns)]
     generated = list(range(n, answer.attention.shape[1]))
@@ -87,7 +90,7 @@ def expected(answer: Answer, layout: Layout, spans: str = "whole") -> dict[str, 
 
 
 def numbers(values: Any) -> torch.Tensor:
-    """A list with None for NaN."""
+    """Convert a list, with None for NaN."""
     return torch.tensor([torch.nan if value is None else value for value in values])
 
 
@@ -128,7 +131,7 @@ def vector(mllm: MLLM) -> SteeringVector:
 
 
 def steered(mllm: MLLM) -> tuple[Steer, Addition]:
-    """The same push for the engine and for the plain model."""
+    """Return the same push for the engine and for the plain model."""
     made = vector(mllm)
     delta = torch.zeros_like(made.direction)
     delta[:2] = -0.8 * 0.5 * made.direction[:2]

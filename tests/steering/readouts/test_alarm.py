@@ -59,8 +59,10 @@ def test_it_is_kept_with_the_model(tmp_path: Any) -> None:
 def test_what_an_answer_says_of_itself(
     make_engine: MakeEngine, load_plain: LoadPlain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Log-probabilities of the plain model's own generation, beside answers that ask for none and for other things; the
-    alarm by what the other readouts say."""
+    """Log-probabilities equal the plain model's own generation, beside answers that request none and other readouts.
+
+    The alarm follows from the other readouts.
+    """
     engine, chat = make_engine("qwen2_vl"), chats()[0]
     assert engine.mllm.calibration is None
     calibration = Calibration(engine.mllm.fingerprint, alarm=ALARM)

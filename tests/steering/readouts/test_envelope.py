@@ -43,8 +43,11 @@ from tests.steering.readouts.matrices import (
 
 
 def layouts() -> list[Messages]:
-    """The question behind the images, between them and before them; a context behind and before the image; images in
-    several turns; a question that begins before the image and ends behind it."""
+    """Return chats of many layouts.
+
+    The question is behind the images, between them and before them; a context is behind and before the image; images are in
+    several turns; a question begins before the image and ends behind it.
+    """
     ask, told = text("How many people are in image 2?"), text("The shop is closed today.", span="context")
     contents: list[list[dict[str, Any]]] = [
         [image(0), image(1), ask],
@@ -98,7 +101,7 @@ def test_equal_to_whole_matrices_in_a_batch_steered_or_not(
 def test_rows_are_those_that_see_what_is_compared(
     family: str, steps: int, make_engine: MakeEngine, load_plain: LoadPlain
 ) -> None:
-    """Where the question cannot see an image, the generated rows alone count, or the prompt's last one."""
+    """Only the generated rows count, or the prompt's last one, if the question cannot see an image."""
     engine, plain = make_engine(family, slots=4, prefill_budget=150), load_plain(family)
     sampling = dataclasses.replace(SAMPLING, max_tokens=steps)
     requests = [

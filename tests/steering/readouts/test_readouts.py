@@ -29,7 +29,7 @@ FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "llava_next", "gemm
 
 
 class Whole:
-    """One plain pass over a prompt and its answer, with everything kept."""
+    """A plain pass over a prompt and its answer, with everything kept."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Whole:
         return [max(0.0, float(self.states[column] @ self.embedding[token])) for column in columns]
 
     def causal(self, step: int, columns: list[int]) -> np.ndarray:
-        """The map of a generated token less the interference of other tokens before it, token by token."""
+        """Return the map of a generated token minus the interference of earlier tokens, token by token."""
         spans = self.layout.spans.tolist()
         text = [i for i, span in enumerate(spans) if span in (CONTEXT, QUESTION, USER)]
         earlier = [(int(self.ids[i]), i) for i in text]
@@ -214,7 +214,7 @@ def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -
 
 
 def layout_span(layout: Layout, kind: str) -> list[int]:
-    """The whole prompt in three parts."""
+    """Return the columns of one of the three parts of the prompt."""
     pictures = layout.image_columns.tolist()
     before = [place for place in range(len(layout.spans)) if place < min(pictures)]
     behind = [place for place in range(min(pictures), len(layout.spans)) if place not in pictures]

@@ -24,7 +24,7 @@ from tests.toys.nudge import Nudge
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal part by part, tensors and pictures included."""
+    """Return whether two values are equal part by part, tensors and pictures included."""
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, Image.Image):

@@ -11,7 +11,7 @@ from tests.steering.runner.test_sampler import STOPS, plain_rows
 
 
 def test_an_answer_does_not_end_before_its_least_length() -> None:
-    """As transformers' MinNewTokensLengthLogitsProcessor, row by row; without it the likeliest token would end all three."""
+    """The reference is transformers' MinNewTokensLengthLogitsProcessor, row by row; greedy answers would end at once."""
     settings = [Sampling(), Sampling(min_tokens=2), Sampling(min_tokens=2, temperature=1.0, top_k=2)]
     rows, logits = plain_rows(settings)
     logits[:, STOPS] = 50.0

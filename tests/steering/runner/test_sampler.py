@@ -279,7 +279,7 @@ def test_neighbouring_seeds_and_positions_are_uncorrelated() -> None:
 
 
 def splitmix64(state: int) -> int:
-    """The output function of SplitMix64 (Steele, Lea and Flood 2014), with Python's integers."""
+    """Return the output function of SplitMix64 (Steele, Lea and Flood 2014), with Python's integers."""
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
     return state ^ (state >> 31)

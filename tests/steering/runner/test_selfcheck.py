@@ -73,7 +73,7 @@ def test_the_engine_checks_unless_told_not_to(load_mllm: LoadMLLM, monkeypatch: 
 
 
 def refusal(model: MLLM) -> str:
-    """Where the check says that the engine first differs."""
+    """Return the place where the check says that the engine first differs."""
     with pytest.raises(UnsupportedModel) as refused:
         selfcheck.check_model(model)
     found = re.search(r"differ from the plain model's by .* of their range, first at (.*)\.$", str(refused.value))

@@ -15,7 +15,7 @@ from tests.steering.engine.faults.test_faults import FAMILY, KINDS, SAMPLING, an
 
 @pytest.fixture(scope="module")
 def expected(make_engine: MakeEngine) -> list[Any]:
-    """What the two beside whoever asks get on engines of their own, and the plain one that asks for more."""
+    """Return the answers of the two neighbours on engines of their own, and of the plain one with a longer request."""
     observed, _, plain = requests(make_engine(FAMILY), "plain")
     return [answers(make_engine(FAMILY, slots=6), [one])[0] for one in (observed, plain, longer_than(plain))]
 

@@ -1,4 +1,4 @@
-"""What is a call in an answer and what is said, however the text comes in pieces."""
+"""The separation of calls and text in an answer, whatever pieces the text comes in."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CASES: list[tuple[str, str, list[ToolCall]]] = [
 
 
 def pairs(name: str, *given: tuple[str, str], gap: str = "\n") -> str:
-    """A call as GLM writes it."""
+    """Return a call as GLM writes it."""
     tags = "".join(f"<arg_key>{k}</arg_key>{gap}<arg_value>{v}</arg_value>{gap}" for k, v in given)
     return f"<tool_call>{name}{gap}{tags}</tool_call>"
 

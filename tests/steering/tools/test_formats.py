@@ -32,7 +32,7 @@ SAID = {
     "mistral": '[TOOL_CALLS] [{"name": "look", "arguments": {"at": "top"}, "id": "',
     "ministral": '[TOOL_CALLS]look[ARGS]{"at": "top"}',
 }
-"""What a template makes of a call in a chat."""
+"""The rendering of a call in a chat by each template."""
 
 
 @pytest.fixture(scope="module", params=list(SAID))

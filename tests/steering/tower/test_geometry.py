@@ -1,4 +1,4 @@
-"""What follows from the sizes of pictures is made once, and is what the plain model makes of them each time."""
+"""Results that follow from the sizes of pictures are made once, and equal the plain model's each time."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_multiples_of_one_direction_add_up_to_a_multiple_in_published_units() ->
 
 
 def test_sizes_by_hand() -> None:
-    """weight 2 and -3, mean |v| 1.5 and 2, states of 4 and 12."""
+    """The numbers are weight 2 and -3, mean |v| 1.5 and 2, states of 4 and 12."""
     vector = make(
         direction=torch.tensor([[1.0, -2.0], [4.0, 0.0]]), weight=torch.tensor([2.0, -3.0]),
         mean_abs=torch.ones(2), std=torch.ones(2), layers=(0,),

@@ -142,7 +142,7 @@ def test_what_is_wrong_with_a_file_is_said_in_words(data: bytes, why: str) -> No
 
 
 def hollow(count: int) -> bytes:
-    """A file of nothing but so many empty tensors."""
+    """Return a file of nothing but empty tensors."""
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     header = json.dumps({f"{number:x}": entry for number in range(count)}).encode()
     return len(header).to_bytes(8, "little") + header

@@ -1,4 +1,4 @@
-"""What a vector is and what it says about itself has its type and range, in memory and in a file."""
+"""The fields of a vector and its info have types and ranges, in memory and in a file."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ BAD_INFO = [
 
 
 def of_file(**metadata: str) -> SteeringVector:
-    """The vector of a file that another program wrote."""
+    """Return the vector of a file that another program wrote."""
     tensors, own = parts(make(info={}))
     return SteeringVector.from_bytes(save(tensors, own | metadata))
 

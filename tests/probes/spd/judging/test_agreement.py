@@ -55,7 +55,7 @@ def test_a_judge_stands_beside_the_rules_on_the_cases_that_it_judged() -> None:
         return [Verdict(None, None) for _ in given]
 
     def half(given: Sequence[Statement]) -> list[Verdict]:
-        """Of every second case nothing, of the others the first label of all."""
+        """Judge every second case as the first label of all, and give no verdict on the others."""
         return [
             Verdict(("consistent",), Faithfulness(1, {}, False)) if i % 2 else Verdict(None, None)
             for i in range(len(given))

@@ -31,7 +31,7 @@ VARIANTS += [Variant("pictures")]
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    """Where compiled steps stay from one run of the suite to the next, until what they depend on changes."""
+    """Return the folder where compiled steps are kept between runs of the suite, until their dependencies change."""
     every = default_folder().parent / "compiled-by-tests-of-the-engine"
     digest = hashlib.sha256(json.dumps(surroundings(), sort_keys=True).encode()).hexdigest()[:16]
     for other in every.glob("*"):
@@ -43,8 +43,10 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def few() -> Iterator[None]:
-    """One step of each kind, the least and the most that one has hooks for (`test_graphs` has those between); made beside
-    other tests as soon as they are."""
+    """Compile few steps, each as soon as possible beside other tests.
+
+    There is one step of each kind, with the fewest and the most hooks (`test_graphs` has those between).
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(start, "VARIANTS", VARIANTS)
         patch.setattr(compiling, "_CHILD", compiling._CHILD.replace("os.nice(19)", "os.nice(0)"))
@@ -58,13 +60,13 @@ def few() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def mllm(root: Path) -> MLLM:
-    """Of few layers: compiling takes as long as there are many."""
+    """Load a model of few layers: the time of compiling grows with their number."""
     return steering.load(build("qwen2_vl", root / "short", layers=2), device="cpu")
 
 
 @pytest.fixture(scope="module")
 def compiled(mllm: MLLM, folder: Path, few: None) -> steering.Engine:
-    """An engine whose steps were compiled."""
+    """Return an engine with compiled steps."""
     made = engine(mllm, folder)
     assert made.compilation.wait(1200)
     return made
@@ -114,7 +116,7 @@ def numbers(value: Any) -> list[float]:
 
 
 def check_same_answers(engine: steering.Engine, plain: steering.Engine, asked: list[Request]) -> None:
-    """What both engines answer, with log-probabilities, and tell of it."""
+    """Check that both engines give the same answers, with log-probabilities and reports."""
     answers = zip(plain.generate(asked), engine.generate(asked), strict=True)
     for one, other in ((a.choices[0], b.choices[0]) for a, b in answers):
         assert one.token_ids == other.token_ids

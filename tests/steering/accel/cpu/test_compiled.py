@@ -51,7 +51,7 @@ def test_answers_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
 
 
 def test_answers_with_all_that_can_be_asked_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
-    """What changes attention and updates, and what reads them, alone and beside each other and a plain request."""
+    """Attention and updates are changed and read, alone and beside each other and a plain request."""
     mllm = compiled.mllm
     plain = steering.Engine(mllm, slots=4, max_length=512, self_check=False)
     everything = Diagnose(frozenset(REGISTRY), causal=True, residual_rows="answer")
@@ -158,7 +158,7 @@ def test_passes_of_many_rows_that_threads_share_are_those_of_the_plain_step(
 
 
 def test_others_run_beside_a_step(compiled: steering.Engine) -> None:
-    """Where torch's own loader was used, no other thread had the interpreter while a step ran."""
+    """With torch's own loader, no other thread had the interpreter while a step ran."""
     engine_ = compiled
     assert engine_.compilation.steps is not None
     ready = [one for (kind, _), found in engine_.compilation.steps._ready.items() if kind == "prefill" for one in found]
@@ -206,7 +206,7 @@ def test_all_columns_of_a_slot_can_be_read(compiled: steering.Engine) -> None:
 def test_pictures_of_one_size_are_encoded_as_the_plain_tower_encodes_them(
     compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One, and as many as threads share; others, and more than are worth it, by the plain one."""
+    """A single picture, and as many as threads share, are compiled; others, and larger batches, use the plain tower."""
     mllm, steps = compiled.mllm, compiled.compilation.steps
     assert steps is not None
 
@@ -242,7 +242,7 @@ def test_a_new_picture_is_encoded_by_the_compiled_step(
 def test_what_is_new_behind_a_long_prompt_is_compiled(
     compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a further turn of a chat; many new tokens, or several such prompts at once, run as they are."""
+    """A further turn of a chat is compiled; many new tokens, or several such prompts at once, run eagerly."""
     steps = compiled.compilation.steps
     assert steps is not None
     monkeypatch.setattr("steering.accel.cpu.steps.LONGEST", 100)

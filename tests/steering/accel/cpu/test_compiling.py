@@ -1,4 +1,4 @@
-"""What is compiling ends with whoever wants it."""
+"""A compile process ends with the process that wants it."""
 
 from __future__ import annotations
 

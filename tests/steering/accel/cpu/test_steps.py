@@ -1,4 +1,4 @@
-"""What compiled steps are kept by."""
+"""The keys of compiled steps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_
 
 
 def test_a_step_is_for_hooks_of_its_own_sizes(load_mllm: LoadMLLM) -> None:
-    """Of any number of rows and tokens; but not of vectors for one picture of several, which have a class for each."""
+    """Rows and tokens may be of any number, but vectors for one picture of several have hooks of another class."""
     mllm, variant = load_mllm("qwen2_vl"), Variant("prefill", "usual")
     shape = example_step(mllm, variant, None, PackedWeights(mllm))[0].shape
     mould = Mould(shape, example_sizes(mllm, variant))
@@ -65,7 +65,7 @@ def test_a_step_is_for_hooks_of_its_own_sizes(load_mllm: LoadMLLM) -> None:
 
 
 def test_who_has_not_read_the_weights_makes_the_same_step() -> None:
-    """As the process that compiles, which is told what it cannot see: in what numbers weights are kept."""
+    """The compiling process is told only what it cannot see: the dtypes of the weights."""
     served = steering.load()
     unread = steering.load(unread=served.fingerprint)
     weights = PackedWeights(served)

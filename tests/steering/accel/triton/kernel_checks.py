@@ -1,5 +1,8 @@
-"""Compares Triton's kernels with plain torch in double precision: on a GPU, or interpreted on a CPU (`TRITON_INTERPRET=1`,
-which has to be set before triton is imported). Run as a script; prints a line for each check and ends with "alike"."""
+"""Compare Triton's kernels with plain torch in double precision.
+
+They run on a GPU, or interpreted on a CPU (`TRITON_INTERPRET=1`, which has to be set before triton is imported). Run as a
+script; prints a line for each check and ends with "alike".
+"""
 
 from __future__ import annotations
 
@@ -122,7 +125,7 @@ def check_attention(dtype: torch.dtype, *, thorough: bool) -> None:
 
 
 def check_alone(dtype: torch.dtype) -> None:
-    """A row's answer does not depend on who is beside it, as long as the number of rows is the same."""
+    """Check that a row's answer does not depend on its neighbours, for a given number of rows."""
     case = Case(8, 2, 64, 300, [250, 250, 30], dtype)
     given = [case.key, case.value, case.keys, case.values, case.positions, case.scaling, 256]
     together = decode_attention(case.query, *given, looks=True)
@@ -136,7 +139,7 @@ def check_alone(dtype: torch.dtype) -> None:
 
 
 def check_fused(dtype: torch.dtype) -> None:
-    """What transformers' own modules give, by the kernels that stand for them."""
+    """Check that the fused kernels give the results of transformers' own modules."""
     close = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 0.0, "atol": 0.0}
     if DEVICE == "cuda" and dtype != torch.float32:
         close = {"rtol": 1e-2, "atol": 1e-2}  # a GPU may round once where transformers does twice
@@ -161,7 +164,7 @@ def check_fused(dtype: torch.dtype) -> None:
 
 
 def check_ops(dtype: torch.dtype) -> None:
-    """The elementwise kernels and the product with a single state."""
+    """Check the elementwise kernels and the product with a single state."""
     within = {"rtol": 2 * TOLERANCE[dtype], "atol": 2 * TOLERANCE[dtype]}
     states, update, weight = draw(3, 5, 96, dtype=dtype), draw(3, 5, 96, dtype=dtype), draw(96, dtype=dtype)
     for shifted in (False, True):

@@ -17,8 +17,10 @@ class Attended(NamedTuple):
 
 
 class DecodeAttention:
-    """Stands for `triton_attention.decode_attention`, row by row. calls: how often it ran, `enhanced` and `looked` with an
-    enhancement and with mean weights."""
+    """A stand-in for `triton_attention.decode_attention`, row by row.
+
+    calls: the number of calls; `enhanced` and `looked` count those with an enhancement and with mean weights.
+    """
 
     def __init__(self) -> None:
         self.calls = self.enhanced = self.looked = 0

@@ -1,5 +1,7 @@
-"""Norms and rotary embeddings by single kernels, beside transformers' own. There is no GPU here: what stands for the kernels
-of triton computes the same on the CPU, and those themselves are tried where triton is."""
+"""Norms and rotary embeddings by single kernels, compared with transformers' own.
+
+There is no GPU here: stand-ins compute the same on the CPU, and triton's kernels are tested where triton is.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ NAMES = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_vision")
 
 @pytest.fixture(autouse=True)
 def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What models of a family share."""
+    """Restore the classes that models of a family share."""
     for family in (qwen, gemma):
         for name in NAMES:
             if hasattr(family, name):
@@ -28,7 +30,7 @@ def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def norms(kind: type[nn.Module], dtype: torch.dtype) -> nn.Module:
-    """Some norms with weights that are not 1."""
+    """Return norms with weights other than 1."""
     made = nn.ModuleList(kind(width) for width in (24, 24, 8))
     for parameter in made.parameters():
         parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)).to(dtype)

@@ -82,7 +82,7 @@ STAGES_OF = {
     "three contrasted": ALWAYS | TWINS | {"mask", "fork"},
     "baseline": ALWAYS | TWINS,
 }
-"""By kind what its requests come through; of all others it is `ALWAYS`."""
+"""The stages that requests of each kind pass; all other kinds pass `ALWAYS`."""
 ALIKE = {"embed", "first token", "sample"}
 """In which kinds hardly differ: asked of the plainest, and of those that have most to lose."""
 CASES = [
@@ -102,7 +102,7 @@ def vector(engine: Engine) -> SteeringVector:
 
 
 def requests(engine: Engine, kind: str) -> list[Request]:
-    """One of the kind between two plain ones, one of which is observed."""
+    """Return a request of the kind between two plain ones, one of which is observed."""
     chats = [families.example_messages(FAMILY, 1 + i % 2, seed=i, text="What is this? " * (1 + i)) for i in range(3)]
     options = {"sampling": SAMPLING} | KINDS[kind]
     if options.pop("steering", False):
@@ -145,7 +145,7 @@ def told(choice: Choice) -> tuple[Any, ...]:
 
 
 def answers(engine: Engine, asked: list[Request]) -> list[list[tuple[Any, ...]] | None]:
-    """What each request was told, None where it failed."""
+    """Return the answer to each request, None if it failed."""
     completions = [engine.submit(request) for request in asked]
     for _ in range(200):
         if all(completion.done for completion in completions):
@@ -168,7 +168,7 @@ def an_engine(make_engine: MakeEngine) -> Engine:
 
 
 def place_of(engine: Engine, stage: str) -> tuple[Any, str]:
-    """What has the function of a stage, and its name there."""
+    """Return the object with the function of a stage, and the function's name."""
     places = {
         "runner": engine._runner,
         "twins": engine._steps.twins,
@@ -181,7 +181,7 @@ def place_of(engine: Engine, stage: str) -> tuple[Any, str]:
 
 @pytest.fixture(scope="module")
 def expected(make_engine: MakeEngine) -> Callable[[str], Any]:
-    """kind -> what its requests are told where nothing fails."""
+    """Return a function from a kind to its requests' answers without faults."""
 
     def of(kind: str) -> Any:
         engine, calls = an_engine(make_engine), {}

@@ -24,7 +24,7 @@ from tests.steering.engine.faults.test_faults import CONTRASTED, FAMILY, SAMPLIN
 
 
 class Loses(Once):
-    """As `Once`, of a device that then stays lost; `calls` counts those behind it too."""
+    """A fault as `Once`, of a device that then stays lost; `calls` also counts later calls."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1

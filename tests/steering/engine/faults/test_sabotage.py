@@ -1,4 +1,4 @@
-"""What breaks one request ends that one alone; the others get the answers that they would have got."""
+"""A fault in one request ends that request alone; the others get their undisturbed answers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_image_that_cannot_be_encoded_fails_its_request_alone(
 def test_a_step_that_fails_for_a_batch_is_tried_again_one_by_one(
     make_engine: MakeEngine, load_plain: LoadPlain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One prompt makes the common prefill fail; only that one ends, the others' readings are not counted twice."""
+    """A prompt makes the common prefill fail; only it ends, and the others' readouts are not counted twice."""
     engine = make_engine("qwen2_vl", slots=4)
     chats = conversations("qwen2_vl")
     nothing = torch.zeros(engine.mllm.num_layers)

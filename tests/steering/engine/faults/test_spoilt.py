@@ -1,5 +1,7 @@
-"""What an intervention or a recorder raises behind a step, or always, fails the requests that it concerns, and no other; and
-callers that queue while the engine steps."""
+"""A fault of an intervention or recorder, behind a step or always, fails only the requests that it concerns.
+
+Callers may queue while the engine steps.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def an_engine(make_engine: MakeEngine) -> Engine:
 
 @pytest.fixture(scope="module")
 def expected(make_engine: MakeEngine) -> list[Any]:
-    """What `asked` is told where nothing fails."""
+    """Return the answers to `asked` without faults."""
     return answers(an_engine(make_engine), asked())
 
 

@@ -1,4 +1,4 @@
-"""What steps take in beside running answers, by times that are made up and by prompts that come in."""
+"""Prompts admitted to steps beside running answers, with invented times and with arriving prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ H100, FUSED, CPU = (0.030, 0.00002, 0.009), (0.012, 0.00002, 0.006), (0.0, 0.000
 
 
 def steered(budget: StepBudget, fixed: float, token: float, decode: float, rows: int = 8) -> StepBudget:
-    """The budget after steps of a machine of these prices, with prompts of all sizes."""
+    """Return the budget after steps of a machine with these prices, with prompts of all sizes."""
     for _ in range(40):
         budget.decode.learn(rows, decode)
     for size in (40, 40, 300, 1024, 200, 700) * 6:
@@ -136,8 +136,11 @@ def test_pictures_and_prompts_share_a_step() -> None:
 
 
 def test_pictures_are_encoded_first_where_that_takes_less_time() -> None:
-    """An H100 has 91 ms: pictures of 2 prompts and their pass take 76, 42 for each with a decode of 9, and of 3 89 and three
-    rows; pictures of 6 and then a pass of 6 take 127, 24 for each with two decodes."""
+    """The plan of an H100 with a limit of 91 ms.
+
+    Pictures of 2 prompts and their pass take 76, 42 for each with a decode of 9, and of 3 89 and three rows; pictures of 6
+    and then a pass of 6 take 127, 24 for each with two decodes.
+    """
     h100 = Allowance(0.091, 4096, 1500, 0.030, 0.00002, 0.020, 0.00001, 0.001, 0.009)
     assert h100.plan([(440, 400)] * 6) == (6, False)
     assert h100.plan([(440, 0)] * 6) == (6, True), "then they run"
@@ -203,7 +206,7 @@ def test_its_figures_are_shown() -> None:
 def test_steps_without_a_decode_are_not_taken_for_short_ones(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the first step of a server nobody has decoded anything."""
+    """In a server's first step nothing has been decoded yet."""
     engine: Engine = make_engine("qwen2_vl", slots=2, max_length=512)
     told: list[float] = []
     decode = engine._steps.runner.decode
@@ -290,8 +293,10 @@ def test_as_many_pictures_are_encoded_as_fit(make_engine: MakeEngine, monkeypatc
 def test_prompts_come_in_by_their_price_beside_a_running_answer(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a machine that takes a second for every pass and .01 for every token, and 5.25 s at most: (5.25 - 2) / .01 are 325
-    tokens, so that a prompt of up to 650 comes in two equal parts."""
+    """A pass takes a second plus .01 for every token, with a limit of 5.25 s.
+
+    (5.25 - 2) / .01 are 325 tokens, so that a prompt of up to 650 comes in two equal parts.
+    """
     engine: Engine = make_engine("qwen2_vl", slots=3, max_length=1024)
     engine._steps.budget = StepBudget(1024, 5.25)
     chunks: list[int] = []

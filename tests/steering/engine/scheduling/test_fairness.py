@@ -36,7 +36,7 @@ class Line:
         return made
 
     def next(self, count: int = 1) -> list[str]:
-        """Who gets the slot, so many times."""
+        """Return the groups that get the slot, that many times."""
         got = []
         for _ in range(count):
             (sequence,) = self.scheduler.next_prefill(lambda _: True)
@@ -163,7 +163,7 @@ def test_one_group_does_not_fill_the_queue(make_engine: MakeEngine) -> None:
 
 
 def taken_of(engine: Engine, group: str, asked: int, n: int = 1) -> list[Completion]:
-    """What is taken of so many requests that a group has at once."""
+    """Return the accepted requests out of those that a group submits at once."""
     request = Request(families.example_messages("qwen2_vl", 1), Sampling(max_tokens=1), n=n)
     taken = []
     for _ in range(asked):
@@ -173,7 +173,7 @@ def taken_of(engine: Engine, group: str, asked: int, n: int = 1) -> list[Complet
 
 
 def test_who_has_less_than_its_share_is_taken_although_the_queue_is_full(make_engine: MakeEngine) -> None:
-    """Of 64 places one key holds 56, which is more than 32: the next may have more, as long as it leaves as many."""
+    """A key holds 56 of 64 places, more than 32; the next may have more, as long as it leaves as many."""
     engine: Engine = make_engine("qwen2_vl", slots=4, max_waiting=64)
     groups = {group: taken_of(engine, group, 100) for group in ("many", "few", "later", "last")}
     assert [len(taken) for taken in groups.values()] == [60, 20, 10, 5]

@@ -1,4 +1,4 @@
-"""Who may join the queue, by rates that are made up and by answers whose steps take as long as a clock says."""
+"""Admission to the queue, by invented rates and by answers whose steps last as long as a clock says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.steering.conftest import MakeEngine
 from tests.steering.engine.asking import greedy, run_down, user
 
 SECONDS = 0.5
-"""What each step takes."""
+"""The duration of each step."""
 
 
 def rate(tokens: int = 10, step: float = SECONDS, prefill: float = 2.0) -> Rate:
@@ -63,7 +63,7 @@ def test_while_nothing_is_known_nobody_waits() -> None:
 
 @pytest.fixture
 def clocked(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
-    """Makes engines of two slots on which every step takes `SECONDS`."""
+    """Return a maker of engines with two slots on which every step takes `SECONDS`."""
     clock = [0.0]
     monkeypatch.setattr(steps.time, "monotonic", lambda: clock[0])
 
@@ -111,7 +111,7 @@ def test_whoever_would_wait_too_long_is_refused(clocked: Callable[..., Engine]) 
 def test_pictures_of_those_before_are_waited_for(
     clocked: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of pictures it is not known how long they take: each has a step, and all prompts have room beside."""
+    """The duration of pictures is unknown: each has a step, and all prompts have room beside them."""
     engine = clocked(max_wait=0.9)
     run_down(engine, asked(engine, 6))
     one = Allowance(9.0, 1024, picture_each=math.inf)

@@ -1,4 +1,4 @@
-"""What comes while a step reads prompts is read in the same step, where it has room."""
+"""Requests that arrive while a step reads prompts are read in the same step, if it has room."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def request(images: int = 0, text: str = "What?") -> Request:
 
 
 def begun(engine: Engine, others: list[Request], tells: bool = True) -> tuple[list[int], list[Completion]]:
-    """How many tokens each answer has behind one step, in which the others come one by one, once first tokens are there."""
+    """Return the number of tokens of each answer behind one step.
+
+    The others arrive one by one, once first tokens are there.
+    """
     completions = [engine.submit(request())]
 
     def said() -> bool:

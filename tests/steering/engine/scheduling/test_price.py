@@ -9,11 +9,11 @@ import pytest
 from steering.engine.price import BLIND, RECENT, STALE, Price
 
 FIXED, EACH = 0.030, 0.00002
-"""Of an H100 with a 7B."""
+"""The prices of an H100 with a 7B model, in seconds."""
 
 
 def learned(price: Price, sizes: list[int], fixed: float = FIXED, each: float = EACH, noise: float = 0.0) -> Price:
-    """The price after passes of these sizes."""
+    """Return the price after passes of these sizes."""
     draw = random.Random(0)
     for size in sizes:
         price.learn(size, (fixed + each * size) * (1 + draw.uniform(-noise, noise)))

@@ -120,7 +120,7 @@ class _Scaled(LlamaDecoderLayer):
 
 @pytest.fixture
 def scaled(root: Path, monkeypatch: pytest.MonkeyPatch) -> steering.MLLM:
-    """A model of such layers."""
+    """Load a model with such layers."""
     monkeypatch.setattr("transformers.models.llama.modeling_llama.LlamaDecoderLayer", _Scaled)
     return steering.load(families.checkpoint("llava", root), device="cpu")
 

@@ -1,4 +1,4 @@
-"""What decodes count, by the loops and in torch, against the same worked row by row in double precision."""
+"""Counts of decodes, by the loops and in torch, compared with row-by-row sums in double precision."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 def both(
     loops: Loops, name: str, given: tuple[Any, ...], held: list[torch.Tensor]
 ) -> list[tuple[Any, list[torch.Tensor]]]:
-    """What a loop and its words in torch return and leave in copies of what slots hold, each called twice: a step that runs
-    again counts once."""
+    """Run a loop and its counterpart in torch, and return each one's result with its copies of the slots' tensors.
+
+    Each is called twice: a step that runs again counts once.
+    """
     found = []
     for call in (lambda *args: loops(name, *args), getattr(stream if name == "count_stream" else counts, name)):
         own = [one.clone() for one in held]
@@ -79,7 +81,7 @@ def test_attention(loops: Loops, layers: int, columns: int, spans: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_residual_stream(loops: Loops, dtype: torch.dtype) -> None:
-    """What `stream_looks` says, which is checked by itself; the third row's own is not asked for, its states are."""
+    """The loop agrees with `stream_looks`, which has its own tests; the third row requests only its states."""
     random = torch.Generator().manual_seed(0)
     rows, layers, width, gates = len(NEW), 3, 37, 21
 

@@ -14,7 +14,7 @@ from tests.steering.accel.cpu.kernels.conftest import COMPILER, Loops
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="there is no compiler")
 TOLERANCE = 2e-6
-"""By a sum of one number; whatever the dtype, what is read is exact and sums are float32."""
+"""The tolerance per summed number; for any dtype, inputs are exact and sums are float32."""
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -94,7 +94,7 @@ def test_attention_of_one_query_a_row(
 
 @pytest.mark.parametrize("span", [1.0, 30.0, 90.0, 1e4])
 def test_weights_of_far_scores(loops: Loops, span: float) -> None:
-    """What is far below the largest is 0, as by torch; none is lost before."""
+    """Scores far below the largest have weight 0, as in torch, and none vanishes earlier."""
     scores = torch.linspace(-span, 0, 203)
     key = torch.zeros(1, 1, 203, 16)
     key[0, 0, :, 0] = scores
@@ -288,7 +288,7 @@ def test_think(loops: Loops, dtype: torch.dtype) -> None:
 
 
 def test_the_divergence_of_far_updates(loops: Loops) -> None:
-    """One is almost all of its share, and little of the other's."""
+    """A single entry dominates its own softmax, and has little of the other's."""
     mha, ffn = torch.zeros(2, 1, 40), torch.zeros(2, 1, 40)
     mha[0, 0, 3], ffn[0, 0, 3] = 60.0, -80.0
     mha[1], ffn[1] = 1e-3 * torch.arange(40), 0.0

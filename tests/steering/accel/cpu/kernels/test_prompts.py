@@ -55,7 +55,10 @@ def by_definition(
     softcap: float,
     see: Any = None,
 ) -> torch.Tensor:
-    """The output (heads, n, width) of one prompt. query: (heads, n, width). see: changes weights (heads, columns)."""
+    """Return the output (heads, n, width) of one prompt.
+
+    query: (heads, n, width). see: changes weights (heads, columns).
+    """
     group = query.shape[0] // key.shape[0]
     key, value = (one.double().repeat_interleave(group, 0) for one in (key, value))
     out = []
@@ -87,8 +90,10 @@ def test_attention_of_prompts(
 
 @pytest.mark.parametrize(("known", "window", "softcap"), [(0, 0, 0.0), (50, 0, 0.0), (20, 40, 0.0), (0, 0, 3.0)])
 def test_attention_of_prompts_that_see_enhances(loops: Loops, known: int, window: int, softcap: float) -> None:
-    """Each row another reading and other settings; queries before the first image, some columns that are neither an image's
-    nor the text's, a row that did not ask."""
+    """Each row has another reading and other settings.
+
+    There are queries before the first image, columns that are neither an image's nor the text's, and a row without See.
+    """
     random = torch.Generator().manual_seed(0)
     rows, heads, group, n, width, layer = 4, 2, 2, 90, 32, 1
     slots, starts, columns = places(rows, n, known)

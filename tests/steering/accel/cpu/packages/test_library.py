@@ -22,7 +22,7 @@ int AOTInductorModelContainerUpdateUserManagedConstantBufferPairs() { return 0; 
 int AOTInductorModelContainerRun() { return 1; }
 int AOTInductorGetLastError(const char** message) { *message = MESSAGE; return 0; }
 """
-"""What torch compiles a model to, as its aoti_runtime/interface.h declares it, of a model that always fails."""
+"""A model with torch's compiled interface, as declared in aoti_runtime/interface.h, that always fails."""
 
 
 def failing(folder: Path, message: str) -> Library:

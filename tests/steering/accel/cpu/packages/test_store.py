@@ -1,4 +1,4 @@
-"""What was compiled is found again; what others may have written, or what is broken, is not."""
+"""A store finds compiled packages again, and rejects broken ones and those that others may have written."""
 
 from __future__ import annotations
 

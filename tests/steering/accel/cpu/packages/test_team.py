@@ -69,7 +69,10 @@ def test_one_thread_runs_most_passes_while_the_others_are_late() -> None:
     team = Team(2, clock=lambda: times.pop(0))
 
     def threads(passes: int, late: float) -> list[int]:
-        """Of each pass, where its own share takes whoever runs it a second, and the others are late by so many."""
+        """Return the number of shares in each pass.
+
+        An own share takes a second, and the others are late by that much.
+        """
         counts = []
         for _ in range(passes):
             times[:] = [0.0, 1.0, 1.0 + late]
