@@ -149,7 +149,10 @@ def test_what_is_no_journal_is_one_clear_line(tmp_path: Path, journal: str, caps
         (("--limit", "0"), "--limit"),
         (("--toward", "left"), "must be one of vision, text, other, none; got 'left'"),
         (("--sage", "all"), "must be one of see, think, generate, none; got 'all'"),
-        (("--intervention", "sage"), "must be one of sage.see, sage.think, steering, sage.generate, contrast.vcd"),
+        (
+            ("--intervention", "sage"),
+            "must be one of look_at, sage.see, sage.think, steering, project_out, sage.generate",
+        ),
     ):
         assert run("export", "--journal", journal, *arguments) == 2
         assert said in capsys.readouterr().err
