@@ -90,7 +90,7 @@ def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     It is loaded again if its calibration has changed. It is not self-checked; other tests do that.
     """
 
-    def load(path: str, *, device: str, calibrations: Path, chat_template: None) -> steering.MLLM:
+    def load(path: str, *, device: str, calibrations: Path, chat_template: None = None) -> steering.MLLM:
         files = [Path(path) / "calibration.json", *sorted(calibrations.glob("*.json"))]
         return _loaded(path, device, calibrations, tuple(file.read_bytes() for file in files if file.exists()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from zipfile import ZipFile
 
 import torch
+from torch._inductor.cpp_builder import BuildOptionsBase
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.utils._pytree import tree_map
@@ -76,6 +78,17 @@ def build(traced: TracedStep, threads: int, room: Path) -> Path:
         inductor_configs={**SETTINGS, "aot_inductor.custom_ops_to_c_shims": SHIMS, "cpp.threads": threads},
     )
     return _library(Path(path), room)
+
+
+def quote_library_folders() -> None:
+    """Let torch's linker commands name folders whose paths have spaces, which torch quotes of includes alone."""
+    held = BuildOptionsBase.get_libraries_dirs
+
+    @functools.wraps(held)
+    def quoted(options: BuildOptionsBase) -> list[str]:
+        return [shlex.quote(folder) for folder in held(options)]
+
+    BuildOptionsBase.get_libraries_dirs = quoted  # type: ignore[method-assign]
 
 
 def build_loops(threads: int, room: Path) -> None:

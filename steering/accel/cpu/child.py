@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TextIO
 import torch
 from torch._inductor import sizevars
 
-from steering.accel.cpu.building import TracedStep, build, build_loops, trace
+from steering.accel.cpu.building import TracedStep, build, build_loops, quote_library_folders, trace
 from steering.accel.cpu.examples import example_step, manifest
 from steering.accel.cpu.packages.store import Store, StoredStep
 from steering.accel.cpu.packing import PackedWeights
@@ -94,6 +94,7 @@ def main() -> int:
     # torch simplifies the same terms for every layer, with a small cache: without this a step takes up to three times as
     # long.
     sizevars.sympy.simplify = functools.cache(sizevars.sympy.simplify)  # type: ignore[attr-defined]
+    quote_library_folders()
     try:
         mllm = load(**job["source"], device="cpu", unread=job["fingerprint"])
         mllm.settle(compiled=True)

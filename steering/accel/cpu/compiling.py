@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,8 +13,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -151,7 +152,7 @@ class Compiling:
                 for one in missing
             ],
         }
-        with self._store.room() as room, tempfile.TemporaryFile("w+") as errors:
+        with self._store.room() as room, without_spaces(room) as place, tempfile.TemporaryFile("w+") as errors:
             with self._changed:
                 if self._stopped:
                     return "the engine was stopped"
@@ -161,7 +162,7 @@ class Compiling:
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     text=True,
-                    env=_environment(room),
+                    env=_environment(place),
                     process_group=0,  # with its compilers, which end with it
                 )
             with process:  # only this thread closes the pipe that it reads: another may kill the process meanwhile
@@ -178,6 +179,8 @@ class Compiling:
                             log.info("a step is in use (%s): %d, after %.1f s", *said)
                         else:
                             faults.append(fault or "what was compiled cannot be used")
+                            if len(faults) == 1:
+                                log.warning("a step cannot be compiled (%s): %s", " ".join(one.variant), faults[0])
                     process.wait()
                     if faults:
                         return str(faults[0])
@@ -199,6 +202,18 @@ class Compiling:
         with self._changed:
             self.state = state
             self._changed.notify_all()
+
+
+@contextmanager
+def without_spaces(folder: Path) -> Iterator[Path]:
+    """Yield a path of a folder that has no spaces: torch does not quote the files that it has compilers write."""
+    if shlex.quote(str(folder)) == str(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="helmsight-") as place:
+        link = Path(place) / "room"
+        link.symlink_to(folder.absolute(), target_is_directory=True)
+        yield link
 
 
 def _environment(room: Path) -> dict[str, str]:
