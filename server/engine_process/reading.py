@@ -1,4 +1,4 @@
-"""Prompts with images are read in the worker's process.
+"""Prompts with images, and long ones, are read in the worker's process.
 
 In the engine's process that work would share the interpreter with the stepping thread.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from server.engine.local import LocalReader, has_pictures
+from server.engine.local import LocalReader, is_light
 from server.engine.resources import keep_what_is_loaded
 from server.engine.served import Capabilities
 from server.settings import Settings
@@ -31,11 +31,11 @@ class PromptReader:
         threading.Thread(target=self._load, name="helmsight-reader", daemon=True).start()
 
     def __call__(self, request: Request) -> Any:
-        """Return the prompt of a request with images, for `LocalTurn.submit_read`; None if the engine is to read it.
+        """Return the prompt of a request that takes long to read, for `LocalTurn.submit_read`; None for the others.
 
         Raises whatever preparing it raises.
         """
-        return self._reader(request) if self._reader is not None and has_pictures(request) else None
+        return self._reader(request) if self._reader is not None and not is_light(request) else None
 
     def stats(self) -> Mapping[str, float]:
         """Return the counters of the reader's image cache."""

@@ -54,8 +54,8 @@ def test_a_prompt_is_the_one_that_the_engine_reads(family: str, root: Path) -> N
     whole = steering.load(folder, device="cpu")
     unread = steering.load(folder, device="meta", dtype="float32", unread=whole.fingerprint)
     assert all(one.is_meta for one in unread.model.parameters())
-    for images in ([picture()], [picture("blue"), picture("white", (56, 112))]):
-        if family in families.IMAGE_ONLY and len(images) > 1:
+    for images in ([], [picture()], [picture("blue"), picture("white", (56, 112))]):
+        if family in families.IMAGE_ONLY and len(images) != 1:
             continue
         request = about(*images)
         read = read_prompt(unread, request, 4096)
@@ -101,7 +101,7 @@ def test_a_picture_that_is_asked_about_again_is_neither_processed_nor_sent_again
     assert [stats[name] - counted[name] for name in ("processed_images_hits", "processed_images_misses")] == [2, 2]
 
 
-def test_the_engine_reads_no_prompt_with_pictures(apart: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_reads_no_prompt_that_takes_long(apart: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     there, stepping = apart(), threading.get_ident()
 
     def build(*given: Any) -> Prompt:
@@ -111,6 +111,8 @@ def test_the_engine_reads_no_prompt_with_pictures(apart: Make, monkeypatch: pyte
     monkeypatch.setattr(admission, "build_prompt", build)
     with there.engine.turn() as turn:
         assert turn.submit(about(picture(), diagnose=Diagnose())).result().choices[0].diagnostics
+        with pytest.raises(ContextOverflow):  # which costs the thread that steps nothing
+            turn.submit(Request([{"role": "user", "content": "What is it? " * 2000}]))
         with pytest.raises(AssertionError, match="has read"):
             turn.submit(Request([{"role": "user", "content": "Hi!"}]))
 
