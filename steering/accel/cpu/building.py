@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
 import subprocess
@@ -84,7 +83,6 @@ def quote_library_folders() -> None:
     """Let torch's linker commands name folders whose paths have spaces, which torch quotes of includes alone."""
     held = BuildOptionsBase.get_libraries_dirs
 
-    @functools.wraps(held)
     def quoted(options: BuildOptionsBase) -> list[str]:
         return [shlex.quote(folder) for folder in held(options)]
 
