@@ -86,7 +86,7 @@ def quote_library_folders() -> None:
     def quoted(options: BuildOptionsBase) -> list[str]:
         return [shlex.quote(folder) for folder in held(options)]
 
-    BuildOptionsBase.get_libraries_dirs = quoted  # type: ignore[method-assign]
+    BuildOptionsBase.get_libraries_dirs = quoted  # type: ignore[assignment]
 
 
 def build_loops(threads: int, room: Path) -> None:
