@@ -101,7 +101,7 @@ def _kind(name: str, fields: Mapping[str, Any], made: bool = False) -> Kind:
 
 
 def _chats() -> Iterator[Kind]:
-    """Yield chats with text and pictures, without interventions and readouts."""
+    """Yield kinds of chats that differ in their texts, pictures and turns, nearly all without other fields."""
     question = [{"role": "user", "content": f"{CONTEXT} {QUESTION}"}]
     yield Kind("text", lambda pictures: asking(question))
     yield Kind("a few words", lambda pictures: asking([{"role": "user", "content": "What is it?"}]))

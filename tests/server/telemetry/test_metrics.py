@@ -1,4 +1,4 @@
-"""Metrics of times, batches, memory and refusals, and a bound on the series of one page."""
+"""Metrics of times, batches, memory and refusals; a page and its files count as one route."""
 
 from __future__ import annotations
 
