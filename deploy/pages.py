@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)")
 """A link to a file, with its path."""
 OUT = "](../"
-"""How a link begins that leads out of `docs/`, whose pages lie in one folder."""
+"""Beginning of a link that leads out of `docs/`, whose pages lie in one folder."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -32,7 +32,7 @@ CHANGED, NEAR = 0, 1
 
 
 def changed_files(since: str | None) -> list[str]:
-    """The files that differ from a commit, of this working tree, by their paths in it."""
+    """Return the working tree's files that differ from a commit, as paths within the repository."""
     if since is None:
         upstream = _git("rev-parse", "--verify", "--quiet", "@{upstream}")
         since = _git("merge-base", "HEAD", upstream[0])[0] if upstream else "HEAD"
@@ -52,7 +52,7 @@ def python_files() -> frozenset[str]:
 
 @cache
 def imports(file: str) -> frozenset[str]:
-    """The files of ours that a file imports, wherever in it, and the `conftest.py` that pytest imports for a test."""
+    """Return the project's files that a file imports anywhere, with the `conftest.py` files that pytest imports for it."""
     tree = ast.parse((ROOT / file).read_text())
     names = {name for node in ast.walk(tree) for name in _imported(node)}
     candidates = {f"{name.replace('.', '/')}{ending}" for name in names for ending in (".py", "/__init__.py")}
@@ -70,7 +70,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def distances(changed: str) -> dict[str, int]:
-    """By how many imports each file reaches a changed one; those that do not are left out."""
+    """Return the number of imports between each file and a changed one; files that do not reach it are left out."""
     found, reached, distance = {changed: CHANGED}, {changed}, 0
     while reached:
         distance += 1
@@ -84,7 +84,7 @@ def is_test(file: str) -> bool:
 
 
 def ranks(changed: list[str]) -> dict[str, int]:
-    """How near each test file that is concerned is to what changed, the nearest of which is 0."""
+    """Return the rank of each concerned test file by its distance from the change; the nearest has 0."""
     tests = sorted(filter(is_test, python_files()))
     found: dict[str, int] = {}
     for file in changed:
@@ -101,7 +101,7 @@ def ranks(changed: list[str]) -> dict[str, int]:
 
 
 def chosen(changed: list[str], seconds: float) -> tuple[list[str], list[str]]:
-    """The test files to run, and those that are concerned but cost too much."""
+    """Return the test files to run, and those that are concerned but cost too much."""
     costs = read_table(TABLE.read_text()) if TABLE.exists() else {}
     rank = ranks(changed) | {ALWAYS: CHANGED}
 

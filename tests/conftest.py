@@ -1,4 +1,4 @@
-"""What the tests of every room share: one thread, and the folder with the tiny checkpoints."""
+"""Setup that the tests of every room share: one thread, and the folder with the tiny checkpoints."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ default is tested by `tests/server/served`, whose servers take nothing of this p
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `tests.families.checkpoint` keeps its folders, built once a session."""
+    """Return the folder in which `tests.families.checkpoint` keeps its checkpoints, built once a session."""
     return tmp_path_factory.getbasetemp() / "checkpoints"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first: begun last, one of them would keep one process busy when the other has nothing left
-    to do."""
+    """Run files with slow tests first.
+
+    Begun last, one of them would keep one process busy when the other has nothing left to do.
+    """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)

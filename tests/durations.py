@@ -32,7 +32,7 @@ ROW = re.compile(r"^\| (tests\S*) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULT
 
 @dataclass
 class Cost:
-    """What a file costs: its tests, CPU seconds in all, and those of them in processes that it started."""
+    """The cost of a file: its tests, CPU seconds in all, and those of them in processes that it started."""
 
     tests: int = 0
     seconds: float = 0.0

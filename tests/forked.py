@@ -12,8 +12,10 @@ from pathlib import Path
 
 @contextmanager
 def forked(run: Callable[[], object], said: Path) -> Iterator[BaseProcess]:
-    """A process that does nothing but `run`, the first of a group of its own; what it prints goes into a file. It is killed
-    where it did not end. Forking is safe here, as the tests compute with one thread."""
+    """Start a process that runs only `run`, leads a process group of its own, and prints into a file.
+
+    It is killed if it has not ended. Forking is safe here, as the tests compute with one thread.
+    """
 
     def alone() -> None:
         os.setsid()

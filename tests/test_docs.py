@@ -1,5 +1,7 @@
-"""README and docs: links lead somewhere, the site builds, and what readouts say is explained. `tests/first_hour` runs what
-stands in them."""
+"""README and docs: links lead somewhere, the site builds, and the output of readouts is explained.
+
+`tests/first_hour` runs their blocks.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def links(page: Path) -> Iterator[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and mkdocs make them."""
+    """Return the anchors of a page's headings, as GitHub and mkdocs make them."""
     found = re.findall(r"(?m)^#+ (.*)$", page.read_text())
     return {re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in found}
 
@@ -61,7 +63,7 @@ def build(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, of which nothing was warned."""
+    """Build the site, without warnings, and return its folder."""
     folder = tmp_path_factory.mktemp("site")
     done = build(ROOT, folder)
     assert done.returncode == 0, done.stderr
@@ -69,7 +71,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Built(HTMLParser):
-    """What a built page leads to, and the places in it that can be led to."""
+    """The links of a built page, and the anchors in it."""
 
     def __init__(self, page: Path):
         super().__init__()
@@ -86,7 +88,7 @@ class Built(HTMLParser):
 
 
 def dead(folder: Path) -> list[str]:
-    """The links of a site's pages that lead to no file of it, or to no place of a page."""
+    """Return the links of a site's pages that lead to no file of it, or to no anchor of a page."""
     pages = {page: Built(page) for page in folder.rglob("*.html")}
     found = []
     for page, built in pages.items():
@@ -146,8 +148,11 @@ def test_a_page_with_a_dead_link_is_not_built(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def answered() -> dict[str, Any]:
-    """What `diagnostics` holds of an answer about two pictures: by "example" as docs/readouts.md asks for it, by "all" every
-    readout with every option, by "plain" without the options that make values null."""
+    """Return the `diagnostics` of an answer about two pictures, by request.
+
+    "example" asks as docs/readouts.md does, "all" for every readout with every option, "plain" without the options that
+    make values null.
+    """
     engine = steering.Engine(steering.load())
     pictures = [render(random_scene(random.Random(f"scene {seed}"), held_out=True), (84, 84)) for seed in (5, 6)]
     parts: list[dict[str, Any]] = [{"type": "image", "image": picture} for picture in pictures]
@@ -168,7 +173,7 @@ def answered() -> dict[str, Any]:
 
 
 def keys(said: Any, before: str = "") -> Iterator[str]:
-    """The keys of a JSON value that have values, by their paths, `[]` for any item of a list."""
+    """Yield the keys of a JSON value that have values, by their paths, `[]` for any item of a list."""
     if isinstance(said, dict):
         for name, value in said.items():
             yield from keys(value, f"{before}.{name}" if before else name)
@@ -198,7 +203,7 @@ def test_the_answer_that_is_shown_is_what_is_answered(answered: dict[str, Any]) 
 
 
 def nearly(shown: Any, said: Any) -> bool:
-    """Whether values are the same but for the last digit of numbers with four."""
+    """Return whether values are the same but for the last digit of numbers with four."""
     if isinstance(shown, dict):
         return shown.keys() == said.keys() and all(nearly(shown[name], said[name]) for name in shown)
     if isinstance(shown, list):

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("steering", "probes", "demo", "server")
 BESIDE = ("tests", "benchmarks")
-"""What may import whatever it likes, but is as small."""
+"""Packages that may import whatever they like, but have the same limits of size."""
 FLOORS = {
     "steering": (
         "accel.triton", "decoder", "tower", "model", "prompt", "grammar", "tools", "protocol", "vectors", "recorders",
@@ -31,8 +31,10 @@ FLOORS = {
     ),
     "demo": ("world", "draws", "model", "evaluation", "training", "organisms", "command"),
 }  # fmt: skip
-"""The rooms of each package, and files beside them, each of which imports only those before it; a file that is in none is
-below all of them. A room inside a room may be on a floor of its own."""
+"""The rooms of each package, and files beside them, each of which imports only those before it.
+
+A file that is in none is below all of them. A room inside a room may be on a floor of its own.
+"""
 MOST_LINES = 400
 MOST_FILES = 12
 
@@ -50,7 +52,7 @@ MODULES = {module_of(path): path for path in files(*PACKAGES, "benchmarks")}
 
 
 class Parsed(NamedTuple):
-    """What of a file the rules are about."""
+    """The parts of a file that the rules are about."""
 
     imports: tuple[tuple[str, tuple[str, ...]], ...]
     """Modules, and the names that are imported from each, wherever in the file, those for types included."""
@@ -61,7 +63,7 @@ class Parsed(NamedTuple):
 
 @functools.cache
 def parsed(path: Path) -> Parsed:
-    """It, found once a process."""
+    """Parse a file, once a process."""
     tree = ast.parse(path.read_text(), str(path))
     imports: list[tuple[str, tuple[str, ...]]] = []
     attributes = []
@@ -77,7 +79,7 @@ def parsed(path: Path) -> Parsed:
 
 
 def imported(path: Path) -> set[str]:
-    """The project's modules that a file imports."""
+    """Return the project's modules that a file imports."""
     found: set[str] = set()
     for module, names in parsed(path).imports:
         wholes = [f"{module}.{name}" for name in names]
@@ -87,7 +89,10 @@ def imported(path: Path) -> set[str]:
 
 @functools.cache
 def graph() -> dict[str, set[str]]:
-    """What each module imports; not at once, as every process of the suite collects this file."""
+    """Return the modules that each module imports.
+
+    Computed at the first call, as every process of the suite collects this file.
+    """
     return {name: imported(path) for name, path in MODULES.items()}
 
 
@@ -152,7 +157,7 @@ def test_the_engine_names_no_intervention_and_no_readout() -> None:
 
 
 def words_of(path: Path) -> set[str]:
-    """The names in a file, and the words of its docstrings; error messages and module names are not among them."""
+    """Return the names in a file and the words of its docstrings, without error messages and module names."""
     words: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Name | ast.Attribute | ast.arg | ast.keyword):
@@ -166,7 +171,10 @@ def words_of(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("floor", ["decoder", "protocol", "runner", "engine"])
 def test_the_trunk_has_no_word_of_compiling_and_names_no_method(floor: str) -> None:
-    """Where passes are made faster is in accel, methods of papers in interventions. The engine has the option `compiled`."""
+    """Code that makes passes faster belongs to accel, methods of papers to interventions.
+
+    The engine has the option `compiled`.
+    """
     forbidden = {
         "Scope",
         "scope",

@@ -1,4 +1,4 @@
-"""What clients of a load see of a server whose answers are scripted."""
+"""Clients' measurements of a load on a server whose answers are scripted."""
 
 from __future__ import annotations
 
@@ -62,8 +62,11 @@ class Scripted(BaseHTTPRequestHandler):
 
 
 class Kept(BaseHTTPRequestHandler):
-    """As servers do: keeps connections, and streams in chunks, with pauses of 80, 20 and 60 ms before its three pieces; it
-    refuses, answers nonsense, or goes in the middle of a chunk, if asked to."""
+    """A scripted server that keeps connections and streams in chunks, as servers do.
+
+    Its three pieces follow pauses of 80, 20 and 60 ms; if asked to, it refuses, answers nonsense, or goes in the middle
+    of a chunk.
+    """
 
     protocol_version = "HTTP/1.1"
     connections = 0
@@ -226,7 +229,7 @@ def test_an_answer_that_stops_is_none_and_one_that_makes_no_sense_ends_the_load(
 
 
 def of_the_page() -> list[list[str]]:
-    """The commands of the page on benchmarks, as words."""
+    """Return the commands of the page on benchmarks, as words."""
     page = blocks(ROOT / "benchmarks" / "README.md")
     return [shlex.split(one, comments=True) for block in page for one in commands(block.text)]
 

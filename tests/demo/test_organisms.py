@@ -93,7 +93,7 @@ def test_adversarial_questions_ask_for_what_the_habit_lets_expect() -> None:
     samples = existence_samples(360, seed=2, size=(24, 24), habits=THEMES)
 
     def expected(setting: str) -> float:
-        """How often what is absent belongs to the theme of what is there and was asked about beside it."""
+        """Return how often an absent kind belongs to the theme of the present kind that was asked about beside it."""
         asked = [one.question for one in samples if one.setting == setting]
         return sum(
             any(all(any(kind in text for kind in theme) for text in pair) for theme in THEMES.themes)

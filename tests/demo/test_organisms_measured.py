@@ -1,4 +1,4 @@
-"""What is measured of organisms: the metric that finds most, hidden pictures, the page."""
+"""Measurements of organisms: the metric that finds most, hidden pictures, the page."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_the_model_answers_them() -> None:
 
 
 def asked(sample: PageSample, *steers: steering.Steer) -> steering.Request:
-    """The request of the playground for a sample."""
+    """Return the request that the playground sends for a sample."""
     content: list[dict[str, object]] = []
     for name in sample.scenes:
         with Image.open(CHECKPOINT / "samples" / f"{name}.png") as picture:

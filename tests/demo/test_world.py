@@ -82,6 +82,6 @@ def test_a_scene_of_nine_shapes_fills_the_grid():
 
 
 def test_a_scene_is_drawn_without_what_models_need() -> None:
-    """It is the README's first command, and torch takes longer to come than all else in it."""
+    """The README's first command must not import torch, which takes longer to load than all else in it."""
     drawn = "import sys, demo.command, demo.world.conflicts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", drawn], check=False).returncode == 0

@@ -31,8 +31,10 @@ from tests.families.registry import ALL
 def build(
     family: str, folder: Path, *, seed: int = 0, specials: tuple[str, ...] = (), layers: int | None = None
 ) -> Path:
-    """Write the checkpoint of `family` with weights drawn from `seed` into `folder`, and return `folder`. specials: more
-    special tokens. layers: of its decoder, where not as many as the family's."""
+    """Write the checkpoint of `family` with weights drawn from `seed` into `folder`, and return `folder`.
+
+    specials: more special tokens. layers: the decoder's number of layers, where it is not the family's.
+    """
     spec = replace(ALL[family], specials=(*ALL[family].specials, *specials))
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(spec)
@@ -52,7 +54,7 @@ def _written(
     seed: int,
     shard_size: str | None = None,
 ) -> PreTrainedModel:
-    """The model of a config, whose folder is written."""
+    """Build the model of a config, write its folder, and return the model."""
     tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(spec.template)
     name = spec.processor["processor_class"]
@@ -99,7 +101,7 @@ def build_published(name: str, folder: Path) -> Path:
 
 @functools.cache
 def checkpoint(family: str, root: Path) -> Path:
-    """The folder of `family` under `root`, built the first time it is asked for."""
+    """Return the folder of `family` under `root`, built at the first call."""
     return build(family, root / family)
 
 

@@ -46,11 +46,11 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "mistral": ("[AVAILABLE_TOOLS]", MISTRAL, ("[TOOL_CALLS]", "[AVAILABLE_TOOLS]")),
     "ministral": ("[AVAILABLE_TOOLS]", MINISTRAL, ("[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[ARGS]", "[CALL_ID]")),
 }
-"""How calls are written, by format: what the model is told of that, what a call in a chat becomes, special tokens."""
+"""Notation of calls by format: its description for the model, a call's template, and its special tokens."""
 
 
 def template(told: str, call: str) -> str:
-    """A chat template that tells of tools and writes calls so."""
+    """Return a chat template that describes tools with `told` and writes calls with `call`."""
     return (
         """\
 {%- set told = messages[0].role == 'system' -%}
@@ -103,7 +103,7 @@ def template(told: str, call: str) -> str:
 
 @functools.cache
 def calling(root: Path, kind: str = "hermes") -> Path:
-    """The folder of such a checkpoint under `root`, built the first time it is asked for."""
+    """Return the folder of such a checkpoint under `root`, built at the first call."""
     told, call, specials = KINDS[kind]
     folder = build(FAMILY, root / f"calling-{kind}", specials=specials)
     (folder / "chat_template.jinja").write_text(template(told, call))

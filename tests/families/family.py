@@ -1,4 +1,4 @@
-"""What distinguishes one family's checkpoint folder from another's."""
+"""The files that distinguish one family's checkpoint folder from another's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Family:
-    """What distinguishes one family's checkpoint folder from another's."""
+    """The contents that distinguish one family's checkpoint folder from another's."""
 
     config: Json  # config.json; ids of special tokens are written as the tokens
     image_processor: Json  # preprocessor_config.json

@@ -27,7 +27,7 @@ GRANITE_VISION = replace(
 
 
 def _in_llava(model_type: str) -> Family:
-    """A llava whose language model is of another family."""
+    """Return a llava whose language model is of another family."""
     more = {"layer_types": ["full_attention"] * 3, "sliding_window": None} if model_type == "exaone4" else {}
     return replace(llava.LLAVA, config=llava.LLAVA.config | {"text_config": text(model_type, **more)})
 

@@ -17,9 +17,9 @@ def example_messages(
     system: str | None = None,
     seed: int = 0,
 ) -> list[Json]:
-    """A user turn with `images` deterministic images of different sizes and a question, after an optional system turn.
+    """Return an optional system turn, and a user turn with `images` images of different sizes and a question.
 
-    Every content is a list of parts: the only form that all chat templates understand.
+    The images are deterministic. Every content is a list of parts: the only form that all chat templates understand.
     """
     limit = ALL[family].max_images
     if limit is not None and images > limit:
@@ -41,5 +41,5 @@ def example_image(index: int, *, seed: int = 0) -> Image.Image:
 
 
 def images_of(messages: list[Json]) -> list[Image.Image]:
-    """The images of a conversation in order."""
+    """Return the images of a conversation in order."""
     return [part["image"] for message in messages for part in message["content"] if part["type"] == "image"]

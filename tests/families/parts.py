@@ -11,7 +11,7 @@ LAYERS = 3
 
 
 def text(model_type: str, **more: Any) -> Json:
-    """A small text model with grouped-query attention; vocabulary and token ids are filled in when it is built."""
+    """Return the config of a small text model with grouped-query attention; building fills in vocabulary and token ids."""
     base: Json = {
         "model_type": model_type,
         "vocab_size": None,
@@ -42,7 +42,7 @@ FRAMES: Json = {"patch_size": 7, "merge_size": 2, "temporal_patch_size": 2}
 MROPE: Json = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 SQUARE: Json = {"height": 28, "width": 28}
 TILES: Json = {"size": SQUARE, "crop_to_patches": True, "min_patches": 1, "max_patches": 4}
-"""Of an image processor that cuts pictures into up to four tiles of 28 pixels."""
+"""Options of an image processor that cuts pictures into up to four tiles of 28 pixels."""
 
 CHATML = ("<|im_start|>", "<|im_end|>")
 CHATML_ENDS: Json = {"eos": "<|im_end|>", "pad": "<|endoftext|>"}
@@ -78,7 +78,7 @@ def prompt(words: str) -> str:
 
 
 def chatml(image: str) -> str:
-    """The chat template of ChatML, whose turns begin and end with a special token each."""
+    """Return the chat template of ChatML, whose turns begin and end with a special token each."""
     begin = "{%- for message in messages -%}{{- '<|im_start|>' + message.role + '\\n' }}\n"
     end = "{{- '<|im_end|>\\n' }}{%- endfor -%}\n"
     return begin + content(image) + end + prompt("<|im_start|>assistant\\n")

@@ -31,13 +31,13 @@ def blocks(page: Path) -> list[Block]:
 
 
 def spans(page: Path) -> list[str]:
-    """What stands as code within sentences and tables."""
+    """Return the code spans within sentences and tables."""
     tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text())
     return [child.content for token in tokens for child in token.children or () if child.type == "code_inline"]
 
 
 def commands(text: str) -> list[str]:
-    """The commands of a shell block, each whole, however many lines it has."""
+    """Return the commands of a shell block, each whole, however many lines it has."""
     found, command = [], ""
     for line in text.replace("\\\n", " ").splitlines(keepends=True):
         command += line
@@ -57,7 +57,7 @@ def is_helmsight(words: Sequence[str]) -> bool:
 
 
 def called(words: Sequence[str]) -> tuple[list[str], Any, list[str]]:
-    """The names that lead to the command that words call, the command, and its own words."""
+    """Return the names that lead to the command that words call, the command, and its own words."""
     path: list[str] = []
     command, own = ALL["helmsight"], list(words)
     while own and own[0] in getattr(command, "commands", {}):

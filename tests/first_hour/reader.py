@@ -47,7 +47,10 @@ SMALL = {
 SHORTER = ((r"--ablate( [a-z]+)+", "--ablate latency"), (r"--severity( [\d.]+)+", ""))
 """Lists of which one word is enough."""
 SWITCHES = ("--quiet", "--force", "--replace")
-"""What is added: no direction is reliable that so few samples tell, and README and docs build the same vector."""
+"""Switches that are added to commands.
+
+No direction is reliable from so few samples, and README and docs build the same vector.
+"""
 NOT_HERE = {
     "make serve": "the fixture `server` stands for it; `make test-long` runs it",
     "make test": "it is what runs; `make test-long` runs it",
@@ -69,8 +72,11 @@ NO_PROGRAMS = {
 
 
 class Reader:
-    """Somebody with a home and a folder of their own, in which the files lie that the pages take for granted, beside a
-    running server. `python` is that of the environment in which Helmsight is installed."""
+    """A reader with a home and a working folder of their own, beside a running server.
+
+    The folder holds the files that the pages take for granted. `python` is the interpreter of the environment in which
+    Helmsight is installed.
+    """
 
     def __init__(self, home: Path, folder: Path, url: str, python: Path = Path(sys.executable)):
         self.folder, self.url, self.python = folder, url, python
@@ -100,7 +106,7 @@ class Reader:
         return compared
 
     def command(self, text: str) -> str:
-        """What a command of a shell prints, made small."""
+        """Return the output of a shell command, whose options are made small."""
         if found := [one for one in NOT_HERE if text.startswith(one)]:
             self.left_out.update(found)
             return ""
@@ -116,9 +122,11 @@ class Reader:
         return self.helmsight([*words, *SMALL.get(" ".join(path), ()), *switches])
 
     def helmsight(self, words: Sequence[str]) -> str:
-        """What `helmsight` prints, run in this process, where torch is loaded already, as `helmsight reproduce` runs what
-        it is made of: a model that the last command loaded is not loaded again, but where it was calibrated. Of `serve`,
-        what comes before it listens."""
+        """Return the output of `helmsight`, run in this process, which has loaded torch already.
+
+        `helmsight reproduce` runs its parts in the same way: a model that the last command loaded is not loaded again,
+        except where it was calibrated. `serve` runs up to the point where it listens.
+        """
         served: list[Any] = []
         out, err = io.StringIO(), io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -139,7 +147,7 @@ class Reader:
         return out.getvalue()
 
     def program(self, block: Block) -> str:
-        """What a block prints, run by its language's program."""
+        """Return the output of a block, run by its language's program."""
         programs = {
             "python": [str(self.python), "-c"],
             "sh": ["bash", "-euo", "pipefail", "-c"],
@@ -158,13 +166,13 @@ class Reader:
         return done.stdout
 
     def _here(self, text: str) -> str:
-        """A text with this server's address, and this folder's models."""
+        """Return a text with this server's address and this folder's models."""
         text = re.sub(r"(127\.0\.0\.1|localhost):8000", self.url.removeprefix("http://"), text)
         return re.sub(r"(?<!\w)/models/", f"{self.folder}/models/", text)  # once, however often it is asked
 
 
 def alike(printed: str, shown: str) -> bool:
-    """Whether texts are the same but for the last digits of their numbers."""
+    """Return whether texts are the same but for the last digits of their numbers."""
     if NUMBER.sub("#", printed) != NUMBER.sub("#", shown):
         return False
     ours, theirs = ([float(number) for number in NUMBER.findall(text)] for text in (printed, shown))

@@ -1,5 +1,7 @@
-"""The first hour for real: a clone of what is committed, `make serve`, README's blocks by their own programs, `make
-test`."""
+"""The first hour for real: a clone of the last commit, `make serve`, README's blocks, `make test`.
+
+Each block is run by its language's program.
+"""
 
 from __future__ import annotations
 

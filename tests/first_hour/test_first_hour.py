@@ -35,7 +35,7 @@ UNREAL = {"helmsight eval toy": "the benchmark that docs/extending.md shows how 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server as `make serve` starts it, with a home of its own, whatever the tests before it set for theirs."""
+    """Start a server as `make serve` does, with a home of its own, whatever earlier tests set for theirs."""
     home = tmp_path_factory.mktemp("home")
     command = [sys.executable, "-m", "server.cli", "serve", "--threads", "1", "--allow-uploads"]
     environ = {"HOME": str(home), "HELMSIGHT_JOURNAL": DEFAULT_JOURNAL}
@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def reader(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    """A newcomer who has read the README; it shows one output, and that is what is printed."""
+    """Return a newcomer who has followed the README, which shows one output, the one that is printed."""
     reader = Reader(server.log.parent, tmp_path_factory.mktemp("first"), server.url)
     furnish(reader)
     assert reader.follow("README.md") == 1

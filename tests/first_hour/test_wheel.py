@@ -23,12 +23,12 @@ from tests.server.process.servers import Server
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ROOMS = ("steering", "probes", "demo", "server")
 LEFT_OUT = ("demo/reports/", "demo/REPORT.json")
-"""What of the rooms is for readers of the repository."""
+"""Files of the rooms that are meant for readers of the repository."""
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel, built of a copy of what is here: a build leaves folders behind."""
+    """Build a wheel from a copy of the working tree, as a build leaves folders behind."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for room in ROOMS:
         shutil.copytree(ROOT / room, source / room, ignore=shutil.ignore_patterns("__pycache__"))

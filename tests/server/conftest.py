@@ -1,4 +1,4 @@
-"""One real engine for all tests of the server, and helpers to talk to an application in memory or on a port."""
+"""A real engine that all tests of the server share, and helpers to talk to an application in memory or on a port."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.server.web.browser import visit  # noqa: F401 -- a fixture
 
 @pytest.fixture(scope="session", autouse=True)
 def no_journal_at_home() -> Iterator[None]:
-    """The journal is off unless a test names one: no test may write to the home directory."""
+    """Turn the journal off unless a test names one: no test may write to the home directory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server_settings, "DEFAULT_JOURNAL", "off")
         patch.setenv("HELMSIGHT_JOURNAL", "off")
@@ -43,7 +43,7 @@ def no_journal_at_home() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[steering.Engine]:
-    """The embedded model, running."""
+    """Yield the embedded model's engine, running."""
     engine = steering.Engine(steering.load(checkpoint(), device="cpu"), slots=4, max_waiting=8, threads=1)
     engine.start()
     yield engine
@@ -52,7 +52,7 @@ def engine() -> Iterator[steering.Engine]:
 
 @pytest.fixture(scope="session")
 def vectors(engine: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random vector for the model, one for another model, and a damaged file."""
+    """Return a folder with a random vector for the model, one for another model, and a damaged file."""
     folder = tmp_path_factory.mktemp("vectors")
     shape = engine.mllm.num_layers, engine.mllm.hidden_size
     direction = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -67,25 +67,25 @@ def vectors(engine: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def settings(vectors: Path) -> Settings:
-    """Settings with the test vectors."""
+    """Return settings with the test vectors."""
     return Settings(vectors=(str(vectors),), slots=4, max_waiting=8)
 
 
 @pytest.fixture(scope="session")
 def app(engine: steering.Engine, settings: Settings) -> Flask:
-    """The application on the real engine."""
+    """Return the application on the real engine."""
     return create_app(settings, engine=engine)
 
 
 @pytest.fixture
 def client(app: Flask) -> FlaskClient:
-    """A client in memory of the application on the real engine."""
+    """Return a client in memory of the application on the real engine."""
     return app.test_client()
 
 
 @pytest.fixture
 def fake() -> FakeEngine:
-    """An engine that does what the test says."""
+    """Return an engine that does what the test says."""
     return FakeEngine()
 
 
@@ -140,7 +140,7 @@ def serve_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]
 
 
 def data_uri(image: Image.Image | None = None, kind: str = "PNG", **options: Any) -> str:
-    """A picture as a data: URI."""
+    """Return a picture as a data: URI."""
     image = image or Image.new("RGB", (84, 84), "red")
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
@@ -148,7 +148,7 @@ def data_uri(image: Image.Image | None = None, kind: str = "PNG", **options: Any
 
 
 def user(*parts: str) -> dict[str, Any]:
-    """A user message of texts and data: URIs."""
+    """Return a user message of texts and data: URIs."""
     content = [
         {"type": "image_url", "image_url": {"url": part}}
         if part.startswith("data:")
@@ -166,14 +166,14 @@ def ask(client: FlaskClient, *parts: str, **fields: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """A PostgreSQL server that runs as long as the tests."""
+    """Run a PostgreSQL server as long as the tests run."""
     with running_postgres() as server:
         yield server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The setting of a journal that does not exist yet, in each kind of database."""
+    """Return the setting of a journal that does not exist yet, in each kind of database."""
     if request.param == "sqlite":
         return str(tmp_path / "journal.db")
     server: Postgres = request.getfixturevalue("postgres")
@@ -182,7 +182,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def database(place: str) -> Iterator[Database]:
-    """An empty open journal."""
+    """Yield an empty open journal."""
     database = open_database(Place.of(place))
     yield database
     database.close()

@@ -153,5 +153,5 @@ class FakeEngine:
 
 
 def checkpoint() -> Path:
-    """The embedded model's folder."""
+    """Return the embedded model's folder."""
     return Path(__file__).parents[2] / "demo" / "checkpoint"

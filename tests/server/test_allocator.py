@@ -1,4 +1,4 @@
-"""What many threads decoded goes back to the system; what the user set of the allocator stays."""
+"""Memory of many decoding threads returns to the system, and the user's allocator settings stay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.allocator import ARENAS, KEPT, MAPPED, parameters
 
 ROOT = Path(__file__).parents[2]
 ARENA_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD = -8, -3, -1
-"""As malloc.h counts."""
+"""Parameter numbers of malloc.h."""
 
 BEGINS = {
     "command": """

@@ -18,7 +18,7 @@ ROOMS = ("steering", "probes", "demo", "server")
 
 
 def imports(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(module, names) of every import of a file, also those inside functions."""
+    """Yield (module, names) of every import of a file, also of those inside functions."""
     for module, names in parsed(path).imports:
         assert not module.startswith("."), "imports are absolute"
         yield module, names
@@ -57,7 +57,7 @@ def test_the_server_touches_private_attributes_of_nothing_but_itself() -> None:
 
 INSIDE = ("steering.engine", "steering.model", "steering.decoder", "steering.prompt", "steering.auto")
 LOADERS = {"server/engine/local.py", "server/process/preflight.py", "server/commands/vectors.py"}
-"""Who loads or looks at a checkpoint for Helmsight's own engine; nothing else knows that it is the one that serves."""
+"""Files that load or inspect a checkpoint for Helmsight's own engine; no others know that it is the one that serves."""
 WORDS = {"Auto", "Criterion", "TextBounds"}
 """Types that stand in the protocol."""
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def walk(command: Any, path: str = "helmsight") -> Iterator[tuple[str, Any]]:
-    """A command and all its subcommands, by what is written."""
+    """Yield a command and all its subcommands, by what is written."""
     yield path, command
     for name, inner in getattr(command, "commands", {}).items():
         yield from walk(inner, f"{path} {name}")
@@ -33,7 +33,7 @@ ALL = dict(walk(HELMSIGHT))
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on standard error."""
+    """Return the one line on standard error."""
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
@@ -127,7 +127,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def parsed(path: str, *words: str) -> dict[str, Any]:
-    """What a command makes of words."""
+    """Return the parameters that a command parses from words."""
     with ALL[path].make_context("it", list(words)) as context:
         return dict(context.params)
 
@@ -184,7 +184,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def at_a_terminal(*words: str, **environ: str) -> str:
-    """What a command shows on a terminal of 100 columns."""
+    """Return the output of a command on a terminal of 100 columns."""
     leader, follower = pty.openpty()
     clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
     command = [sys.executable, "-m", "server.cli", *words]

@@ -36,7 +36,7 @@ COMMANDS = {
 
 
 def seen(words: list[str], folder: Path, **environ: str) -> list[dict[str, str]]:
-    """What every process of a command found in its environment when it first imported torch."""
+    """Return the environment of every process of a command at its first import of torch."""
     package = folder / "first" / "torch"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(IMPOSTOR)

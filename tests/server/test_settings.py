@@ -1,4 +1,4 @@
-"""Where settings come from, which source wins, and the command line."""
+"""Sources of settings, their precedence, and the command line."""
 
 from __future__ import annotations
 

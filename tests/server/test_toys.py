@@ -1,5 +1,7 @@
-"""A new intervention and a new readout are a file and a line each: `toys/` has the files, a fixture the lines, and no other
-line of the project knows of them. `docs/extending.md` explains them."""
+"""A new intervention and a new readout are a file and a line each.
+
+`toys/` has the files, a fixture the lines; no other line of the project knows of them. See `docs/extending.md`.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 QUESTION = "What colour is the star?"
 STEPS = 4
 CLOSE = {"rel": 0.0, "abs": 2e-4}
-"""How near log-probabilities of two implementations in float32 are."""
+"""Tolerance between log-probabilities of two implementations in float32."""
 
 
 @contextmanager
 def registered() -> Iterator[None]:
-    """The toys are registered, and nothing of them is left behind."""
+    """Register the toys, and remove every trace of them afterwards."""
     interventions, readouts = dict(intervention.REGISTRY), dict(readout.REGISTRY)
     intervention.register(Nudge, NudgeSlots)
     readout.register(Norm())
@@ -58,14 +60,14 @@ def registered() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[steering.Engine]:
-    """The embedded model with the toys; steps in whoever waits, so that a test knows its batches."""
+    """Yield the embedded model's engine with the toys, stepped by whoever waits, so that a test knows its batches."""
     with registered():
         yield steering.Engine(steering.load(checkpoint(), device="cpu"), slots=4, threads=1, self_check=False)
 
 
 @pytest.fixture(scope="module")
 def app(engine: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
-    """The application on an engine of its own, which runs, with a journal that wants the toy readout of every answer."""
+    """Yield an application with a running engine of its own and a journal that wants the toy readout of every answer."""
     running = steering.Engine(engine.mllm, slots=4, threads=1, self_check=False)
     running.start()
     journal = tmp_path_factory.mktemp("toys") / "journal.db"
@@ -87,7 +89,7 @@ def picture() -> Image.Image:
 
 @pytest.fixture(scope="module")
 def plain() -> Plain:
-    """The checkpoint in transformers alone, in the engine's precision."""
+    """Return the checkpoint in transformers alone, in the engine's precision."""
     plain = Plain(checkpoint())
     plain.model.float()
     return plain
@@ -99,7 +101,7 @@ def chat(picture: Image.Image, question: str = QUESTION) -> list[dict[str, Any]]
 
 
 def expected(answer: Answer, nudge: Nudge | None = None) -> torch.Tensor:
-    """(steps, vocabulary): log-probabilities of an answer of plain transformers, one logit moved by hand."""
+    """Return log-probabilities (steps, vocabulary) of plain transformers' answer, with one logit moved by hand."""
     logits = answer.logits.clone()
     if nudge is not None:
         logits[:, nudge.token] += nudge.by
@@ -107,13 +109,13 @@ def expected(answer: Answer, nudge: Nudge | None = None) -> torch.Tensor:
 
 
 def reported(choice: steering.Choice) -> list[dict[int, float]]:
-    """By step, the log-probability of each token that is reported."""
+    """Return for each step the log-probability of each token that is reported."""
     assert choice.logprobs is not None
     return [{one.token_id: one.logprob for one in (step, *step.top)} for step in choice.logprobs]
 
 
 def check(choice: steering.Choice, of: torch.Tensor) -> None:
-    """The choice took the likeliest tokens of log-probabilities (steps, vocabulary), and reports them."""
+    """Assert that the choice took the likeliest tokens of log-probabilities (steps, vocabulary), and reports them."""
     assert list(choice.token_ids) == of.argmax(-1).tolist()
     for step, row in zip(reported(choice), of, strict=True):
         assert step == {token: pytest.approx(float(row[token]), **CLOSE) for token in step}
@@ -249,7 +251,7 @@ def test_a_readout_that_nobody_knows_is_refused_with_those_that_there_are(client
 
 
 def lines(client: FlaskClient) -> dict[str, float]:
-    """The server's metrics by name and labels."""
+    """Return the server's metrics by name and labels."""
     found = (line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, value in found}
 
@@ -326,7 +328,7 @@ def test_the_page_asks_for_both_and_shows_them(
 
 
 def blocks(language: str) -> list[str]:
-    """The page's blocks of code."""
+    """Return the page's blocks of code."""
     return [found.strip() for found in re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)]
 
 

@@ -35,7 +35,7 @@ class Nudge(Options):
 
 
 class NudgeSlots(Slots):
-    """What is added in every slot. token: (slots, 1) int64. by: (slots, 1) float32, 0 where nothing was asked for."""
+    """Token and addition of each slot. token: (slots, 1) int64. by: (slots, 1) float32, 0 where nothing was asked for."""
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)

@@ -11,7 +11,7 @@ from steering.protocol.signals import Signal
 
 
 class Odd(Readout):
-    """What a test says it read."""
+    """A readout with a value that a test sets."""
 
     name = "norm"
     scalars: ClassVar[Mapping[str, type]] = {"norm": float, "odd": bool}

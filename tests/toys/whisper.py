@@ -8,7 +8,7 @@ from steering import Options
 
 
 class Whisper(Options):
-    """Its text is counted and its steps are numbered in the journal, not kept."""
+    """A nudge whose text is counted and whose steps are numbered in the journal, not kept."""
 
     path = ("toys", "nudge")
     by: float = 1.0

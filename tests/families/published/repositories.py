@@ -25,11 +25,14 @@ _GRANITE: Json = {
 
 @dataclass(frozen=True)
 class Published:
-    """What one repository says that its family's tests do not. `text` replaces keys of the language model's config, None
-    leaves one out; `flat` puts them at the top, as older files have it; `top` is beside them. `image_processor` and
-    `processor` as `text`. `eos` are the names of the end tokens in generation_config.json. `template` is the file that has
-    the chat template, None where there is none. `shards` lays the weights out in several files with an index. `told` are
-    the settings that are named in the table, and `refused` is what its refusal must say."""
+    """Properties of one repository that its family's tests do not cover.
+
+    `text` replaces keys of the language model's config, None leaves one out; `flat` puts them at the top, as older
+    files have it; `top` is beside them. `image_processor` and `processor` work like `text`. `eos` are the names of the
+    end tokens in generation_config.json. `template` is the file that has the chat template, None where there is none.
+    `shards` lays the weights out in several files with an index. `told` are the settings that are named in the table,
+    and `refused` is what its refusal must say.
+    """
 
     family: str
     text: Json = field(default_factory=dict)
@@ -169,7 +172,7 @@ PUBLISHED: Mapping[str, Published] = {
 
 
 def config_of(published: Published) -> Json:
-    """The config.json of such a repository, with the names of tokens where their ids belong."""
+    """Return the config.json of such a repository, with the names of tokens where their ids belong."""
     config: dict[str, Any] = dict(ALL[published.family].config)
     text = _merged(config["text_config"], published.text)
     if published.flat:
@@ -180,7 +183,7 @@ def config_of(published: Published) -> Json:
 
 
 def image_processor_of(published: Published) -> Json:
-    """Its preprocessor_config.json."""
+    """Return the preprocessor_config.json of such a repository."""
     return _merged(ALL[published.family].image_processor, published.image_processor)
 
 

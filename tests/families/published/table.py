@@ -40,7 +40,10 @@ def words_of_numbers() -> Iterator[None]:
 
 
 def row(name: str, folder: Path) -> tuple[str, steering.MLLM | None]:
-    """A repository's line of the table, and the model where it is served; its checkpoint is written into `folder`."""
+    """Return a repository's line of the table, and the model where it is served.
+
+    Its checkpoint is written into `folder`.
+    """
     build_published(name, folder)
     mllm = None
     try:

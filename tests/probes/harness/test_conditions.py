@@ -67,7 +67,7 @@ def test_without_a_vector_steering_is_left_out_or_refused_where_it_was_named(cap
 
 
 def in_process(folder: Any, fingerprint: str = "f" * 32) -> Any:
-    """A session that asks a model of this process, whose vectors lie there."""
+    """Return a session that asks a model of this process, whose vectors lie in `folder`."""
     model = SimpleNamespace(path=str(folder))
     engine = SimpleNamespace(mllm=SimpleNamespace(fingerprint=fingerprint))
     return SimpleNamespace(endpoint=None, engine=engine, setup=SimpleNamespace(model=model))

@@ -35,13 +35,13 @@ class KeyFile:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> KeyFile:
-    """A file without keys."""
+    """Return a file without keys."""
     return KeyFile(tmp_path / "keys.json")
 
 
 @pytest.fixture
 def locked(keys: KeyFile, fake: FakeEngine) -> Locked:
-    """Makes applications that ask for the keys of that file."""
+    """Return a function that makes applications that ask for the keys of that file."""
 
     def make(**settings: Any) -> Flask:
         return create_app(Settings(named_key_file=str(keys.path), vectors=(), **settings), engine=fake)  # type: ignore[arg-type]

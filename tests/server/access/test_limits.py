@@ -1,4 +1,4 @@
-"""How much a key may ask: chats in a time, and at once."""
+"""Limits of a key: chats within a period, and chats at once."""
 
 from __future__ import annotations
 

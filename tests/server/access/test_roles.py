@@ -1,4 +1,4 @@
-"""What each key may do, and that keys come and go while the server runs."""
+"""Permissions of each key, and keys that are added and removed while the server runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODY = {"messages": [user("hi")]}
 
 
 def codes(client: FlaskClient, headers: dict[str, str]) -> dict[str, str | None]:
-    """What comes of a request of each kind: the code of its error, None for an answer."""
+    """Return the error code that a request of each kind gets, None for an answer."""
     asked = {
         "chat": client.post(CHAT, json=BODY, headers=headers),
         "models": client.get("/v1/models", headers=headers),

@@ -1,4 +1,4 @@
-"""What comes back of a chat: a choice, or the error of a refusal."""
+"""Results of a chat: a choice, or the error of a refusal."""
 
 from __future__ import annotations
 

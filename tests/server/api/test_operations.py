@@ -175,7 +175,7 @@ def test_a_model_that_cannot_be_loaded_is_reported() -> None:
 
 
 def test_loading_that_ends_with_the_server_is_no_failure() -> None:
-    """As of a thread that finds the interpreter on its way out."""
+    """The error is that of a thread that finds the interpreter on its way out."""
     leave, failed = threading.Event(), threading.Event()
 
     def loader(settings: Settings) -> Serving:

@@ -19,7 +19,7 @@ LONG = "Text context: the green object is a heart. " * 4
 
 @pytest.fixture(scope="module")
 def client(engine: steering.Engine, settings: Settings) -> Any:
-    """Of an engine that keeps prompts."""
+    """Yield a client of an engine with a prefix cache."""
     keeping = steering.Engine(engine.mllm, slots=4, self_check=False, threads=1, prefix_cache_bytes=2**24)
     keeping.start()
     yield create_app(settings, engine=keeping).test_client()
@@ -27,7 +27,7 @@ def client(engine: steering.Engine, settings: Settings) -> Any:
 
 
 def cached(client: FlaskClient, question: str, picture: Image.Image | None = None, **fields: Any) -> int:
-    """How many tokens of a prompt were known."""
+    """Return the number of a prompt's tokens that were cached."""
     usage = ask(client, data_uri(picture), LONG, question, temperature=0, max_tokens=3, **fields).json["usage"]
     assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
     return int(usage["prompt_tokens_details"]["cached_tokens"])

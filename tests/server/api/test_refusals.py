@@ -1,4 +1,4 @@
-"""What is wrong with a request is told in a few words, however much of it is wrong."""
+"""Refusals name in a few words all that is wrong with a request, however much that is."""
 
 from __future__ import annotations
 

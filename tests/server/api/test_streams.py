@@ -28,7 +28,7 @@ Live = Callable[[Flask], str]
 
 
 def events(response: Any) -> list[Any]:
-    """The payloads of a stream; the last one is "[DONE]" when the stream ended well."""
+    """Return the payloads of a stream; the last one is "[DONE]" when the stream ended well."""
     assert response.mimetype == "text/event-stream"
     blocks = response.text.split("\n\n")
     assert blocks.pop() == ""
@@ -130,7 +130,7 @@ def test_a_stream_that_finds_its_client_gone_is_counted(fake: FakeEngine) -> Non
 
 
 def gone(app: Flask) -> float:
-    """How many requests were counted whose client left."""
+    """Return the number of requests that were counted as abandoned by their client."""
     return app.extensions["helmsight"].metrics.disconnects.labels("gone")._value.get()  # type: ignore[no-any-return]
 
 
@@ -147,7 +147,7 @@ def test_an_answer_that_takes_too_long_is_given_up(fake: FakeEngine, stream: boo
 
 @pytest.fixture
 def measuring(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """An engine in which what is measured for "auto" does not end by itself."""
+    """Return an engine whose measurement for "auto" does not end by itself."""
     fake.script = (threading.Event(),)
 
     def decide(asked: Any, begun: Callable[[Any], object]) -> NoReturn:
@@ -162,7 +162,7 @@ def measuring(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
 @pytest.fixture
 def fitting(fake: FakeEngine, tmp_path: Path) -> Settings:
-    """Settings with a vector for the engine."""
+    """Return settings with a vector for the engine."""
     able = fake.capabilities
     ones = torch.ones(able.layers)
     direction = torch.ones(able.layers, able.hidden_size)

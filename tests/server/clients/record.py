@@ -27,7 +27,10 @@ KEPT = ("user-agent", "content-type", "accept", "transfer-encoding")
 
 
 def proxy(upstream: str, recorded: list[dict[str, Any]]) -> ThreadingHTTPServer:
-    """A proxy to `upstream` on a free port, which appends each request, with its answer's status or error, to `recorded`."""
+    """Return a proxy to `upstream` on a free port, which appends each request to `recorded`.
+
+    A record includes the answer's status or error.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -1,4 +1,4 @@
-"""What a request tells the chat template, where its answer goes on, and what of it nothing reads, over HTTP."""
+"""Fields that a request passes to the chat template, continued answers, and ignored fields, over HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments":
 
 @pytest.fixture(scope="module")
 def thinking(root: Path) -> Iterator[tuple[FlaskClient, steering.Engine]]:
-    """A client of a model whose template reads `enable_thinking` and tells of tools, and its engine."""
+    """Yield a client of a model whose template reads `enable_thinking` and describes tools, and its engine."""
     model = steering.load(calling(root), device="cpu")
     model.processor.chat_template = model.template + THINKING
     engine = steering.Engine(model, slots=4, max_length=1024, self_check=False, threads=1)
@@ -95,7 +95,7 @@ def test_an_answer_goes_on_from_the_last_words(client: FlaskClient) -> None:
 
 
 def test_pictures_in_the_results_of_tools(thinking: tuple[FlaskClient, steering.Engine]) -> None:
-    """As agents send screenshots; the catalogue's limits and readouts count them."""
+    """Agents send screenshots like this; the catalogue's limits and readouts count them."""
     client, _ = thinking
     shown = {"role": "tool", "tool_call_id": "1", "content": user(data_uri(), "The screen")["content"]}
     chat = [user("Which button?"), {"role": "assistant", "content": None, "tool_calls": [CALL]}, shown]

@@ -1,4 +1,7 @@
-"""What real clients sent is answered as they need it: `asking/` has what they were told to do, `record.py` records it."""
+"""Requests recorded from real clients get the answers that these need.
+
+`asking/` has the clients' scripts, and `record.py` records them.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +30,18 @@ NEVER = {
     "lm-eval": {"picture", "stream", "schema", "tools"},
     "lmms-eval": {"stream", "schema", "tools"},
 }
-"""What a client has no way to ask for."""
+"""Features that a client has no way to ask for."""
 HEADERS = {"user-agent", "content-type", "accept", "transfer-encoding"}
 
 
 @pytest.fixture(scope="module")
 def checker(app: Flask) -> Checker:
-    """It holds each answer to what the served document says of it."""
+    """Return a checker that holds each answer to its schema in the served document."""
     return Checker(app.test_client())
 
 
 def replay(checker: Checker, one: dict[str, Any], **fields: Any) -> Any:
-    """The answer to a recorded request, with some fields of its body replaced."""
+    """Return the answer to a recorded request, with some fields of its body replaced."""
     body = {"data": json.dumps({**one["body"], **fields})} if "body" in one else {}
     method, path = one["method"].lower(), one["path"]
     if path in checker.document["paths"]:
@@ -49,7 +52,7 @@ def replay(checker: Checker, one: dict[str, Any], **fields: Any) -> Any:
 
 
 def formed(text: str, form: dict[str, Any]) -> None:
-    """A text that ended by itself is of the format that was asked for."""
+    """Assert that a text that ended by itself is of the format that was asked for."""
     value = json.loads(text)
     if form["type"] == "json_schema":
         Draft202012Validator(form["json_schema"]["schema"]).validate(value)
@@ -58,7 +61,7 @@ def formed(text: str, form: dict[str, Any]) -> None:
 
 
 def whole(answer: Any, body: dict[str, Any]) -> ChatCompletion:
-    """An answer in one piece, as the openai package reads it."""
+    """Return a non-streamed answer, as the openai package reads it."""
     completion = ChatCompletion.model_validate(answer.json)
     assert completion.model == body["model"]
     assert "ignored" not in answer.json
@@ -75,7 +78,7 @@ def whole(answer: Any, body: dict[str, Any]) -> ChatCompletion:
 
 
 def streamed(answer: Any, body: dict[str, Any]) -> list[ChatCompletionChunk]:
-    """The chunks of a stream, which ended as it must; what they have in common holds."""
+    """Return the chunks of a stream, after checking its end and the fields that all chunks share."""
     *events, done, rest = answer.text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     chunks = [ChatCompletionChunk.model_validate_json(event.removeprefix("data: ")) for event in events]
@@ -112,7 +115,7 @@ def test_a_request_is_answered_as_its_client_needs_it(checker: Checker, one: dic
 
 
 def done(one: dict[str, Any]) -> set[str]:
-    """What of the things that users do first a request is."""
+    """Return the kinds of usual first steps that a request belongs to."""
     body = one.get("body", {})
     found = {
         "picture": "image_url" in json.dumps(body),

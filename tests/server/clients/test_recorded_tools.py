@@ -1,9 +1,11 @@
-"""What real clients sent that has tools is answered with calls, by a toy whose template knows them; the embedded model's
-does not, so `test_recorded.py` has a refusal of each.
+"""Recorded requests of real clients that have tools are answered with calls.
 
-The toy's weights are random: it calls where it must, with texts that do not end, and else says nothing that means anything.
-So a call of its own is put into its mouth with `force`; that it calls when it should, or heeds what came of it, cannot be
-tested with it.
+They are sent to a toy whose template knows tools; the embedded model's does not, so `test_recorded.py` has a refusal of
+each.
+
+The toy's weights are random: it calls where it must, with texts that do not end, and else says nothing that means
+anything. So a call of its own is put into its mouth with `force`; that it calls when it should, or heeds what came of
+it, cannot be tested with it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ Call = tuple[str, str]
 
 
 def free(one: dict[str, Any]) -> bool:
-    """Whether the answer to a body need not call."""
+    """Return whether the answer to a body need not call."""
     return bool(one["body"].get("tool_choice", "auto") == "auto")
 
 
@@ -47,7 +49,7 @@ FREE = [
     for index, one in enumerate(client["requests"])
     if "tools" in one.get("body", {}) and free(one)
 ]
-"""Of these, those whose answer need not call."""
+"""The requests with tools whose answers need not call."""
 SHORT = {"seed": 3, "max_tokens": 160}
 """With which the calls that must be made end by themselves."""
 CUT = {"seed": 3, "max_tokens": 48}
@@ -56,7 +58,10 @@ CUT = {"seed": 3, "max_tokens": 48}
 
 @pytest.fixture(scope="module")
 def caller(root: Path) -> Iterator[Checker]:
-    """It holds each answer of an application whose model's template knows tools to what its document says of it."""
+    """Yield a checker of an application whose model's template knows tools.
+
+    It holds each answer to its schema in the application's document.
+    """
     engine = steering.Engine(
         steering.load(calling(root), device="cpu"), slots=4, max_length=640, self_check=False, threads=1
     )
@@ -67,12 +72,12 @@ def caller(root: Path) -> Iterator[Checker]:
 
 @functools.cache
 def name_of(caller: Checker) -> str:
-    """Of its model."""
+    """Return the name of the application's model."""
     return str(caller.client.get("/v1/models").json["data"][0]["id"])
 
 
 def sent(caller: Checker, one: dict[str, Any], **fields: Any) -> tuple[Any, dict[str, Any]]:
-    """The answer to a recorded request, of the toy, and the body that it was sent with."""
+    """Return the toy's answer to a recorded request, and the body that was sent."""
     fields["model"] = name_of(caller)
     answer = replay(caller, one, **fields)
     assert answer.status_code == 200, answer.text
@@ -80,17 +85,20 @@ def sent(caller: Checker, one: dict[str, Any], **fields: Any) -> tuple[Any, dict
 
 
 def asked(caller: Checker, one: dict[str, Any], **fields: Any) -> ChatCompletion:
-    """An answer in one piece."""
+    """Return the answer to a recorded request, not streamed."""
     return whole(*sent(caller, one, **{"stream": False, **fields}))
 
 
 def must(one: dict[str, Any]) -> dict[str, Any]:
-    """What a body says, or else is to say, for the model to have to call."""
+    """Return the `tool_choice` with which the model has to call: the body's own, or "required" where it need not."""
     return {"tool_choice": "required" if free(one) else one["body"]["tool_choice"]}
 
 
 def calls_of(completion: ChatCompletion, one: dict[str, Any]) -> list[Call]:
-    """The calls of an answer, which are of the body's functions, and fit their parameters where they were not cut off."""
+    """Return the calls of an answer, after checking them against the body's functions.
+
+    Arguments fit a function's parameters unless they were cut off.
+    """
     (choice,) = completion.choices
     calls = choice.message.tool_calls or []
     functions = {tool["function"]["name"]: tool["function"] for tool in one["body"]["tools"]}
@@ -104,7 +112,7 @@ def calls_of(completion: ChatCompletion, one: dict[str, Any]) -> list[Call]:
 
 
 def has_to_call(completion: ChatCompletion, one: dict[str, Any]) -> list[Call]:
-    """The calls of an answer to a body that requires one."""
+    """Return the calls of an answer to a body that requires one."""
     found, (choice,) = calls_of(completion, one), completion.choices
     assert found
     assert choice.message.content is None
@@ -114,7 +122,7 @@ def has_to_call(completion: ChatCompletion, one: dict[str, Any]) -> list[Call]:
 
 
 def joined(caller: Checker, one: dict[str, Any], **fields: Any) -> tuple[str, list[Call], str | None]:
-    """What the deltas of a streamed answer come to: text, calls, and how it ended."""
+    """Return the joined deltas of a streamed answer: text, calls, and the finish reason."""
     answer, body = sent(caller, one, **{**fields, "stream": True})
     assert answer.mimetype == "text/event-stream"
     text, calls, ended = "", dict[int, list[str]](), None
@@ -137,14 +145,17 @@ def joined(caller: Checker, one: dict[str, Any], **fields: Any) -> tuple[str, li
 def both(
     caller: Checker, one: dict[str, Any], **fields: Any
 ) -> tuple[ChatCompletion, tuple[str, list[Call], str | None]]:
-    """An answer in one piece, and what the same streamed comes to, asked for at once: they share the engine's steps."""
+    """Return an answer, and the joined stream of the same request.
+
+    Both are asked for at once, so that they share the engine's steps.
+    """
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(joined, caller, one, **fields)
         return asked(caller, one, **fields), other.result()
 
 
 def example(schema: dict[str, Any]) -> Any:
-    """A value of a schema as the clients' functions have them."""
+    """Return a value of a schema of the kinds that the clients' functions have."""
     if "enum" in schema:
         return schema["enum"][0]
     if schema["type"] == "object":
@@ -153,7 +164,7 @@ def example(schema: dict[str, Any]) -> Any:
 
 
 def spoken(one: dict[str, Any]) -> str:
-    """A call of a body's first function, as a model would write it."""
+    """Return a call of a body's first function, as a model would write it."""
     function = one["body"]["tools"][0]["function"]
     call = {"name": function["name"], "arguments": example(function["parameters"])}
     return f"I look.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
@@ -197,7 +208,7 @@ WRITTEN: list[dict[str, Any]] = [
     {"content": ""},
     {"content": None, "refusal": None, "function_call": None, "annotations": []},
 ]
-"""What clients write beside the calls of an answer that they send back."""
+"""Fields that clients write beside the calls of an answer that they send back."""
 
 
 @pytest.mark.parametrize("one", BODIES)

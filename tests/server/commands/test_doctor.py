@@ -31,7 +31,7 @@ Look = Callable[..., dict[str, list[dict[str, Any]]]]
 
 @pytest.fixture
 def look(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
-    """The findings by their part, of a command that must end with that status."""
+    """Return a function that runs the command, checks its exit status, and returns its findings by part."""
     monkeypatch.setenv("HOME", str(tmp_path))
 
     def look(*words: str, status: int = 0, load: bool = False) -> dict[str, list[dict[str, Any]]]:

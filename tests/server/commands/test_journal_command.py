@@ -23,7 +23,7 @@ from tests.server.journal.journals import START, put, row
 
 @pytest.fixture
 def journal(place: str) -> str:
-    """A journal of three old rows and a new one."""
+    """Return a journal of three old rows and a new one."""
     database = open_database(Place.of(place))
     put(
         database,

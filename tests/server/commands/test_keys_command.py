@@ -128,7 +128,7 @@ sys.exit(code or ", ".join(sys.modules.keys() & {HEAVY!r}) or 0)
 
 @pytest.mark.parametrize("arguments", [(), ("list",), ("add", "other"), ("revoke", "app")])
 def test_it_does_not_wait_for_libraries_that_it_does_not_need(path: Path, arguments: tuple[str, ...]) -> None:
-    """What is loaded is the message with which the process fails."""
+    """The process fails with the modules that are loaded as its message."""
     named.write(path, [named.new_key("app")[1]])
     words = ("keys", *arguments, "--file", str(path)) if arguments else ()
     command = [sys.executable, "-c", LOADED, *words]

@@ -28,7 +28,10 @@ def samples() -> list[ConflictSample]:
 
 @pytest.fixture(scope="module")
 def pairs(samples: list[ConflictSample], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo world's conflicts, instructed toward the text and toward the picture, with the letters of their answers."""
+    """Write pairs from the demo world's conflicts, with the letters of their answers.
+
+    Each is instructed toward the text and toward the picture.
+    """
     folder = tmp_path_factory.mktemp("pairs")
     rows = []
     for number, (sample, swapped) in enumerate(drawn(samples, 0)):

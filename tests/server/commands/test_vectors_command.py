@@ -38,7 +38,7 @@ def make(name: str, seed: int, **changes: Any) -> SteeringVector:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with two vectors of one model and one of another."""
+    """Return a folder with two vectors of one model and one of another."""
     folder = tmp_path / "vectors"
     for vector in (make("a", 1), make("b", 2, layers=(2, 3)), make("c", 3, fingerprint="f" * 32)):
         vector.save(folder / f"{vector.name}.safetensors")
@@ -58,7 +58,7 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def refused(answer: tuple[int, str, str]) -> str:
-    """The one line that a refused command says, after what loading a model shows."""
+    """Return the one line that a refused command prints, after the output of loading a model."""
     status, out, err = answer
     *before, line = err.splitlines()
     assert (status, out, line.startswith("helmsight: ")) == (1, "", True)

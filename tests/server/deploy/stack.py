@@ -1,4 +1,4 @@
-"""What deploy/compose.yaml starts, as processes of this machine: its commands, variables and files are read out of it."""
+"""The services of deploy/compose.yaml as local processes, with the commands, variables and files that it names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Root:
         file.write_text(text)
 
     def placed(self, text: str) -> str:
-        """A text whose absolute paths are the container's with those of this machine."""
+        """Return a text in which the container's absolute paths are replaced by those of this machine."""
         return re.sub(r"(?<![\w/])(?=/(?:etc|run|tmp|vectors|journal)\b)", str(self.folder), text)
 
 
@@ -68,18 +68,18 @@ class Prometheus:
             )  # fmt: skip
 
     def ask(self, path: str, **query: str) -> Any:
-        """What the API says, of a question that it understands."""
+        """Return the API's answer to a query that it understands."""
         said = requests.post(f"{self.url}/api/v1/{path}", data=query, timeout=PATIENCE) if query else None
         answer = (said or requests.get(f"{self.url}/api/v1/{path}", timeout=PATIENCE)).json()
         assert answer["status"] == "success", (query, answer)
         return answer["data"]
 
     def values(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """The labels and the value of every series that an expression has now."""
+        """Return the labels and the current value of every series of an expression."""
         return [(one["metric"], float(one["value"][1])) for one in self.ask("query", query=expression)["result"]]
 
     def one(self, expression: str) -> float:
-        """The value of the only series; not a number without one."""
+        """Return the value of the only series; NaN without one."""
         found = self.values(expression)
         assert len(found) <= 1, (expression, found)
         return found[0][1] if found else math.nan
@@ -103,7 +103,7 @@ class Prometheus:
 
 @contextmanager
 def prometheus(command: list[str], root: Root, scraped: str) -> Iterator[Prometheus]:
-    """A Prometheus for as long as it is needed."""
+    """Run a Prometheus for the duration of the context."""
     started = Prometheus(command, root, scraped)
     try:
         yield started.wait_until_ready()
@@ -137,7 +137,7 @@ def composed(root: Root, journal: str, **more: str) -> Iterator[tuple[Server, Pr
 
 
 def serving(root: Root, **environ: str) -> Server:
-    """A server with these variables of its container's, that has begun to start."""
+    """Start a server with these environment variables of its container, without waiting until it is ready."""
     placed = {name: root.placed(value) for name, value in environ.items()} | {"HELMSIGHT_THREADS": "1"}
     return Server([sys.executable, "-m", "server.cli", "serve"], root.folder / "log", **placed)
 

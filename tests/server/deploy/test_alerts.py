@@ -18,7 +18,10 @@ pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="promto
 
 
 def assert_fires(folder: Path, alert: str, series: str, fires: bool) -> None:
-    """Of a counter that grows by one a second for twenty minutes; promtool fails where what fires is not expected."""
+    """Assert that an alert fires, or does not, for a counter that grows by one a second for twenty minutes.
+
+    promtool fails where the alerts that fire are not the expected ones.
+    """
     none = {"eval_time": "20m", "alertname": alert, "exp_alerts": []}
     case = {"interval": "1m", "input_series": [{"series": series, "values": "0+60x20"}], "alert_rule_test": [none]}
     file = folder / "case.yml"

@@ -1,4 +1,4 @@
-"""What the files of deploy/ say agrees with the code: ports, routes, settings, times, the names of metrics."""
+"""The files of deploy/ agree with the code: ports, routes, settings, times, the names of metrics."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def texts() -> dict[str, str]:
 
 
 def objects() -> dict[str, Any]:
-    """The base's objects by kind, as they stand in its files."""
+    """Return the base's objects by kind, as they stand in its files."""
     listed = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
     assert {BASE / name for name in listed} == set(BASE.glob("*.yaml")) - {
         BASE / "kustomization.yaml",
@@ -191,7 +191,7 @@ def test_what_compose_mounts_is_there() -> None:
 
 
 def asked(name: str, text: str) -> Iterator[str]:
-    """The metrics that a file of rules or of panels asks for."""
+    """Yield the metrics that a file of rules or of panels asks for."""
     source = json.dumps(json.loads(text)["panels"]) if name.endswith(".json") else text
     yield from re.findall(r"\b(?:helmsight|process)_\w+", source)
 
@@ -229,7 +229,10 @@ def needs(tool: str) -> pytest.MarkDecorator:
 
 
 def folders(path: Path) -> str:
-    """Settings that have nginx put its files below a path: where it was built to, there may be no folder, or another's."""
+    """Return settings that make nginx put its files below a path.
+
+    The folder that it was built for may not exist, or may belong to another user.
+    """
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     return " ".join(f"{kind}_temp_path {path}/{kind};" for kind in kinds)
 

@@ -34,7 +34,7 @@ def test_the_autoscaler_sees_how_many_wait(tmp_path: Path) -> None:
     address = server.url.removeprefix("http://")
 
     def found(container: str) -> dict[str, object]:
-        """A pod as Prometheus' discovery tells of it, which Debian's build has not."""
+        """Return a pod as Prometheus' discovery describes it, which Debian's build lacks."""
         labels = {"pod_label_app_kubernetes_io_name": "helmsight", "namespace": "helmsight", "pod_name": "helmsight-0"}
         named = {f"__meta_kubernetes_{name}": value for name, value in labels.items()}
         return {"targets": [address], "labels": {**named, "__meta_kubernetes_pod_container_port_name": container}}

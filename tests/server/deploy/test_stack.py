@@ -36,7 +36,7 @@ EMPTY = {
     "helmsight_gpu_memory_free_bytes": "there is no GPU",
     'helmsight_requests_total{status=~"5..", status!="501", route!~"/health|/ready"}': "nothing has failed",
 }
-"""What has no series here, and why."""
+"""Series that do not exist here, with the reason."""
 QUESTION = "Text context: The green object is a heart.\nWhat is the green object?"
 CHATS: tuple[dict[str, Any], ...] = (
     {},
@@ -51,7 +51,7 @@ ROOM = (Settings().slots + Settings().max_waiting * 7 // 8) // WIDE
 
 
 def finite(prometheus: Prometheus, expression: str) -> bool:
-    """Whether it has a series whose value is a number."""
+    """Return whether an expression has a series whose value is a number."""
     return any(math.isfinite(value) for _, value in prometheus.values(expression))
 
 

@@ -1,4 +1,4 @@
-"""How far loading has come, as those hear who wait for it."""
+"""The progress of loading, as waiting clients see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process has to answer with is what its control group leaves it."""
+"""The process's memory and CPUs are those that its control group leaves it."""
 
 from __future__ import annotations
 

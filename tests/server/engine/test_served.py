@@ -19,7 +19,7 @@ from tests.server.fakes import FakeCompletion, FakeEngine
 
 
 def methods(kind: type) -> dict[str, Any]:
-    """The functions that a protocol asks for."""
+    """Return the functions that a protocol asks for."""
     return {name: one for name, one in vars(kind).items() if inspect.isfunction(one) and not name.startswith("_")}
 
 
@@ -63,7 +63,7 @@ def test_capabilities_are_the_models(engine: steering.Engine) -> None:
 
 @pytest.fixture
 def poor(fake: FakeEngine) -> FlaskClient:
-    """An engine that can neither contrast nor see into attention."""
+    """Return a client of an engine that can neither contrast nor see into attention."""
     fake.can(interventions=frozenset({"sage.think"}), readouts=frozenset({"residual"}))
     return create_app(Settings(journal="off"), engine=fake).test_client()  # type: ignore[arg-type]
 

@@ -41,7 +41,7 @@ def model() -> steering.MLLM:
 
 
 def reader_of(folder: Path, fingerprint: str, length: int = 4096) -> PromptReader:
-    """One that has loaded."""
+    """Return a prompt reader that has loaded."""
     able: Any = SimpleNamespace(fingerprint=fingerprint, context_length=length)
     made = PromptReader(Settings(model=str(folder)), able)
     for thread in threading.enumerate():

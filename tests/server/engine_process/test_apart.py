@@ -56,7 +56,7 @@ def ask(engine: Any, request: Request) -> ServedCompletion:
 
 
 def told_of(result: steering.Result) -> Any:
-    """What is compared of an answer: without what only this process needs of what was measured."""
+    """Return the parts of an answer that are compared, without measurements that only this process needs."""
     only_here = {"states", "next_logprobs", "divergence", "reply_logprobs"}
     return [one and {name: value for name, value in one.items() if name not in only_here} for one in said(result)]
 

@@ -1,4 +1,4 @@
-"""What the worker lets through to the other process after a refusal."""
+"""Requests that the worker passes on to the engine process after a refusal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def passes(ask: Callable[[], object]) -> bool:
-    """Whether it does, or is refused as the one before was, by an error of its own."""
+    """Return whether a request passes.
+
+    One that does not is refused like the one before it, by an error of its own.
+    """
     refused: Busy | None = None
     try:
         ask()

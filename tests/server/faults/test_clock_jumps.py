@@ -24,7 +24,7 @@ MODES = (False, True)
 
 
 class WallClock:
-    """What `time.time` says from now on: the real one, so many seconds `ahead`."""
+    """A replacement for `time.time`: the real time, moved `ahead` by some seconds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.ahead = 0.0
@@ -97,7 +97,7 @@ def test_a_stream_that_may_take_a_minute_outlives_a_jump_of_an_hour(clock: WallC
 
 
 def answered(client: FlaskClient, stream: bool) -> tuple[str, str]:
-    """What an answer says, and its id."""
+    """Return an answer's text and id."""
     answer = ask(client, "hi", stream=stream)
     assert answer.status_code == 200, answer.text
     if not stream:

@@ -1,5 +1,7 @@
-"""A journal on a disk that is full, at the start and later on: chats are answered, `/ready` and `/metrics` tell of it, and
-rows are written as soon as there is room."""
+"""A journal on a disk that is full, at the start and later on.
+
+Chats are answered, `/ready` and `/metrics` report it, and rows are written as soon as there is room.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ SIZE = 4 * 2**20
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own; none where nobody may mount one."""
+    """Mount a small disk; skip the test where mounting is not permitted."""
     place = tmp_path / "disk"
     place.mkdir()
     try:

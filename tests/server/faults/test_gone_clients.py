@@ -1,5 +1,7 @@
-"""Clients that are gone at every stage of their request, each several times: nothing of theirs stays behind, what was asked
-for is counted as given up, and whoever comes next is answered."""
+"""Clients that disconnect at every stage of their request, each several times.
+
+Nothing of theirs stays behind, their requests are counted as given up, and the next client is answered.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def total(server: Server, name: str, **labels: str) -> float:
-    """A metric of samples with these labels, summed over others."""
+    """Return the sum of a metric's samples with these labels."""
     return sum(
         sample.value
         for family in text_string_to_metric_families(server.get("/metrics").text)
@@ -55,7 +57,10 @@ def total(server: Server, name: str, **labels: str) -> float:
 
 
 class Clients:
-    """Those that leave before they have their answers; `asked` counts those whose request was sent as a whole."""
+    """Clients that leave before they have their answers.
+
+    `asked` counts those whose request was sent as a whole.
+    """
 
     def __init__(self, server: Server):
         self.server = server
@@ -68,7 +73,7 @@ class Clients:
         return head(len(said)) + said
 
     def send(self, request: bytes, size: int | None = None) -> socket.socket:
-        """An open connection over which a request was sent, or only so many bytes of it."""
+        """Return an open connection over which a request was sent, or only its first `size` bytes."""
         connection = connect(self.server.url)
         connection.sendall(request[:size])
         if size is None:
@@ -95,7 +100,7 @@ def test_clients_that_are_gone_at_any_stage_leave_nothing_behind(server: Server,
     numbers = range(TIMES)
 
     def answers() -> list[str]:
-        """What four ask at once."""
+        """Return the texts of four answers to requests sent at once."""
         with ThreadPoolExecutor(4) as pool:
             said = [pool.submit(server.post, max_tokens=8, **ENDLESS) for _ in range(4)]
         return [one.result().json()["choices"][0]["message"]["content"] for one in said]

@@ -81,8 +81,10 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def chats(draw: st.DrawFn) -> dict[str, Any]:
-    """A request of `CHATS` of which one or two places hold something else, or are gone, or are there twice; mostly such with
-    nothing below them."""
+    """Draw a request of `CHATS` with one or two places replaced, removed or duplicated.
+
+    Most of these places have nothing below them.
+    """
     body = copy.deepcopy(draw(st.sampled_from(CHATS))) | {"max_tokens": draw(st.sampled_from((1, 4)))}
     for _ in range(draw(st.integers(1, 2))):
         every = paths(body)

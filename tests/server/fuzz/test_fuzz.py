@@ -39,7 +39,7 @@ FUZZ: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory, vectors: Path) -> Iterator[Flask]:
-    """The application on the real engine, whose answers have no room to be long, with a journal."""
+    """Yield the application on the real engine, with a journal and a limit that keeps answers short."""
     engine = steering.Engine(
         steering.load(checkpoint(), device="cpu"), slots=4, max_length=192, max_waiting=8, threads=1
     )

@@ -24,7 +24,7 @@ def intake(max_body: int = 1000) -> Intake:
 
 
 def read_all(pieces: list[bytes]) -> list[tuple[str, str, bytes]]:
-    """(method, target, body) of every request in a connection's bytes."""
+    """Return (method, target, body) of every request in a connection's bytes."""
     reader, found = intake(), []
     for piece in pieces:
         state = reader.feed(piece)

@@ -52,14 +52,14 @@ def gif(inserted: bytes) -> bytes:
 
 
 def scans(count: int) -> bytes:
-    """A progressive JPEG whose last scan is repeated."""
+    """Return a progressive JPEG whose last scan is repeated."""
     data = encoded("JPEG", progressive=True)
     last = data[data.rindex(b"\xff\xda") : -2]
     return data[:-2] + last * (count - data.count(b"\xff\xda")) + data[-2:]
 
 
 def bmp(compression: int) -> bytes:
-    """One row of a million pixels of which two bytes name the first."""
+    """Return a bitmap with one row of a million pixels, of which two bytes set the first."""
     body = b"\1\1\0\0\0\1"
     head = struct.pack("<IiiHHIIiiII", 40, 1_000_000, 1, 1, 8, compression, len(body), 0, 0, 256, 0)
     return b"BM" + struct.pack("<IHHI", 1078 + len(body), 0, 0, 1078) + head + bytes(1024) + body

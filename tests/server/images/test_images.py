@@ -35,7 +35,7 @@ def refusal(url: str, **limits: Any) -> str | None:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that claims a size and ends where its pixels would begin."""
+    """Return a PNG that claims a size and ends where its pixels would begin."""
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body)) + b"\0\0\1\0IDAT"
 
@@ -137,7 +137,7 @@ def test_formats_beyond_the_list_are_refused_even_if_pillow_knows_them() -> None
 
 
 def png(width: int, height: int, pixels: bytes, interlace: int = 0) -> bytes:
-    """A grey PNG that claims a size, with a stream of pixels that is whole in itself."""
+    """Return a grey PNG that claims a size, with a stream of pixels that is whole in itself."""
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, interlace)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(pixels)), (b"IEND", b""))
     written = (

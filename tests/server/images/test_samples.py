@@ -21,7 +21,7 @@ Write = Callable[..., FlaskClient]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model's folder with two pictures, and a file outside of `samples/`."""
+    """Return a model's folder with two pictures, and a file outside of `samples/`."""
     (tmp_path / "model" / "samples").mkdir(parents=True)
     for name, colour in (("a.png", "red"), ("b.jpg", "blue")):
         Image.new("RGB", (28, 28), colour).save(tmp_path / "model" / "samples" / name)

@@ -1,4 +1,4 @@
-"""Whose pictures are prepared next, and who is refused."""
+"""The order in which requests' pictures are prepared, and refusals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Queue:
 
 @contextmanager
 def taken(turns: PictureTurns, count: int) -> Iterator[None]:
-    """So many are at work."""
+    """Hold `count` turns for the duration of the context."""
     with ExitStack() as stack:
         for _ in range(count):
             stack.enter_context(turns.turn("busy"))

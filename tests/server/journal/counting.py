@@ -1,4 +1,4 @@
-"""Which rows a journal holds, and how many."""
+"""Helpers that list and count a journal's rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from server.journal.schema import ROWS
 
 
 def ids(database: Database, filters: Filters | None = None, limit: int = 100) -> list[int]:
-    """The numbers of the rows that match, newest first."""
+    """Return the numbers of the matching rows, newest first."""
     with database.engine.connect() as connection:
         return [int(r["id"].removeprefix("chatcmpl-")) for r in page(connection, filters or Filters(), limit).rows]
 

@@ -29,7 +29,7 @@ NOTHING_SAID = dict.fromkeys((*DIAGNOSTICS, "mean_logprob", "least_logprob", "al
 
 
 def row(number: int = 0, **columns: Any) -> dict[str, Any]:
-    """A row as the writer takes it; `created` is `number` seconds after START unless given."""
+    """Return a row as the writer takes it; `created` is `number` seconds after START unless given."""
     created = columns.pop("created", START + number)
     return {
         "id": f"chatcmpl-{number}", "choice": 0, "created": created, "hour": int(created // 3600), "model": "m",
@@ -57,8 +57,10 @@ def settled(journal: Journal, rows: int, seconds: float = 20.0) -> Journal:
 
 
 class Postgres:
-    """A PostgreSQL server of the tests' own, on a unix socket, as a user that it does not refuse. With a password also on a
-    port of loopback, where it asks for it."""
+    """A PostgreSQL server for the tests, on a unix socket, run as a user that it accepts.
+
+    With a password it also listens on a loopback port, where it asks for the password.
+    """
 
     def __init__(self, programs: Path, folder: Path, password: str | None = None):
         self.programs, self.folder = programs, folder
@@ -86,7 +88,10 @@ class Postgres:
         self._run("pg_ctl", "--pgdata", str(self.folder / "data"), "--wait", "--mode", "immediate", "stop")
 
     def new(self, options: str = "") -> str:
-        """The URL of a new, empty database. `options`: of CREATE DATABASE."""
+        """Return the URL of a new, empty database.
+
+        options: appended to CREATE DATABASE.
+        """
         self.databases += 1
         name = f"journal{self.databases}"
         self.run("postgres", f"CREATE DATABASE {name} {options}")
@@ -111,7 +116,7 @@ class Postgres:
 
 @contextmanager
 def running_postgres(password: str | None = None) -> Iterator[Postgres]:
-    """A running server; skips the test where PostgreSQL or its driver is not installed."""
+    """Run a server; skip the test where PostgreSQL or its driver is not installed."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     found = shutil.which("initdb")
     folders = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))

@@ -1,4 +1,4 @@
-"""What the journal says of an answer, against the answer itself."""
+"""The journal's record of an answer, compared with the answer itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the journal keeps of presets and of what was skipped, and what the metrics do not."""
+"""The journal records presets and skipped fields; the metrics do not."""
 
 from __future__ import annotations
 

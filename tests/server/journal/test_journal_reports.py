@@ -1,4 +1,4 @@
-"""What a row keeps of an answer's reports: the numbers that readouts declare, and nothing that grows with the answer."""
+"""A row keeps the numbers that readouts declare in their reports, and nothing that grows with the answer."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.server.journal.journals import START, Postgres, put, row
 
 
 def test_a_postgresql_that_knows_no_encoding_keeps_texts(postgres: Postgres) -> None:
-    """As `initdb` makes one where no language is set, such as in a container of one's own."""
+    """`initdb` creates such a database where no language is set, for example in a custom container."""
     database = open_database(Place.of(postgres.new("ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")))
     put(database, row(answer="grün"))
     with database.writer.connect() as connection:

@@ -1,4 +1,4 @@
-"""What is registered anew has rows, columns and filters in the journal."""
+"""Newly registered interventions and readouts have rows, columns and filters in the journal."""
 
 from __future__ import annotations
 

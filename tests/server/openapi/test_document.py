@@ -35,7 +35,7 @@ KEY = "sk-0123456789"
 
 @pytest.fixture(scope="module")
 def app(engine: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> Flask:
-    """The embedded model with its own vectors, a journal, and a folder for uploads."""
+    """Return an application of the embedded model with its own vectors, a journal, and a folder for uploads."""
     folder = tmp_path_factory.mktemp("openapi")
     settings = Settings(
         vectors=(str(folder / "vectors"),), journal=SecretStr(str(folder / "journal.db")), allow_uploads=True, slots=4,
@@ -55,7 +55,7 @@ def document(client: FlaskClient) -> dict[str, Any]:
 
 
 def idle(**settings: Any) -> FlaskClient:
-    """A client of a server whose engine does nothing."""
+    """Return a client of a server whose engine does nothing."""
     return create_app(Settings(journal=SecretStr("off"), **settings), engine=FakeEngine()).test_client()  # type: ignore[arg-type]
 
 
@@ -102,7 +102,7 @@ def test_every_parameter_of_a_path_is_described(document: dict[str, Any]) -> Non
 
 
 def strict(schema: Any) -> Any:
-    """A schema in which no object holds what its schema does not name."""
+    """Return a schema that allows no properties beyond those that it names."""
     if isinstance(schema, list):
         return [strict(one) for one in schema]
     if not isinstance(schema, dict):
@@ -303,7 +303,7 @@ def test_a_stream_that_breaks_ends_as_it_says() -> None:
 
 
 class Tint(Options):
-    """One of two new ones that share a path."""
+    """The base of two new interventions that share a path."""
 
     path = ("tint",)
     depth: int = 1

@@ -28,12 +28,12 @@ PATIENCE = 90
 
 
 def children(process: int) -> list[int]:
-    """The processes that a process has forked."""
+    """Return the processes that a process has forked."""
     return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 COMMAND = [sys.executable, "-m", "server.cli"]
-"""How a process of its own is told to be `helmsight`."""
+"""The command that runs `helmsight` in a process of its own."""
 
 
 def _stream(number: int) -> TextIO:
@@ -41,8 +41,10 @@ def _stream(number: int) -> TextIO:
 
 
 class ForkedProcess:
-    """A `helmsight` command in a fork of this process, with the interface of `subprocess.Popen`: importing torch and
-    transformers anew takes longer than most of what these tests do."""
+    """A `helmsight` command in a fork of this process, with the interface of `subprocess.Popen`.
+
+    Importing torch and transformers anew takes longer than most of what these tests do.
+    """
 
     def __init__(self, words: list[str], environ: dict[str, str], log: Path):
         self.returncode: int | None = None
@@ -111,8 +113,11 @@ class ForkedProcess:
 
 
 class Server:
-    """A server process on a free port: a fork if the command is `helmsight`, unless it is to have an interpreter `anew`.
-    environ: variables beside this process's own; those that are None are taken away."""
+    """A server process on a free port.
+
+    It is a fork if the command is `helmsight`, unless `anew` demands a new interpreter. environ: variables beside this
+    process's own; those that are None are removed.
+    """
 
     def __init__(self, command: list[str], log: Path, anew: bool = False, **environ: str | None):
         with socket.socket() as probe:

@@ -131,7 +131,7 @@ def test_serving_from_the_first_probe_to_the_drain(start: Start, tmp_path: Path)
 
 
 def engine_beside(server: Server, *dead: int) -> int:
-    """The engine's process that is there now, behind those that are dead."""
+    """Return the current engine process, which replaces those that are dead."""
     found: list[int] = []
 
     def there() -> bool:

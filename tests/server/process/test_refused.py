@@ -1,4 +1,7 @@
-"""What the worker refuses before an application reads it: everybody can read why, and nobody is held up by it."""
+"""Requests that the worker refuses before an application reads them.
+
+Everybody can read why, and nobody is held up by it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does not fit together with several replicas is refused before anything starts."""
+"""Settings that several replicas do not support are refused before anything starts."""
 
 from __future__ import annotations
 

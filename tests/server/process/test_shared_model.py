@@ -34,7 +34,7 @@ BODY: dict[str, Any] = {
 
 @contextmanager
 def launched(by: str, folder: Path) -> Iterator[Server]:
-    """The first of two processes that torchrun has started, or that are forked with the environment that it gives them."""
+    """Start two processes by torchrun, or fork them with its environment, and yield the first."""
     if by == "torchrun":
         server, others = Server([*TORCHRUN, *SERVE], folder / "log"), []
     else:

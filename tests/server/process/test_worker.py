@@ -239,7 +239,7 @@ def test_requests_that_are_too_large_together_cost_the_largest(
 
 
 class Panic(BaseException):
-    """As pyo3's PanicException, no Exception."""
+    """An exception that is no `Exception`, like pyo3's PanicException."""
 
 
 def test_a_panic_ends_its_request_alone(
@@ -263,7 +263,7 @@ def test_a_panic_ends_its_request_alone(
 
 
 def to_its_end(connection: socket.socket) -> bytes:
-    """A stream, from its head on."""
+    """Return a stream up to its end, head included."""
     received = b""
     while not received.endswith(b"0\r\n\r\n"):
         piece = connection.recv(65_536)

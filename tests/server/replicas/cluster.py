@@ -28,7 +28,7 @@ LONG, SHORT = 400, 12
 
 @contextmanager
 def serving(folder: Path, *arguments: str) -> Iterator[Server]:
-    """A server with these arguments and its journal in the folder, once it is ready."""
+    """Start a server with these arguments and its journal in the folder, and yield it once it is ready."""
     with tempfile.TemporaryDirectory(prefix="ray-") as short:  # Ray's sockets have room for short paths only
         server = Server(
             [sys.executable, "-m", "server.cli", *SERVE, *arguments],
@@ -46,7 +46,7 @@ def serving(folder: Path, *arguments: str) -> Iterator[Server]:
 
 
 def body(colour: str | None, tokens: int, **fields: Any) -> dict[str, Any]:
-    """A chat, about a picture of a colour if there is one, whose answer has exactly so many tokens."""
+    """Return a chat whose answer has exactly `tokens` tokens, about a picture of `colour` unless that is None."""
     pictures = [] if colour is None else [data_uri(Image.new("RGB", (84, 84), colour))]
     content = user(*pictures, "Describe the picture.")
     return {"messages": [content], "max_tokens": tokens, **ENDLESS, **fields}
@@ -55,8 +55,11 @@ def body(colour: str | None, tokens: int, **fields: Any) -> dict[str, Any]:
 def streamed(
     server: Server, colour: str | None, tokens: int = LONG, left: Event | None = None, begun: Event | None = None
 ) -> tuple[str, str | None]:
-    """The text of a long stream, and the code of the error that ended it, or "left": its client left once that was set.
-    `begun` is set when a replica has said something, after which no other one can take its place."""
+    """Return the text of a long stream, and the code of the error that ended it.
+
+    The code is "left" where the client left, once that event was set. `begun` is set when a replica has said something,
+    after which no other one can take its place.
+    """
     text, ended = "", None
     with requests.post(
         f"{server.url}/v1/chat/completions", json=body(colour, tokens, stream=True), stream=True, timeout=PATIENCE
@@ -87,13 +90,13 @@ def asked(server: Server, colour: str, tokens: int = SHORT) -> str:
 
 
 def alone(client: FlaskClient, colour: str | None, tokens: int) -> str:
-    """What one process answers to the same request, with nothing beside it."""
+    """Return the answer of a single process to the same request, with nothing beside it."""
     answer = client.post("/v1/chat/completions", json=body(colour, tokens))
     return str(answer.json["choices"][0]["message"]["content"])
 
 
 def measured(server: Server, name: str, **labels: str) -> dict[str, float]:
-    """A metric by replica, of samples with these labels, summed over others."""
+    """Return a metric by replica: the sum of its samples with these labels."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(server.get("/metrics").text):
         for sample in family.samples:
@@ -104,13 +107,13 @@ def measured(server: Server, name: str, **labels: str) -> dict[str, float]:
 
 
 def replicas(server: Server) -> set[str]:
-    """The names of those that serve."""
+    """Return the names of the replicas that are ready."""
     said = server.get("/ready").json()["replicas"]
     return {name for name, one in said.items() if one["status"] == "ready"}
 
 
 def processes(server: Server, title: str = "") -> list[int]:
-    """Those that the server has started, also by way of others."""
+    """Return the processes that the server has started, directly or indirectly."""
     parents, titles = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

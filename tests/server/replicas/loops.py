@@ -9,6 +9,6 @@ from typing import Any
 
 
 def ran(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What it returns."""
+    """Run a coroutine in a thread and return its result."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()

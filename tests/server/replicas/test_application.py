@@ -1,4 +1,4 @@
-"""How the settings become Ray Serve's."""
+"""The translation of the settings into Ray Serve's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""The embedded model under Ray Serve, for real: a replica is killed under load and another takes its place, one joins with
-the load and leaves when few ask, and a cluster's own command serves it. In one file, so that no two clusters run at once:
-they would take more than twice as long."""
+"""The embedded model under Ray Serve, for real.
+
+A replica is killed under load and another takes its place, one joins with the load and leaves when few ask, and a
+cluster's own command serves it. All is in one file, so that no two clusters run at once: they would take more than
+twice as long.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def vector(engine: steering.Engine) -> steering.SteeringVector:
-    """One that is another one each time."""
+    """Return a vector that is different each time."""
     shape = engine.mllm.num_layers, engine.mllm.hidden_size
     ones = (torch.ones(shape[0]) for _ in range(3))
     return steering.SteeringVector("rolling", torch.randn(shape), *ones, (1, 2), engine.mllm.fingerprint)
@@ -226,7 +229,10 @@ SCALED = [
 
 
 def serve(server: Server, count: int) -> bool:
-    """Whether so many serve, asked seldom: questions are requests at work, too."""
+    """Return whether `count` replicas are ready.
+
+    It waits before it asks: questions count as requests at work, too.
+    """
     time.sleep(0.5)
     return len(replicas(server)) == count
 
@@ -290,7 +296,7 @@ def test_replicas_come_with_the_load_and_go_with_it(client: FlaskClient, tmp_pat
 # -- the command of a cluster -------------------------------------------------------------------------------------------
 
 PORT = 8000
-"""Where `serve run` listens; it has no option for another one."""
+"""Port on which `serve run` listens; it has no option for another one."""
 
 
 def test_the_application_for_a_cluster_answers_as_one_process_does(client: FlaskClient, tmp_path: Path) -> None:

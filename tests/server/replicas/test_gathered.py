@@ -1,4 +1,4 @@
-"""What several replicas together say of themselves."""
+"""Combined information from several replicas."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ REFUSED = {"messages": [user("?")], "max_tokens": 0}
 
 
 def answers() -> list[tuple[int, str]]:
-    """What a front answers whose replica has loaded the embedded model, and what when it drains."""
+    """Return the answers of a front whose replica has loaded the embedded model, and those while it drains."""
     settings = Settings(slots=4, journal="off", vectors=(), threads=1, replicas=1, compiled=False, allow_host=("x",))
     behind = serve.deployment(Replica, **replicas(settings, 0)).bind(settings, 1)
     handle: Any = serve.run(behind, _local_testing_mode=True)

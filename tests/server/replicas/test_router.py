@@ -1,4 +1,4 @@
-"""Which replica answers: the home of a picture while it is not busy, else the one with the least to do."""
+"""The choice of a replica: the home of a picture while it is not busy, else the least busy one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Presets as lmms-eval asks for them. Its models `openai` and `async_openai` (lmms_eval/models/chat, of version 0.7.3) send
-messages, model, max_tokens and temperature with the `openai` package, and no other field."""
+"""Presets as lmms-eval asks for them.
+
+Its models `openai` and `async_openai` (lmms_eval/models/chat, of version 0.7.3) send messages, model, max_tokens and
+temperature with the `openai` package, and no other field.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ ROUTE = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def app(engine: steering.Engine) -> Flask:
-    """The embedded model with its own vector, as `helmsight serve` has it."""
+    """Return an application of the embedded model with its own vector, as `helmsight serve` has it."""
     return create_app(Settings(vectors=()), engine=engine)
 
 
@@ -39,7 +42,7 @@ def url(app: Flask, live: Callable[[Flask], str]) -> str:
 
 
 def payload(doc: ConflictSample, model: str) -> dict[str, Any]:
-    """A document of a task as both models send it: `ChatMessages.to_openai_messages`, greedy where the task says nothing."""
+    """Return a document as both models send it (`ChatMessages.to_openai_messages`), greedy where the task is silent."""
     buffer = io.BytesIO()
     doc.picture().save(buffer, format="PNG")
     picture = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
@@ -50,7 +53,7 @@ def payload(doc: ConflictSample, model: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def explicit(app: Flask) -> dict[str, list[Any]]:
-    """By preset, the choices of the task where its fields are sent."""
+    """Return the task's choices by preset, from requests that spell out its fields."""
     client = app.test_client()
     return {
         preset: [client.post(ROUTE, json={**payload(doc, NAME), **fields}).json["choices"][0] for doc in TASK]  # type: ignore[index]
@@ -59,13 +62,16 @@ def explicit(app: Flask) -> dict[str, list[Any]]:
 
 
 def one_by_one(url: str, model: str) -> list[Any]:
-    """The choices of the task, as `openai` asks."""
+    """Return the task's choices, as `openai` asks for them one by one."""
     with openai.OpenAI(base_url=url, api_key="none") as client:
         return [client.chat.completions.create(**payload(doc, model)).choices[0] for doc in TASK]
 
 
 def at_once(url: str, model: str) -> list[Any]:
-    """The same, as `async_openai` asks; in a thread of its own, as Playwright keeps a loop in the tests' one."""
+    """Return the task's choices, as `async_openai` asks for them.
+
+    This runs in a thread of its own, as Playwright keeps an event loop in the tests' thread.
+    """
 
     async def asked() -> Sequence[Any]:
         async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
@@ -76,8 +82,10 @@ def at_once(url: str, model: str) -> list[Any]:
 
 
 def done(applied: dict[str, Any]) -> Any:
-    """What was applied, by the vectors' settings and the stages that were on: numbers differ by rounding where others share
-    the batch."""
+    """Return the settings of the vectors and the stages that were applied.
+
+    Numbers of stages are left out: they differ by rounding where other requests share the batch.
+    """
     vectors = [(one["name"], one["scale"], one["layers"]) for one in applied.get("steering", ())]
     return vectors, {stage for stage, said in applied.get("sage", {}).items() if said is not None}
 
@@ -95,7 +103,7 @@ def test_a_preset_answers_as_the_explicit_fields_do(
 
 
 def test_a_run_of_a_harness_is_steered(url: str, explicit: dict[str, list[Any]]) -> None:
-    """What is equal above is not what a model says that was not asked for anything."""
+    """Answers that are equal above are not those of a model without steering."""
     told = one_by_one(url, f"{NAME}@text")
     for doc, seen, said in zip(TASK, explicit["vision"], told, strict=True):
         assert doc.answer_vision in seen["message"]["content"]

@@ -1,4 +1,4 @@
-"""How large pictures are made, by the request's own bounds and by `detail`."""
+"""The size that pictures are scaled to, by the request's own bounds and by `detail`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shown(url: str = "", detail: Any = None) -> dict[str, Any]:
 
 
 def bounds(fake: FakeEngine) -> list[dict[str, int]]:
-    """Those of each picture that the engine got last."""
+    """Return the pixel bounds of each picture of the engine's last request."""
     parts = [part for message in fake.requests[-1].messages for part in message["content"]]
     return [{name: part[name] for name in part if name.endswith("_pixels")} for part in parts if "image" in part]
 

@@ -32,7 +32,7 @@ OF_REGISTRY = ["look_at", "sage", "sage.see", "sage.think", "project_out", "sage
 
 
 def written(**presets: Mapping[str, Any]) -> Settings:
-    """Settings whose file has some presets."""
+    """Return settings whose file has some presets."""
     tables = {name: PresetTable(fields=dict(fields), source="config file x.toml") for name, fields in presets.items()}
     return Settings(presets=tables, vectors=())
 
@@ -42,7 +42,7 @@ def served(fake: FakeEngine, **presets: Mapping[str, Any]) -> FlaskClient:
 
 
 def listed(client: FlaskClient) -> dict[str, Any]:
-    """The presets of the list, by name."""
+    """Return the listed presets by name."""
     model, *presets = client.get("/v1/models").json["data"]  # type: ignore[index]
     assert "preset" not in model
     assert all(one["id"] == f"{model['id']}@{one['preset']}" for one in presets)
@@ -280,7 +280,7 @@ def test_what_an_engine_cannot_do_is_left_out(fake: FakeEngine) -> None:
 
 
 def test_neighbours_of_a_preset_keep_their_answer(engine: steering.Engine, client: FlaskClient) -> None:
-    """What was left out leaves nothing behind: the request that remains is the plain one."""
+    """Skipped fields leave nothing behind: the request that remains is the plain one."""
     plain = choice_of(ask(client, "hi", logprobs=True))
     skipped = choice_of(ask(client, "hi", logprobs=True, model=f"{DEMO}@vcd"))
     assert left_out(skipped).keys() == {"contrast"}

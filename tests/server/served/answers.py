@@ -14,12 +14,15 @@ import numpy as np
 from PIL import Image
 
 EXACT = 1e-5
-"""How far numbers in float32 may be apart, as a part of the larger one where that is above 1."""
+"""Largest permitted difference of float32 numbers, relative to the larger one where that is above 1."""
 SCALES = {"alarm": 10.0, "logprobs": 3.0}
-"""How much larger than 1 numbers are of which others are made by subtraction: log-probabilities of logits, and the alarm's
-score of numbers that it divides by how little they vary. Measured at most: 1.3e-5 nats, and 1.9e-5 in the score."""
+"""Scales above 1 of numbers that other numbers are computed from by subtraction.
+
+These are log-probabilities of logits, and the alarm's score of numbers that it divides by how little they vary.
+Measured at most: 1.3e-5 nats, and 1.9e-5 in the score.
+"""
 COLOURS = 3
-"""How far the colours of heat maps may be apart, of 255: one step of their colour map."""
+"""Largest permitted difference of heat maps' colours, of 255: one step of their colour map."""
 TIE = 0.05
 """Nats between two candidates of the plain path within which half precision may choose either."""
 PNG = "data:image/png;base64,"
@@ -29,7 +32,10 @@ PASSING = ("id", "created", "prompt_tokens_details")
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back. body: JSON, of a stream its events put together."""
+    """An answer of the server.
+
+    body: JSON; for a stream, its events put together.
+    """
 
     status: int
     body: Any
@@ -46,12 +52,12 @@ class Answer:
         return cls(status, _lasting(body), body.get("id"))
 
     def naming(self, earlier: str) -> Answer:
-        """The same, in which another answer is named, whose name is another one each time."""
+        """Return the same answer with the id of another one, which differs each time, replaced."""
         return replace(self, body=json.loads(json.dumps(self.body).replace(earlier, "earlier")))
 
 
 def _whole(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a stream's events say together."""
+    """Return the body that a stream's events add up to."""
     whole: dict[str, Any] = {"events": "stream", "choices": []}
     choices: dict[int, dict[str, Any]] = {}
     for event in events:
@@ -73,15 +79,17 @@ def _whole(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _lasting(value: Any) -> Any:
-    """The same without what differs each time."""
+    """Return the same value without the parts that differ each time."""
     if isinstance(value, dict):
         return {key: _lasting(item) for key, item in value.items() if key not in PASSING}
     return [_lasting(item) for item in value] if isinstance(value, list) else value
 
 
 def differences(one: Any, other: Any, tolerance: float = EXACT, path: str = "", scale: float = 1.0) -> Iterator[str]:
-    """What two answers differ in: keys, words, and numbers by more than the tolerance, as a part of `scale` or of the
-    number itself."""
+    """Yield the differences of two answers: keys, words, and numbers beyond the tolerance.
+
+    The tolerance is relative to `scale` or to the number itself.
+    """
     if isinstance(one, bool) or isinstance(other, bool):
         if one is not other:
             yield f"{path}: {_shown(one)} against {_shown(other)}"
@@ -111,8 +119,10 @@ def differences(one: Any, other: Any, tolerance: float = EXACT, path: str = "", 
 
 
 def _largest_of_maps(items: list[Any]) -> float:
-    """The largest number of the maps in a list, which are lists of numbers: each is a sum of products that are as large as
-    those of the others, so that their roundings are, too. 0 where there are none."""
+    """Return the largest number of the maps, which are lists of numbers, in a list; 0 where there are none.
+
+    Each number is a sum of products that are as large as those of the others, so that their roundings are, too.
+    """
     maps = [items, *(item for item in items if isinstance(item, list))]
     maps += [value for item in items if isinstance(item, dict) for value in item.values() if isinstance(value, list)]
     return max((abs(value) for values in maps for value in values if isinstance(value, float)), default=0.0)
@@ -127,8 +137,10 @@ def _shown(value: Any) -> str:
 
 
 def without_numbers(value: Any) -> Any:
-    """The fields and words of an answer, which half precision does not change where its tokens are the same: numbers are
-    rounded, and with them what is drawn of them, and in which order other candidates stand."""
+    """Return the fields and words of an answer, which half precision does not change where its tokens are the same.
+
+    Numbers are rounded, and with them what is drawn of them, and the order of other candidates.
+    """
     if isinstance(value, dict):
         return {key: without_numbers(item) for key, item in value.items() if key != "top_logprobs"}
     if isinstance(value, list):
@@ -141,14 +153,17 @@ def _drawn(value: Any) -> bool:
 
 
 class Parting(NamedTuple):
-    """Where two answers part. nats: how much likelier the plain path has the token that it takes than the other one."""
+    """The first difference between two answers.
+
+    nats: how much likelier the plain path has the token that it takes than the other one.
+    """
 
     nats: float
     words: str
 
 
 def answers_in(body: Any) -> list[list[dict[str, Any]]]:
-    """The log-probabilities of every token of each answer in a body, baselines among them."""
+    """Return the log-probabilities of every token of each answer in a body, including baselines."""
     choices = body.get("choices", []) if isinstance(body, dict) else []
     every = [one for choice in choices for one in (choice, choice.get("baseline")) if one is not None]
     told = [one["logprobs"] or [] for one in every]
@@ -156,7 +171,7 @@ def answers_in(body: Any) -> list[list[dict[str, Any]]]:
 
 
 def first_parting(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> Parting | None:
-    """Where the plain path's tokens and others part; None where they are the same."""
+    """Return the first difference from the plain path's tokens; None where they are the same."""
     for number, (a, b) in enumerate(zip(one, other, strict=False)):
         if a["bytes"] != b["bytes"]:
             known = [top["logprob"] for top in a["top_logprobs"] if top["bytes"] == b["bytes"]]

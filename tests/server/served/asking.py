@@ -29,27 +29,30 @@ CLIENTS = 12
 TOP = 20
 """Candidates of each token that are told."""
 LEAVES = 6
-"""Of so many clients of a mixed load, one leaves."""
+"""Number of a mixed load's clients of which one leaves."""
 OLD = 1000
-"""Where the numbers of pictures begin that are shown in every phase."""
+"""First number of the pictures that are shown in every phase."""
 
 
 def noise(number: int, size: tuple[int, int]) -> str:
-    """A picture of its own for each number."""
+    """Return a picture of its own for each number."""
     pixels = np.random.default_rng(number).integers(0, 255, (*size, 3), dtype=np.uint8)
     return data_uri(Image.fromarray(pixels))
 
 
 def pictures(phase: int) -> Pictures:
-    """What is shown in a phase."""
+    """Return the pictures that are shown in a phase."""
     sizes = (56, 56), (28, 84)
     old, new = ([noise(first + at, size) for at, size in enumerate(sizes)] for first in (OLD, 10 * phase))
     return Pictures((old[0], old[1]), (new[0], new[1]))
 
 
 class Clients:
-    """Asks a server, and notes what is not as on the plain path. half: both compute in half precision, where one of two
-    candidates that are nearly as likely may be chosen. strict: the model knows all kinds, so that none is refused."""
+    """Clients that ask a server, and note each difference from the plain path.
+
+    half: both compute in half precision, where one of two candidates that are nearly as likely may be chosen. strict:
+    the model knows all kinds, so that none is refused.
+    """
 
     def __init__(
         self, server: Served | Inside, plain: Plain, kinds: Sequence[Kind], half: bool = False, strict: bool = True
@@ -82,8 +85,11 @@ class Clients:
         self.wrong += [f"a client that left had status {status}" for status in statuses if status >= 500]
 
     def across_the_switch(self, withheld: Withheld) -> None:
-        """Each kind alone and all mixed: before steps are compiled, while they come into use one by one, and afterwards.
-        What is shown afterwards is known from before, from the switch, and new."""
+        """Send each kind alone and all mixed, before steps are compiled, during the switch, and afterwards.
+
+        During it they come into use one by one. The pictures shown afterwards are known from before, from the switch,
+        and new.
+        """
         self.alone(0)
         self.mixed(0)
         assert isinstance(self.server, Served)

@@ -44,8 +44,11 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of request. body: made of the pictures that it shows. before: a request that is answered first, whose
-    answer's id becomes `diagnostics.compare_to`. made: no value was written for its field, so that it may be refused."""
+    """A kind of request.
+
+    body: made of the pictures that it shows. before: a request that is answered first, whose answer's id becomes
+    `diagnostics.compare_to`. made: no value was written for its field, so that it may be refused.
+    """
 
     name: str
     body: Callable[[Pictures], Body]
@@ -62,7 +65,7 @@ def words(text: str, **more: str) -> Body:
 
 
 def talk(*parts: Body) -> list[Body]:
-    """A chat of one turn that shows and says this, behind a text context."""
+    """Return a chat of one turn with these parts, behind a text context."""
     return [{"role": "user", "content": [*parts, words(CONTEXT, span="context"), words(QUESTION)]}]
 
 
@@ -71,7 +74,7 @@ def asking(messages: list[Body], **fields: Any) -> Body:
 
 
 def seen(pictures: Pictures, **fields: Any) -> Body:
-    """A request that shows a known picture and a new one."""
+    """Return a request that shows a known picture and a new one."""
     return asking(**{"messages": talk(image(pictures.old[0]), image(pictures.new[0])), **fields})
 
 
@@ -98,7 +101,7 @@ def _kind(name: str, fields: Mapping[str, Any], made: bool = False) -> Kind:
 
 
 def _chats() -> Iterator[Kind]:
-    """What is shown and said, alone."""
+    """Yield kinds of chats that differ in their texts, pictures and turns, nearly all without other fields."""
     question = [{"role": "user", "content": f"{CONTEXT} {QUESTION}"}]
     yield Kind("text", lambda pictures: asking(question))
     yield Kind("a few words", lambda pictures: asking([{"role": "user", "content": "What is it?"}]))
@@ -116,12 +119,12 @@ def _chats() -> Iterator[Kind]:
 
 
 def _long(pictures: Pictures) -> list[Body]:
-    """A prompt that is run in parts, and is longer than compiled steps take."""
+    """Return a prompt that is prefilled in chunks and is longer than compiled steps take."""
     return talk(image(pictures.old[1]), image(pictures.new[1]), words(f"{QUESTION} " * 40))
 
 
 def _turns(pictures: Pictures) -> list[Body]:
-    """A chat about an old picture that goes on with a new one."""
+    """Return a chat about an old picture that goes on with a new one."""
     return [
         *talk(image(pictures.old[0])),
         {"role": "assistant", "content": "The ball is red."},
@@ -150,7 +153,7 @@ def _interventions(layers: int) -> Iterator[tuple[str, Body]]:
 
 
 def _renewed(options: Body, layers: int) -> Body:
-    """The options of a group with each that counts tokens, such as `refresh`, set so that it is met within an answer."""
+    """Return a group's options with each that counts tokens, such as `refresh`, set to be met within an answer."""
     members = {
         kind.path[1]: _example(kind, layers)
         for kind, _ in INTERVENTIONS.values()
@@ -160,7 +163,7 @@ def _renewed(options: Body, layers: int) -> Body:
 
 
 def _example(options: type[Options], layers: int) -> Body:
-    """The defaults of options, layers within what the model has."""
+    """Return the defaults of options, with layers within those of the model."""
     asked = example(options)
     for name, field in options.model_fields.items():
         extra = field.json_schema_extra
@@ -271,7 +274,7 @@ FIELDS: dict[str, list[Body]] = {
     "chat_template_kwargs": [{"chat_template_kwargs": {"enable_thinking": False}}],
     "strict": [{"strict": False, "sage": True, "messages": ASKED}],
 }
-"""What is given for fields of a request; those of interventions and `messages` have kinds of their own."""
+"""Values for fields of a request; those of interventions and `messages` have kinds of their own."""
 
 
 def _fields(chats: type[ChatRequest]) -> Iterator[Kind]:

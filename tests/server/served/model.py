@@ -15,7 +15,7 @@ from tests.families.calling import KINDS, template
 from tests.server.fakes import checkpoint
 
 FAMILY = "qwen2_vl"
-"""Whose tower is compiled, too."""
+"""Family of the model that is served; its vision encoder is compiled, too."""
 LAYERS = 2
 VECTOR = "modality-preference"
 

@@ -36,9 +36,9 @@ from tests.waiting import wait_for
 CHAT = "/v1/chat/completions"
 NAME = "served"
 KEPT = default_folder().parent / "compiled-by-tests"
-"""Where compiled steps stay from one run of the suite to the next: they depend on the source of what they compute."""
+"""Folder that keeps compiled steps between runs of the suite: they depend on the source of what they compute."""
 IMPATIENT = Path(__file__).parent / "impatient"
-"""Has what compiles run beside tests, and not behind them."""
+"""Folder whose `sitecustomize.py` lets compiling run beside tests, not behind them."""
 READY = 300
 """Seconds that each replica may take to start on a busy machine."""
 COMPILING = 1800
@@ -46,7 +46,7 @@ COMPILING = 1800
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """What a test's server and the plain path have in common."""
+    """Return the settings that a test's server and the plain path share."""
     return {"model": str(folder), "name": NAME, "vectors": (str(folder / "vectors"),), "journal": "off"}
 
 
@@ -68,7 +68,7 @@ class Plain:
         return [one["id"] for one in self._client.get("/v1/models").json["data"] if "preset" in one]
 
     def answer(self, kind: Kind, pictures: Pictures, **more: Any) -> Answer:
-        """What is answered to a kind of request; `more` fields are given, too."""
+        """Return the answer to a kind of request, to which `more` fields are added."""
         place = kind.name, pictures, *sorted(more.items())
         if place not in self._known:
             self._known[place] = asked(kind, pictures, self.post, **more)
@@ -82,21 +82,21 @@ class Plain:
 
 
 def posted(client: FlaskClient, body: Mapping[str, Any]) -> Answer:
-    """What a request is answered, in this process."""
+    """Return the answer to a request, computed in this process."""
     written = json.dumps(body)  # Flask's own would sort keys, which a template may write into the prompt
     response = client.post(CHAT, data=written, content_type="application/json", buffered=True)
     return Answer.of(response.status_code, response.text, response.content_type)
 
 
 def long_stream(kind: Kind, pictures: Pictures) -> dict[str, Any]:
-    """A request of this kind for an answer that nobody waits for."""
+    """Return a request of this kind for a long answer that nobody waits for."""
     body = {**kind.body(pictures), "stream": True, "ignore_eos": True}
     body["max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"] = 200
     return body
 
 
 def asked(kind: Kind, pictures: Pictures, post: Callable[[Mapping[str, Any]], Answer], **more: Any) -> Answer:
-    """What `post` is answered to a kind of request."""
+    """Return the answer that `post` gets to a kind of request."""
     body = {**kind.body(pictures), **more}
     if kind.before is None:
         return post(body)
@@ -142,7 +142,7 @@ class Inside:
         return asked(kind, pictures, partial(posted, self._app.test_client()), **more)
 
     def leave(self, kind: Kind, pictures: Pictures, session: object) -> int:
-        """As `Served.leave`."""
+        """Start a stream and leave, like `Served.leave`."""
         response = self._app.test_client().post(CHAT, json=long_stream(kind, pictures))
         next(iter(response.response))
         response.close()
@@ -156,8 +156,10 @@ class Inside:
 
 
 class Withheld:
-    """A folder in which a server looks for its compiled steps, and has them compiled: what would compile one waits until the
-    test lets it have that."""
+    """A folder of compiled steps that a server may use only one by one.
+
+    A process that would compile a step waits until the test permits that one.
+    """
 
     def __init__(self, folder: Path, names: list[str]):
         folder.mkdir(mode=0o700)
@@ -166,7 +168,7 @@ class Withheld:
 
     @property
     def names(self) -> list[str]:
-        """Those that are withheld."""
+        """The names of the steps that are still withheld."""
         return list(self._locks)
 
     def give(self, name: str) -> None:
@@ -184,7 +186,7 @@ class Withheld:
             os.close(descriptor)
 
     def _locked(self, name: str) -> int:
-        """As `Store.turn` of the process that compiles takes it."""
+        """Take a lock as `Store.turn` of the compiling process does."""
         descriptor = os.open(self.folder / f".{name[:16]}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         return descriptor
@@ -210,7 +212,7 @@ class Served(Server):
             return response.status_code
 
     def metric(self, name: str) -> float:
-        """A metric of the server; of several replicas the least one."""
+        """Return a metric of the server; of several replicas the smallest value."""
         families = text_string_to_metric_families(self.get("/metrics").text)
         values = [one.value for family in families for one in family.samples if one.name == f"helmsight_{name}"]
         return min(values) if len(values) >= self.replicas else 0.0
@@ -233,8 +235,10 @@ class Served(Server):
 def serving(
     folder: Path, place: Path, compiled: Path, *arguments: str, replicas: int | None = None, **environ: str
 ) -> Iterator[Served]:
-    """A server of the model in `folder`, whose log lies in `place`, once it is ready: the defaults, but for where things are
-    written."""
+    """Start a server of the model in `folder`, and yield it once it is ready.
+
+    Its log lies in `place`. It has the default settings, except for where files are written.
+    """
     if replicas is not None:
         arguments += ("--replicas", str(replicas))
     where = settings_of(folder)

@@ -1,5 +1,7 @@
-"""The default server, as `make serve` starts it: every kind of request before its steps are compiled, while they come into
-use and afterwards, alone and mixed, is answered as by the plain path alone."""
+"""The default server, as `make serve` starts it, answers as the plain path does.
+
+Every kind of request is sent before its steps are compiled, while they come into use and afterwards, alone and mixed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a `response_format` is wrong is named."""
+"""Errors name the part of a `response_format` that is wrong."""
 
 from __future__ import annotations
 

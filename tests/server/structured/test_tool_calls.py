@@ -35,7 +35,7 @@ NAMED = {"type": "function", "function": {"name": "look"}}
 
 @pytest.fixture(scope="module")
 def caller(root: Path) -> Iterator[Flask]:
-    """The application on a model whose template knows tools."""
+    """Yield the application on a model whose template knows tools."""
     model = steering.load(calling(root), device="cpu")
     engine = steering.Engine(model, slots=4, max_length=1024, self_check=False, threads=1)
     engine.start()

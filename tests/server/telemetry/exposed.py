@@ -12,7 +12,7 @@ from tests.server.fakes import FakeEngine
 
 
 def families(engine: steering.Engine, folder: Path) -> dict[str, str]:
-    """The type of every metric, by the name that its samples have."""
+    """Return the type of every metric, by the name that its samples have."""
     lacking = FakeEngine()
     found: dict[str, str] = {}
     memory = dict.fromkeys(

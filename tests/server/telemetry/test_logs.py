@@ -1,4 +1,4 @@
-"""One event is one line, whatever clients send; the lines of a request have its id, and nothing of what it says."""
+"""Each event is one line, whatever clients send; a request's lines have its id, and nothing of its text."""
 
 from __future__ import annotations
 

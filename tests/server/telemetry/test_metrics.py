@@ -1,4 +1,4 @@
-"""What /metrics says of times, batches, memory and refusals, and that one page is not many series."""
+"""Metrics of times, batches, memory and refusals; a page and its files count as one route."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_memory_and_builds(engine: steering.Engine, settings: Settings) -> None:
 
 
 def test_prices_of_passes(engine: steering.Engine, settings: Settings) -> None:
-    """Made up: 20 ms and .1 ms a token, a decode of 5 ms; and two passes do not fit into the 30 ms of a step."""
+    """Prices are made up: 20 ms plus 0.1 ms a token, a decode of 5 ms; two passes exceed a step's 30 ms."""
     budget = StepBudget(1024, 0.030)
     for tokens in (100, 100, 400):
         budget.prompt.learn(tokens, 0.020 + 0.0001 * tokens)

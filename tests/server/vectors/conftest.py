@@ -21,13 +21,13 @@ from tests.server.vectors.uploads import MakeVector
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of uploads, which does not exist yet."""
+    """Return the folder of uploads, which does not exist yet."""
     return tmp_path / "uploads"
 
 
 @pytest.fixture
 def make_app(engine: steering.Engine, vectors: Path, folder: Path) -> Callable[..., Flask]:
-    """An application that takes uploads, beside a folder with vectors that is only read."""
+    """Return a function that makes applications that take uploads, beside a folder of read-only vectors."""
 
     def make(**changes: Any) -> Flask:
         options: dict[str, Any] = {"vectors": (str(folder), str(vectors)), "allow_uploads": True} | changes
@@ -38,13 +38,13 @@ def make_app(engine: steering.Engine, vectors: Path, folder: Path) -> Callable[.
 
 @pytest.fixture
 def open_client(make_app: Callable[..., Flask]) -> FlaskClient:
-    """A client of an application that takes uploads."""
+    """Return a client of an application that takes uploads."""
     return make_app().test_client()
 
 
 @pytest.fixture
 def make_vector(engine: steering.Engine) -> Callable[..., SteeringVector]:
-    """A random vector for the model."""
+    """Return a function that makes random vectors for the model."""
 
     def make(name: str = "mine", seed: int = 1, **changes: Any) -> SteeringVector:
         shape = engine.mllm.num_layers, engine.mllm.hidden_size
@@ -63,7 +63,7 @@ def make_vector(engine: steering.Engine) -> Callable[..., SteeringVector]:
 
 @pytest.fixture
 def calibrated(make_vector: MakeVector, engine: steering.Engine) -> SteeringVector:
-    """A vector whose strength 1 is 0.4 published: it adds 0.4 of the states' magnitude at layer 3."""
+    """Return a vector whose strength 1 is 0.4 published: it adds 0.4 of the states' magnitude at layer 3."""
     weight = 0.4 * steering.magnitudes(engine)
     info = {"calibration": {"range": [0.5, 1.0], "factor": 0.4}}
     vector = make_vector(weight=weight, layers=(3,), info=info)

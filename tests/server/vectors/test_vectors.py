@@ -113,7 +113,7 @@ def test_running_requests_keep_the_vector_that_they_began_with(
         return str(ask(open_client, data_uri(), QUESTION, **fields).json["choices"][0]["message"]["content"])
 
     def streamed(change: Callable[[], Any]) -> str:
-        """An answer while which something changes."""
+        """Return the stream of an answer during which something changes."""
         body = {"messages": [user(data_uri(), QUESTION)], "temperature": 0, "stream": True, **fields}
         pieces = iter(open_client.post("/v1/chat/completions", json=body).response)
         lines = [next(pieces) for _ in range(3)]

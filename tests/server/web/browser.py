@@ -25,7 +25,7 @@ UNCOVERED = """(selector) => {
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """The browser."""
+    """Yield the browser."""
     playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
@@ -63,11 +63,11 @@ class Visit:
         assert self.hosts - {""} == {urlsplit(self.page.url).netloc}, self.hosts
 
     def fits(self) -> bool:
-        """Whether nothing makes the page scroll sideways."""
+        """Return whether nothing makes the page scroll sideways."""
         return bool(self.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
 
     def uncovered(self, selector: str) -> bool:
-        """Whether nothing of an element is scrolled away or under another one."""
+        """Return whether nothing of an element is scrolled away or under another one."""
         return bool(self.page.evaluate(UNCOVERED, selector))
 
 

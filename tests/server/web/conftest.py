@@ -16,7 +16,7 @@ from tests.server.web.browser import Visit
 
 @pytest.fixture(scope="module")
 def demo(engine: steering.Engine) -> Flask:
-    """The embedded model with its own vector, without a journal."""
+    """Return an application of the embedded model with its own vector, without a journal."""
     return create_app(Settings(vectors=(), slots=4, max_waiting=8, journal="off"), engine=engine)  # type: ignore[arg-type]
 
 

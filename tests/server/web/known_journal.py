@@ -11,7 +11,7 @@ HOUR = NOW // 3600 * 3600
 
 
 def row(number: int, **changes: Any) -> dict[str, Any]:
-    """A row of the journal, newest first by number."""
+    """Return a row of the journal; the lowest number is the newest."""
     return {
         "object": "diagnostics.row",
         "id": f"chatcmpl-{number}",
@@ -46,7 +46,7 @@ def row(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def period(start: int, count: int, ratio: float, blind: int, apart: int) -> dict[str, Any]:
-    """An hour of the summary."""
+    """Return an hour of the summary."""
     means = {"attention_ratio": ratio, "focus_share": 0.9, "decay_slope": -0.02}
     times = {"first_token": {"p50": 0.1, "p90": 0.2}, "total": {"p50": 1.0, "p90": 2.0}}
     flags = {"perceptual_blindness": blind, "dissociation": apart}

@@ -1,4 +1,4 @@
-"""What a person does on the playground, and what the page then shows."""
+"""A person's actions on the playground, and what the page then shows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def send(page: Any) -> str:
 
 
 def asked(demo: Flask, page: Any) -> Any:
-    """The first choice of the server's answer to the request that the page shows as curl, with the samples' pictures."""
+    """Return the first choice of the answer to the request that the page shows as curl, with the samples' pictures."""
     text = page.locator("#code-text").text_content()
     body = text[text.index("<<EOF\n") + 6 : text.rindex("\nEOF")].replace("\\\\", "\\")
     sample = next(s for s in json.loads((SAMPLES / "samples.json").read_text()) if s["title"] == picked(page))
@@ -54,7 +54,7 @@ def encoded(path: Path) -> str:
 
 
 def heat(page: Any, image: int) -> list[float]:
-    """The overlay of a picture, cell by cell on a 3 x 3 grid: mean brightness at each cell's centre."""
+    """Return a picture's overlay on a 3 x 3 grid: the mean brightness at each cell's centre."""
     return page.evaluate(  # type: ignore[no-any-return]
         """(image) => {
             const canvas = document.querySelector(`canvas[data-image="${image}"]`), side = canvas.width / 3;

@@ -175,7 +175,7 @@ def test_auto_that_abstains_says_that_nothing_was_steered_and_why(
 
 
 def abstaining(stream: str) -> str:
-    """The stream of an answer whose way was found, as if none had been."""
+    """Return the stream of an answer for which "auto" chose a way, changed as if it had chosen none."""
 
     def changed(line: str) -> str:
         if not line.startswith("data: {"):

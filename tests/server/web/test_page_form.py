@@ -40,13 +40,15 @@ TOYS = [
     {"name": "shade.blue", "path": ["shade"], "kind": "blue", "twin": False, "schema": PLAIN},
     {"name": "library", "path": ["library"], "kind": "", "twin": False, "schema": None},
 ]
-"""Interventions as a catalogue has them: one that is alone, members of a group, kinds that exclude one another, and one that
-requests have no field for."""
+"""Interventions as a catalogue has them.
+
+One is alone, some are members of a group, some kinds exclude one another, and one has no field in requests.
+"""
 
 
 @pytest.fixture
 def page(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> Any:
-    """The playground of a server that has the toys and a readout called norm, and nothing else."""
+    """Return the playground of a server that has the toys and a readout called norm, and nothing else."""
     opened = visit()
     opened.expected = ("400",)
 
@@ -63,12 +65,12 @@ def page(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> Any:
 
 
 def option(page: Any, label: str) -> Any:
-    """A field of the interventions by its label."""
+    """Return a field of the interventions by its label."""
     return page.locator("#interventions").get_by_label(label)
 
 
 def asked(page: Any) -> dict[str, Any]:
-    """What the form asks for beside the chat itself, as the page shows it as code."""
+    """Return the fields that the form adds to the chat itself, as the page shows them as code."""
     text = page.locator("#code-text").text_content()
     body: dict[str, Any] = json.loads(text[text.index("<<EOF\n") + 6 : text.rindex("\nEOF")])
     return {name: body[name] for name in body if name in ("nudge", "toys", "shade", "library", "baseline")}

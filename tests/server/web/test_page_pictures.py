@@ -50,7 +50,7 @@ def test_pictures_are_added_ordered_and_removed(playground: Callable[..., Visit]
 
 
 def middle(page: Any, selector: str) -> tuple[float, float]:
-    """The point in the middle of an element."""
+    """Return the point in the middle of an element."""
     box = page.locator(selector).bounding_box()
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 

@@ -1,4 +1,4 @@
-"""What nothing reads is named by its path."""
+"""Ignored fields are named by their paths."""
 
 from __future__ import annotations
 

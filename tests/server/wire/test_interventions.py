@@ -1,5 +1,8 @@
-"""The wire follows the registry: what is registered when the application is made can be asked for, in the words of its
-options, and nothing else has to know of it."""
+"""The wire follows the registry.
+
+All that is registered when the application is made can be asked for, in the words of its options, and nothing else has
+to know of it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def nudged(registered: Callable[..., None], fake: FakeEngine) -> FlaskClient:
 
 
 def option(*path: str, kind: str = "") -> type[Options]:
-    """A new intervention with a number."""
+    """Return a new intervention with a number."""
 
     class Toy(Options):
         x: int = 1

@@ -20,7 +20,7 @@ PICTURE = Image.new("RGB", (84, 84), "red")
 
 
 def in_the_library(engine: steering.Engine, *asked: steering.Options) -> tuple[str, Any]:
-    """What the library answers, and says that it applied."""
+    """Return the library's answer, and the interventions that it reports as applied."""
     content = [{"type": "image", "image": PICTURE}, {"type": "text", "text": QUESTION}]
     sampling = steering.Sampling(max_tokens=6)
     request = steering.Request([{"role": "user", "content": content}], sampling, asked)
@@ -30,7 +30,7 @@ def in_the_library(engine: steering.Engine, *asked: steering.Options) -> tuple[s
 
 
 def over_http(client: FlaskClient, **fields: Any) -> tuple[str, Any]:
-    """The same of the server."""
+    """Return the server's answer, and the interventions that it reports as applied."""
     response = ask(client, data_uri(PICTURE), QUESTION, max_tokens=6, **fields)
     assert response.status_code == 200, response.text
     (choice,) = response.json["choices"]
@@ -38,7 +38,7 @@ def over_http(client: FlaskClient, **fields: Any) -> tuple[str, Any]:
 
 
 def nearly(applied: Any) -> Any:
-    """What a report is to be like, its numbers up to rounding."""
+    """Return the report to compare with, its numbers up to rounding."""
     return {
         path: {name: pytest.approx(value) if isinstance(value, float) else value for name, value in said.items()}
         for path, said in applied.items()

@@ -35,7 +35,7 @@ TWICE = ReadoutOption.flag(
 
 
 class Echo(Readout):
-    """How many tokens there are, in a tone."""
+    """A count of the tokens, in a tone."""
 
     name = "echo"
     options: ClassVar[tuple[ReadoutOption, ...]] = (TONE, TWICE)

@@ -136,7 +136,7 @@ BETWEEN_FIELDS = (
     {"steering": {"auto": {"criterion": "drop"}}},
     {"steering": {"toward": "text", "auto": {}}},
 )
-"""What is wrong with one field because of another, or of what it is called, which a schema does not say."""
+"""Fields that are wrong because of another field, or because of a name, which a schema does not express."""
 
 
 def test_the_schema_refuses_what_the_server_refuses() -> None:

@@ -178,8 +178,10 @@ def test_beside_others_prefill_and_decode_agree(other: steering.Options, make_en
 
 
 def test_a_prefill_composes_it_with_see_as_decoding_does(make_engine: MakeEngine) -> None:
-    """See moves weights of the biased softmax, in whichever order they are asked for: the tokens of a reply, which a prefill
-    reads, are as likely as the same tokens generated."""
+    """See moves weights of the biased softmax, whatever the order of the two in the request.
+
+    The tokens of a reply, which a prefill reads, are as likely as the same tokens generated.
+    """
     engine, text = make_engine("qwen2_vl"), "The star is red, and so is the ball."
     every = list(range(engine.mllm.num_layers))
     asked = (steering.See(alpha=0.9, shallow=len(every), spans="content"), LookAt(bias=3.0, layers=every))

@@ -1,4 +1,4 @@
-"""What every client's script asks, and a report of what the client made of it."""
+"""Requests that every client's script sends, and a report of what the client read in the answers."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ image = Image.open(io.BytesIO(base64.b64decode(PICTURE.split(",")[1])))
 
 
 def messages(doc: list) -> list:
-    """What a task makes of a document."""
+    """Return the messages that a task makes of a document."""
     return [{"role": "user", "content": doc}]
 
 

@@ -1,5 +1,7 @@
-"""What a server's processes import first where a test waits for its steps to be compiled: those that compile have the lowest
-priority, with which nothing gets on while other tests run."""
+"""Imported first by a server's processes where a test waits for its steps to be compiled.
+
+Compiling would otherwise run at the lowest priority, at which nothing gets on while other tests run.
+"""
 
 import os
 

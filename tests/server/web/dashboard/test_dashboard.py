@@ -24,7 +24,7 @@ from tests.server.web.known_journal import NOW, ROWS, SUMMARY, VECTOR, Journal, 
 
 @pytest.fixture
 def url(live: Callable[[Flask], str]) -> str:
-    """A server that only has to serve the page."""
+    """Return the dashboard's URL on a server that only has to serve the page."""
     return live(create_app(Settings(journal="off"), engine=FakeEngine())) + "/dashboard"  # type: ignore[arg-type]
 
 
@@ -298,7 +298,7 @@ def test_a_phone_needs_no_sideways_scrolling(known: Callable[..., tuple[Any, Jou
 
 @pytest.fixture
 def journalled(engine: steering.Engine, tmp_path: Path) -> Iterator[Flask]:
-    """The embedded model with a journal."""
+    """Yield an application of the embedded model with a journal."""
     settings = Settings(vectors=(), slots=4, max_waiting=8, journal=str(tmp_path / "journal.db"), journal_texts=True)  # type: ignore[arg-type]
     app = create_app(settings, engine=engine)
     yield app

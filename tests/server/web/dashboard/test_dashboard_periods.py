@@ -1,4 +1,4 @@
-"""What the dashboard shows over time: read by keys and pointer, and zoomed, over periods that the test knows."""
+"""The dashboard's charts over time, read by keys and pointer, and zoomed, over known periods."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def known(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> Callable
 
 
 def read(page: Any, chart: str, key: str) -> str:
-    """What is said of the period that a key leads to."""
+    """Return the text about the period that a key leads to."""
     page.locator(f"#chart-{chart} .plot").focus()
     page.keyboard.press(key)
     page.wait_for_timeout(60)
@@ -43,7 +43,7 @@ def read(page: Any, chart: str, key: str) -> str:
 
 
 def said(page: Any, chart: str, *keys: str) -> list[str]:
-    """The numbers alone, in the order of the legend."""
+    """Return the numbers alone, in the order of the legend."""
     for key in keys:
         read(page, chart, key)
     return list(page.locator(f"#chart-{chart} .tip b").all_inner_texts())

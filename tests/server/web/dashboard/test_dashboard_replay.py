@@ -23,7 +23,7 @@ Links = Callable[..., list[tuple[dict[str, str], str]]]
 
 @pytest.fixture
 def links(visit: Callable[..., Visit], live: Callable[[Flask], str], monkeypatch: pytest.MonkeyPatch) -> Links:
-    """What the links of rows hold, and what is said beside each."""
+    """Return a function that shows rows and returns their links' contents with the text beside each."""
     url = live(create_app(Settings(journal="off"), engine=FakeEngine())) + "/dashboard"  # type: ignore[arg-type]
 
     def found(*rows: dict[str, Any]) -> list[tuple[dict[str, str], str]]:

@@ -17,7 +17,10 @@ def source() -> str:
 
 
 def findings(page: Any) -> list[str]:
-    """What axe-core finds in a page as it stands, all of its rules applied, and what it cannot tell of contrast left out."""
+    """Return axe-core's findings in a page as it stands, by all of its rules.
+
+    Contrast that it cannot judge is left out.
+    """
     if not page.evaluate("typeof window.axe === 'object'"):
         page.evaluate(source() + "; undefined")
     found = page.evaluate("axe.run(document, { resultTypes: ['violations'], preload: false })")
@@ -29,8 +32,10 @@ def findings(page: Any) -> list[str]:
 
 
 def everywhere(page: Any, main: str = "h1") -> list[str]:
-    """What is wrong with a page as it stands in every look: what axe-core finds, that it scrolls sideways, or that its main
-    element is not to be seen."""
+    """Return the faults of a page as it stands in every look.
+
+    Faults are axe-core's findings, scrolling sideways, and a main element that is not visible.
+    """
     found = []
     for width, scheme in LOOKS:
         page.set_viewport_size({"width": width, "height": 800})

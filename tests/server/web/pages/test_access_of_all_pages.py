@@ -1,5 +1,7 @@
-"""All pages by axe-core in every look, with something to show. How a newcomer meets playground and dashboard is seen in
-`tests/first_hour`."""
+"""All pages by axe-core in every look, with something to show.
+
+`tests/first_hour` tests how a newcomer meets playground and dashboard.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.server.web.playing import GREEN, SAMPLES, pick, steer
 
 @pytest.fixture(scope="module")
 def demo(engine: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> Flask:
-    """The embedded model with a journal that holds something, and vectors that may be uploaded."""
+    """Return an application of the embedded model with a journal that holds something, and uploads allowed."""
     folder: Path = tmp_path_factory.mktemp("pages")
     settings = Settings(
         vectors=(str(folder / "vectors"),),

@@ -24,7 +24,7 @@ Open = Callable[..., Visit]
 
 @pytest.fixture
 def folder(tmp_path: Path, engine: steering.Engine) -> Path:
-    """A folder of vectors: one that may be deleted, one of another model, one that is damaged."""
+    """Return a folder of three vectors: one may be deleted, one is of another model, one is damaged."""
     vector = steering.VectorStore(checkpoint() / "vectors").get("modality-preference")
     (-0.5 * vector).named("half").save(tmp_path / "half.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"no vector")

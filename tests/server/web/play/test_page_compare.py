@@ -33,7 +33,7 @@ def compare(page: Any) -> list[Any]:
 
 
 def answers(page: Any) -> dict[str, str]:
-    """The texts of the cards by their titles."""
+    """Return the texts of the cards by their titles."""
     cards = page.locator("#answers article")
     return {
         card.locator("h2").inner_text(): card.locator(".text:visible").inner_text()

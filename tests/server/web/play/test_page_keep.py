@@ -1,4 +1,4 @@
-"""What a person asked outlives a reload, can be gone back to, and is shared as a link."""
+"""Conversations outlive a reload, can be gone back to, and are shared as links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in sight of the playground, and how much it weighs."""
+"""The visible parts of the playground, and its size in bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the playground tells of a server that is loading, full, gone, or cannot read a picture."""
+"""Messages of the playground about a server that is loading, full, gone, or cannot read a picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOK = "document.dispatchEvent(new Event('visibilitychange'))"
 
 
 def colour(page: Any, name: str) -> str:
-    """A colour of the style sheet, as the browser tells it."""
+    """Return a colour of the style sheet, as the browser computes it."""
     return str(
         page.evaluate(
             """(name) => {
