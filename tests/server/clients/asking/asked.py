@@ -25,7 +25,7 @@ class Colour(BaseModel):
 
 
 def get_weather(city: str) -> str:
-    """The weather in a city."""
+    """The weather in a city."""  # noqa: D401 -- the description of a tool
     return f"Fine in {city}."
 
 
