@@ -18,6 +18,7 @@ from server.requests.preset import AT, PLAIN, Preset
 from server.wire.catalog import ModelCard, ModelList, PresetCard
 from server.wire.interventions import schema as options_schema
 from steering.protocol import intervention, readout
+from steering.protocol.asked import Options, vector_fields
 from steering.protocol.readout import Readout
 
 SCALARS = {float: "number", int: "integer", bool: "boolean"}
@@ -124,6 +125,7 @@ def _interventions(able: Capabilities) -> list[dict[str, Any]]:
             "path": list(kind.path),
             "kind": kind.kind or None,
             "twin": kind.twin,  # a request may have only one of these
+            "vectors": issubclass(kind, Options) and bool(vector_fields(kind)),
             "schema": schema,
         }
         for name, (kind, _) in intervention.REGISTRY.items()

@@ -39,7 +39,8 @@ export class Compare {
     const before = this.standard;
     this.standard = sets["both sides"].join(", ");
     if ([before, ""].includes(byId("strengths").value)) byId("strengths").value = this.standard;
-    const known = [...(helm.vector ? ["toward the image", "toward the text"] : []), ...interventions.each().map(({ name }) => name)];
+    const usable = interventions.each().filter(({ vectors }) => helm.vector || !vectors);
+    const known = [...(helm.vector ? ["toward the image", "toward the text"] : []), ...usable.map(({ name }) => name)];
     byId("compared").replaceChildren(
       ...known.map((name) =>
         h("label", { class: "check" }, h("input", { type: "checkbox", value: name, checked: true }), h("span", {}, name)),

@@ -63,7 +63,7 @@ export class Interventions {
         const group = path.slice(0, -1).reduce((at, name) => (at[name] ??= {}), fields);
         group[path.at(-1)] = path.join() === item.path.join() ? value : false;
       }
-      return { name: labelOf(item.path, item.kind), fields };
+      return { name: labelOf(item.path, item.kind), fields, vectors: item.vectors };
     };
     return this.places.flatMap(({ items }) => items.map(single));
   }

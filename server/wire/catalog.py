@@ -51,6 +51,8 @@ class InterventionCard(AnswerBody):
     """The kind that distinguishes interventions of the same path."""
     twin: bool
     """True if it contrasts an answer with a twin; a request may have only one such intervention."""
+    vectors: bool
+    """True if its options name steering vectors."""
     options: Object = Field(serialization_alias="schema")
     """The JSON schema of its options."""
 

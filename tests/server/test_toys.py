@@ -290,7 +290,7 @@ def test_the_catalogue_describes_both(client: FlaskClient) -> None:
     model, *_ = client.get("/v1/models").json["data"]
     (described,) = [one for one in model["interventions"] if one["name"] == "nudge"]
     schema = described.pop("schema")
-    assert described == {"name": "nudge", "path": ["nudge"], "kind": None, "twin": False}
+    assert described == {"name": "nudge", "path": ["nudge"], "kind": None} | dict.fromkeys(("twin", "vectors"), False)
     assert schema["properties"] == {
         "token": {"minimum": 0, "title": "Token", "type": "integer"},
         "by": {"default": 1.0, "maximum": 100, "minimum": -100, "title": "By", "type": "number"},
@@ -397,4 +397,6 @@ def test_every_link_and_path_of_the_pages_is_there() -> None:
 def test_the_floors_of_the_page_are_those_of_the_house() -> None:
     page = (PAGE.parent / "house.md").read_text()
     (table,) = re.findall(r"The floors of `steering/`:\n\n(.*?)\n\n", page, re.DOTALL)
-    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*FLOORS]
+    assert re.findall(r"^\| `([\w/]+)` \|", table, re.MULTILINE) == [
+        one.replace(".", "/") for one in FLOORS["steering"]
+    ]

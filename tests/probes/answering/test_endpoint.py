@@ -118,7 +118,7 @@ def test_the_key_is_sent_where_there_is_one(
     if environment is not None:
         monkeypatch.setenv("OPENAI_API_KEY", environment)
     list(Endpoint(server.url, api_key=given).answers([asked("?")]))
-    assert server.access == [sent, sent]
+    assert server.keys == [sent, sent]
 
 
 # ------------------------------------------------------------------------------------------------ questions, replies

@@ -160,7 +160,7 @@ def test_a_tiny_model_runs_every_condition(tiny: Engine) -> None:
 def test_the_stages_are_the_papers_and_what_it_leaves_open() -> None:
     plain = stages()
     assert list(plain)[:6] == [BASELINE, "+ See", "+ Think", "+ Generate", "SAGE, refresh 1", "SAGE, refresh 4"]
-    assert list(plain)[-3:] == ["VCD", "ICD", "PAI"]
+    assert [name for name in plain if name in ("VCD", "ICD", "PAI")] == ["VCD", "ICD", "PAI"]
     assert plain["+ Think"] == (See(alpha=0.1), Think(gamma=0.9))
     assert plain["+ Generate"] == (See(alpha=0.1), Think(gamma=0.9), Generate(weight=0.5, refresh=0))
     assert plain["SAGE, refresh 4"] == (See(), Think(), Generate(refresh=4))

@@ -20,14 +20,14 @@ from steering.interventions.steer_rows import SteerTokens
 from tests.steering.accel.cpu.conftest import VARIANTS, engine
 
 COMPARED = "    over = differs > above\n"
-OPENING = '''    """Return by how much of itself the FFN's update'''
+OPENING = '''    """Return the relative change of each token's FFN update'''
 
 
 @pytest.mark.parametrize(
     ("before", "after", "same"),
     [
         (COMPARED, "    # Where they diverge.\n\n    over = (differs  >  above)  # more\n", True),
-        (OPENING, OPENING.replace("by how much", "how much"), True),
+        (OPENING, OPENING.replace("relative change", "change"), True),
         (COMPARED, COMPARED.replace(">", ">="), False),
     ],
     ids=["comment", "docstring", "operation"],
