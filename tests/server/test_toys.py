@@ -397,6 +397,4 @@ def test_every_link_and_path_of_the_pages_is_there() -> None:
 def test_the_floors_of_the_page_are_those_of_the_house() -> None:
     page = (PAGE.parent / "house.md").read_text()
     (table,) = re.findall(r"The floors of `steering/`:\n\n(.*?)\n\n", page, re.DOTALL)
-    assert re.findall(r"^\| `([\w/]+)` \|", table, re.MULTILINE) == [
-        one.replace(".", "/") for one in FLOORS["steering"]
-    ]
+    assert re.findall(r"^\| `([\w/]+)`", table, re.M) == [floor.replace(".", "/") for floor in FLOORS["steering"]]
