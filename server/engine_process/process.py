@@ -14,6 +14,8 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import torch
+
 from server.engine import local
 from server.engine.progress import Tell
 from server.engine.resources import keep_what_is_loaded, share_interpreter
@@ -88,6 +90,7 @@ def _detach(parent: int, link: socket.socket) -> None:
 
 def _serve(settings: Settings, link: Link, clock: StepClock) -> int:
     share_interpreter()
+    torch.set_num_threads(torch.get_num_threads())  # a fork makes torch's pool anew, which two threads at once cannot
 
     def died() -> None:
         """End both processes, so that both are replaced."""

@@ -53,7 +53,7 @@ def reader_of(folder: Path, fingerprint: str, length: int = 4096) -> PromptReade
 @pytest.fixture(scope="session")
 def reader(model: steering.MLLM) -> PromptReader:
     assert model.path is not None
-    return reader_of(model.path, model.fingerprint)
+    return reader_of(model.path, model.fingerprint, model.context_length)
 
 
 @pytest.fixture
