@@ -12,6 +12,6 @@ Most would load a second model into memory. Processes without handlers would end
 
 
 def ignore_signals() -> None:
-    """Have this process and its children ignore them; main thread only."""
+    """Ignore the signals in `IGNORED`, in this process and its children; main thread only."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)

@@ -58,7 +58,7 @@ class RemoteTurn:
         return self._engine.submit(self, request, prompt)
 
     def decide(self, request: Request, begun: Callable[[ServedCompletion], object]) -> Request:
-        """Have the other process run the first prelude."""
+        """Run the first prelude in the other process."""
         self.known = True
         return self._engine.decide(self, request, begun)
 
@@ -187,11 +187,11 @@ class RemoteEngine:
         return self._magnitudes
 
     def check_steer(self, steer: Steer, images: int | None = None) -> None:
-        """Have the other engine check a vector."""
+        """Check a vector in the other engine."""
         self._ask("ask", "check_steer", [steer, images])
 
     def check_auto(self, auto: Auto) -> None:
-        """Have the other engine check an automatic direction."""
+        """Check an automatic direction in the other engine."""
         self._ask("ask", "check_auto", [auto])
 
     # -- messages ----------------------------------------------------------------------------------------------------------

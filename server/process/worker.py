@@ -332,7 +332,7 @@ class Worker(BaseWorker):
         threads.submit(size, partial(self._answer, connection, request, keep))
 
     def _answer(self, connection: Connection, request: Request, keep: bool) -> None:
-        """Have the application answer, in a thread; others send what cannot be sent yet."""
+        """Answer a request in this thread; other threads send what the connection does not take yet."""
         keep = keep and not self._draining and bool(self.cfg.keepalive)
         delivery = Delivery(
             self.wsgi, connection, request, keep, self.cfg, self.log,

@@ -117,7 +117,7 @@ class Exchange:
     # -- called by the thread ----------------------------------------------------------------------------------------------
 
     def run(self, app: Any, access: Any) -> None:
-        """Have the application answer, and write the access log."""
+        """Answer by the application, and write the access log."""
         begun = time.monotonic()
         told = Logged("500 Internal Server Error", [])
         environ = self._call.environ(self._connection)

@@ -61,7 +61,7 @@ class Front:
         return await self._answer(call)
 
     async def drain(self) -> None:
-        """Have all replicas refuse new requests; returns once running ones have ended or timed out."""
+        """Stop accepting requests in all replicas; returns once running ones have ended or timed out."""
         await self._replicas.broadcast("drain").results_async(return_exceptions=True)
 
     async def _read(self, request: Request) -> Call | Refused:

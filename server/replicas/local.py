@@ -67,7 +67,7 @@ def run(settings: Settings) -> None:
 
 
 def _listen(ended: threading.Event) -> None:
-    """Have signals set `ended`.
+    """Set `ended` on signals.
 
     They raise nothing, since that would interrupt the main thread anywhere, possibly while it holds locks.
     """
