@@ -132,9 +132,11 @@ def served(checkouts: Sequence[Path], clients: Sequence[int], rounds: int) -> No
             ends.callback(process.wait)
             ends.callback(process.terminate)
             assert process.stderr is not None
-            while "steps are compiled" not in (line := process.stderr.readline()):
-                if not line:
+            missing = {"steps are compiled", "is ready after"}  # in either order
+            while missing:
+                if not (line := process.stderr.readline()):
                     raise SystemExit(f"the server of {folder} has ended")
+                missing = {words for words in missing if words not in line}
             Thread(target=process.stderr.read, daemon=True).start()
             names.append(f"{name}=http://127.0.0.1:{port}/v1=helmsight-demo")
         loads = ["--workloads", "picture", "--tokens", str(TOKENS), "--repeats", str(rounds)]
