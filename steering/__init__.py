@@ -10,10 +10,6 @@ threads spin while they wait for each other, and take the time from the very thr
 from steering.auto.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, find, measure
 from steering.auto.surprise import Surprise, surprises
 from steering.bins import Bins
-from steering.engine.completion import Completion
-from steering.engine.engine import Engine
-from steering.engine.magnitudes import magnitudes
-from steering.engine.turn import Turn, decide, decide_next
 from steering.errors import (
     Busy,
     ContextOverflow,
@@ -24,6 +20,10 @@ from steering.errors import (
     UnsupportedModel,
     VectorError,
 )
+from steering.front.completion import Completion
+from steering.front.engine import Engine
+from steering.front.magnitudes import magnitudes
+from steering.front.turn import Turn, decide, decide_next
 from steering.grammar.grammar import Grammar
 from steering.interventions import registry as _interventions  # noqa: F401
 from steering.interventions.contrast import Contrast, Icd, Vcd

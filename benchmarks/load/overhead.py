@@ -31,7 +31,7 @@ from benchmarks.load.workloads import WORKLOADS, Messages
 from server.engine.local import make_engine
 from server.settings import Settings
 from steering import Engine, Request, Sampling
-from steering.engine.admission import read_prompt
+from steering.front.input_processor import read_prompt
 from steering.relay import prompts
 
 COLUMNS = "workload", "clients", "engine, tokens/s", "server, tokens/s", "of the engine's", "least, most"

@@ -18,7 +18,7 @@ import steering
 from benchmarks.step_budget.prices import ARRIVALS, MACHINES, Machine
 from benchmarks.step_budget.simulation import FixedChunk, Outcome, Simulation
 from benchmarks.step_budget.sleeping import SLOTS, Clock, Sleeping, arrivals, slowness
-from steering.engine.budget import StepBudget
+from steering.core.budget import StepBudget
 
 CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096)
 BOUND = 0.1

@@ -11,8 +11,8 @@ from typing import Any, cast
 import numpy as np
 
 from benchmarks.step_budget.prices import PICTURE, Asked, Machine
-from steering.engine.budget import Allowance, StepBudget, Taken
-from steering.engine.scheduler import Scheduler
+from steering.core.budget import Allowance, StepBudget, Taken
+from steering.core.scheduler import Scheduler
 from steering.protocol.sequence import Sequence, Spec
 
 
@@ -97,7 +97,7 @@ class Simulation:
 
     def _enqueue(self, asked: Asked) -> Seen:
         prompt = cast(Any, SimpleNamespace(length=asked.tokens))
-        sequence = Sequence(Spec(prompt), cast(Any, None), lambda *_: None)
+        sequence = Sequence(Spec(prompt))
         self._scheduler.enqueue([sequence])
         self._left[sequence], self._new[sequence] = asked.answer, asked.pictures
         seen = self._seen[sequence] = Seen(asked)

@@ -11,8 +11,8 @@ import steering
 from benchmarks.step_budget.prices import PICTURE, Asked, Machine
 from benchmarks.step_budget.simulation import Outcome, Seen, outcome
 from steering.bench.asking import chat, noise, words
-from steering.engine.admission import read_prompt
-from steering.engine.budget import StepBudget
+from steering.front.input_processor import read_prompt
+from steering.core.budget import StepBudget
 
 LENGTH = 1024
 SLOTS = 9

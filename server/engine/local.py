@@ -10,8 +10,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,17 +22,16 @@ import torch
 import steering
 from server.engine.progress import Tell, weights_told
 from server.engine.resources import prepared_at_once, processors
-from server.engine.served import Capabilities, ServedCompletion, ServedEngine
+from server.engine.served import Capabilities, ServedEngine
 from server.settings import Settings
 from steering import Auto, Request, Steer
-from steering.engine import compilation
-from steering.engine.admission import read_prompt
+from steering.core import compilation
 from steering.errors import UnsupportedModel
+from steering.front.client import Client
 from steering.model.calibration import CALIBRATIONS
 from steering.prompt.bounds import texts_of
 from steering.prompt.chat import pictures_of
-from steering.prompt.layout import Prompt
-from steering.relay import prompts
+from steering.protocol import intervention, readout
 from steering.runner import selfcheck
 from steering.tools.formats import format_of
 
@@ -42,116 +41,86 @@ LEAST_STEP = 60.0
 """Lower bound in seconds of the duration after which a step counts as hung, however short answers may be."""
 
 LIGHT = 8192
-"""Largest number of text characters of a light request."""
+"""Largest number of text characters of a request that any number of threads may prepare at once."""
 
 Servable = ServedEngine | steering.Engine
 
 
-class LocalTurn:
-    """A `server.engine.served.ServedTurn` of an engine in this process."""
-
-    def __init__(self, turn: steering.Turn, preparing: AbstractContextManager[object]):
-        self._turn = turn
-        self._preparing = preparing
-
-    def check(self) -> None:
-        self._turn.check()
-
-    def submit(self, request: Request) -> ServedCompletion:
-        with self._preparing:
-            return self._turn.submit(request)
-
-    def submit_read(self, request: Request, prompt: Prompt) -> ServedCompletion:
-        """Submit a request whose prompt was already read by a `LocalReader`."""
-        with self._preparing:
-            return self._turn.submit(request, prompts.received(prompt))
-
-    def decide(self, request: Request, begun: Callable[[ServedCompletion], object]) -> Request:
-        return steering.decide_next(self._turn, request, begun)
-
-
 class LocalEngine:
-    """A `ServedEngine` in this process.
+    """A `ServedEngine` over a client of Helmsight's own engine core, in this process or in another one.
 
     `preparing` bounds how many requests are prepared at once. Preparation is the part of a request whose memory and CPU time
-    the engine's queue does not bound.
+    the engine's queue does not bound. `magnitudes` are those of the model, None if they have to be measured.
     """
 
-    def __init__(self, engine: steering.Engine, preparing: AbstractContextManager[object] | None = None):
-        mllm = engine.mllm
-        self._engine = engine
-        self._preparing = threading.BoundedSemaphore(prepared_at_once()) if preparing is None else preparing
-        self.capabilities = Capabilities(
-            name=mllm.name,
-            fingerprint=mllm.fingerprint,
-            layers=mllm.num_layers,
-            hidden_size=mllm.hidden_size,
-            context_length=engine.max_length,
-            text=steering.TextBounds.of(mllm, engine.max_length),
-            device=", ".join(map(str, mllm.devices)),
-            dtype=str(mllm.dtype).removeprefix("torch."),
-            quantization=mllm.quantization,
-            image_size=mllm.image_size,
-            pixels=None if mllm.pixels is None else (mllm.pixels.least, mllm.pixels.most),
-            folder=mllm.path,
-            generation_defaults=mllm.generation_defaults,
-            interventions=engine.interventions,
-            readouts=engine.readouts,
-            grammars=True,
-            tools=format_of(mllm) is not None,
-            template_variables=mllm.chat.variables,
-            about=about(mllm),
-        )
+    def __init__(self, client: Client, magnitudes: torch.Tensor | None = None):
+        self._client = client
+        self._magnitudes = magnitudes
+        self._pictures, self._texts = (threading.BoundedSemaphore(prepared_at_once()) for _ in range(2))
+        client.preparing = self._preparing
+        self.capabilities = capabilities_of(client)
 
     @property
     def healthy(self) -> bool:
-        return self._engine.healthy
+        return self._client.healthy
 
     def start(self) -> None:
-        self._engine.start()
-
-    def run(self, heed: Callable[[bool], object], said: Callable[[], bool]) -> None:
-        """Work on requests in the calling thread, as `steering.Engine.run` does."""
-        self._engine.run(heed, said)
+        self._client.start()
 
     def stop(self, drain: float = 0.0) -> None:
-        self._engine.stop(drain)
+        self._client.stop(drain)
 
-    @contextmanager
-    def turn(self, group: str = "") -> Iterator[LocalTurn]:
-        with self._engine.turn(group) as turn:
-            yield LocalTurn(turn, self._preparing)
+    def turn(self, group: str = "") -> AbstractContextManager[steering.Turn]:
+        return self._client.turn(group)
 
     def stats(self) -> Mapping[str, float]:
-        return {**self._engine.stats(), **gpu_memory(self._engine.mllm.devices)}
+        own = self._client.mllm.devices if isinstance(self._client, steering.Engine) else ()
+        return {**self._client.stats(), **gpu_memory(own)}
 
     @property
     def bins(self) -> Mapping[str, steering.Bins]:
-        return self._engine.bins
+        return self._client.bins
 
     def magnitudes(self) -> torch.Tensor:
-        return steering.magnitudes(self._engine)
+        return steering.magnitudes(self._client) if self._magnitudes is None else self._magnitudes
 
     def check_steer(self, steer: Steer, images: int | None = None) -> None:
-        steering.check_steer(self._engine.mllm, steer, images)
+        steering.check_steer(self._client.mllm, steer, images)
 
     def check_auto(self, auto: Auto) -> None:
-        steering.check_auto(self._engine.mllm, auto)
+        steering.check_auto(self._client.mllm, auto)
+
+    def _preparing(self, request: Request) -> AbstractContextManager[object]:
+        """Return the lock to hold while a request is prepared: one of pictures, one of long texts, none of other texts."""
+        if pictures_of(request.messages):
+            return self._pictures
+        return self._texts if sum(map(len, texts_of(request.messages))) > LIGHT else nullcontext()
 
 
-def has_pictures(request: Request) -> bool:
-    """Return whether a request contains images."""
-    return bool(pictures_of(request.messages))
-
-
-def is_light(request: Request) -> bool:
-    """Return whether a request is cheap to prepare and its answer cheap to turn into text.
-
-    It is a short text without images, grammar, tools or readouts.
-    """
-    if request.readouts is not None or request.grammar is not None or request.tools is not None:
-        return False
-    return not has_pictures(request) and sum(map(len, texts_of(request.messages))) <= LIGHT
+def capabilities_of(client: Client) -> Capabilities:
+    """Return the capabilities of a client's engine."""
+    mllm, length = client.mllm, client.limits.length
+    return Capabilities(
+        name=mllm.name,
+        fingerprint=mllm.fingerprint,
+        layers=mllm.num_layers,
+        hidden_size=mllm.hidden_size,
+        context_length=length,
+        text=steering.TextBounds.of(mllm, length),
+        device=", ".join(map(str, mllm.devices)),
+        dtype=str(mllm.dtype).removeprefix("torch."),
+        quantization=mllm.quantization,
+        image_size=mllm.image_size,
+        pixels=None if mllm.pixels is None else (mllm.pixels.least, mllm.pixels.most),
+        folder=mllm.path,
+        generation_defaults=mllm.generation_defaults,
+        interventions=frozenset(intervention.REGISTRY),
+        readouts=frozenset(readout.REGISTRY),
+        grammars=True,
+        tools=format_of(mllm) is not None,
+        template_variables=mllm.chat.variables,
+        about=about(mllm),
+    )
 
 
 def gpu_memory(devices: Sequence[torch.device]) -> dict[str, float]:
@@ -213,43 +182,12 @@ def adapted(engine: Servable) -> ServedEngine:
     return LocalEngine(engine) if isinstance(engine, steering.Engine) else engine
 
 
-def load(
-    settings: Settings,
-    tell: Tell = lambda stage, share: None,
-    preparing: AbstractContextManager[object] | None = None,
-    died: Callable[[], None] | None = None,
-) -> LocalEngine:
+def load(settings: Settings, tell: Tell = lambda stage, share: None) -> LocalEngine:
     """Load and check the model of the settings and return an engine that is not started yet.
 
     `tell` receives the progress. Raises steering.UnsupportedModel and whatever loading raises.
     """
-    return LocalEngine(make_engine(settings, tell, died), preparing)
-
-
-class LocalReader:
-    """Reads prompts as the engine of these settings does, for `LocalTurn.submit_read`.
-
-    It loads the model's processor but no weights. Raises whatever loading raises.
-    """
-
-    def __init__(self, settings: Settings, able: Capabilities):
-        self._length = able.context_length
-        self._mllm = steering.load(
-            settings.model,
-            dtype="float32",
-            device="meta",
-            local_files_only=not settings.download,
-            unread=able.fingerprint,
-            chat_template=settings.chat_template,
-        )
-        self._mllm.seen.capacity = settings.image_cache
-
-    def __call__(self, request: Request) -> Prompt:
-        return prompts.sendable(read_prompt(self._mllm, request, self._length))
-
-    def stats(self) -> Mapping[str, float]:
-        """Return the counters and sizes of the image cache."""
-        return self._mllm.seen.stats()
+    return LocalEngine(make_engine(settings, tell))
 
 
 compiler = compilation.compiler

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -21,9 +21,9 @@ from server.engine.progress import Tell
 from server.engine.resources import keep_what_is_loaded, share_interpreter
 from server.engine_process import host
 from server.engine_process.clock import StepClock
+from server.engine_process.facts import load_without_weights
 from server.engine_process.link import Link
-from server.engine_process.reading import PromptReader
-from server.engine_process.remote import RemoteEngine, connected
+from server.engine_process.remote import RemoteClient, wait_for
 from server.settings import Settings
 
 log = logging.getLogger("helmsight")
@@ -49,7 +49,7 @@ class EngineProcess:
                 ours.close()
                 _detach(parent, theirs)
                 time.sleep(wait)
-                status = _serve(settings, Link(theirs), self._clock)
+                status = _serve(settings, Link(theirs, shares=False), self._clock)
             except BaseException:
                 log.exception("the engine's process failed")
             finally:
@@ -59,12 +59,15 @@ class EngineProcess:
         theirs.close()
         self._link = Link(ours)
 
-    def load(self, settings: Settings, tell: Tell) -> RemoteEngine:
+    def load(self, settings: Settings, tell: Tell) -> local.LocalEngine:
         """Return the process's engine, as `server.engine.local.load` returns one of this process."""
-        engine = connected(self._link, self._clock, tell, local.longest_step(settings), self._ended)
-        engine.read = reader = PromptReader(settings, engine.capabilities)
-        engine.read_stats = reader.stats
-        return engine
+        torch.set_num_threads(1)  # each request has its own thread; computing is left to the engine's process
+        with ThreadPoolExecutor(1, "helmsight-reader") as aside:
+            loading = aside.submit(load_without_weights, settings)
+            facts, stats = wait_for(self._link, tell, self._ended)
+            longest = local.longest_step(settings)
+            client = RemoteClient(loading.result(), facts, self._link, self._clock, stats, longest, self._ended)
+        return local.LocalEngine(client, facts.magnitudes)
 
     def _ended(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -94,11 +97,10 @@ def _serve(settings: Settings, link: Link, clock: StepClock) -> int:
 
     def died() -> None:
         """End both processes, so that both are replaced."""
-        served.flush()
         logging.shutdown()
         os._exit(1)
 
-    engine = host.load(link, lambda tell: local.load(settings, tell, preparing=nullcontext(), died=died))
+    engine = host.load(link, lambda tell: local.make_engine(settings, tell, died))
     if engine is None:
         return 1
     keep_what_is_loaded()

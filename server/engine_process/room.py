@@ -9,8 +9,8 @@ import threading
 import time
 from dataclasses import dataclass
 
-from server.engine_process.link import raised, told
 from steering import Busy
+from steering.messages.serialization import error_from_data, error_to_data
 
 PROBED, FORGOTTEN = 0.05, 0.2
 """Seconds after a refusal from which one request may probe for room, and from which all are sent again."""
@@ -70,5 +70,5 @@ class RemoteRoom:
             del self._refusals[group]
             return None
         if refusal.room <= 0 and (age < PROBED or refusal.probing):
-            raise raised(told(refusal.busy))
+            raise error_from_data(*error_to_data(refusal.busy))
         return refusal

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from steering.auto.surprise import Surprise, bound_of, surprising
-from steering.engine.engine import Engine
-from steering.engine.turn import Begun, Turn, run_rounds
 from steering.errors import Inapplicable, RequestError
+from steering.front.engine import Engine
+from steering.front.turn import Begun, Turn, run_rounds
 from steering.interventions.steer import Steer, Steering, check_steer
 from steering.model.mllm import MLLM
 from steering.prompt.chat import blanked, pictures_of, without_context, without_images

@@ -13,9 +13,9 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steering.engine.engine import Engine
-from steering.engine.turn import Begun, Turn, run_rounds
 from steering.errors import Inapplicable
+from steering.front.engine import Engine
+from steering.front.turn import Begun, Turn, run_rounds
 from steering.model.mllm import MLLM
 from steering.prompt.chat import contexts_of, without_context, without_images
 from steering.protocol.messages import chat_of

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from steering.engine.engine import Engine
 from steering.errors import Fault
+from steering.front.engine import Engine
 from steering.protocol.request import Request
 
 

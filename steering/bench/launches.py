@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from steering.bench.device import wait
 from steering.bench.rows import Gauge
 from steering.bench.trial import Trial
-from steering.engine.engine import Engine
+from steering.front.engine import Engine
 from steering.protocol import readout
 from steering.protocol.readout import Diagnose
 

@@ -11,8 +11,8 @@ from steering.bench.asking import chat, noise
 from steering.bench.rows import Gauge
 from steering.bench.shapes import PATCH, SHAPES, random_model
 from steering.bench.trial import Trial
-from steering.engine.engine import Engine
 from steering.errors import UnsupportedModel
+from steering.front.engine import Engine
 from steering.protocol.request import Request, Sampling, TokenLogprob
 from steering.runner.selfcheck import check_model
 

@@ -19,7 +19,7 @@ from steering.bench.trial import Trial
 from steering.decoder.attention import Decode
 from steering.decoder.kv import KVPool
 from steering.decoder.packed import packed_bytes
-from steering.engine.engine import Engine
+from steering.front.engine import Engine
 from steering.model.mllm import MLLM
 from steering.protocol.request import Request
 

@@ -10,7 +10,7 @@ import torch
 
 from steering.bench.asking import chat, noise, words
 from steering.bench.shapes import PATCH, SHAPES, ModelShape, random_model
-from steering.engine.engine import Engine
+from steering.front.engine import Engine
 from steering.model.mllm import MLLM
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Interventions, Request, Sampling

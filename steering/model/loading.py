@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +15,12 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
-from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig, AutoModelForImageTextToText
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+)
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from steering.decoder import attention
@@ -58,7 +64,7 @@ def load(
     several: "auto" over all GPUs, or a device for each module by name, as accelerate reads it. With `tensor_parallel` N this
     process, which torchrun has started as one of N, loads its share of every layer; the engines of the others follow that of
     the first (see `Engine.follow`). With `quantization` "int8" the language model's layers compute in 8-bit integers from
-    its engine's self-check on, which compares them with the original ones. `unread`, the model's fingerprint, skips reading
+    its engine's self-check on, which compares them with the original ones. `unread`, the model's fingerprint ("": unknown), skips reading
     its weights, for callers that only need its structure: they are uninitialised memory, or none on the device "meta", which
     is enough to read prompts. `chat_template` is a file with a Jinja template in place of the checkpoint's own.
     `calibrations` is the folder with models' calibrations, the user's by default. No code from the checkpoint is run.
@@ -99,7 +105,7 @@ def load(
     options |= {"dtype": dtype, "attn_implementation": {"text_config": attention.NAME}}
     try:
         model = (
-            _unwritten(config, dtype, device)
+            _unwritten(path, config, dtype, device, local_files_only)
             if unread is not None
             else AutoModelForImageTextToText.from_pretrained(
                 path, config=config, use_safetensors=True, device_map=device_map, **options
@@ -138,12 +144,14 @@ def load(
     return mllm
 
 
-def _unwritten(config: Any, dtype: Any, device: torch.device) -> Any:
-    """Build the model of a config with uninitialised weights, which take no physical memory until they are written."""
+def _unwritten(path: str | Path, config: Any, dtype: Any, device: torch.device, local_files_only: bool) -> Any:
+    """Build a checkpoint's model with uninitialised weights, which take no physical memory until they are written."""
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(
             config, dtype=dtype, attn_implementation={"text_config": attention.NAME}
         )
+    with suppress(OSError):  # a checkpoint without such a file
+        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=local_files_only)
     if device.type != "meta":
         model.to_empty(device="cpu").tie_weights()
     return model

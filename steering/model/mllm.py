@@ -101,7 +101,7 @@ class MLLM:
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.devices = tuple(dict.fromkeys([self.device, *(parameter.device for parameter in model.parameters())]))
         self.dtype: torch.dtype = next(self.decoder.parameters()).dtype
-        self.fingerprint = fingerprint or fingerprint_of(model)
+        self.fingerprint = fingerprint_of(model) if fingerprint is None else fingerprint
         settings = settings_of(path)
         self.name: str = name or settings.get("name") or (path.resolve().name if path else model.config.name_or_path)
         self.image_size: tuple[int, int] | None = tuple(settings["image_size"]) if "image_size" in settings else None
@@ -125,7 +125,8 @@ class MLLM:
         patches.prepare(model)
         attention.prepare(model.model)
         self.calibrations = calibrations
-        self.calibration = Calibration.load(path, self.fingerprint, self.num_layers, calibrations)
+        known = (path, self.fingerprint, self.num_layers, calibrations)
+        self.calibration = Calibration.load(*known) if self.fingerprint else None
         self.checked: Calibration | None = None
         self._geometry = Geometry(model.model)
         self._feature_arguments = frozenset(inspect.signature(model.model.get_image_features).parameters)

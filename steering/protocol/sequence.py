@@ -15,8 +15,9 @@ from steering.grammar.compiled import Matcher
 from steering.model.embedded import Embedded
 from steering.prompt.layout import Prompt
 from steering.protocol.asked import Asked
+from steering.protocol.logprobs import TopLogprobs
 from steering.protocol.readout import Diagnose
-from steering.protocol.request import Sampling, TokenLogprob
+from steering.protocol.request import Sampling
 from steering.protocol.signals import Signal
 from steering.protocol.text import TextStream
 
@@ -35,9 +36,9 @@ class State(Enum):
 class Spec:
     """The fixed settings of one answer.
 
-    asked: interventions by name. signals: signals to capture. state_position: the token of `Signal.PROMPT_STATE`, counted
-    from the prompt's end. forced: tokens that are generated whatever the model predicts. edit: a function applied to the
-    decoder's inputs (1, n, d) before they run.
+    asked: interventions by name. captured: signals to capture beside those that interventions and readouts need.
+    state_position: the token of `Signal.PROMPT_STATE`, counted from the prompt's end. forced: tokens that are generated
+    whatever the model predicts. edit: a function applied to the decoder's inputs (1, n, d) before they run.
     """
 
     prompt: Prompt
@@ -46,20 +47,17 @@ class Spec:
     seed: int = 0
     asked: Mapping[str, Asked] = field(default_factory=dict)
     diagnose: Diagnose | None = None
-    signals: frozenset[Signal] = frozenset()
+    captured: frozenset[Signal] = frozenset()
     state_position: int = -1
     forced: tuple[int, ...] = ()
     edit: Callable[[torch.Tensor], torch.Tensor] | None = None
     salt: str = ""
 
-    @classmethod
-    def of(cls, prompt: Prompt, asked: Mapping[str, Asked], diagnose: Diagnose | None, **more: Any) -> Spec:
-        """Return a spec that captures what its interventions and readouts need, and `signals` beside."""
-        needed = frozenset(more.pop("signals", ()))
-        needed = needed.union(*(one.signals for one in asked.values()))
-        if diagnose is not None:
-            needed |= diagnose.signals
-        return cls(prompt, asked=asked, diagnose=diagnose, signals=needed, **more)
+    @cached_property
+    def signals(self) -> frozenset[Signal]:
+        """All signals to capture."""
+        readouts = frozenset[Signal]() if self.diagnose is None else self.diagnose.signals
+        return self.captured.union(readouts, *(one.signals for one in self.asked.values()))
 
     @cached_property
     def concern(self) -> tuple[frozenset[str], frozenset[Signal]]:
@@ -91,12 +89,16 @@ class Pair:
 class Sequence:
     """The state of one answer from submission to its last token.
 
-    The scheduler gives it a slot; recorders fill in what they captured.
+    The scheduler gives it a slot; recorders fill in what they captured. `request` and `answer` are the numbers by which its
+    outputs are known.
     """
 
     spec: Spec
-    text: TextStream
-    notify: Callable[[Sequence, str, list[TokenLogprob]], None]
+    request: int = 0
+    answer: int = 0
+    stops: TextStream | None = None  # its text, where a string in it may end it
+    in_pieces: bool = True  # its tokens are put out as they come
+    put_out: int = 0  # how many of them were
     fork_of: Sequence | None = None  # a sequence with the same prompt and interventions, whose prefill can be copied
     expects_forks: bool = False
     waited: bool = False  # it waits in the place of a request that it depends on (see `Turn`)
@@ -115,7 +117,7 @@ class Sequence:
     embedded: Embedded | None = None
     rope_delta: int = 0
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: TopLogprobs | None = None
     scores: list[float] = field(default_factory=list)  # log-probabilities of the tokens, where they are wanted
     finish_reason: str | None = None
     error: BaseException | None = None

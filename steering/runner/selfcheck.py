@@ -25,7 +25,6 @@ from steering.model.pixels import picture
 from steering.prompt.layout import Prompt, build_prompt
 from steering.protocol.sequence import Sequence, Spec, State
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
-from steering.protocol.text import TextStream
 from steering.recorders.additions import AdditionSlots
 from steering.recorders.attention import DECODED, NAME, image_sums
 from steering.runner.runner import Runner
@@ -288,7 +287,7 @@ def _engine_logits(
     added = AdditionSlots("additions", Pool(mllm, slots, length, 1))
     if observed:
         runner.interventions |= {"selfcheck": _ExplicitSlots("selfcheck", added.pool), added.name: added}
-    sequences = [checked_sequence(mllm, prompt, slot, observed) for slot, prompt in enumerate(prompts)]
+    sequences = [checked_sequence(prompt, slot, observed) for slot, prompt in enumerate(prompts)]
     logits = []
     for sequence in sequences:
         first = runner.prefill([sequence], budget=sequence.prompt.length // 2 + 1)
@@ -312,11 +311,10 @@ def _engine_logits(
     return [torch.stack(rows) for rows in logits], looked
 
 
-def checked_sequence(mllm: MLLM, prompt: Prompt, slot: int, observed: bool = False) -> Sequence:
+def checked_sequence(prompt: Prompt, slot: int, observed: bool = False) -> Sequence:
     """Return a running sequence of a prompt, whose attention is captured where `observed`."""
-    spec = Spec(prompt, max_tokens=STEPS, signals=frozenset(DECODED if observed else ()))
-    text = TextStream(mllm.tokenizer, ())
-    return Sequence(spec, text, notify=lambda *_: None, slot=slot, state=State.RUNNING)
+    spec = Spec(prompt, max_tokens=STEPS, captured=frozenset(DECODED if observed else ()))
+    return Sequence(spec, slot=slot, state=State.RUNNING)
 
 
 def _first_difference(mllm: MLLM, prompt: Prompt) -> str:
@@ -325,7 +323,7 @@ def _first_difference(mllm: MLLM, prompt: Prompt) -> str:
         model(**{name: value.to(mllm.device) for name, value in prompt.inputs.items()}, use_cache=False)
     runner = Runner(mllm, 1, prompt.length + 1, max_images=1)
     with _recorded(mllm) as got:
-        runner.prefill([checked_sequence(mllm, prompt, 0)], budget=prompt.length)
+        runner.prefill([checked_sequence(prompt, 0)], budget=prompt.length)
     tolerance = HALF_TOLERANCE if mllm.rounds else TOLERANCE
     for layer, (one, other) in enumerate(zip(expected, got, strict=True)):
         difference = (one.float() - other.float()).norm(dim=-1) / one.float().norm(dim=-1).clamp(min=1e-6)  # (1, n)

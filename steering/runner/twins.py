@@ -15,7 +15,6 @@ import torch
 
 from steering.devices import fill, sent
 from steering.protocol.asked import Rule
-from steering.protocol.request import Sampling
 from steering.protocol.sequence import Pair, Sequence, Spec, State
 from steering.protocol.slots import Pool, PrefillChunk, Slots
 
@@ -226,12 +225,10 @@ def _twin(leader: Sequence, pair: Pair) -> Sequence:
     if pair.made:
         prompt, edit = pair.made[-1].occluded(spec.prompt)
     asked = {name: one for name, one in spec.asked.items() if not one.twin}
-    twin_spec = Spec.of(prompt, asked, None, sampling=Sampling(), max_tokens=spec.max_tokens, edit=edit, salt=spec.salt)
+    twin_spec = Spec(prompt, max_tokens=spec.max_tokens, asked=asked, edit=edit, salt=spec.salt)
     source = None if late or leader.fork_of is None else leader.fork_of.twin
     return Sequence(
         spec=twin_spec,
-        text=leader.text,
-        notify=lambda *_: None,
         fork_of=source,
         expects_forks=leader.expects_forks and not late,
         alone=late,

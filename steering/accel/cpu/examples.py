@@ -18,7 +18,6 @@ from steering.prompt.layout import build_prompt
 from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence, Spec, State
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk
-from steering.protocol.text import TextStream
 from steering.recorders.attention import span_count
 
 INLINED = 64
@@ -64,10 +63,7 @@ def _hooks(mllm: MLLM, variant: Variant, sizes: StepSizes) -> list[Hook]:
     parts = [made(name, pool) for name, made in (interventions | recorder.REGISTRY).items()]
     words = [{"type": "image", "image": picture()}, {"type": "text", "text": "?"}]
     spec = Spec(build_prompt(mllm, [{"role": "user", "content": words}]))
-    sequences = [
-        Sequence(spec, TextStream(mllm.tokenizer, ()), notify=lambda *_: None, slot=slot, state=State.RUNNING)
-        for slot in range(sizes.rows)
-    ]
+    sequences = [Sequence(spec, slot=slot, state=State.RUNNING) for slot in range(sizes.rows)]
     forms = forms_of(parts, variant.kind, variant.scope)
     if variant.kind == "prefill":
         lengths = [sizes.width] * sizes.rows

@@ -115,7 +115,7 @@ class Rehearsal:
         # A step that reads all columns needs no special care; as in production there are more slots than rows.
         self._runner = Runner(mllm, len(prompts) + 1, length, max_images=1)
         self._tolerance = HALF_TOLERANCE if mllm.rounds else TOLERANCE
-        self._sequences = [checked_sequence(mllm, prompt, slot, True) for slot, prompt in enumerate(prompts)]
+        self._sequences = [checked_sequence(prompt, slot, True) for slot, prompt in enumerate(prompts)]
         self._first: list[int] = []
         self._embedded: list[Embedded] = []
         for sequence in self._sequences:

@@ -11,7 +11,7 @@ from steering.bench.asking import pushes
 from steering.bench.load.callers import CallerTimes, ask_all
 from steering.bench.rows import Gauge
 from steering.bench.trial import Trial
-from steering.engine.engine import Engine
+from steering.front.engine import Engine
 from steering.interventions.see import See
 from steering.interventions.steer import Steering
 from steering.model.mllm import MLLM

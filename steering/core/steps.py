@@ -1,9 +1,8 @@
-"""The steps of the engine: admit and prefill, decode, hand out tokens, release ended sequences."""
+"""The steps of an engine core: admit and prefill, decode, put out tokens, release ended sequences."""
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 import traceback
@@ -12,17 +11,17 @@ from collections.abc import Callable
 import torch
 
 from steering.bins import Bins
+from steering.core.budget import Allowance, StepBudget, Taken
+from steering.core.gate import Rate
+from steering.core.price import PassClock
+from steering.core.scheduler import Scheduler
 from steering.devices import lost
-from steering.engine.budget import Allowance, StepBudget, Taken
-from steering.engine.gate import Rate
-from steering.engine.price import PassClock
-from steering.engine.scheduler import Scheduler
 from steering.errors import Fault, RequestError, panics_raise
+from steering.messages.messages import Ended, Output
 from steering.model.mllm import MLLM
-from steering.protocol.request import TokenLogprob
+from steering.protocol.request import Timing
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.text import texts_of
 from steering.runner.runner import Runner
 from steering.runner.sampler import Sampled
 from steering.runner.twins import Twins, rows_of
@@ -43,8 +42,9 @@ class Steps:
     """The work of the stepping thread.
 
     `alive` holds the sequences from submission to the end, in order of arrival; any thread may read and extend it with the
-    lock `changed`, which is notified when one has left. `budget` limits what a step takes in. `said` is called where first
-    tokens are ready, and returns True where others have come that may run in the same step.
+    lock `changed`, which is notified when one has left. `budget` limits what a step takes in. `outputs` are those since they
+    were taken last. `meanwhile` is called where first tokens are ready, and returns True where requests have come that may
+    run in the same step.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Steps:
         )
         self.bins = {name: Bins(bounds) for name, bounds in _BINS.items()}
         self.rate = Rate()
-        self.token_text = texts_of(mllm.tokenizer)
         self.budget = StepBudget(budget)
-        self.said: Callable[[], bool] = lambda: False
+        self.outputs: list[Output] = []
+        self.meanwhile: Callable[[], bool] = lambda: False
         self._clock = PassClock(mllm.device)
         self._ended = 0.0
         self._changed = changed
@@ -94,11 +94,11 @@ class Steps:
 
     @torch.inference_mode()
     def step(self, allowance: Allowance) -> None:
-        """Admit and prefill within the allowance, decode, hand out tokens; sequences leave as they finish."""
+        """Admit and prefill within the allowance, decode, put out tokens; sequences leave as they finish."""
         began = time.monotonic()
         beside = bool(self.scheduler.running)
         last = taken = self._take_in(allowance)
-        while last.prompts and not last.copied and self.said():
+        while last.prompts and not last.copied and self.meanwhile():
             left = (allowance if beside else self.allowance()).after(taken)
             if left is None:
                 break
@@ -255,13 +255,7 @@ class Steps:
                 continue
             try:
                 with panics_raise(lambda panic: Fault(f"The tokenizer panicked: {panic}")):
-                    logprobs = []
-                    if alternatives is not None and sequence.spec.sampling.logprobs is not None:
-                        logprobs.append(
-                            self._logprob(tokens[row], *alternatives[row], keep=sequence.spec.sampling.logprobs)
-                        )
-                    score = alternatives[row][0] if alternatives and sequence.wants(Signal.LOGPROBS) else None
-                    self._append(sequence, tokens[row], score, logprobs, now)
+                    self._append(sequence, tokens[row], None if alternatives is None else alternatives[row], now)
             except RequestError as error:  # its grammar is too expensive
                 sequence.error = error
             except Exception as error:
@@ -287,8 +281,9 @@ class Steps:
             self._leave_if_done(sequences)
 
     def _append(
-        self, sequence: Sequence, token: int, score: float | None, logprobs: list[TokenLogprob], now: float
+        self, sequence: Sequence, token: int, scored: tuple[float, list[int], list[float]] | None, now: float
     ) -> None:
+        """Add a token to an answer, with its log-probability and the likeliest tokens where some row wants them."""
         self.counts["generated_tokens"] += 1
         if sequence.matcher is not None:
             sequence.matcher.advance(token)
@@ -301,20 +296,34 @@ class Steps:
         for one in (sequence, sequence.twin):
             if one is not None:
                 one.tokens.append(token)
-        ended = token in self.mllm.stop_ids and not sequence.spec.sampling.ignore_eos
-        if not ended:
-            sequence.logprobs.extend(logprobs)
-            if score is not None:
-                sequence.scores.append(score)
-        piece = "" if ended else sequence.text.feed(token)
-        if ended or sequence.text.stopped:
+        sampling, stops = sequence.spec.sampling, sequence.stops
+        ends = token in self.mllm.stop_ids and not sampling.ignore_eos
+        if not ends:
+            if stops is not None:
+                stops.feed(token)
+            if scored is not None:
+                logprob, ids, values = scored
+                if sequence.logprobs is not None:
+                    sequence.logprobs.append(logprob, list(zip(ids, values, strict=True))[: sampling.logprobs])
+                if sequence.wants(Signal.LOGPROBS):
+                    sequence.scores.append(logprob)
+        if ends or (stops is not None and stops.stopped):
             sequence.finish_reason = "stop"
         elif len(sequence.tokens) >= sequence.spec.max_tokens:
             sequence.finish_reason = "length"
         if sequence.finish_reason is not None:
-            piece += sequence.text.finish()
             self.runner.read(sequence, self.twins)
-        sequence.notify(sequence, piece, [] if ended else logprobs)
+        if sequence.in_pieces or sequence.finish_reason is not None:
+            self.put_out(sequence)
+
+    def put_out(self, sequence: Sequence) -> None:
+        """Put out an answer's tokens since the last time and, if it has ended, its end."""
+        tokens, start = sequence.tokens, sequence.put_out
+        sequence.put_out = len(tokens)
+        logprobs = None if sequence.logprobs is None else sequence.logprobs.since(start)
+        ended = _end_of(sequence) if sequence.done else None
+        output = Output(sequence.request, sequence.answer, tokens[start:], logprobs, sequence.first_at, ended)
+        self.outputs.append(output)
 
     def _leave_if_done(self, sequences: list[Sequence]) -> None:
         """Free slots, with the lock held; clear those of faulty sequences and their twins before any is moved."""
@@ -341,7 +350,7 @@ class Steps:
         if slot >= 0:
             self.rate.ended(len(sequence.tokens))
         if sequence.finish_reason is None:
-            sequence.notify(sequence, "", [])
+            self.put_out(sequence)
         self._changed.notify_all()
 
     def _fail(self, sequences: list[Sequence], error: Exception) -> None:
@@ -380,17 +389,15 @@ class Steps:
         if lost(error, self.mllm.devices):
             raise error
 
-    def _logprob(self, token: int, logprob: float, top: list[int], values: list[float], keep: int) -> TokenLogprob:
-        alternatives = tuple(
-            TokenLogprob(other, *self.token_text(other), value)
-            for other, value in list(zip(top, values, strict=True))[:keep]
-            if value > -math.inf  # a contrast leaves only plausible tokens
-        )
-        return TokenLogprob(token, *self.token_text(token), logprob, alternatives)
-
 
 def _ending(sequence: Sequence) -> str:
     """Return the counter of how it ended; a wrong request is not a fault, over which an operator would be called."""
     if sequence.error is not None:
         return "refused" if isinstance(sequence.error, RequestError) else "faults"
     return "cancelled" if sequence.finish_reason is None else "finished"
+
+
+def _end_of(sequence: Sequence) -> Ended:
+    timing = Timing(sequence.queued_at, sequence.admitted_at, sequence.first_at, sequence.last_at)
+    reason = None if sequence.error is not None else sequence.finish_reason
+    return Ended(reason, sequence.error, timing, sequence.taken, sequence.scores, sequence.fed, sequence.reused)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from steering.engine.engine import Engine
+from steering.front.client import Client
 from steering.model.pixels import picture
 from steering.protocol.request import Request, Sampling
 
 
-def magnitudes(engine: Engine) -> torch.Tensor:
+def magnitudes(engine: Client) -> torch.Tensor:
     """Return the mean |h| after each layer at the last token of a short prompt with a picture, (layers,).
 
     A vector at its published weight adds about as much to each element (modality-preference paper, equation 2). Between

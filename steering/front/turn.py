@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from typing import Protocol, TypeVar
 
-from steering.engine.completion import Completion
+from steering.front.completion import Completion
 from steering.model.mllm import MLLM
-from steering.prompt.layout import Prompt
 from steering.protocol.intervention import in_place_of, next_prelude
 from steering.protocol.request import Request, Result
 
@@ -26,11 +25,11 @@ class Generates(Protocol):
 
 
 class Queue(Protocol):
-    """The engine that takes the requests of a turn."""
+    """The client whose requests a turn holds a place for."""
 
     mllm: MLLM
 
-    def submit(self, request: Request, turn: Turn | None = None, prompt: Prompt | None = None) -> Completion:
+    def submit(self, request: Request, turn: Turn | None = None) -> Completion:
         """Queue a request in the place of a turn."""
 
     def check(self, turn: Turn) -> None:
@@ -59,9 +58,13 @@ class Turn:
         """Raise Busy where another answer may not join now, before anything is prepared; Fault when the engine is closed."""
         self._engine.check(self)
 
-    def submit(self, request: Request, prompt: Prompt | None = None) -> Completion:
+    def submit(self, request: Request) -> Completion:
         """Submit a request in this turn, as `Engine.submit`."""
-        return self._engine.submit(request, self, prompt)
+        return self._engine.submit(request, self)
+
+    def decide(self, request: Request, begun: Begun | None = None) -> Request:
+        """Return the request with the intervention that its first prelude decides on, as `decide_next`."""
+        return decide_next(self, request, begun)
 
     def generate(
         self, requests: Iterable[Request], begun: Callable[[Completion], object] | None = None

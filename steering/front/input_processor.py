@@ -1,18 +1,17 @@
-"""Admission: turn a request into waiting sequences, and refuse whatever can be refused, in the client's thread."""
+"""The input processor: turn a request into tokens and settings, and refuse whatever can be refused before it is queued."""
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
-from steering.engine.completion import Completion
 from steering.errors import ContextOverflow, Fault, RequestError, fitting, panics_raise
-from steering.grammar.compiled import Grammars
+from steering.front.output_processor import OutputProcessor
+from steering.messages.messages import Add
 from steering.model.mllm import MLLM
 from steering.prompt.bounds import TextBounds, count_ahead, texts_of
 from steering.prompt.chat import pictures_of
@@ -25,10 +24,9 @@ from steering.protocol.asked import Asked
 from steering.protocol.intervention import Prelude
 from steering.protocol.readout import Surroundings
 from steering.protocol.request import Request
-from steering.protocol.sequence import Pair, Sequence, Spec
-from steering.protocol.text import Text, TextStream
+from steering.protocol.sequence import Spec
+from steering.protocol.text import texts_of as token_texts
 from steering.protocol.wording import must
-from steering.runner.sampler import answer_seed
 from steering.tools.calls import CallStream
 from steering.tools.formats import format_of, special_tags, with_short_ids
 
@@ -38,11 +36,12 @@ TEXT_BEFORE = 8
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an engine: tokens of a prompt and its answer, images of a request; and N of the focus metrics."""
+    """Limits of a core: tokens of a prompt and its answer, images of a request, answers at once; N of the focus metrics."""
 
     length: int
     images: int
     focus_layers: int
+    slots: int = 1
 
 
 @dataclass(frozen=True)
@@ -60,22 +59,18 @@ class Admitted:
     forced: tuple[int, ...]
 
 
-def admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt | None = None) -> Admitted:
+def admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
     """Tokenise and check a request.
 
-    Raises RequestError, ContextOverflow or VectorError where it is wrong, Fault where a library panics over it. prompt: the
-    result of `read_prompt`, where the caller has it.
+    Raises RequestError, ContextOverflow or VectorError where it is wrong, Fault where a library panics over it.
     """
-    prompt = prompt or read_prompt(mllm, request, limits.length)
+    prompt = read_prompt(mllm, request, limits.length)
     with panics_raise(_unprepared):
         return _admit(mllm, _told(mllm, request), limits, prompt)
 
 
 def read_prompt(mllm: MLLM, request: Request, length: int) -> Prompt:
-    """Build the prompt of a request, for a context of `length` tokens.
-
-    This is the slowest part of admission, and needs no more of a model than its processor. Raises as `admit`.
-    """
+    """Build the prompt of a request, for a context of `length` tokens; raises as `admit`."""
     with panics_raise(_unprepared):
         texts = texts_of(request.messages) + [text for one in request.asked.values() for text in one.texts]
         texts += [text for text in (request.reply, request.forced) if isinstance(text, str)]
@@ -214,81 +209,71 @@ def _room(asked: int | None, least: int | None, prompt: Prompt, max_length: int)
     return room if asked is None else min(asked, room)
 
 
-def prepare(
-    mllm: MLLM,
-    request: Request,
-    limits: Limits,
-    token_text: Callable[[int], Text],
-    cancel: Callable[[Completion], None],
-    grammars: Grammars,
-    waited: bool = False,
-    group: str = "",
-    prompt: Prompt | None = None,
-) -> Completion:
-    """Return the completion of a request, with a sequence for each of its answers and baselines; raise as `admit`.
+class InputProcessor:
+    """Prepares requests for a core: any thread may call it, and it needs no more of the model than its processor."""
 
-    token_text: returns the text and the bytes of a token. cancel: ends its sequences early. waited, group: as in `Sequence`;
-    prompt: as in `admit`.
-    """
-    admitted = admit(mllm, request, limits, prompt)
-    form, grammar, tools = format_of(mllm), request.grammar, request.tools
-    special, parts = {}, None
-    if form is not None and tools is not None:
-        special = special_tags(mllm, form)
-        grammar = form.grammar(tools, special) if tools.required else grammar
-        parts = partial(CallStream, form, tools.names, tools.texts, bool(tools.required))
-    start = None if grammar is None else grammars.start(grammar)
-    around = _surroundings(mllm, request, admitted.prompt.layout, limits.focus_layers, token_text)
-    completion = Completion(
-        admitted.prompt.length, admitted.max_tokens, request.n, request.baseline, cancel, around, parts
-    )
-    seed = _seed(request)
-    before = admitted.prompt.ids[-TEXT_BEFORE:].tolist() if request.continue_final_message else ()
-    for baseline in (False, True)[: 1 + request.baseline]:
-        first: Sequence | None = None
-        for index in range(request.n):
-            spec = Spec.of(
-                admitted.baseline_prompt if baseline else admitted.prompt,
-                {} if baseline else request.asked,
-                request.readouts,
-                sampling=request.sampling,
-                max_tokens=admitted.max_tokens,
-                seed=answer_seed(seed, index),
-                signals=request.signals,
-                state_position=request.state_position,
-                forced=admitted.forced,
-                salt=request.cache_salt,
-            )
-            kept = {token: tag for tag, token in special.items()}
-            text = TextStream(mllm.tokenizer, request.sampling.stop, kept, before)
-            matcher = None if start is None else start.copy()
-            made = Sequence(spec, text, completion.receive, fork_of=first, waited=waited, group=group, matcher=matcher)
-            made.expects_forks = first is None and request.n > 1
-            if spec.contrast is not None:
-                made.pair = Pair(made, admitted.twin_prompt)
-            first = first or made
-            completion.expect(made, index, baseline)
-    return completion
+    def __init__(self, mllm: MLLM, limits: Limits):
+        self.mllm = mllm
+        self.limits = limits
+        self._token_text = token_texts(mllm.tokenizer)
 
+    def read(self, request: Request) -> Prompt:
+        """Return the prompt of a request; raises as `read_prompt`."""
+        return read_prompt(self.mllm, request, self.limits.length)
 
-def _surroundings(
-    mllm: MLLM, request: Request, layout: Layout, focus_layers: int, token_text: Callable[[int], Text]
-) -> Surroundings:
-    readouts = () if request.readouts is None else request.readouts.readouts
-    pictures = [] if request.readouts is None else pictures_of(request.messages)
-    tilings = [tiling_of(mllm, *one) for one in zip(pictures, layout.images, strict=bool(pictures))]
-    discounts = request.readouts is not None and request.readouts.given.get("discount_sinks", False)
-    calibration = mllm.calibration
-    sinks = calibration.sinks if discounts and calibration is not None else None
-    return Surroundings(
-        focus_layers,
-        lambda token: token_text(token)[0],
-        tilings,
-        pictures if any(one.needs_pictures for one in readouts) else (),
-        None if sinks is None else torch.tensor(sinks),
-        None if calibration is None else calibration.flags,
-        None if calibration is None else calibration.alarm,
-    )
+    def prepare(self, request: Request, number: int) -> tuple[Add, OutputProcessor]:
+        """Return the message that adds a request to a core, and the processor of its outputs; raises as `admit`."""
+        mllm, tools = self.mllm, request.tools
+        admitted = admit(mllm, request, self.limits)
+        form, grammar = format_of(mllm), request.grammar
+        special, calls = dict[str, int](), None
+        if form is not None and tools is not None:
+            special = special_tags(mllm, form)
+            grammar = form.grammar(tools, special) if tools.required else grammar
+            calls = partial(CallStream, form, tools.names, tools.texts, bool(tools.required))
+        prompt, baseline = admitted.prompt, admitted.baseline_prompt
+        spec = Spec(
+            prompt,
+            sampling=request.sampling,
+            max_tokens=admitted.max_tokens,
+            seed=secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed,
+            asked=request.asked,
+            diagnose=request.readouts,
+            captured=request.signals,
+            state_position=request.state_position,
+            forced=admitted.forced,
+            salt=request.cache_salt,
+        )
+        add = Add(
+            number,
+            spec,
+            n=request.n,
+            baseline=request.baseline,
+            baseline_prompt=None if baseline is prompt else baseline,
+            twin_prompt=admitted.twin_prompt,
+            grammar=grammar,
+            kept={token: tag for tag, token in special.items()},
+            before=tuple(prompt.ids[-TEXT_BEFORE:].tolist()) if request.continue_final_message else (),
+        )
+        around = self._surroundings(request, prompt.layout)
+        return add, OutputProcessor(mllm, add, around, self._token_text, calls)
+
+    def _surroundings(self, request: Request, layout: Layout) -> Surroundings:
+        readouts = () if request.readouts is None else request.readouts.readouts
+        pictures = [] if request.readouts is None else pictures_of(request.messages)
+        tilings = [tiling_of(self.mllm, *one) for one in zip(pictures, layout.images, strict=bool(pictures))]
+        discounts = request.readouts is not None and request.readouts.given.get("discount_sinks", False)
+        calibration = self.mllm.calibration
+        sinks = calibration.sinks if discounts and calibration is not None else None
+        return Surroundings(
+            self.limits.focus_layers,
+            lambda token: self._token_text(token)[0],
+            tilings,
+            pictures if any(one.needs_pictures for one in readouts) else (),
+            None if sinks is None else torch.tensor(sinks),
+            None if calibration is None else calibration.flags,
+            None if calibration is None else calibration.alarm,
+        )
 
 
 def count_answers(request: Request, slots: int) -> int:
@@ -311,16 +296,6 @@ def count_answers(request: Request, slots: int) -> int:
         f"{slots}.",
         param=names[0],
     )
-
-
-def seeded(request: Request) -> Request:
-    """Return the request with a seed, drawn where it has none, so that others draw the same tokens."""
-    return replace(request, sampling=replace(request.sampling, seed=_seed(request)))
-
-
-def _seed(request: Request) -> int:
-    """Return a request's seed, drawn where it has none."""
-    return secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
 
 
 def check_request(request: object) -> None:

@@ -1,13 +1,14 @@
-"""Requests as bytes, for the other processes that run a model together with this one.
+"""The messages of an engine core as bytes, for other processes.
 
-Only data is sent, and only data is built from what is received: numbers, texts, tensors, pictures, and the dataclasses and
-options of the modules in which requests and interventions are defined, by their constructors, which validate their
-arguments; and those of the modules of `more` kinds, on which writer and reader agree. A pickle would run whatever code its
-sender likes.
+Only data is sent, and only data is built from what is received: numbers, texts, tensors, pictures, errors, and the
+dataclasses, named tuples, enums and options of the modules in which messages, interventions and recorders are defined, by
+their constructors, which validate their arguments; and those of the modules of `more` kinds, on which writer and reader
+agree. A pickle would run whatever code its sender likes.
 """
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import io
 import itertools
@@ -16,6 +17,7 @@ import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence, Set
+from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -24,14 +26,28 @@ import torch
 from PIL import Image
 from pydantic import BaseModel
 
-from steering.errors import RequestError
+from steering import errors
+from steering.errors import Fault, RequestError, SteeringError
 from steering.grammar.grammar import Grammar
-from steering.model.images import Picture
-from steering.protocol import intervention
+from steering.messages.messages import Add
+from steering.model.images import TEXT_INPUTS, Inputs, Picture
+from steering.prompt.fitting import Shrunk
+from steering.prompt.layout import Prompt
+from steering.prompt.rendering import TemplateOptions
+from steering.protocol import intervention, recorder
+from steering.protocol.logprobs import TopLogprobs
 from steering.protocol.readout import Diagnose
-from steering.protocol.request import Request, TokenLogprob
-from steering.tools.tools import Tools
+from steering.protocol.request import Request
+from steering.protocol.sequence import Spec
+from steering.protocol.signals import Signal
+from steering.runner.twins import Twinned
 from steering.vectors.vector import SteeringVector
+
+KINDS = (
+    Add, Diagnose, Grammar, Picture, Prompt, Request, Shrunk, Signal, Spec, SteeringVector, TemplateOptions, TopLogprobs,
+    Twinned,
+)  # fmt: skip
+"""Kinds of data in messages beside those of interventions and recorders."""
 
 _SCALARS = {type(None), bool, int, float, str}
 _RAW = ("L", "RGB", "RGBA")
@@ -40,7 +56,7 @@ _HEAD = 8
 
 
 def written(value: Any, more: Sequence[type] = ()) -> bytes:
-    """Return a request, or another value of the same parts, as bytes; raise RequestError for anything else."""
+    """Return a message as bytes; raise RequestError for a value that cannot be sent."""
     return b"".join(parts(value, more))
 
 
@@ -160,11 +176,13 @@ class _Writer:
         return {"known": number} if gone is None else {"known": number, "gone": gone, "first": self._whole(value)}
 
     def _whole(self, value: Any) -> Any:
-        if isinstance(value, tuple) and value and all(type(one) is TokenLogprob for one in value):
-            return self._logprobs(value)
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
             parts = list(value) if _SCALARS.issuperset(map(type, value)) else [self.plain(one) for one in value]
             return {"tuple": parts} if isinstance(value, tuple) else parts
+        if isinstance(value, array):
+            return {"array": value.typecode, "blob": self._blob(value.tobytes())}
+        if isinstance(value, BaseException):
+            return {"error": self.plain(error_to_data(value))}
         if isinstance(value, Mapping):
             return {"dict": [[self.plain(key), self.plain(one)] for key, one in value.items()]}
         if isinstance(value, bool | int | float | str):
@@ -180,23 +198,19 @@ class _Writer:
             raw = value.tobytes() if value.mode in _RAW else _png(value)
             return {"image": value.mode, "size": list(value.size), "blob": self._blob(raw)}
         if isinstance(value, Set):
-            return {"set": [self.plain(one) for one in sorted(value)]}
-        if isinstance(value, Sequence):
+            return {"set": [self.plain(one) for one in sorted(value, key=repr)]}
+        if isinstance(value, Sequence) and not hasattr(value, "_fields"):
             return [self.plain(one) for one in value]
+        if isinstance(value, Prompt):  # its inputs hold the pictures' tensors a second time
+            texts = {name: value.inputs[name] for name in value.inputs if name in TEXT_INPUTS}
+            value = dataclasses.replace(value, inputs=texts)
         name = f"{type(value).__module__}:{type(value).__qualname__}"
         if (kind := _kind(name, self._modules)) is None:
             raise RequestError(f"{type(value).__name__} cannot be sent to the other processes that run this model.")
+        if issubclass(kind, Enum):
+            return {"member": name, "of": value.name}
         fields = {key: self.plain(getattr(value, key)) for key in _fields(kind)}
         return {"made": name, "of": fields}
-
-    def _logprobs(self, tokens: tuple[TokenLogprob, ...]) -> Any:
-        """Write an answer's tokens, maybe a hundred thousand with alternatives: each distinct token is written once."""
-        each = [one for token in tokens for one in (token, *token.top)]
-        known: dict[tuple[int, str, tuple[int, ...]], int] = {}
-        places = [known.setdefault((one.token_id, one.token, one.bytes), len(known)) for one in each]
-        columns = ("q", places), ("q", [len(token.top) for token in tokens]), ("d", [one.logprob for one in each])
-        blobs = [self._blob(array(code, numbers).tobytes()) for code, numbers in columns]
-        return {"logprobs": [[number, text, [*raw]] for number, text, raw in known], "in": blobs}
 
     def _blob(self, data: bytes) -> int:
         self.blobs.append(data)
@@ -220,13 +234,18 @@ class _Reader:
             case {"tuple": list(members)}:
                 return tuple(self.made(members))
             case {"made": str(name), "of": dict(fields)} if (kind := _kind(name, self._modules)) is not None:
-                return kind(**{key: self.made(one) for key, one in fields.items()})
+                made = kind(**{key: self.made(one) for key, one in fields.items()})
+                return dataclasses.replace(made, inputs=Inputs(made.inputs, made.pictures)) if kind is Prompt else made
+            case {"member": str(name), "of": str(member)} if (kind := _kind(name, self._modules)) is not None:
+                return kind[member]
+            case {"error": list(told)}:
+                return error_from_data(*self.made(told))
+            case {"array": ("d" | "q") as code, "blob": int(blob)}:
+                return array(code, bytes(self._blobs[blob]))
             case {"known": int(number), "gone": list(gone), "first": dict(first)} if self._shared is not None:
                 return self._shared.hear(number, gone, self.made(first))
             case {"known": int(number)} if self._shared is not None and number in self._shared.heard:
                 return self._shared.heard[number]
-            case {"logprobs": list(known), "in": [int(), int(), int()] as blobs}:
-                return self._logprobs([(number, text, tuple(raw)) for number, text, raw in known], *blobs)
             case {"dict": list(pairs)}:
                 return {self.made(key): self.made(one) for key, one in pairs}
             case {"set": list(members)}:
@@ -242,40 +261,47 @@ class _Reader:
                 return Image.open(io.BytesIO(self._blobs[blob]))
         raise ValueError(f"What was received is no part of a request: {str(value)[:200]}.")
 
-    def _logprobs(
-        self, known: Sequence[tuple[int, str, tuple[int, ...]]], places: int, counts: int, values: int
-    ) -> tuple[TokenLogprob, ...]:
-        def token(place: int, value: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-            number, text, raw = known[place]
-            return TokenLogprob(number, text, raw, value, top)
 
-        numbers, tops = (np.frombuffer(self._blobs[blob], np.int64).tolist() for blob in (places, counts))
-        each = zip(numbers, np.frombuffer(self._blobs[values], np.float64).tolist(), strict=True)
-        found = []
-        for count in tops:
-            place, value = next(each)
-            found.append(token(place, value, tuple(itertools.starmap(token, itertools.islice(each, count)))))
-        return tuple(found)
+def error_to_data(error: BaseException) -> list[Any]:
+    """Return an error as data: its class name, its message and its fields."""
+    fields = {name: value for name, value in vars(error).items() if type(value) in _SCALARS}
+    return [type(error).__name__, str(error), fields]
+
+
+def error_from_data(name: str, text: str, fields: Mapping[str, Any]) -> Exception:
+    """Return the error of some data; a Fault that names it where it is neither Helmsight's nor Python's own."""
+    kind = getattr(errors, name, None) or getattr(builtins, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return Fault(f"{name}: {text}")
+    if not issubclass(kind, SteeringError):
+        return kind(text)
+    error = kind.__new__(kind)
+    Exception.__init__(error, text)
+    vars(error).update(fields)
+    return error
 
 
 def _modules(more: Sequence[type]) -> frozenset[str]:
     """Return the modules whose kinds may be sent."""
-    return _modules_of((*more, *(asked for asked, _ in intervention.REGISTRY.values())))
+    interventions = [kind for pair in intervention.REGISTRY.values() for kind in pair if kind is not None]
+    return _modules_of((*more, *interventions, *recorder.REGISTRY.values()))
 
 
 @lru_cache(maxsize=64)
 def _modules_of(kinds: tuple[type, ...]) -> frozenset[str]:
-    return frozenset(kind.__module__ for kind in (Request, Diagnose, Grammar, Tools, SteeringVector, *kinds))
+    return frozenset(kind.__module__ for kind in (*KINDS, *kinds))
 
 
 @lru_cache(maxsize=1024)
 def _kind(name: str, modules: frozenset[str]) -> Any:
-    """Return a dataclass or options class of one of these modules; None for anything else."""
+    """Return a class of data of one of these modules; None for anything else."""
     module, _, qualified = name.partition(":")
     if module not in modules:
         return None
     found = vars(sys.modules[module]).get(qualified)
-    data = isinstance(found, type) and (dataclasses.is_dataclass(found) or issubclass(found, BaseModel))
+    if not isinstance(found, type):
+        return None
+    data = dataclasses.is_dataclass(found) or issubclass(found, BaseModel | Enum) or hasattr(found, "_fields")
     return found if data else None
 
 
@@ -283,6 +309,8 @@ def _kind(name: str, modules: frozenset[str]) -> Any:
 def _fields(kind: Any) -> list[str]:
     if issubclass(kind, BaseModel):
         return list(kind.model_fields)
+    if issubclass(kind, tuple):
+        return list(kind._fields)
     return [field.name for field in dataclasses.fields(kind) if field.init]
 
 

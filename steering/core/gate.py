@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
-from steering.engine.budget import Allowance
-from steering.engine.scheduler import Scheduler
+from steering.core.budget import Allowance
+from steering.core.scheduler import Scheduler
 from steering.errors import Busy
 from steering.protocol.sequence import Sequence
 

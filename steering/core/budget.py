@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from steering.engine.price import Price
+from steering.core.price import Price
 
 LEAST = 16
 """Least number of prompt tokens in a step, however short the step should be: fewer achieve nothing."""

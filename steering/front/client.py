@@ -1,0 +1,236 @@
+"""The client of an engine core, wherever it runs: requests in, answers out."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+
+from steering.bins import Bins
+from steering.errors import Fault, RequestError
+from steering.front.completion import Completion
+from steering.front.input_processor import InputProcessor, Limits, check_request, count_answers
+from steering.front.turn import Turn
+from steering.messages.messages import Add, Output
+from steering.model.mllm import MLLM
+from steering.protocol.request import Request, Result
+
+
+class Client(ABC):
+    """Prepares requests, adds them to a core, and turns its outputs into answers; any thread may submit.
+
+    A transport implements what is abstract: the messages to a core. `preparing` returns a context to hold while a request is
+    prepared, to bound how many are at once.
+    """
+
+    def __init__(self, mllm: MLLM, limits: Limits):
+        self.mllm = mllm
+        self.limits = limits
+        self.processor = InputProcessor(mllm, limits)
+        self.preparing: Callable[[Request], AbstractContextManager[object]] = lambda request: nullcontext()
+        self._numbers = itertools.count(1)
+        self._running: dict[int, Completion] = {}
+        self._turns: set[Turn] = set()  # from a turn's first accepted request to its end
+        self._changed = threading.Condition()
+        self._stopping = False
+
+    # -- the transport -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _add(self, request: Add) -> object:
+        """Queue a request in the core; raise Busy, RequestError or Fault where it refuses."""
+
+    @abstractmethod
+    def _abort(self, number: int) -> None:
+        """End the answers of a request."""
+
+    @abstractmethod
+    def _put_out_whole(self, number: int) -> None:
+        """Let the core put out a request's answers only when each ends."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to work on requests; until then, an engine in this process steps in the threads that wait for answers."""
+
+    @abstractmethod
+    def _check(self, answers: int, group: str) -> None:
+        """Raise Busy where so many more answers of a group would be refused."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """End the core and everything that still runs."""
+
+    @property
+    @abstractmethod
+    def stepped(self) -> bool:
+        """True where another thread, or process, steps the core."""
+
+    @property
+    @abstractmethod
+    def healthy(self) -> bool:
+        """True while requests are being worked on."""
+
+    @abstractmethod
+    def stats(self) -> Mapping[str, float]:
+        """Return counters since the start and current gauges."""
+
+    @property
+    @abstractmethod
+    def bins(self) -> Mapping[str, Bins]:
+        """The distributions of times and batches since the start, in seconds and answers."""
+
+    def _advance(self) -> None:
+        """Step in the calling thread, or wait a moment where another one steps."""
+        raise NotImplementedError
+
+    @property
+    def _is_full(self) -> bool:
+        """True where a list of requests should not be prepared further yet, to bound memory."""
+        return False
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, turn: Turn | None = None) -> Completion:
+        """Queue a request; it is prepared (tokenised, validated) in the calling thread.
+
+        `turn` is the place that it takes. Raises RequestError, ContextOverflow or VectorError where it is wrong, Busy when
+        the queue is full, Fault when the engine is closed.
+        """
+        check_request(request)
+        self.check(turn, count_answers(request, self.limits.slots))  # before the work of preparing
+        return self._enqueue(request, turn)
+
+    def check(self, turn: Turn | None, answers: int = 1) -> None:
+        """Raise Busy where so many more answers, in a turn or without one, may not join now."""
+        if turn is None or turn not in self._turns:
+            self._refuse_when_closed()
+            self._check(answers, "" if turn is None else turn.group)
+
+    @contextmanager
+    def turn(self, group: str = "") -> Iterator[Turn]:
+        """Open a place in the queue for dependent requests, which count as one running request, even while it drains."""
+        turn = Turn(self, group)
+        try:
+            yield turn
+        finally:
+            with self._changed:
+                self._turns.discard(turn)
+                self._changed.notify_all()
+
+    def generate(
+        self, requests: Iterable[Request], begun: Callable[[Completion], object] | None = None
+    ) -> list[Result]:
+        """Answer requests in order, batched; step in the calling thread unless the engine was started.
+
+        They are prepared as the queue drains, to bound memory. `begun` gets each when queued, to cancel it; raises Fault
+        then.
+        """
+        return list(self.stream(requests, begun))
+
+    def stream(
+        self, requests: Iterable[Request], begun: Callable[[Completion], object] | None = None
+    ) -> Iterator[Result]:
+        """Yield the results of `generate` in order, as soon as each is ready; closing the iterator cancels the rest."""
+        pending: deque[Completion] = deque()
+        if isinstance(requests, Request):
+            raise RequestError("'requests' must be a list of them; got a single Request.", param="requests")
+        try:
+            for request in requests:
+                check_request(request)
+                while self._is_full:
+                    self._advance()
+                pending.append(self._enqueue(request, whole=True))
+                if begun is not None:
+                    begun(pending[-1])
+                while pending and pending[0].done:
+                    yield pending.popleft().result()
+            while pending:
+                yield self.result_of(pending.popleft())
+        finally:
+            for completion in pending:
+                completion.cancel()
+
+    def result_of(self, completion: Completion) -> Result:
+        """Return the result as `Completion.result`, stepping in the calling thread unless the engine was started."""
+        while not completion.done and not self.stepped:
+            self._advance()
+        return completion.result()
+
+    def receive(self, outputs: Iterable[Output]) -> None:
+        """Take outputs of the core and hand them to the completions that they belong to."""
+        ended = []
+        for output in outputs:
+            completion = self._running.get(output.request)
+            if completion is not None:
+                completion.receive(output)
+                if completion.done:
+                    ended.append(output.request)
+        if ended:
+            with self._changed:
+                for number in ended:
+                    self._running.pop(number, None)
+                self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """End every request with an error, where no more outputs come."""
+        with self._changed:
+            running, self._running = list(self._running.values()), {}
+            self._changed.notify_all()
+        for completion in running:
+            completion.fail(error)
+
+    def stop(self, drain: float = 0.0) -> None:
+        """Refuse new requests, let running ones finish for `drain` seconds, cancel the rest, end the core."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not (self._running or self._turns) or self._is_dead, timeout=drain)
+            self._turns.clear()
+        self._close()
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_dead(self) -> bool:
+        """True where the core will never answer."""
+        return False
+
+    def _enqueue(self, request: Request, turn: Turn | None = None, whole: bool = False) -> Completion:
+        number, group = next(self._numbers), "" if turn is None else turn.group
+        with self.preparing(request):
+            add, outputs = self.processor.prepare(request, number)
+            completion = Completion(
+                outputs,
+                lambda: self._abort(number),
+                lambda: self._put_out_whole(number),
+                lambda: self.stepped,
+                add.answers,
+                group,
+            )
+            begun = turn is not None and turn in self._turns
+            with self._changed:
+                if not begun:
+                    self._refuse_when_closed()
+                if turn is not None:
+                    self._turns.add(turn)
+                self._running[number] = completion
+            admitted = begun or (turn is None and whole)
+            waited = turn is not None and turn.served
+            try:
+                self._add(replace(add, group=group, waited=waited, admitted=admitted, in_pieces=not whole))
+            except BaseException:
+                with self._changed:
+                    self._running.pop(number, None)
+                    if turn is not None and not begun:
+                        self._turns.discard(turn)
+                    self._changed.notify_all()
+                raise
+        return completion
+
+    def _refuse_when_closed(self) -> None:
+        if self._stopping or self._is_dead:
+            raise Fault("The server is shutting down.")

@@ -1,0 +1,185 @@
+"""The output processor: turn the tokens and measurements of a request into text, calls, reports and readouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from steering.errors import Fault, panics_raise
+from steering.messages.messages import Add, Ended, Output
+from steering.model.mllm import MLLM
+from steering.prompt.fitting import Shrunk
+from steering.prompt.layout import Layout
+from steering.protocol.asked import Asked
+from steering.protocol.intervention import applied
+from steering.protocol.logprobs import TopLogprobs
+from steering.protocol.readout import FinishedAnswer, Surroundings
+from steering.protocol.request import Choice, Chunk, TokenLogprob
+from steering.protocol.text import Text, TextStream
+from steering.readouts.envelope import envelope
+from steering.tools.calls import CallStream
+
+
+class OutputProcessor:
+    """The answers of one request so far, choices and baselines; one thread feeds it.
+
+    token_text: returns the text and the bytes of a token. calls: splits an answer into text and calls, where it may call
+    tools.
+    """
+
+    def __init__(
+        self,
+        mllm: MLLM,
+        request: Add,
+        around: Surroundings,
+        token_text: Callable[[int], Text],
+        calls: Callable[[], CallStream] | None,
+    ):
+        spec, baseline = request.spec, request.baseline_prompt or request.spec.prompt
+        self.n, self.prompt_tokens, self.max_tokens = request.n, spec.prompt.length, spec.max_tokens
+        self._asked, self._diagnose, self._sampling = spec.asked, spec.diagnose, spec.sampling
+        self._around, self._token_text, self._calls = around, token_text, calls
+        self._stop_ids = frozenset() if spec.sampling.ignore_eos else mllm.stop_ids
+        self._answers = [
+            _Answer(
+                prompt.layout,
+                prompt.shrunk,
+                TextStream(mllm.tokenizer, spec.sampling.stop, request.kept, request.before),
+                None if calls is None else calls(),
+            )
+            for prompt in (*[spec.prompt] * request.n, *[baseline] * (request.n * request.baseline))
+        ]
+        self._held: dict[int, Chunk] = {}
+        self.choices: dict[int, Choice] = {}
+
+    def feed(self, output: Output) -> Chunk | None:
+        """Take an output and return the next chunk of a choice; None where nothing of it can be shown yet.
+
+        The last chunk of a choice comes once its baseline has ended, too. Raises the error of an answer that failed.
+        """
+        ended = output.ended
+        if ended is not None and ended.error is not None:
+            raise ended.error
+        answer = self._answers[output.answer]
+        with panics_raise(lambda panic: Fault(f"The tokenizer panicked: {panic}")):
+            text = self._read(answer, output)
+        index, finished = output.answer % self.n, ended is not None and ended.reason is not None
+        if finished:
+            answer.ended = ended
+        if output.answer < self.n:
+            logprobs = self._logprobs(answer, output)
+            chunk = answer.chunk(index, text, logprobs, finished)
+            if not finished:
+                return chunk if chunk.text or chunk.logprobs or chunk.calls else None
+            self._held[index] = chunk
+        both = self._answers[index :: self.n]
+        if index not in self._held or any(one.ended is None for one in both):
+            return None
+        choice = self.choices[index] = self._choice(both[0], index, both[1] if len(both) > 1 else None)
+        return replace(self._held.pop(index), choice=choice)
+
+    def generated(self, index: int) -> int:
+        """Return how many tokens choice `index` has so far."""
+        return len(self._answers[index].tokens)
+
+    def text(self, index: int) -> str:
+        """Return the text of choice `index` so far."""
+        text = self._answers[index].text.text
+        return text if self._calls is None else self._calls().feed(text, False)[0]
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that came from a cache."""
+        ended = self._answers[0].ended
+        return 0 if ended is None else ended.reused
+
+    def _read(self, answer: _Answer, output: Output) -> str:
+        """Return the text that new tokens add."""
+        pieces = []
+        for token in output.tokens:
+            answer.tokens.append(token)
+            if token not in self._stop_ids:
+                pieces.append(answer.text.feed(token))
+        if output.ended is not None and output.ended.reason is not None:
+            pieces.append(answer.text.finish())
+        return "".join(pieces)
+
+    def _logprobs(self, answer: _Answer, output: Output) -> tuple[TokenLogprob, ...]:
+        logprobs = () if output.logprobs is None else tuple(self._named(output.tokens, output.logprobs))
+        answer.logprobs += logprobs
+        return logprobs
+
+    def _named(self, tokens: Sequence[int], logprobs: TopLogprobs) -> Iterator[TokenLogprob]:
+        for token, (logprob, top) in zip(tokens, logprobs, strict=False):  # a token that ends the answer has none
+            others = tuple(TokenLogprob(other, *self._token_text(other), value) for other, value in top)
+            yield TokenLogprob(token, *self._token_text(token), logprob, others)
+
+    def _choice(self, answer: _Answer, index: int, baseline: _Answer | None) -> Choice:
+        ended, text, calls = answer.ended, answer.text.text, []
+        assert ended is not None
+        reason = ended.reason or ""
+        if self._calls is not None:
+            parts = self._calls()
+            parts.feed(text, last=True)
+            text, calls = parts.text, parts.calls
+            if calls and reason == "stop" and not parts.cut:  # a stop string may have cut a call short
+                reason = "tool_calls"
+        is_baseline = answer in self._answers[self.n :]
+        return Choice(
+            index=index,
+            text=text,
+            token_ids=tuple(answer.tokens),
+            finish_reason=reason,
+            logprobs=None if self._sampling.logprobs is None else tuple(answer.logprobs),
+            applied=self._applied(answer, {} if is_baseline else self._asked),
+            diagnostics=self._diagnostics(answer, baseline),
+            baseline=None if baseline is None else self._choice(baseline, index, None),
+            measured=ended.taken,
+            tool_calls=tuple(calls),
+            timing=ended.timing,
+        )
+
+    def _applied(self, answer: _Answer, asked: Mapping[str, Asked]) -> dict[str, Any] | None:
+        """Return what interventions did, and which pictures were scaled down; None where nothing was done."""
+        assert answer.ended is not None
+        pictures = [one.report() for one in answer.shrunk]
+        report = applied(asked, answer.ended.taken) or {}
+        return report | ({"pictures": pictures} if pictures else {}) or None
+
+    def _diagnostics(self, answer: _Answer, baseline: _Answer | None) -> dict[str, Any] | None:
+        if self._diagnose is None or answer.ended is None:
+            return None
+        ended, compared = answer.ended, None if baseline is None else baseline.ended
+        return envelope(
+            FinishedAnswer(
+                answer.layout,
+                self._diagnose,
+                answer.tokens,
+                ended.fed,
+                ended.taken,
+                self._around,
+                None if compared is None else compared.taken,
+                ended.scores,
+            )
+        )
+
+
+@dataclass(eq=False)
+class _Answer:
+    """The state of one answer."""
+
+    layout: Layout
+    shrunk: tuple[Shrunk, ...]
+    text: TextStream
+    calls: CallStream | None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    ended: Ended | None = None
+
+    def chunk(self, index: int, text: str, logprobs: tuple[TokenLogprob, ...], last: bool) -> Chunk:
+        """Return new text as a chunk of a choice, split into plain text and calls."""
+        if self.calls is None:
+            return Chunk(index, text, logprobs)
+        plain, calls = self.calls.feed(text, last)
+        return Chunk(index, plain, logprobs, calls=calls)

@@ -1,0 +1,82 @@
+"""The messages to and from an engine core: the same ones in its process, to a child process and to other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from steering.grammar.grammar import Grammar
+from steering.prompt.layout import Prompt
+from steering.protocol.logprobs import TopLogprobs
+from steering.protocol.request import Timing
+from steering.protocol.sequence import Spec
+
+
+@dataclass(frozen=True)
+class Add:
+    """A request: `n` answers to the prompt of `spec`, with seeds of their own, and where `baseline` as many without it.
+
+    `number` identifies it in all other messages. A baseline answers `baseline_prompt` (None: the same prompt) without
+    interventions. `twin_prompt` is the prompt of a contrast, where it is known before the model runs; answers follow
+    `grammar`. The text in which stop strings are searched begins behind the tokens `before`, and counts the special tokens
+    `kept`, by id. Where `in_pieces`, tokens are put out as they come, otherwise when the answer ends. `group` is scheduled
+    fairly with others; a request that has `waited` goes before those that have not; one that is `admitted` is not refused.
+    """
+
+    number: int
+    spec: Spec
+    n: int = 1
+    baseline: bool = False
+    baseline_prompt: Prompt | None = None
+    twin_prompt: Prompt | None = None
+    grammar: Grammar | None = None
+    kept: Mapping[int, str] = field(default_factory=dict)
+    before: tuple[int, ...] = ()
+    in_pieces: bool = True
+    group: str = ""
+    waited: bool = False
+    admitted: bool = False
+
+    @property
+    def answers(self) -> int:
+        """The number of its answers, baselines included."""
+        return self.n * (1 + self.baseline)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of an answer: its `reason`, "stop" or "length"; None where it was aborted or raised `error`.
+
+    taken: its measurements, by recorder and intervention. scores: the log-probabilities of its tokens, where they were
+    captured. fed: how many of its tokens went through the model. reused: tokens of its prompt that came from a cache.
+    """
+
+    reason: str | None
+    error: BaseException | None
+    timing: Timing
+    taken: Mapping[str, Any] = field(default_factory=dict)
+    scores: Sequence[float] = ()
+    fed: int = 0
+    reused: int = 0
+
+
+@dataclass(frozen=True)
+class Output:
+    """New tokens of an answer; `answer` counts those of the request, then its baselines. The last one has `ended`.
+
+    logprobs: those of the tokens, where the request asks for them; a token that ends the answer has none. first_at: time of
+    the first token on the monotonic clock, 0 before it.
+    """
+
+    request: int
+    answer: int
+    tokens: Sequence[int] = ()
+    logprobs: TopLogprobs | None = None
+    first_at: float = 0.0
+    ended: Ended | None = None
+
+    @property
+    def aborted(self) -> bool:
+        """True where the answer ended because its request was aborted."""
+        return self.ended is not None and self.ended.reason is None and self.ended.error is None
