@@ -18,7 +18,7 @@ BESIDE = ("tests", "benchmarks")
 FLOORS = {
     "steering": (
         "accel.triton", "decoder", "tower", "model", "prompt", "grammar", "tools", "protocol", "vectors", "recorders",
-        "readouts", "interventions", "accel", "runner", "accel.cpu", "relay", "engine", "auto", "bench",
+        "readouts", "interventions", "accel", "runner", "accel.cpu", "messages", "core", "front", "auto", "bench",
     ),
     "server": (
         "images", "wire", "engine", "engine_process", "vectors", "requests", "journal", "telemetry", "http", "access",
@@ -147,7 +147,7 @@ def test_the_engine_names_no_intervention_and_no_readout() -> None:
     known = {"steering.readouts.envelope", "steering.recorders.attention"}  # what all of them share
     known.add("steering.recorders.additions")  # which the self-check alone has
     for name, others in graph().items():
-        if name.startswith(("steering.engine.", "steering.runner.")):
+        if name.startswith(("steering.core.", "steering.front.", "steering.runner.")):
             rooms = {
                 other
                 for other in others

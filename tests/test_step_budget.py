@@ -12,7 +12,7 @@ from benchmarks.step_budget.prices import ARRIVALS, MACHINES, Asked, Machine, po
 from benchmarks.step_budget.simulation import FixedChunk, Simulation
 from benchmarks.step_budget.sleeping import SLOTS, Clock, Sleeping, arrivals
 from steering.bench.asking import chat, words
-from steering.engine.budget import StepBudget
+from steering.core.budget import StepBudget
 
 BOUND = 0.1
 
@@ -62,7 +62,7 @@ def test_a_prompt_beside_answers_takes_little_longer_than_alone(name: str, mllm:
     running = [engine.submit(request) for request in texts([20] * 8, 400)]
     while not all(completion.first_at for completion in running):
         engine.step()
-    assert len(engine._scheduler.running) == 8
+    assert len(engine.core.scheduler.running) == 8
     took = []
     for request in texts([300] * 8, 2):
         began = clock.now()

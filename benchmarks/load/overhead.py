@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from PIL import Image
@@ -31,8 +32,8 @@ from benchmarks.load.workloads import WORKLOADS, Messages
 from server.engine.local import make_engine
 from server.settings import Settings
 from steering import Engine, Request, Sampling
-from steering.front.input_processor import read_prompt
-from steering.relay import prompts
+from steering.front.output_processor import OutputProcessor
+from steering.messages.messages import Add
 
 COLUMNS = "workload", "clients", "engine, tokens/s", "server, tokens/s", "of the engine's", "least, most"
 
@@ -87,15 +88,24 @@ def _alone(engine: Engine, bodies: Sequence[Mapping[str, Any]], clients: int) ->
     requests = [
         Request(_shown(body["messages"]), Sampling(max_tokens=body["max_tokens"], ignore_eos=True)) for body in bodies
     ]
-    read = [prompts.sendable(read_prompt(engine.mllm, one, engine.max_length)) for one in requests]
+    prepared = {id(one): engine.processor.prepare(one, 0) for one in requests}
+    prepare = engine.processor.prepare
 
-    def asked(number: int) -> int:
+    def known(request: Request, number: int) -> tuple[Add, OutputProcessor]:
+        add, outputs = prepared[id(request)]
+        return replace(add, number=number), outputs
+
+    def asked(request: Request) -> int:
         with engine.turn() as turn:
-            return turn.submit(requests[number], prompts.received(read[number])).result().completion_tokens
+            return turn.submit(request).result().completion_tokens
 
-    with ThreadPoolExecutor(clients) as pool:
-        begun = time.perf_counter()
-        return sum(pool.map(asked, range(len(requests)))) / (time.perf_counter() - begun)
+    engine.processor.prepare = known  # type: ignore[method-assign]  # a server prepares in another process
+    try:
+        with ThreadPoolExecutor(clients) as pool:
+            begun = time.perf_counter()
+            return sum(pool.map(asked, requests)) / (time.perf_counter() - begun)
+    finally:
+        engine.processor.prepare = prepare  # type: ignore[method-assign]
 
 
 def _shown(chat: Messages) -> Messages:

@@ -11,8 +11,8 @@ import steering
 from benchmarks.step_budget.prices import PICTURE, Asked, Machine
 from benchmarks.step_budget.simulation import Outcome, Seen, outcome
 from steering.bench.asking import chat, noise, words
-from steering.front.input_processor import read_prompt
 from steering.core.budget import StepBudget
+from steering.front.input_processor import read_prompt
 
 LENGTH = 1024
 SLOTS = 9
@@ -48,7 +48,7 @@ class Sleeping:
         self.engine = steering.Engine(
             mllm, slots=SLOTS, max_length=LENGTH, image_cache_bytes=0, self_check=False, compiled=False
         )
-        self._steps = self.engine._steps
+        self._steps = self.engine.core.steps
         self._steps.budget = StepBudget(1024, gap * slow)
         runner = self._steps.runner
         self._prefill, self._decode, self._encode = runner.prefill, runner.decode, runner.embedder._features
@@ -83,7 +83,7 @@ class Sleeping:
             elapsed = self.clock.now() - began
             while len(completions) < len(requests) and times[len(completions)] * self.slow <= elapsed:
                 number = len(completions)
-                completions.append(self.engine.submit(requests[number], prompt=prompts[number]))
+                completions.append(self.engine.submit(requests[number]))
             if all(completion.done for completion in completions):
                 self.clock.sleep(
                     max(0.0, times[len(completions)] * self.slow - elapsed) + 1e-6

@@ -43,6 +43,7 @@ class Completion:
         self._running = answers
         self._ended = threading.Event()
         self._cancelled = False
+        self._over = False  # no further chunk comes
 
     # -- for the client that receives outputs --------------------------------------------------------------------------
 
@@ -118,13 +119,14 @@ class Completion:
             self._abort()
 
     def _chunks(self, waits: bool) -> Iterator[Chunk | None]:
-        while len(self._processor.choices) < self._processor.n:
+        while len(self._processor.choices) < self._processor.n and not self._over:
             try:
                 output = self._outputs.get(block=waits)
             except Empty:
                 yield None
                 continue
             if output is None:
+                self._over = True
                 return
             try:
                 chunk = self._read(output)
@@ -145,6 +147,7 @@ class Completion:
         """Read what has come since the consumer stopped, to the last token of a request that was cancelled."""
         if self._cancelled and self._stepped():
             self._ended.wait(PATIENCE)
+        self._over = self._over or self._cancelled
         while self._cancelled or not self._running:
             try:
                 output = self._outputs.get_nowait()

@@ -90,6 +90,7 @@ class Engine(Client):
         self._stepping_since = math.inf
         self._fatal: BaseException | None = None
         self._died, self._max_step = died, max_step
+        self._hosted = False  # another client adds requests to the core, and gets its outputs
         if self.compilation.try_now(self.generate, self.core.slots, mllm.name):
             self.core.count_anew()
 
@@ -135,6 +136,7 @@ class Engine(Client):
             self.core.steps.meanwhile = first_tokens
         else:
             self.core.steps.meanwhile = meanwhile
+        self._hosted = True
         self._begin(threading.current_thread())
         self._run(heed, deliver)
 
@@ -161,6 +163,8 @@ class Engine(Client):
     # -- the core ------------------------------------------------------------------------------------------------------
 
     def _add(self, request: Add) -> Any:
+        if self._hosted:
+            raise RuntimeError("This engine's outputs go to the client of `run`, by which requests are added, too.")
         return self.core.add(request)
 
     def _abort(self, number: int) -> None:

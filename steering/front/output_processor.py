@@ -67,8 +67,8 @@ class OutputProcessor:
         index, finished = output.answer % self.n, ended is not None and ended.reason is not None
         if finished:
             answer.ended = ended
+        logprobs = self._logprobs(answer, output)
         if output.answer < self.n:
-            logprobs = self._logprobs(answer, output)
             chunk = answer.chunk(index, text, logprobs, finished)
             if not finished:
                 return chunk if chunk.text or chunk.logprobs or chunk.calls else None

@@ -62,7 +62,7 @@ class Turn:
         """Submit a request in this turn, as `Engine.submit`."""
         return self._engine.submit(request, self)
 
-    def decide(self, request: Request, begun: Begun | None = None) -> Request:
+    def decide(self, request: Request, begun: Begun) -> Request:
         """Return the request with the intervention that its first prelude decides on, as `decide_next`."""
         return decide_next(self, request, begun)
 

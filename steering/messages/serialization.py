@@ -253,6 +253,8 @@ class _Reader:
             case {"bytes": int(blob)}:
                 return bytes(self._blobs[blob])
             case {"tensor": str(dtype), "shape": list(shape), "blob": int(blob)}:
+                if not self._blobs[blob]:
+                    return torch.empty(shape, dtype=getattr(torch, dtype))
                 raw = torch.from_numpy(np.frombuffer(self._blobs[blob], np.uint8).copy())
                 return raw.view(getattr(torch, dtype)).view(shape)
             case {"image": str(mode), "size": list(size), "blob": int(blob)}:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from steering.prompt.layout import Layout, Prompt
 from steering.protocol.sequence import Sequence, Spec
 from steering.protocol.slots import Pool
 from tests import families
+from tests.steering.inside import noting_sequences
 from tests.steering.plain import Plain
 
 MakeEngine = Callable[..., steering.Engine]
@@ -24,6 +25,12 @@ LoadMLLM = Callable[[str], steering.MLLM]
 LoadPlain = Callable[[str], Plain]
 OF_EACH_KIND = ("qwen2_vl", "qwen3_vl_moe", "llava", "gemma3", "paligemma2", "idefics3")
 """Families where not all are tested: M-RoPE, experts, single positions, windows, a bidirectional prompt, tiles."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _noted_sequences() -> Iterator[None]:
+    with noting_sequences():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -60,5 +67,5 @@ def a_sequence(spans: Iterable[int], *asked: steering.Asked, slot: int = 0) -> S
     """Return a sequence with prompt tokens of these spans, and these interventions."""
     layout = Layout(torch.tensor(list(spans)), ())
     prompt = Prompt(torch.zeros(len(layout.spans), dtype=torch.int64), {}, (), layout)
-    spec = Spec.of(prompt, {one.name(): one for one in asked}, None)
-    return Sequence(spec, text=cast(Any, None), notify=lambda *_: None, slot=slot)
+    spec = Spec(prompt, asked={one.name(): one for one in asked})
+    return Sequence(spec, slot=slot)

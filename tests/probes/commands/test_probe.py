@@ -301,7 +301,7 @@ def test_calibrations_are_kept_beside_the_vectors_and_not_replaced_unasked(
         raise AssertionError("prompts were run")
 
     with monkeypatch.context() as patch:
-        patch.setattr("steering.engine.engine.Engine.generate", refuse)
+        patch.setattr("steering.front.engine.Engine.generate", refuse)
         for option, part in (("--calibrate-sage", "divergence"), ("--calibrate-sinks", "sinks")):
             assert run(*words, option) == 1
             assert last_error(capsys) == f"helmsight: {file} has the {part} already; --replace measures it anew"

@@ -14,7 +14,7 @@ import torch
 import steering
 from server.process.sources import PREFIX
 from server.settings import Settings
-from steering.engine import compilation
+from steering.core import compilation
 
 ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()

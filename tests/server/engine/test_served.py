@@ -11,8 +11,7 @@ from flask.testing import FlaskClient
 import steering
 from server.app import create_app
 from server.engine import served as protocols
-from server.engine.local import LocalEngine, LocalTurn, adapted
-from server.engine_process.remote import RemoteCompletion, RemoteEngine, RemoteTurn
+from server.engine.local import LocalEngine, adapted
 from server.settings import Settings
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import FakeCompletion, FakeEngine
@@ -26,9 +25,9 @@ def methods(kind: type) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("protocol", "kinds"),
     [
-        (protocols.ServedEngine, (LocalEngine, RemoteEngine, FakeEngine)),
-        (protocols.ServedTurn, (LocalTurn, RemoteTurn, FakeEngine)),
-        (protocols.ServedCompletion, (steering.Completion, RemoteCompletion, FakeCompletion)),
+        (protocols.ServedEngine, (LocalEngine, FakeEngine)),
+        (protocols.ServedTurn, (steering.Turn, FakeEngine)),
+        (protocols.ServedCompletion, (steering.Completion, FakeCompletion)),
     ],
 )
 def test_own_and_fake_take_what_the_protocol_says(protocol: type[Protocol], kinds: tuple[type, ...]) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +15,9 @@ import steering
 from server.engine.local import LocalEngine
 from server.engine_process import host
 from server.engine_process.clock import StepClock
+from server.engine_process.facts import load_without_weights
 from server.engine_process.link import Link
-from server.engine_process.reading import PromptReader
-from server.engine_process.remote import RemoteEngine, connected
+from server.engine_process.remote import RemoteClient, wait_for
 from server.settings import Settings
 from tests.server.fakes import checkpoint
 
@@ -28,11 +26,17 @@ from tests.server.fakes import checkpoint
 class Apart:
     """Both ends: what the worker has, and what steps."""
 
-    engine: RemoteEngine
+    engine: LocalEngine
+    client: RemoteClient
     own: steering.Engine
     clock: StepClock
     link: Link
     died: threading.Event
+
+
+def alone(apart: Apart) -> steering.Engine:
+    """Return an engine of the same model in this process."""
+    return steering.Engine(apart.own.mllm, slots=4, threads=1, self_check=False, max_length=apart.own.max_length)
 
 
 @pytest.fixture(scope="session")
@@ -40,41 +44,32 @@ def model() -> steering.MLLM:
     return steering.load(checkpoint(), device="cpu")
 
 
-def reader_of(folder: Path, fingerprint: str, length: int = 4096) -> PromptReader:
-    """Return a prompt reader that has loaded."""
-    able: Any = SimpleNamespace(fingerprint=fingerprint, context_length=length)
-    made = PromptReader(Settings(model=str(folder)), able)
-    for thread in threading.enumerate():
-        if thread.name == "helmsight-reader":
-            thread.join()
-    return made
-
-
-@pytest.fixture(scope="session")
-def reader(model: steering.MLLM) -> PromptReader:
-    assert model.path is not None
-    return reader_of(model.path, model.fingerprint, model.context_length)
+@pytest.fixture
+def unread() -> steering.MLLM:
+    """Return the model without its weights, as the worker has it."""
+    return load_without_weights(Settings(model=str(checkpoint())))
 
 
 @pytest.fixture
-def apart(model: steering.MLLM, reader: PromptReader) -> Iterator[Callable[..., Apart]]:
-    """Engines with the options that are given, each served by a host; prompts with pictures are read on this side."""
+def apart(model: steering.MLLM, unread: steering.MLLM) -> Iterator[Callable[..., Apart]]:
+    """Engines with the options that are given, each served by a host."""
     with ExitStack() as stack:
 
         def made(**options: Any) -> Apart:
             own = steering.Engine(model, **{"slots": 4, "max_waiting": 8, "threads": 1, "self_check": False} | options)
-            ours, theirs = (Link(one) for one in socket.socketpair())
+            ours, theirs = (Link(one, shares) for one, shares in zip(socket.socketpair(), (True, False), strict=True))
             clock, died = StepClock(), threading.Event()
 
             def serve() -> None:
-                loaded = host.load(theirs, lambda tell: LocalEngine(own, nullcontext()))
+                loaded = host.load(theirs, lambda tell: own)
                 assert loaded is not None
                 host.Host(theirs, loaded, clock, alone=lambda: None).run()
 
             stepping = threading.Thread(target=serve, daemon=True)
             stepping.start()
-            engine = connected(ours, clock, lambda stage, share: None, 60.0, died.set)
-            engine.read = reader
+            facts, stats = wait_for(ours, lambda stage, share: None, died.set)
+            client = RemoteClient(unread, facts, ours, clock, stats, 60.0, died.set)
+            engine = LocalEngine(client, facts.magnitudes)
             engine.start()
 
             def stop() -> None:
@@ -86,6 +81,6 @@ def apart(model: steering.MLLM, reader: PromptReader) -> Iterator[Callable[..., 
                     link.close()
 
             stack.callback(stop)
-            return Apart(engine, own, clock, theirs, died)
+            return Apart(engine, client, own, clock, theirs, died)
 
         yield made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +12,13 @@ import torch
 from PIL import Image
 
 import steering
-from server.engine_process.reading import PromptReader
 from steering import ContextOverflow, Diagnose, Request, Sampling
-from steering.engine import admission
-from steering.engine.admission import read_prompt
-from steering.model.checkpoint import embedded
+from steering.front import input_processor
+from steering.front.input_processor import read_prompt
+from steering.messages import serialization
 from steering.prompt.layout import Prompt, build_prompt
-from steering.relay import relay
-from steering.relay.prompts import KINDS, received, sendable
 from tests import families
-from tests.server.engine_process.conftest import Apart, reader_of
+from tests.server.engine_process.conftest import Apart, alone
 
 Make = Callable[..., Apart]
 
@@ -59,78 +55,64 @@ def test_a_prompt_is_the_one_that_the_engine_reads(family: str, root: Path) -> N
             continue
         request = about(*images)
         read = read_prompt(unread, request, 4096)
-        sent = received(relay.read(relay.written(sendable(read), KINDS), KINDS))
+        sent = serialization.read(serialization.written(read))
         assert same(sent, read_prompt(whole, request, 4096))
 
 
-def test_pictures_travel_once(reader: PromptReader) -> None:
-    prompt = reader(about(picture(), picture("blue")))
-    assert prompt is not None
+def test_pictures_travel_once(unread: steering.MLLM) -> None:
+    prompt = read_prompt(unread, about(picture(), picture("blue")), 4096)
     pixels = sum(one.tensors["pixel_values"].nbytes for one in prompt.pictures)
-    assert pixels < len(relay.written(prompt, KINDS)) < 1.2 * pixels
+    assert pixels < len(serialization.written(prompt)) < 1.2 * pixels
 
 
 def test_a_picture_that_is_asked_about_again_is_neither_processed_nor_sent_again(
     apart: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = apart()
-    there.engine.read = read = reader_of(embedded(), there.own.mllm.fingerprint)
-    there.engine.read_stats = read.stats
     sent: list[int] = []
-    real = relay.parts
+    real = serialization.parts
 
     def parts(*given: Any) -> list[bytes]:
         written = real(*given)
-        if "submit" in given[0]:
+        if "add" in given[0]:
             sent.append(sum(map(len, written)))
         return written
 
-    monkeypatch.setattr(relay, "parts", parts)
-    alone = about(picture("green"))
-    asked = [alone, about(picture("blue"), picture("green")), alone]
-    expected = there.own.generate(asked)
+    monkeypatch.setattr(serialization, "parts", parts)
+    green = about(picture("green"))
+    asked = [green, about(picture("blue"), picture("green")), green]
+    expected = alone(there).generate(asked)
     counted = there.engine.stats()
     with there.engine.turn() as turn:
         found = [turn.submit(request).result() for request in asked]
     stats = there.engine.stats()
     assert [one.choices[0].token_ids for one in found] == [one.choices[0].token_ids for one in expected]
-    pixels = sum(one.nbytes for one in build_prompt(there.own.mllm, alone.messages).pictures[0].tensors.values())
+    pixels = sum(one.nbytes for one in build_prompt(there.own.mllm, green.messages).pictures[0].tensors.values())
     assert sent[0] > pixels
     assert pixels < sent[1] < 1.7 * pixels  # of two
     assert sent[2] < 4000
     assert [stats[name] - counted[name] for name in ("processed_images_hits", "processed_images_misses")] == [2, 2]
 
 
-def test_the_engine_reads_no_prompt_that_takes_long(apart: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_s_process_reads_no_prompt(apart: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     there, stepping = apart(), threading.get_ident()
 
     def build(*given: Any) -> Prompt:
         assert threading.get_ident() == stepping, "the engine has read a prompt"
         return build_prompt(*given)
 
-    monkeypatch.setattr(admission, "build_prompt", build)
+    monkeypatch.setattr(input_processor, "build_prompt", build)
     with there.engine.turn() as turn:
         assert turn.submit(about(picture(), diagnose=Diagnose())).result().choices[0].diagnostics
         with pytest.raises(ContextOverflow):  # which costs the thread that steps nothing
             turn.submit(Request([{"role": "user", "content": "What is it? " * 2000}]))
-        with pytest.raises(AssertionError, match="has read"):
-            turn.submit(Request([{"role": "user", "content": "Hi!"}]))
 
 
-def test_what_cannot_be_read_is_refused_as_the_engine_refuses_it(apart: Make, reader: PromptReader) -> None:
+def test_a_prompt_that_is_too_long_is_refused_as_the_engine_itself_refuses_it(apart: Make) -> None:
     there = apart(max_length=64)
     refused = []
-    for read in (reader_of(embedded(), there.own.mllm.fingerprint, 64), lambda request: None):
-        there.engine.read = read
-        with there.engine.turn() as turn, pytest.raises(ContextOverflow) as refusal:
-            turn.submit(about(picture(), {"type": "text", "text": "a " * 300}))
+    for submit in (alone(there).submit, there.client.submit):
+        with pytest.raises(ContextOverflow) as refusal:
+            submit(about(picture(), {"type": "text", "text": "a " * 300}))
         refused.append((str(refusal.value), vars(refusal.value)))
     assert refused[0] == refused[1]
-
-
-def test_a_reader_that_cannot_load_leaves_prompts_to_the_engine(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "helmsight"):
-        assert reader_of(tmp_path, "unread")(about(picture())) is None
-    assert "prepares all prompts" in caplog.text

@@ -17,7 +17,7 @@ from server.app import create_app
 from server.engine import local
 from server.settings import Settings
 from steering import Bins
-from steering.engine.budget import StepBudget
+from steering.core.budget import StepBudget
 from tests.server.api.test_operations import samples
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import FakeEngine
@@ -96,11 +96,11 @@ def test_prices_of_passes(engine: steering.Engine, settings: Settings) -> None:
         budget.prompt.learn(tokens, 0.020 + 0.0001 * tokens)
     budget.decode.learn(1, 0.005)
     budget.picture.learn(9408, 0.007)
-    before, engine._steps.budget = engine._steps.budget, budget
+    before, engine.core.steps.budget = engine.core.steps.budget, budget
     try:
         found = samples(create_app(settings, engine=engine).test_client())
     finally:
-        engine._steps.budget = before
+        engine.core.steps.budget = before
     assert found["helmsight_pass_seconds"] == pytest.approx(0.020)
     assert found["helmsight_prompt_token_seconds"] == pytest.approx(0.0001)
     assert found["helmsight_decode_seconds"] == pytest.approx(0.005)

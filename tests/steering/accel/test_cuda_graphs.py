@@ -55,7 +55,7 @@ def test_answers_are_those_of_steps_that_run_as_they_are(
     plain, ours = (make_engine(family, slots=8, max_length=512) for _ in range(2))
     mllm = ours.mllm
     graphs = DecodeGraphs(mllm, captures=lambda: again)
-    ours._runner.passes.use(graphs)
+    ours.core.runner.passes.use(graphs)
     ones = torch.ones(mllm.num_layers)
     direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
     steer = steering.Steer(
@@ -138,7 +138,7 @@ def test_one_is_captured_for_each_number_of_columns_although_hooks_leave_somethi
     engine = make_engine("qwen2_vl", slots=2, max_length=96)
     monkeypatch.setattr(Counted, "made", [])
     graphs = DecodeGraphs(engine.mllm, captures=Counted)
-    engine._runner.passes.use(graphs)
+    engine.core.runner.passes.use(graphs)
     answered(engine, 60, diagnose=Diagnose())
     assert Counted.made == [4], "of 32, 48, 64 and 96 columns"
     assert len(graphs) == 4
@@ -152,7 +152,7 @@ def test_when_there_are_too_many_all_are_forgotten_with_their_memory(
     monkeypatch.setattr(Counted, "made", [])
     monkeypatch.setattr(cuda_graphs, "MOST", 2)
     graphs = DecodeGraphs(engine.mllm, captures=Counted)
-    engine._runner.passes.use(graphs)
+    engine.core.runner.passes.use(graphs)
     assert answered(engine, 60) == answered(plain, 60)
     assert (Counted.made, len(graphs)) == ([2, 2], 2)
 
@@ -164,7 +164,7 @@ def test_steps_that_cannot_be_captured_while_answers_run_run_as_they_are(
     plain, engine = (make_engine("qwen2_vl", slots=2, max_length=96) for _ in range(2))
     monkeypatch.setattr(Counted, "made", [])
     graphs = DecodeGraphs(engine.mllm, captures=Counted)
-    engine._runner.passes.use(graphs)
+    engine.core.runner.passes.use(graphs)
     Counted.made[-1] = 7
     with pytest.raises(Fault, match="out of memory"):
         answered(engine, 60)  # two, and no third one before it was tried whether there are any

@@ -29,7 +29,7 @@ sys.exit(status)
 """
 ENGINE = """
 import steering
-from steering.engine.compilation import pays
+from steering.core.compilation import pays
 
 mllm = steering.load()
 assert not pays(mllm)

@@ -9,7 +9,7 @@ import pytest
 
 import steering
 from steering import ContextOverflow, Fault, Icd, Request, RequestError, Sampling, TextBounds
-from steering.engine import admission
+from steering.front import input_processor
 from tests.server.fakes import checkpoint
 from tests.steering.chats import image, text
 
@@ -89,6 +89,6 @@ def test_a_tokenizer_that_panics_refuses_the_request(
 
 
 def test_a_panic_elsewhere_in_preparing_is_a_fault(engine: steering.Engine, panicking: Any) -> None:
-    panicking(admission, "build_prompt")
+    panicking(input_processor, "build_prompt")
     with pytest.raises(Fault, match="could not be prepared"):
         engine.submit(Request(user("hi")))

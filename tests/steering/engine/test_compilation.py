@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import steering
-from steering.engine.compilation import pays
+from steering.core.compilation import pays
 from tests.steering.conftest import LoadMLLM
 
 

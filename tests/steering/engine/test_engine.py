@@ -16,6 +16,7 @@ from tests import families
 from tests.steering.conftest import OF_EACH_KIND, LoadPlain, MakeEngine
 from tests.steering.engine.asking import assert_same, conversations, exact, greedy, run_down, user
 from tests.steering.engine.conftest import LONGEST, PlainAnswer
+from tests.steering.inside import sequences
 from tests.steering.plain import Answer
 
 # --- the same tokens as generate() -----------------------------------------------------------------------------------
@@ -73,16 +74,16 @@ def test_a_long_prompt_does_not_stall_a_running_answer(
     engine = make_engine(family, prefill_budget=16)
     short = engine.submit(Request(user("How many?"), greedy(20)))
     engine.step()
-    while not short.sequences[0].tokens:
+    while not sequences(short)[0].tokens:
         engine.step()
     chat = conversations(family)[1]
     long = engine.submit(Request(chat, greedy(3)))
-    before, steps = len(short.sequences[0].tokens), 0
-    while not long.sequences[0].tokens:
+    before, steps = len(sequences(short)[0].tokens), 0
+    while not sequences(long)[0].tokens:
         engine.step()
         steps += 1
     assert steps == -(-long.prompt_tokens // 16)
-    assert len(short.sequences[0].tokens) - before == steps
+    assert len(sequences(short)[0].tokens) - before == steps
     assert_same(run_down(engine, long).choices[0], plain_answer(family, 1, 3))
     assert_same(run_down(engine, short).choices[0], load_plain(family).answer(user("How many?"), 20))
 
@@ -91,7 +92,7 @@ def test_short_prompts_are_prefilled_together(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     completions = [engine.submit(Request(chat, greedy(2))) for chat in conversations("qwen2_vl")[:4]]
     engine.step()
-    assert [len(completion.sequences[0].tokens) for completion in completions] == [2] * 4
+    assert [len(sequences(completion)[0].tokens) for completion in completions] == [2] * 4
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "paligemma2"])

@@ -254,7 +254,7 @@ def test_whatever_comes_together_and_is_let_go_of_meanwhile(engines: Engines) ->
 
 
 def assert_slots_hold_what_is_noted(engine: steering.Engine) -> None:
-    prefixes, pool = engine._runner.prefixes, engine._runner.pool
+    prefixes, pool = engine.core.runner.prefixes, engine.core.runner.pool
     blocks = {block.mark: block.number for block in prefixes._blocks.values()}
     assert prefixes._store is not None
     for slot, marks in prefixes._lying.items():
@@ -318,7 +318,7 @@ def test_a_copy_that_fails_is_made_anew(engines: Engines, monkeypatch: pytest.Mo
 def test_what_a_fault_spoilt_is_copied_anew(engines: Engines) -> None:
     warm = engine_of(engines[0].mllm)
     warm.generate([a_request()])
-    warm._runner.clear(0)
+    warm.core.runner.clear(0)
     expected = said(engines[0].generate([a_request("Is it red?")])[0])
     assert differences(said(warm.generate([a_request("Is it red?")])[0]), expected, tolerance=2e-4) == []
     assert_slots_hold_what_is_noted(warm)

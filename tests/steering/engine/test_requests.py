@@ -13,6 +13,7 @@ from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.engine.asking import assert_same, conversations, greedy, run_down
 from tests.steering.engine.conftest import PlainAnswer
+from tests.steering.inside import sequences
 
 
 def test_cancelling_frees_the_slot_at_the_next_step(make_engine: MakeEngine, plain_answer: PlainAnswer) -> None:
@@ -25,8 +26,8 @@ def test_cancelling_frees_the_slot_at_the_next_step(make_engine: MakeEngine, pla
     assert engine.stats()["running"] == 2
     left.cancel()
     engine.step()
-    assert left.sequences[0].slot == -1
-    assert waits.sequences[0].tokens
+    assert sequences(left)[0].slot == -1
+    assert sequences(waits)[0].tokens
     assert_same(run_down(engine, stays).choices[0], plain_answer("qwen2_vl", 1, 7))
     assert_same(run_down(engine, waits).choices[0], plain_answer("qwen2_vl", 2, 6))
     assert engine.stats()["cancelled"] == 1
@@ -59,11 +60,11 @@ def test_cancelling_while_waiting_and_in_the_middle_of_a_prefill(
     chats = conversations(family)
     half, waiting, last = (engine.submit(Request(chat, greedy())) for chat in chats[:3])
     engine.step()
-    assert 0 < half.sequences[0].computed < half.prompt_tokens
+    assert 0 < sequences(half)[0].computed < half.prompt_tokens
     half.cancel()
     waiting.cancel()
     engine.step()
-    assert half.sequences[0].slot == waiting.sequences[0].slot == -1
+    assert sequences(half)[0].slot == sequences(waiting)[0].slot == -1
     assert_same(run_down(engine, last).choices[0], plain_answer(family, 2, 6))
 
 

@@ -14,6 +14,7 @@ from steering.runner.sampler import uniform
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.engine.asking import conversations, sigma
+from tests.steering.inside import sequences
 
 SAMPLED = Sampling(max_tokens=8, temperature=1.5, seed=11, logprobs=2, ignore_eos=True)
 
@@ -73,7 +74,7 @@ def test_other_seeds_and_no_seed_give_other_answers(make_engine: MakeEngine) -> 
 def test_the_n_answers_draw_unrelated_numbers(make_engine: MakeEngine) -> None:
     """No answer repeats another one's random numbers, not even a few tokens later."""
     request = Request(families.example_messages("qwen2_vl", 1), SAMPLED, n=4)
-    seeds = [sequence.spec.seed for sequence in make_engine("qwen2_vl").submit(request).sequences]
+    seeds = [sequence.spec.seed for sequence in sequences(make_engine("qwen2_vl").submit(request))]
     positions = torch.arange(2000)
     numbers = torch.cat([uniform(torch.tensor(seed), positions) for seed in seeds])
     assert len(numbers.unique()) == len(numbers)

@@ -14,6 +14,7 @@ from steering.protocol.request import Result
 from tests.steering.conftest import MakeEngine
 from tests.steering.engine.asking import assert_same, conversations, greedy
 from tests.steering.engine.conftest import PlainAnswer
+from tests.steering.inside import sequences
 
 
 def test_an_engine_is_started_once(running: Engine) -> None:
@@ -65,14 +66,14 @@ def test_a_step_that_hangs_holds_up_nobody_who_gives_up(
     engine = make_engine("qwen2_vl", max_step=0.2)
     request = Request(conversations("qwen2_vl")[0], greedy(20))
     engine.generate([Request(request.messages, greedy(1))])
-    decode, go_on, hangs = engine._runner.decode, threading.Event(), threading.Event()
+    decode, go_on, hangs = engine.core.runner.decode, threading.Event(), threading.Event()
 
     def hanging(*given: Any) -> Any:
         hangs.set()
         assert go_on.wait(timeout=30)
         return decode(*given)
 
-    monkeypatch.setattr(engine._runner, "decode", hanging)
+    monkeypatch.setattr(engine.core.runner, "decode", hanging)
     engine.start()
     completions = [engine.submit(request) for _ in range(2)]
     try:
@@ -122,14 +123,14 @@ def test_stopping_ends_even_what_is_just_being_prefilled(
 ) -> None:
     engine = make_engine("qwen2_vl", max_length=1024)
     entered, go_on = threading.Event(), threading.Event()
-    real = engine._runner.prefill
+    real = engine.core.runner.prefill
 
     def prefill(*arguments: Any) -> Any:
         entered.set()
         assert go_on.wait(timeout=30)
         return real(*arguments)
 
-    monkeypatch.setattr(engine._runner, "prefill", prefill)
+    monkeypatch.setattr(engine.core.runner, "prefill", prefill)
     completions = [engine.submit(Request(chat, greedy(400))) for chat in conversations("qwen2_vl")[:3]]
     engine.start()
     assert entered.wait(timeout=30)
@@ -141,13 +142,13 @@ def test_stopping_ends_even_what_is_just_being_prefilled(
     for completion in completions:
         with pytest.raises(Fault, match="shutting down"):
             completion.result()
-        assert len(completion.sequences[0].tokens) <= 2
+        assert len(sequences(completion)[0].tokens) <= 2
 
 
 def test_an_engine_that_dies_tells_everyone_who_waits(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine("qwen2_vl", slots=1)
     completions = [engine.submit(Request(conversations("qwen2_vl")[0], greedy(400))) for _ in range(2)]
-    monkeypatch.setattr(engine._scheduler, "next_forks", lambda: 1 / 0)
+    monkeypatch.setattr(engine.core.scheduler, "next_forks", lambda: 1 / 0)
     engine.start()
     for completion in completions:
         with pytest.raises(Fault, match="engine died"):

@@ -10,6 +10,7 @@ import pytest
 from steering import Busy, Engine, Fault, Request, Sampling, Turn, measure
 from tests import families
 from tests.steering.conftest import MakeEngine
+from tests.steering.inside import sequences
 from tests.waiting import wait_for
 
 FAMILY = "qwen2_vl"
@@ -27,10 +28,10 @@ def test_what_follows_in_a_turn_goes_before_newcomers_but_the_first_behind_them(
         assert early.done
         late = [engine.submit(request()) for _ in range(5)]
         turn.generate([request(), request()])
-        assert not any(one.sequences[0].tokens for one in late)
+        assert not any(sequences(one)[0].tokens for one in late)
         last = turn.submit(request())
         engine.result_of(last)
-        assert not any(one.sequences[0].tokens for one in late)
+        assert not any(sequences(one)[0].tokens for one in late)
     for one in late:
         engine.result_of(one)
 
@@ -41,7 +42,7 @@ def test_two_turns_take_their_places_in_the_order_they_ask_in(make_engine: MakeE
         one.generate([request()])
         two.generate([request()])
         first, second = one.submit(request()), two.submit(request())
-        assert list(engine._scheduler.waiting) == [*first.sequences, *second.sequences]
+        assert list(engine.core.scheduler.waiting) == [*sequences(first), *sequences(second)]
         engine.result_of(second)
         assert first.done
 

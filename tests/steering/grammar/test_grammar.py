@@ -23,6 +23,7 @@ from steering.protocol.text import texts_of
 from tests import families
 from tests.steering.conftest import LoadPlain, MakeEngine
 from tests.steering.engine.asking import exact, greedy, user
+from tests.steering.inside import sequences
 from tests.steering.interventions.pushes import make_vector
 
 FAMILY = "qwen2_vl"
@@ -121,7 +122,7 @@ def test_a_row_without_a_grammar_keeps_every_bit(engine: Engine) -> None:
 
 def test_without_grammars_logits_are_not_touched(engine: Engine) -> None:
     logits = torch.randn(2, engine.mllm.vocab_size)
-    assert engine._runner.choice._masks.apply([None, None], logits) is logits
+    assert engine.core.runner.choice._masks.apply([None, None], logits) is logits
 
 
 def only(engine: Engine, grammar: Grammar, **sampling: Any) -> Choice:
@@ -376,7 +377,7 @@ def test_a_grammar_that_becomes_too_complex_ends_its_own_answer_alone(
     before = engine.stats()
     spoilt = engine.submit(Request(CHAT, Sampling(max_tokens=9), grammar=Grammar.regex("[a-c]{9}")))
     beside = engine.submit(Request(CHAT, Sampling(max_tokens=9), grammar=Grammar.regex("[a-c]{9}")))
-    (sequence,) = spoilt.sequences
+    (sequence,) = sequences(spoilt)
     assert sequence.matcher is not None
     assert not sequence.matcher.inner.consume_token(next(iter(engine.mllm.stop_ids)))
     with pytest.raises(RequestError, match="'grammar' became too complex while it was followed"):

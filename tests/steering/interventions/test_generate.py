@@ -31,6 +31,7 @@ from steering.protocol.sequence import State
 from steering.vectors.vector import SteeringVector
 from tests import families
 from tests.steering.conftest import OF_EACH_KIND, LoadMLLM, LoadPlain
+from tests.steering.inside import sequences
 from tests.steering.interventions.settings import check_refused
 from tests.steering.plain import Plain, uncached
 
@@ -292,7 +293,7 @@ def test_cancelling_frees_both_slots(make_engine: Any) -> None:
         completion = engine.submit(request)
         for _ in range(steps):
             engine.step()
-        (leader,), now = completion.sequences, engine.stats()
+        (leader,), now = sequences(completion), engine.stats()
         seen.add((leader.state, now["running"], now["waiting"], bool(leader.tokens)))
         completion.cancel()
         engine.step()
@@ -310,14 +311,14 @@ def test_cancelling_frees_both_slots(make_engine: Any) -> None:
 
 def test_a_twin_that_fails_ends_its_leader_and_no_other(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine: Engine = make_engine("qwen2_vl", slots=4)
-    real = engine._runner.embed
+    real = engine.core.runner.embed
 
     def embed(sequences: Any) -> None:
         if any(sequence.is_twin for sequence in sequences):
             raise RuntimeError("no memory for a twin")
         real(sequences)
 
-    monkeypatch.setattr(engine._runner, "embed", embed)
+    monkeypatch.setattr(engine.core.runner, "embed", embed)
     chat, sampling = families.example_messages("qwen2_vl", 1), Sampling(max_tokens=5, ignore_eos=True)
     other, failing = engine.submit(Request(chat, sampling)), engine.submit(Request(chat, sampling, interventions=[ALL]))
     for _ in range(12):

@@ -16,7 +16,7 @@ import torch
 
 import steering
 from steering import Engine, Fault, Options, Request, Sampling
-from steering.engine import lockstep
+from steering.core import tensor_parallel
 from steering.protocol.intervention import register
 from steering.protocol.slots import DecodeBatch, Slots
 from tests.steering.parallel.asking import chat, picture, requests, said, told
@@ -82,7 +82,7 @@ def split(rank: int, port: int, folder: Path, model: Path) -> None:
     }
     os.environ.update({name: str(value) for name, value in names.items()})
     torch.set_num_threads(1)
-    lockstep.TOGETHER = lockstep.timedelta(seconds=2)
+    tensor_parallel.TOGETHER = tensor_parallel.timedelta(seconds=2)
     register(Trip, TripSlots)
     mllm = steering.load(model, tensor_parallel=2)
     engine = Engine(mllm, slots=6, max_length=512, prefill_budget=80, prefix_cache_bytes=ROOM)

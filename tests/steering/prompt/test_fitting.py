@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from steering import ContextOverflow, Icd, Request, Sampling, Vcd
-from steering.engine.admission import Limits, admit, read_prompt
-from steering.relay import prompts, relay
+from steering.front.input_processor import Limits, admit, read_prompt
+from steering.messages import serialization
 from tests import families
 from tests.steering.conftest import LoadMLLM, LoadPlain, MakeEngine
 
@@ -126,5 +126,5 @@ def test_both_sizes_stand_in_the_report(make_engine: MakeEngine) -> None:
 
 def test_a_prompt_that_another_process_read_keeps_them(load_mllm: LoadMLLM) -> None:
     prompt = read_prompt(load_mllm(FAMILY), asked(picture(1400, 700)), LIMIT)
-    sent = relay.read(relay.written(prompts.sendable(prompt), prompts.KINDS), prompts.KINDS)
+    sent = serialization.read(serialization.written(prompt))
     assert sent.shrunk == prompt.shrunk

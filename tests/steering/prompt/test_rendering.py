@@ -13,12 +13,12 @@ import torch
 
 import steering
 from steering import Engine, Icd, Pai, Request, RequestError, Sampling
-from steering.engine.admission import options_of, read_prompt
+from steering.front.input_processor import options_of, read_prompt
+from steering.messages import serialization
 from steering.model.chat.template import RESERVED_VARIABLES, variables_of
 from steering.prompt.layout import build_prompt
 from steering.prompt.rendering import TemplateOptions
 from steering.prompt.spans import CONTEXT, OTHER, QUESTION
-from steering.relay import prompts, relay
 from tests import families
 from tests.families import IMAGE_ONLY
 from tests.steering.chats import image, text
@@ -75,11 +75,9 @@ def test_prompts_of_other_variables_are_other_prompts(thinking: Engine) -> None:
             twin = contrast.twin_prompt(thinking.mllm, one.chat, prompt)
             start = thinking.mllm.tokenizer.decode(twin.ids[:12])
             assert ("Title: " in start) == bool(one.chat_template_kwargs)
-    sent = relay.read(
-        relay.written(prompts.sendable(read_prompt(thinking.mllm, asked[1], 1024)), prompts.KINDS), prompts.KINDS
-    )
+    sent = serialization.read(serialization.written(read_prompt(thinking.mllm, asked[1], 1024)))
     assert sent.options == options_of(asked[1])
-    assert relay.read(relay.written(asked[1])).chat_template_kwargs == {"title": "A"}
+    assert serialization.read(serialization.written(asked[1])).chat_template_kwargs == {"title": "A"}
 
 
 def test_what_is_told_cannot_write_special_tokens(thinking: Engine) -> None:

@@ -56,7 +56,7 @@ def test_heatmaps_come_for_every_image_of_the_request(make_engine: MakeEngine) -
 
 
 def test_images_without_a_grid_have_none(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steering.engine.admission.tiling_of", lambda *args: None)
+    monkeypatch.setattr("steering.front.input_processor.tiling_of", lambda *args: None)
     request = Request(
         families.example_messages("llava_next", 1),
         Sampling(max_tokens=2),

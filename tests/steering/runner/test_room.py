@@ -29,7 +29,7 @@ def test_they_are_as_a_prompt_would_have_made_them(family: str, make_engine: Mak
     engine = make_engine(family, slots=2, max_length=128)
     engine.generate([Request(families.example_messages(family, 1), Sampling(max_tokens=1))])
     made = at_once(engine.mllm, 2, 128, share=0.9, kept=0)
-    for one, other in zip(made.tensors, engine._runner.pool.tensors, strict=True):
+    for one, other in zip(made.tensors, engine.core.runner.pool.tensors, strict=True):
         assert (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
         assert not one.any()
 

@@ -94,7 +94,7 @@ def test_prompts_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
     options = {"slots": 4, "max_length": 512, "self_check": False, "prefill_budget": 40, "prefix_cache_bytes": 2**24}
     ours, plain = (steering.Engine(mllm, **options) for _ in range(2))  # type: ignore[arg-type]
     steps: Any = compiled.compilation.steps
-    ours._runner.passes.use(steps)
+    ours.core.runner.passes.use(steps)
     picture = Image.linear_gradient("L").resize((112, 84)).convert("RGB")
     words = [[{"type": "text", "text": "what is this " * n}] for n in (1, 2, 3, 25)]
     asked = [
@@ -125,7 +125,7 @@ def test_passes_of_many_rows_that_threads_share_are_those_of_the_plain_step(
     assert steps is not None
     options = {"slots": 26, "max_length": 512, "self_check": False}
     plain, ours = (steering.Engine(mllm, **options) for _ in range(2))  # type: ignore[arg-type]
-    ours._runner.passes.use(steps)
+    ours.core.runner.passes.use(steps)
     shared: list[tuple[str, int]] = []
     found = Team.shares
 
@@ -164,7 +164,7 @@ def test_others_run_beside_a_step(compiled: steering.Engine) -> None:
     ready = [one for (kind, _), found in engine_.compilation.steps._ready.items() if kind == "prefill" for one in found]
     (package,) = (one for one in ready if one.given(Bound([])) == [])  # that for no hooks, whichever came first
     engine_.generate([Request([{"role": "user", "content": "?"}], Sampling(max_tokens=1))])
-    axes, width = engine_._runner.embedder.rope_axes, 400
+    axes, width = engine_.core.runner.embedder.rope_axes, 400
     embeds, places = torch.zeros(4, width, engine_.mllm.hidden_size), torch.zeros(4, dtype=torch.int64)
     positions = torch.arange(width).expand(axes or 1, 4, -1) if axes else torch.arange(width).expand(4, -1)
     seen, ended = [0.0], threading.Event()
@@ -181,7 +181,16 @@ def test_others_run_beside_a_step(compiled: steering.Engine) -> None:
             begun, processor = time.perf_counter(), time.thread_time()
             one = [slice(0, 4)]
             package.prefill(
-                [], [], embeds, positions, torch.arange(4), places, places + width - 1, width, engine_._runner.pool, one
+                [],
+                [],
+                embeds,
+                positions,
+                torch.arange(4),
+                places,
+                places + width - 1,
+                width,
+                engine_.core.runner.pool,
+                one,
             )
             last = seen[0]  # what the other thread saw before this one had the interpreter back
             during += last - begun > (time.thread_time() - processor) / 2
@@ -198,7 +207,7 @@ def test_all_columns_of_a_slot_can_be_read(compiled: steering.Engine) -> None:
     longest = build_prompt(mllm, asked.messages).length + 40
     plain = steering.Engine(mllm, slots=1, max_length=longest, self_check=False)
     compiled_too = steering.Engine(mllm, slots=1, max_length=longest, self_check=False)
-    compiled_too._runner.passes.use(compiled.compilation.steps)
+    compiled_too.core.runner.passes.use(compiled.compilation.steps)
     (one,), (other,) = plain.generate([asked]), compiled_too.generate([asked])
     assert one.choices[0].token_ids == other.choices[0].token_ids
 
@@ -248,7 +257,7 @@ def test_what_is_new_behind_a_long_prompt_is_compiled(
     monkeypatch.setattr("steering.accel.cpu.steps.LONGEST", 100)
     options = {"slots": 3, "max_length": 512, "self_check": False, "prefix_cache_bytes": 2**24}
     plain, ours = (steering.Engine(compiled.mllm, **options) for _ in range(2))  # type: ignore[arg-type]
-    ours._runner.passes.use(steps)
+    ours.core.runner.passes.use(steps)
     widths: list[int] = []
     prefill = Package.prefill
 

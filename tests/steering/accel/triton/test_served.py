@@ -46,7 +46,7 @@ class Served:
         settings: dict[str, Any] = {"slots": 8, "max_length": 512, "self_check": False} | options
         plain, ours = (steering.Engine(mllm, **settings) for mllm in (self.plain, self.fused))
         graphs = DecodeGraphs(self.fused, captures=lambda: again)
-        ours._runner.passes.use(graphs)
+        ours.core.runner.passes.use(graphs)
         return plain, ours, graphs
 
 

@@ -170,9 +170,9 @@ def an_engine(make_engine: MakeEngine) -> Engine:
 def place_of(engine: Engine, stage: str) -> tuple[Any, str]:
     """Return the object with the function of a stage, and the function's name."""
     places = {
-        "runner": engine._runner,
-        "twins": engine._steps.twins,
-        "generate": engine._runner.interventions["sage.generate"],
+        "runner": engine.core.runner,
+        "twins": engine.core.steps.twins,
+        "generate": engine.core.runner.interventions["sage.generate"],
         "module": choice,
     }
     where, name = STAGES[stage]
@@ -216,7 +216,7 @@ def test_one_fault_ends_one_request_at_most(
             assert answer is None or answer == expected(kind)[number], (at, behind, number)
         stats = engine.stats()
         assert stats["running"] == stats["waiting"] == 0
-        assert not engine._alive
+        assert not engine.core.steps.alive
         if once.calls < at:
             break
     assert answers(engine, asked) == expected(kind)
@@ -231,7 +231,7 @@ def test_a_fault_while_the_way_is_found_is_that_request_s(
     expected = answers(engine, [steering.decide(engine, request)])
     for at in (1, 2, 4):
         with monkeypatch.context() as patch:
-            patch.setattr(engine._runner, "prefill", Once(engine._runner.prefill, at, behind=False))
+            patch.setattr(engine.core.runner, "prefill", Once(engine.core.runner.prefill, at, behind=False))
             try:
                 assert answers(engine, [steering.decide(engine, request)]) == expected
             except Fault:
@@ -244,14 +244,14 @@ def test_a_prompt_that_always_fails_ends_alone(
     make_engine: MakeEngine, expected: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = an_engine(make_engine)
-    real = engine._runner.next_tokens
+    real = engine.core.runner.next_tokens
 
     def next_tokens(sequences: Any, logits: torch.Tensor) -> Any:
         if any(sequence.twin is not None for sequence in sequences):
             raise RuntimeError("out of luck")
         return real(sequences, logits)
 
-    monkeypatch.setattr(engine._runner, "next_tokens", next_tokens)
+    monkeypatch.setattr(engine.core.runner, "next_tokens", next_tokens)
     first, _, last = expected("sage")
     assert answers(engine, requests(engine, "sage")) == [first, None, last]
     assert engine.stats()["running"] == engine.stats()["waiting"] == 0
@@ -261,7 +261,7 @@ def test_a_step_that_is_run_again_has_the_memory_of_the_first(
     make_engine: MakeEngine, expected: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = an_engine(make_engine)
-    real, held = engine._runner.passes.decode, []
+    real, held = engine.core.runner.passes.decode, []
 
     def decode(*args: Any) -> Any:
         passed = real(*args)
@@ -271,6 +271,6 @@ def test_a_step_that_is_run_again_has_the_memory_of_the_first(
         assert held[0]() is None
         return passed
 
-    monkeypatch.setattr(engine._runner.passes, "decode", decode)
+    monkeypatch.setattr(engine.core.runner.passes, "decode", decode)
     assert answers(engine, requests(engine, "sage")) == expected("sage")
     assert held

@@ -15,8 +15,8 @@ import steering
 from server.engine import local
 from server.settings import Settings
 from steering import Engine, Fault, Request
+from steering.core import steps
 from steering.devices import lost
-from steering.engine import steps
 from steering.errors import UnsupportedModel
 from tests import families
 from tests.steering.conftest import LoadMLLM, MakeEngine
@@ -43,7 +43,7 @@ def test_a_lost_device_ends_the_engine_wherever_it_is_heard_of(
 ) -> None:
     engine = make_engine(FAMILY, slots=6)
     *part, name = stage.split(".")
-    owner = getattr(engine._runner, *part) if part else engine._runner
+    owner = getattr(engine.core.runner, *part) if part else engine.core.runner
     loses = Loses(getattr(owner, name), 1, behind=False)
     monkeypatch.setattr(owner, name, loses)
     with pytest.raises(torch.AcceleratorError):
@@ -55,7 +55,7 @@ def test_a_mask_that_finds_the_device_lost_ends_the_engine(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(FAMILY, slots=6)
-    part: Any = engine._runner.interventions["sage.generate"]
+    part: Any = engine.core.runner.interventions["sage.generate"]
     monkeypatch.setattr(part, "_mask", Loses(part._mask, 1, behind=False))
     with pytest.raises(torch.AcceleratorError):
         engine.generate([dataclasses.replace(a_request(), interventions=[steering.Generate(refresh=2)])])
@@ -96,7 +96,7 @@ def test_whoever_waits_is_told_and_the_process_ends(
     monkeypatch.setattr(os, "_exit", left.append)
     monkeypatch.setattr(local.logging, "shutdown", lambda: None)
     engine: Engine = local.make_engine(Settings(slots=2, max_length=256))
-    monkeypatch.setattr(engine._runner, "decode", Loses(engine._runner.decode, 2, behind=False))
+    monkeypatch.setattr(engine.core.runner, "decode", Loses(engine.core.runner.decode, 2, behind=False))
     engine.start()
     with pytest.raises(Fault, match="The engine died: CUDA error"):
         engine.submit(Request(families.example_messages(FAMILY, 1), SAMPLING)).result()

@@ -13,6 +13,7 @@ import steering
 from steering import Completion, Fault, Request
 from tests.steering.conftest import OF_EACH_KIND, LoadPlain, MakeEngine
 from tests.steering.engine.asking import assert_same, conversations, greedy, run_down, sigma
+from tests.steering.inside import sequences
 
 
 class _Sabotage:
@@ -32,7 +33,7 @@ class _Sabotage:
         monkeypatch.setattr(mllm, "embed", embed)
 
     def mark(self, completion: Completion) -> Completion:
-        self.marked.add(completion.sequences[0].prompt.ids[None].numpy().tobytes())
+        self.marked.add(sequences(completion)[0].prompt.ids[None].numpy().tobytes())
         return completion
 
 
@@ -88,15 +89,15 @@ def test_a_step_that_fails_for_a_batch_is_tried_again_one_by_one(
     requests = [Request(chat, greedy(), (steer,), diagnose=steering.Diagnose()) for chat in chats[:3]]
     expected = make_engine("qwen2_vl").generate(requests)
     completions = [engine.submit(request) for request in requests]
-    guilty = completions[1].sequences[0]
-    real = engine._runner.next_tokens
+    guilty = sequences(completions[1])[0]
+    real = engine.core.runner.next_tokens
 
     def next_tokens(sequences: Any, logits: torch.Tensor) -> Any:
         if guilty in sequences:
             raise RuntimeError("out of luck")
         return real(sequences, logits)
 
-    monkeypatch.setattr(engine._runner, "next_tokens", next_tokens)
+    monkeypatch.setattr(engine.core.runner, "next_tokens", next_tokens)
     with pytest.raises(Fault, match="out of luck"):
         run_down(engine, completions[1])
     for number in (0, 2):
@@ -117,7 +118,7 @@ def test_a_decoding_step_that_raises_twice_ends_what_ran_and_the_engine_goes_on(
     chats = conversations("qwen2_vl")
     completions = [engine.submit(Request(chat, greedy())) for chat in chats[:3]]
     with monkeypatch.context() as patch:
-        patch.setattr(engine._runner, "decode", lambda *_: 1 / 0)
+        patch.setattr(engine.core.runner, "decode", lambda *_: 1 / 0)
         engine.step()
     for completion in completions[:2]:
         with pytest.raises(Fault, match="division by zero"):

@@ -48,7 +48,7 @@ CONCERNED = {
 
 
 def parts(engine: Engine) -> dict[str, Any]:
-    return {**engine._runner.recorders, **engine._runner.interventions}
+    return {**engine.core.runner.recorders, **engine.core.runner.interventions}
 
 
 def an_engine(make_engine: MakeEngine) -> Engine:
@@ -77,7 +77,7 @@ def test_what_raises_behind_a_step_fails_those_it_concerns(
         assert len(failed) <= 1 if method == "take" else failed <= CONCERNED[name], (at, behind)
         assert failed if once.calls >= at else not failed
         assert [got[i] for i in range(5) if i not in failed] == [expected[i] for i in range(5) if i not in failed]
-        assert not engine._alive
+        assert not engine.core.steps.alive
     assert answers(engine, asked()) == expected
 
 
@@ -110,7 +110,7 @@ def test_a_last_token_that_cannot_be_read_ends_in_a_fault(
 ) -> None:
     """And not in silence: the one who waits for it is told."""
     engine = make_engine(FAMILY, slots=2)
-    monkeypatch.setattr(engine._runner.recorders["attention"], "take", lambda sequence: 1 / 0)
+    monkeypatch.setattr(engine.core.runner.recorders["attention"], "take", lambda sequence: 1 / 0)
     engine.start()
     try:
         completion = engine.submit(asked()[0])
@@ -143,7 +143,7 @@ def test_nothing_of_a_faulty_answer_stays_in_any_slot(
         batch, passed = decode(self, running, *fed)
         decoded.append(len(running))
         if len(decoded) == 2:
-            for tensor in engine._runner.pool.tensors:
+            for tensor in engine.core.runner.pool.tensors:
                 tensor[1 : len(running), :, -1] = torch.nan
             passed.computed.logits[1:] = torch.nan
         return batch, passed
@@ -156,7 +156,7 @@ def test_nothing_of_a_faulty_answer_stays_in_any_slot(
     assert got[0] is not None
     assert got[1] is None
     assert decoded[1] == (3 if contrasted else 2)
-    assert not any(bool(tensor.isnan().any()) for tensor in engine._runner.pool.tensors)
+    assert not any(bool(tensor.isnan().any()) for tensor in engine.core.runner.pool.tensors)
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from steering import Engine, Fault, Request
-from steering.engine import steps
-from steering.engine.budget import FIRST, LEAST, Allowance, StepBudget, Taken
+from steering.core import steps
+from steering.core.budget import FIRST, LEAST, Allowance, StepBudget, Taken
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.engine.asking import greedy, run_down, user
+from tests.steering.inside import sequences
 
 H100, FUSED, CPU = (0.030, 0.00002, 0.009), (0.012, 0.00002, 0.006), (0.0, 0.0004, 0.009)
 """Seconds of a pass, of each of its tokens, and of a decode: of a 7B, of one with better kernels, of a small model."""
@@ -209,14 +210,14 @@ def test_steps_without_a_decode_are_not_taken_for_short_ones(
     """In a server's first step nothing has been decoded yet."""
     engine: Engine = make_engine("qwen2_vl", slots=2, max_length=512)
     told: list[float] = []
-    decode = engine._steps.runner.decode
+    decode = engine.core.steps.runner.decode
 
     def slow(*given: Any) -> Any:
         time.sleep(0.02)
         return decode(*given)
 
-    monkeypatch.setattr(engine._steps.runner, "decode", slow)
-    monkeypatch.setattr(engine._steps, "budget", budget := StepBudget(16, 0.1))
+    monkeypatch.setattr(engine.core.steps.runner, "decode", slow)
+    monkeypatch.setattr(engine.core.steps, "budget", budget := StepBudget(16, 0.1))
     monkeypatch.setattr(budget.decode, "learn", lambda rows, seconds: told.append(seconds))
     engine.generate([Request(families.example_messages("qwen2_vl", 2), greedy(4))])
     assert budget.prompt.count > 1
@@ -243,12 +244,14 @@ def test_pictures_are_encoded_one_a_step_beside_a_running_answer(
     running = engine.submit(Request(user("How many?"), greedy(40)))
     engine.step()
     one = Allowance(0.1, 1024, picture_each=math.inf)  # of pictures it is not known how long they take
-    monkeypatch.setattr(engine._steps, "allowance", lambda: one if engine._scheduler.running else Allowance(most=1024))
+    monkeypatch.setattr(
+        engine.core.steps, "allowance", lambda: one if engine.core.scheduler.running else Allowance(most=1024)
+    )
     asked = [engine.submit(Request(chat, greedy())) for chat in chats]
     for step in range(1, 4):
         engine.step()
         assert calls == [1] * step
-        assert not asked[0].sequences[0].computed
+        assert not sequences(asked[0])[0].computed
     for completion, plain in zip(asked, alone, strict=True):
         found = engine.result_of(completion).choices[0]
         assert found.token_ids == plain.token_ids
@@ -278,14 +281,14 @@ def test_as_many_pictures_are_encoded_as_fit(make_engine: MakeEngine, monkeypatc
     running = engine.submit(Request(user("How many?"), greedy(40)))
     engine.step()
     asked = engine.submit(Request(chat, greedy()))
-    sizes = [picture.values for picture in asked.sequences[0].prompt.pictures]
+    sizes = [picture.values for picture in sequences(asked)[0].prompt.pictures]
     two = Allowance(sum(sizes[:2]) * 1e-3, 1024, picture_each=1e-3)
-    monkeypatch.setattr(engine._steps, "allowance", lambda: two)
+    monkeypatch.setattr(engine.core.steps, "allowance", lambda: two)
     engine.step()
     assert calls == [2]
     engine.step()
     assert calls == [2, 1]
-    assert asked.sequences[0].computed
+    assert sequences(asked)[0].computed
     assert engine.result_of(asked).choices[0].token_ids == alone.token_ids
     run_down(engine, running)
 
@@ -298,9 +301,9 @@ def test_prompts_come_in_by_their_price_beside_a_running_answer(
     (5.25 - 2) / .01 are 325 tokens, so that a prompt of up to 650 comes in two equal parts.
     """
     engine: Engine = make_engine("qwen2_vl", slots=3, max_length=1024)
-    engine._steps.budget = StepBudget(1024, 5.25)
+    engine.core.steps.budget = StepBudget(1024, 5.25)
     chunks: list[int] = []
-    prefill, decode = engine._runner.prefill, engine._runner.decode
+    prefill, decode = engine.core.runner.prefill, engine.core.runner.decode
     clock = [0.0]
 
     def taken(batch: list, budget: int) -> object:  # type: ignore[type-arg]
@@ -314,8 +317,8 @@ def test_prompts_come_in_by_their_price_beside_a_running_answer(
         clock[0] += 1.0
         return decode(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine._runner, "prefill", taken)
-    monkeypatch.setattr(engine._runner, "decode", decoded)
+    monkeypatch.setattr(engine.core.runner, "prefill", taken)
+    monkeypatch.setattr(engine.core.runner, "decode", decoded)
     monkeypatch.setattr(steps.time, "monotonic", lambda: clock[0])
     running = engine.submit(Request(user("How many?"), greedy(60)))
     for _ in range(3):
@@ -323,7 +326,7 @@ def test_prompts_come_in_by_their_price_beside_a_running_answer(
     for seed in range(4):
         before = len(chunks)
         long = engine.submit(Request(user(f"{seed} " + "one two three " * 110), greedy(2)))
-        while not long.sequences[0].tokens:
+        while not sequences(long)[0].tokens:
             engine.step()
         assert sum(chunks[before:]) == long.prompt_tokens
     assert len(chunks[before:]) == 2
@@ -336,9 +339,9 @@ def test_prompts_come_in_by_their_price_beside_a_running_answer(
 def test_prompts_that_come_one_by_one_share_a_pass(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass takes 10 s, a decode one, and every two seconds somebody asks: they wait for one another for up to 10 s."""
     engine: Engine = make_engine("qwen2_vl", slots=30, max_length=512)
-    engine._steps.budget = budget = StepBudget(1024, 60.0)
+    engine.core.steps.budget = budget = StepBudget(1024, 60.0)
     clock, batches = [0.0], list[int]()
-    prefill, decode = engine._runner.prefill, engine._runner.decode
+    prefill, decode = engine.core.runner.prefill, engine.core.runner.decode
 
     def taken(batch: list, tokens: int) -> object:  # type: ignore[type-arg]
         batches.append(len(batch))
@@ -354,8 +357,8 @@ def test_prompts_that_come_one_by_one_share_a_pass(make_engine: MakeEngine, monk
     engine.step()
     for size in (5, 20, 80) * 3:
         budget.prompt.learn(size, 10.0 + 0.001 * size)
-    monkeypatch.setattr(engine._runner, "prefill", taken)
-    monkeypatch.setattr(engine._runner, "decode", decoded)
+    monkeypatch.setattr(engine.core.runner, "prefill", taken)
+    monkeypatch.setattr(engine.core.runner, "decode", decoded)
     for seed in range(3):
         asked.append(engine.submit(Request(user(f"What is it? {seed}"), greedy(60))))
         engine.step()

@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from steering import Busy, Completion, Engine, Request
-from steering.engine import steps
-from steering.engine.budget import Allowance
-from steering.engine.gate import Rate
+from steering.core import steps
+from steering.core.budget import Allowance
+from steering.core.gate import Rate
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.engine.asking import greedy, run_down, user
+from tests.steering.inside import sequences
 
 SECONDS = 0.5
 """The duration of each step."""
@@ -69,13 +70,13 @@ def clocked(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def make(**options: object) -> Engine:
         engine: Engine = make_engine("qwen2_vl", slots=2, **options)
-        decode = engine._runner.decode
+        decode = engine.core.runner.decode
 
         def decoded(*given: object) -> object:
             clock[0] += SECONDS
             return decode(*given)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(engine._runner, "decode", decoded)
+        monkeypatch.setattr(engine.core.runner, "decode", decoded)
         return engine
 
     return make
@@ -96,7 +97,7 @@ def test_whoever_would_wait_too_long_is_refused(clocked: Callable[..., Engine]) 
         run_down(engine, one)
     running = [asked(engine, 6) for _ in range(2)]
     engine.step()
-    assert [len(one.sequences[0].tokens) for one in running] == [2, 2]
+    assert [len(sequences(one)[0].tokens) for one in running] == [2, 2]
     with pytest.raises(Busy) as refused:  # both have four tokens, which is 2 s, to come
         asked(engine, 6)
     assert refused.value.retry_after == 1.0
@@ -105,7 +106,7 @@ def test_whoever_would_wait_too_long_is_refused(clocked: Callable[..., Engine]) 
     with pytest.raises(Busy):  # 3 s, as another is before it
         asked(engine, 6)
     run_down(engine, taken)
-    assert taken.sequences[0].admitted_at - now == 1.5
+    assert sequences(taken)[0].admitted_at - now == 1.5
 
 
 def test_pictures_of_those_before_are_waited_for(
@@ -115,14 +116,14 @@ def test_pictures_of_those_before_are_waited_for(
     engine = clocked(max_wait=0.9)
     run_down(engine, asked(engine, 6))
     one = Allowance(9.0, 1024, picture_each=math.inf)
-    monkeypatch.setattr(engine._gate, "_allowance", lambda: one)
+    monkeypatch.setattr(engine.core.gate, "_allowance", lambda: one)
     running = asked(engine, 6)
     engine.step()
-    assert engine._gate.wait(1, "") == 0.0
+    assert engine.core.gate.wait(1, "") == 0.0
     shown = engine.submit(Request(families.example_messages("qwen2_vl", 3), greedy(6)))
     with pytest.raises(Busy):
         asked(engine, 6)
-    assert engine._gate.wait(0, "") == pytest.approx(3 * SECONDS), "a step for each of the pictures"
+    assert engine.core.gate.wait(0, "") == pytest.approx(3 * SECONDS), "a step for each of the pictures"
     for one in (running, shown):
         run_down(engine, one)
 

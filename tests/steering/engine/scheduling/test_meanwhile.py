@@ -7,6 +7,7 @@ import pytest
 from steering import Completion, Engine, Request, Sampling
 from tests import families
 from tests.steering.conftest import MakeEngine
+from tests.steering.inside import sequences
 
 FAMILY = "qwen2_vl"
 
@@ -24,15 +25,15 @@ def begun(engine: Engine, others: list[Request], tells: bool = True) -> tuple[li
     completions = [engine.submit(request())]
 
     def said() -> bool:
-        assert completions[-1].generated(0) == 1, "called where first tokens are there"
+        assert len(sequences(completions[-1])[0].tokens) == 1, "called where first tokens are there"
         if others:
             completions.append(engine.submit(others.pop(0)))
             return tells
         return False
 
-    engine._steps.said = said
+    engine.core.steps.meanwhile = said
     engine.step()
-    return [one.generated(0) for one in completions], completions
+    return [len(sequences(one)[0].tokens) for one in completions], completions
 
 
 def test_others_begin_in_the_step_that_they_come_in(make_engine: MakeEngine) -> None:

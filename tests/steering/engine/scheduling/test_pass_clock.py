@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from steering.engine.price import PassClock, Price
+from steering.core.price import PassClock, Price
 
 
 class Told(Price):

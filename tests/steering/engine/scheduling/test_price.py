@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from steering.engine.price import BLIND, RECENT, STALE, Price
+from steering.core.price import BLIND, RECENT, STALE, Price
 
 FIXED, EACH = 0.030, 0.00002
 """The prices of an H100 with a 7B model, in seconds."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from steering.engine.scheduler import Scheduler
+from steering.core.scheduler import Scheduler
 from steering.protocol.sequence import Sequence, Spec
 
 
@@ -26,7 +26,7 @@ class World:
 
     def submit(self, length: int, fork_of: Sequence | None = None) -> Sequence:
         prompt = cast(Any, SimpleNamespace(length=length))
-        made = Sequence(Spec(prompt, max_tokens=9), cast(Any, None), lambda *_: None, fork_of=fork_of)
+        made = Sequence(Spec(prompt, max_tokens=9), fork_of=fork_of)
         self.scheduler.waiting.append(made)
         return made
 

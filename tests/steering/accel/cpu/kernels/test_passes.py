@@ -43,7 +43,7 @@ def test_answers_are_those_without(
     options = {"prefill_budget": budget, "prefix_cache_bytes": 2**24}
     plain, ours = make_engine(family, **options), make_engine(family, **options)
     steps = CompiledSteps(ours.mllm, 1)
-    ours._runner.passes.use(steps)
+    ours.core.runner.passes.use(steps)
     steps.loops = loops
     called: Counter[str] = Counter()
     call = native.Loops.__call__
@@ -70,7 +70,7 @@ def test_fewer_threads_than_torch_has_do_not_compute_for_it(
 ) -> None:
     engine = make_engine("qwen2_vl")
     steps = CompiledSteps(engine.mllm, 1)
-    engine._runner.passes.use(steps)
+    engine.core.runner.passes.use(steps)
 
     class Refusing(native.Loops):
         def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -14,10 +15,16 @@ from pydantic import BaseModel
 
 import steering
 from steering import Diagnose, Earlier, Request, RequestError, Sampling, Tools
+from steering.front.input_processor import InputProcessor, Limits
+from steering.messages import serialization
+from steering.messages.messages import Ended, Output
 from steering.model.images import Picture
 from steering.protocol import intervention
-from steering.protocol.request import TokenLogprob
-from steering.relay import relay
+from steering.protocol.intervention import next_prelude
+from steering.protocol.logprobs import TopLogprobs
+from steering.protocol.request import Timing
+from steering.protocol.signals import Signal
+from steering.recorders.attention import RowCounts
 from steering.vectors.vector import SteeringVector
 from tests.steering.parallel.asking import chat, picture, requests
 from tests.toys.nudge import Nudge
@@ -41,31 +48,48 @@ def same(one: Any, other: Any) -> bool:
 
 def test_every_request_is_read_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(intervention.REGISTRY, "nudge", (Nudge, None))
-    function = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     more = {
-        "tools": Request(chat(), Sampling(logit_bias={3: -1.5}, stop=("a", "b")), tools=Tools([function])),
+        "sampling": Request(chat(), Sampling(logit_bias={3: -1.5}, stop=("a", "b"))),
         "earlier": Request(chat(), diagnose=Diagnose(["drift"], earlier=Earlier("before", torch.rand(2, 8, 192)))),
         "toy": Request(chat(), interventions=Nudge(token=9, by=2.5)),
-        "palette": Request(chat(picture(1, 2, 3).convert("P"), picture(1, 2, 3).convert("LA"))),
     }
-    for name, request in {**requests(steering.load(device="cpu")), **more}.items():
-        assert same(request, relay.read(relay.written(request))), name
-    assert not same(more["tools"], more["palette"])
+    mllm = steering.load(device="cpu")
+    processor = InputProcessor(mllm, Limits(512, 4, 2, 4))
+    added = [
+        processor.prepare(request, number)[0]
+        for number, request in enumerate({**requests(mllm), **more}.values())
+        if next_prelude(request) is None
+    ]
+    for add in added:
+        read = serialization.read(serialization.written(add))
+        assert same(read, add)
+        assert read.spec.signals == add.spec.signals
+    assert not same(added[0], added[1])
 
 
-def test_log_probabilities_of_many_tokens_are_read_as_they_were_written() -> None:
-    """To the bit, whatever they are; each token is told once, and what it is, by its number and text and bytes."""
+def test_requests_themselves_are_read_as_they_were_written() -> None:
+    function = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    asked = Request(chat(picture(1, 2, 3).convert("P"), picture(1, 2, 3).convert("LA")), tools=Tools([function]))
+    assert same(serialization.read(serialization.written(asked, (Tools,))), asked)
 
-    def token(number: int, logprob: float, *top: TokenLogprob) -> TokenLogprob:
-        return TokenLogprob(number % 7, f"t{number % 5}\ud800", (number % 3, 255), logprob, top)
 
-    told = tuple(token(one, -one / 3, *(token(one + at, -at - 0.1) for at in range(one % 4))) for one in range(200))
-    odd = (token(1, -torch.inf, token(2, -0.0)), token(3, 1e-300))
-    for tokens in (told, odd, ()):
-        (found,) = relay.read(relay.written([tokens]))
-        assert found == tokens
-        assert repr(found) == repr(tokens)
-    assert len(relay.written(told)) < 20_000
+def test_measurements_are_read_as_they_were_written() -> None:
+    """To the bit, whatever they are: arrays of log-probabilities, named tuples, members of enums, sets of them."""
+    logprobs = TopLogprobs()
+    for token in range(200):
+        logprobs.append(-token / 3, [(token + at, -at - 0.1) for at in range(token % 4)])
+    logprobs.append(-math.inf, [(1, -0.0), (3, 1e-300), (4, -math.inf)])
+    counts = RowCounts(1, 2, 3)
+    ended = Ended(
+        "stop", None, Timing(1.0, 2.0, 3.0, 4.5), {"a": (torch.rand(2, 3), torch.zeros(0, 4), {4: counts})}, [0.5], 3, 2
+    )
+    output = Output(7, 1, [4, 5], logprobs, 2.5, ended)
+    read = serialization.read(serialization.written([output, frozenset(Signal)]))
+    assert same(read[0], output)
+    assert read[1] == frozenset(Signal)
+    assert list(read[0].logprobs) == list(logprobs)
+    assert type(read[0].ended.taken["a"][2][4]) is RowCounts
+    assert len(serialization.written(logprobs)) < 20_000
 
 
 def message(value: Any) -> bytes:
@@ -85,12 +109,12 @@ def message(value: Any) -> bytes:
 )
 def test_nothing_but_parts_of_requests_is_made(value: Any) -> None:
     with pytest.raises(ValueError, match="no part of a request"):
-        relay.read(message(value))
+        serialization.read(message(value))
 
 
 def test_what_is_made_is_checked() -> None:
     with pytest.raises(RequestError, match="'temperature' must be"):
-        relay.read(message({"made": "steering.protocol.request:Sampling", "of": {"temperature": 9.0}}))
+        serialization.read(message({"made": "steering.protocol.request:Sampling", "of": {"temperature": 9.0}}))
 
 
 def test_what_cannot_be_sent_is_refused() -> None:
@@ -99,7 +123,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
         number: int
 
     with pytest.raises(RequestError, match="Own cannot be sent"):
-        relay.written((1, Own(2)))
+        serialization.written((1, Own(2)))
 
 
 def vector(seed: int) -> SteeringVector:
@@ -108,20 +132,20 @@ def vector(seed: int) -> SteeringVector:
 
 
 def test_a_stream_tells_a_vector_once() -> None:
-    here, there, one = relay.Shared(), relay.Shared(), vector(1)
-    sent = [b"".join(relay.parts(["submit", one, one], shared=here)) for _ in range(2)]
-    heard = [told for each in sent for told in relay.read(each, shared=there)[1:]]
+    here, there, one = serialization.Shared(), serialization.Shared(), vector(1)
+    sent = [b"".join(serialization.parts(["submit", one, one], shared=here)) for _ in range(2)]
+    heard = [told for each in sent for told in serialization.read(each, shared=there)[1:]]
     assert same(heard[0], one)
     assert all(told is heard[0] for told in heard)
     assert len(sent[1]) < 100 < len(sent[0])
 
 
 def test_both_ends_let_go_of_the_same_vectors() -> None:
-    here, there = relay.Shared(), relay.Shared()
-    vectors = [vector(seed) for seed in range(relay.Shared.MOST + 8)]
-    for one in (*vectors, vectors[0], *vectors[-relay.Shared.MOST :], *vectors):
-        assert same(relay.read(b"".join(relay.parts(one, shared=here)), shared=there), one)
-    assert len(there.heard) == len(here._told) == relay.Shared.MOST
+    here, there = serialization.Shared(), serialization.Shared()
+    vectors = [vector(seed) for seed in range(serialization.Shared.MOST + 8)]
+    for one in (*vectors, vectors[0], *vectors[-serialization.Shared.MOST :], *vectors):
+        assert same(serialization.read(b"".join(serialization.parts(one, shared=here)), shared=there), one)
+    assert len(there.heard) == len(here._told) == serialization.Shared.MOST
 
 
 def processed(seed: int, tokens: int = 4) -> Picture:
@@ -130,22 +154,22 @@ def processed(seed: int, tokens: int = 4) -> Picture:
 
 
 def test_a_stream_tells_a_picture_once_and_keeps_no_more_than_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay.Shared, "BYTES", 4 * 200)
-    here, there = relay.Shared(), relay.Shared()
+    monkeypatch.setattr(serialization.Shared, "BYTES", 4 * 200)
+    here, there = serialization.Shared(), serialization.Shared()
 
     def sent(one: Any) -> tuple[Any, int]:
-        written = b"".join(relay.parts(["submit", one], (Picture,), here))
-        return relay.read(written, (Picture,), there)[1], len(written)
+        written = b"".join(serialization.parts(["submit", one], (Picture,), here))
+        return serialization.read(written, (Picture,), there)[1], len(written)
 
     small = [processed(seed) for seed in range(12)]  # of 120 bytes
     for one in (*small, small[11], small[0], small[6]):
         heard, _ = sent(one)
         assert heard.key == one.key
         assert torch.equal(heard.tensors["pixel_values"], one.tensors["pixel_values"])
-        assert here._bytes == sum(map(relay._bytes, there.heard.values())) <= 800
+        assert here._bytes == sum(map(serialization._bytes, there.heard.values())) <= 800
     assert sent(small[11])[1] < sent(processed(12))[1] / 2
     with pytest.raises(RequestError, match="cannot be sent"):
-        relay.parts([processed(13), object()], (Picture,), here)
+        serialization.parts([processed(13), object()], (Picture,), here)
     assert sent(small[11])[0].key == small[11].key
     assert [*there.heard] == [told.number for told in here._told.values()]  # and nothing that was told before
     photo = Image.new("RGB", (10, 10), "red")  # of 400 bytes
@@ -159,9 +183,11 @@ def test_a_stream_tells_a_picture_once_and_keeps_no_more_than_so_many_bytes(monk
 
 
 def test_what_was_not_sent_after_all_is_told_again() -> None:
-    here, one = relay.Shared(), vector(1)
+    here, one = serialization.Shared(), vector(1)
     with pytest.raises(RequestError, match="cannot be sent"):
-        relay.parts([one, object()], shared=here)
-    assert same(relay.read(b"".join(relay.parts(one, shared=here)), shared=relay.Shared()), one)
+        serialization.parts([one, object()], shared=here)
+    assert same(serialization.read(b"".join(serialization.parts(one, shared=here)), shared=serialization.Shared()), one)
     with pytest.raises(ValueError, match="no part of a request"):
-        relay.read(b"".join(relay.parts(one, shared=here)), shared=relay.Shared())  # which has not heard of it
+        serialization.read(
+            b"".join(serialization.parts(one, shared=here)), shared=serialization.Shared()
+        )  # which has not heard of it
