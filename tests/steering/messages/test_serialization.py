@@ -70,7 +70,7 @@ def test_every_request_is_read_as_it_was_written(monkeypatch: pytest.MonkeyPatch
 def test_requests_themselves_are_read_as_they_were_written() -> None:
     function = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     asked = Request(chat(picture(1, 2, 3).convert("P"), picture(1, 2, 3).convert("LA")), tools=Tools([function]))
-    assert same(serialization.read(serialization.written(asked, (Tools,))), asked)
+    assert same(serialization.read(serialization.written(asked, (Tools,)), (Tools,)), asked)
 
 
 def test_measurements_are_read_as_they_were_written() -> None:
