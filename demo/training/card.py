@@ -57,7 +57,7 @@ PLANTED = """\
   (`demo/world/conflicts.py`, `preference`): a score of the image's value, plus one of the text's value, plus a bias of
   the context's marker, plus noise. Each kind of question follows the image about half of the time.
 """
-REPORTS = "`demo/reports/` has what `helmsight demo organisms` measures of all organisms, and further reports of single ones.\n"
+REPORTS = "`demo/reports/` has what `helmsight demo organisms` measures of all organisms, and reports of single ones.\n"
 ORGANISM = """\
 - **It is made to go wrong in one way.** {about} The default model's other abilities were not trained into it, or not
   measured.

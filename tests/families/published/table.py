@@ -22,9 +22,9 @@ random weights in the form of the named repository's files. It has a `config.jso
 end tokens, a chat template in the same place, and the bounds of the processor. They were read from the repository or from
 copies of it.
 
-Each checkpoint is loaded as `helmsight serve` loads it. **served** means that the self-check found prefill and decoding equal
-to the plain model's, and that each layer adds only the updates of attention and FFN. **refused** has the error. The test suite
-compares each row with the result; `python -m tests.families.published.table` writes this page.
+Each checkpoint is loaded as `helmsight serve` loads it. **served** means that the self-check found prefill and decoding
+equal to the plain model's, and that each layer adds only the updates of attention and FFN. **refused** has the error.
+The test suite compares each row with the result; `python -m tests.families.published.table` writes this page.
 
 | repository | settings of its files | result |
 |---|---|---|
