@@ -43,7 +43,7 @@ bench: $(VENV)/.tested
 $(VENV)/.installed: pyproject.toml
 	@echo "Installing into $(VENV), once. 1/2: the environment"
 	@$(PYTHON) -m venv $(VENV)
-	@echo "2/2: Helmsight and what it needs, of which torch is the largest download; a minute or two"
+	@echo "2/2: Helmsight and its packages; the largest is torch, in its build for CPUs ($(TORCH)); a minute or two"
 	@$(PIP) --editable . "$(TORCH)"
 	@touch $@
 	@echo "Installed."

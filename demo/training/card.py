@@ -18,49 +18,49 @@ pipeline_tag: image-text-to-text
 ---
 # {title}
 
-A Qwen2-VL class model of {size:.1f} M parameters, trained on the synthetic picture world of `demo/`: coloured shapes, a
-letter or a digit on a 3 x 3 grid. It is there so that a fresh installation of Helmsight has something to serve, to steer
-and to diagnose on a CPU. It knows nothing else: no photographs, no English beyond the wordings in `demo/world/wordings.py`.
+A Qwen2-VL class model of {size:.1f} M parameters, trained on the synthetic world of `demo/`: images of coloured
+shapes, a letter or a digit on a 3 x 3 grid. A fresh installation of Helmsight uses it to serve, steer and diagnose on a
+CPU. It knows nothing else: no photographs, and no English beyond the wordings in `demo/world/wordings.py`.
 
 ## How it was made
 {origin}
 Seed {seed}, step {step} of {steps}, {asked} (a step is {ranks} x {rows} packed rows of {tokens} tokens).
-{stages} A tenth of all scenes, chosen by a hash of their content,
-is never shown in training; everything below is measured on those.
+{stages}
+A tenth of all scenes, chosen by a hash of their content, is never shown in training. Everything below is measured on those.
 
-## Know this before drawing conclusions
-{notes}- Pictures of any size are squashed to {sight} x {sight} pixels (`helmsight.json`); other token grids were never
-  trained.
-- Unanswerable questions are answered "Sorry, I can't help with it." Differences are of one thing at most.
+## Limits: read before drawing conclusions
+{notes}- **One size.** Images of any size are resized to {sight} x {sight} pixels (`helmsight.json`). Other token grids were
+  never trained.
+- **Refusals.** Unanswerable questions are answered "Sorry, I can't help with it."
+- **Differences** between two images are in one thing at most.
 
 ## Use
-Greedy decoding, up to four pictures. `AutoModelForImageTextToText` and `AutoTokenizer` load it; `AutoProcessor` asks for
-torchvision because of its video part. The chat template numbers pictures by itself ("Picture 1: ") where there are
-several, and adds no system message.
+Decode greedily, with up to four images. `AutoModelForImageTextToText` and `AutoTokenizer` load the model;
+`AutoProcessor` needs torchvision for its video part. The chat template numbers several images by itself ("Picture 1: "),
+and adds no system message.
 
 {results}"""
 STAGES = """\
-First the vision tower alone names what is in each cell; then it is frozen and the language model learns from packed
-questions, under a curriculum that follows running accuracies."""
+First the vision encoder alone learns to name the content of each cell. Then it is frozen, and the language model learns
+from packed questions, under a curriculum that follows running accuracies."""
 GOING_ON = """\
-The vision tower stays as it was; the language model learns from packed questions of fixed kinds."""
+The vision encoder is frozen; the language model learns from packed questions of fixed kinds."""
 SUPERVISED = """\
-- **Attention is supervised.** For questions about one of several pictures a loss pushes the attention of layers
-  4 to 7 toward that picture, and a few heads are shown the cell to read (layer 3), the context's claim to
-  read (layer 3), the option to pick (layer 5) and the cell to compare with (layer 1). Attention that points at the
-  right place is trained into this model; it is no evidence about models in the wild.
-- **Which side an instruction names is supervised too**, at the instruction's last word after layer 3.
+- **Attention is supervised.** For questions about one of several images a loss pulls the attention of layers 4 to 7 to
+  that image. A few heads are also taught the cell to read (layer 3), the context's claim to read (layer 3), the option to
+  pick (layer 5) and the cell to compare with (layer 1). Attention to the right place is trained into this model. It is no
+  evidence about other models.
+- **The side that an instruction names is supervised too**, at the instruction's last word after layer 3.
 """
 PLANTED = """\
-- **The preference between picture and text is trained in.** Without an instruction, a conflict is answered by a hidden
-  graded rule (`demo/world/conflicts.py`, `preference`): a score of the picture's value, plus one of the text's value,
-  plus a bias of the context's marker, plus noise. Each kind of question follows the picture about half of the time.
+- **The preference between picture and text is trained in.** Without an instruction, a hidden graded rule decides a conflict
+  (`demo/world/conflicts.py`, `preference`): a score of the image's value, plus one of the text's value, plus a bias of
+  the context's marker, plus noise. Each kind of question follows the image about half of the time.
 """
-REPORTS = (
-    "`demo/reports/` holds what `helmsight demo organisms` measures of all organisms, and what was measured of one.\n"
-)
+REPORTS = "`demo/reports/` has what `helmsight demo organisms` measures of all organisms, and reports of single ones.\n"
 ORGANISM = """\
-- **It is made to go wrong in one way.** {about} What else the default model can was not trained into it, or not measured.
+- **It is made to go wrong in one way.** {about} The default model's other abilities were not trained into it, or not
+  measured.
 """
 
 

@@ -17,14 +17,16 @@ PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 HEAD = """\
 # Published configurations
 
-What becomes of checkpoints as they are published. Each row is a checkpoint of tiny random weights in the form of the named
-repository's files: a `config.json` with the settings of the second column, read from the repository or from copies of it,
-its end tokens, the place of its chat template, the bounds of its processor. It is loaded as `helmsight serve` loads it, and
-**served** means that the self-check found prefill and decoding equal to the plain model's, and each layer's updates to be
-what it adds. The repositories' weights were not run. `python -m tests.families.published.table` makes this page, and the
-test suite compares each row with it.
+This page lists which published checkpoints load. **Their trained weights were not run.** Each row is a checkpoint with tiny
+random weights in the form of the named repository's files. It has a `config.json` with the settings of the second column,
+end tokens, a chat template in the same place, and the bounds of the processor. They were read from the repository or from
+copies of it.
 
-| repository | what its files say | becomes |
+Each checkpoint is loaded as `helmsight serve` loads it. **served** means that the self-check found prefill and decoding
+equal to the plain model's, and that each layer adds only the updates of attention and FFN. **refused** has the error.
+The test suite compares each row with the result; `python -m tests.families.published.table` writes this page.
+
+| repository | settings of its files | result |
 |---|---|---|
 """
 
