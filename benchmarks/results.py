@@ -15,7 +15,7 @@ HEAD = """\
 # Results
 
 The latest figure of each comparison of `benchmarks.run`: a table for each run on a machine, newest first. A ratio compares
-medians over repeats that alternate between both sides; the spread is from the least to the greatest ratio of a single repeat.
+medians over repeats that alternate between both sides; the spread is from the least to the greatest ratio of one repeat.
 The machines were not quiet: see their load. [HISTORY.md](HISTORY.md) has all runs, with medians, CPU time and versions, and
 those of `benchmarks.versions`. [GPU.md](GPU.md) has the figures of GPUs, [SERVING.md](SERVING.md) those of servers.
 """
