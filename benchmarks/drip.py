@@ -162,13 +162,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         beside = ask(port, options.seconds, options.tokens)
         still, refused, lost = drips.open, drips.refused, drips.lost
         drips.close()
-    print(f"| | alone p50, p99, max (ms) | beside {options.connections} that drip | asked |\n|---|---|---|---|")
+    columns = ("", "beside", "p50 (ms)", "p99 (ms)", "max (ms)", "asked")
+    print(f"| {' | '.join(columns)} |\n|---|---|{'---:|' * 4}")
     for name, what in (("health", "`/health`"), ("first", "first token of a chat"), ("chat", "the whole chat")):
-        times = [
-            ", ".join(f"{value * 1e3:.1f}" for value in (*np.percentile(found[name], (50, 99)), max(found[name])))
-            for found in (alone, beside)
-        ]
-        print(f"| {what} | {times[0]} | {times[1]} | {len(alone[name])}, {len(beside[name])} |")
+        for others, measured in (("nothing", alone), (f"{options.connections} that drip", beside)):
+            times = measured[name]
+            milliseconds = [f"{value * 1e3:.1f}" for value in (*np.percentile(times, (50, 99)), max(times))]
+            print(f"| {' | '.join((what, others, *milliseconds, str(len(times))))} |")
     ended = f"{refused} were cut off with an answer, {lost} without one"
     print(f"\n{still} of them were open at the end, until then {ended}; load {os.getloadavg()[0]:.1f}.")
     return int(max(beside["health"]) > 10.0)

@@ -40,9 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 killed = time.monotonic()
                 _until_answered(url)
                 times.append(time.monotonic() - killed)
-    print("| killed | answers again after (s): median | shortest, longest |\n|---|---:|---:|")
+    print("| killed | answers again after (s): median | shortest | longest |\n|---|---:|---:|---:|")
     for name, times in found.items():
-        print(f"| {name} | {statistics.median(times):.1f} | {min(times):.1f}, {max(times):.1f} |")
+        print(f"| {name} | {statistics.median(times):.1f} | {min(times):.1f} | {max(times):.1f} |")
     return 0
 
 

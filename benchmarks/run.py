@@ -2,7 +2,8 @@
 
 The sides alternate and every figure is a ratio of medians over repeats, so that a busy machine disturbs both alike. Beside
 the ratio of elapsed times stands that of the process's own CPU times, which waiting for other programs does not change.
-`--write` appends the table to HISTORY.md with date, machine and command, and rewrites RESULTS.md.
+`--write` appends the table to HISTORY.md with date, machine and command, and rewrites RESULTS.md. Say in reasons.toml why an
+aim is missed; a test asks for it.
 """
 
 from __future__ import annotations

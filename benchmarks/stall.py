@@ -23,6 +23,10 @@ from benchmarks.models import Workload, wide
 from steering import Engine, Request, Sampling
 
 Gaps = list[tuple[float, float]]
+COLUMNS = (
+    "", "alone p50 (ms)", "p99", "beside p50 (ms)", "p99", "p50 / p50", "p99 / p99", "p50 / p50 of CPU time",
+    "p99 / p99", "first token of the prompt (s)",
+)  # fmt: skip
 
 
 def gaps(engine: Engine, workload: Workload, prompts: int) -> tuple[Gaps, Gaps, list[float]]:
@@ -68,11 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         workload = replace(wide(Path(folder)), images=0, context=1880)
         mllm = steering.load(workload.folder, device="cpu")
-        print(
-            "| | alone p50, p99 (ms) | beside p50, p99 (ms) | p50 / p50, p99 / p99 | of CPU time "
-            "| first token of the prompt (s) |"
-        )
-        print("|---|---|---|---|---|---|")
+        print(f"| {' | '.join(COLUMNS)} |\n|---|{'---:|' * (len(COLUMNS) - 1)}")
         found: dict[str, Any] = {}
         for _ in range(options.repeats):
             for name, gap, stall in (
@@ -95,12 +95,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                     known.extend(more)
                 engine.stop()
         for name, (alone, beside, first) in found.items():
-            times, ratios = [], []
-            for clock in (0, 1):
-                sides = [np.percentile([gap[clock] for gap in side], (50, 99)) for side in (alone, beside)]
-                times += [", ".join(f"{value * 1e3:.1f}" for value in side) for side in sides]
-                ratios.append(", ".join(f"{value:.1f}" for value in sides[1] / sides[0]))
-            print(f"| {name} | {times[0]} | {times[1]} | {' | '.join(ratios)} | {np.median(first):.2f} |")
+            elapsed, cpu = (
+                [np.percentile([gap[clock] for gap in side], (50, 99)) for side in (alone, beside)] for clock in (0, 1)
+            )
+            times = [f"{value * 1e3:.1f}" for side in elapsed for value in side]
+            ratios = [f"{value:.1f}" for sides in (elapsed, cpu) for value in sides[1] / sides[0]]
+            print(f"| {' | '.join((name, *times, *ratios, f'{np.median(first):.2f}'))} |")
     return 0
 
 

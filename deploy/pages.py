@@ -14,6 +14,8 @@ LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)")
 """A link to a file, with its path."""
 OUT = "](../"
 """Beginning of a link that leads out of `docs/`, whose pages lie in one folder."""
+BACK = re.compile(r"(\]\((?:\.\./)+)docs/")
+"""Beginning of a link from another folder to `docs/`, which is the top of the site."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -34,5 +36,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead the links of a page of `docs/` to them."""
-    return markdown if page.file.generated_by else markdown.replace(OUT, "](")
+    """Lead the links of a page of `docs/` to them, and theirs to `docs/`."""
+    return BACK.sub(r"\1", markdown) if page.file.generated_by else markdown.replace(OUT, "](")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import run
-from benchmarks.results import FOLDER, Figure, Row, as_table, keep, latest, page
+from benchmarks.results import FOLDER, UNEXPLAINED, Figure, Row, as_table, keep, latest, page, reasons
 
 SPEED = Row("16 sequential / 16 concurrent", 6.68, (6.31, 7.18), 6.68, ">= 8", "generate() 3.340 s, engine 0.500 s")
 LATENCY = Row("one request / generate()", 0.85, (0.8, 0.9), 0.84, "<= 0.9", "")
@@ -29,31 +29,55 @@ def keep_at(folder: Path, date: str, rows: list[tuple[str, Row]], names: str) ->
 
 
 def rows_of(results: str) -> list[list[str]]:
-    lines = [line for line in results.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+    """Return the cells of all tables, with the date of each table before and its machine and command behind."""
+    rows, date, run = [], "", ""
+    for line in results.splitlines():
+        if line.startswith("## "):
+            date, run = line[3:], ""
+        elif line.startswith("| ") and not line.startswith("| model "):
+            rows.append([date, *(cell.strip() for cell in line.strip("|").split("|")), run])
+        elif line and date and not run:
+            run = line
+    return rows
 
 
-def test_every_figure_stands_with_its_aim_command_machine_and_date(folder: Path) -> None:
+def test_a_run_has_its_machine_and_command_once_and_a_figure_its_spread_and_aim(folder: Path) -> None:
+    run_of = "A Processor, 2 CPUs, load 1.0; `python -m benchmarks.run throughput`"
     results = (folder / "RESULTS.md").read_text()
-    how = ["`python -m benchmarks.run throughput`", "A Processor, 2 CPUs, load 1.0", "2026-01-01 08:00 UTC"]
+    date = "2026-01-01 08:00 UTC"
     assert rows_of(results) == [
-        ["demo", "16 sequential / 16 concurrent", "6.680", ">= 8", "**missed**", *how],
-        ["demo", "one request / generate()", "0.850", "<= 0.9", "yes", *how],
-        ["wide", "peak memory", "1.017", "-", "-", *how],
+        [date, "demo", "16 sequential / 16 concurrent", "6.680", "6.31 to 7.18", ">= 8", "**no**", UNEXPLAINED, run_of],
+        [date, "demo", "one request / generate()", "0.850", "0.80 to 0.90", "<= 0.9", "yes", "", run_of],
+        [date, "wide", "peak memory", "1.017", "-", "-", "-", "", run_of],
     ]
+    assert results.count(run_of) == results.count(date) == 1
     assert "1 of 2 aims are missed." in results
+
+
+def test_a_missed_aim_has_its_reason_until_it_is_measured_anew(folder: Path) -> None:
+    (folder / "reasons.toml").write_text(
+        f'[[missed]]\nmodel = "demo"\nwhat = "{SPEED.title}"\ndate = "2026-01-01 08:00 UTC"\nwhy = "a reason"\n'
+    )
+    keep_at(folder, "2026-01-02 09:00 UTC", [("wide", SPEED)], "throughput")
+    why = {tuple(row[:3]): row[7] for row in rows_of((folder / "RESULTS.md").read_text())}
+    assert why["2026-01-01 08:00 UTC", "demo", SPEED.title] == "a reason"
+    assert why["2026-01-02 09:00 UTC", "wide", SPEED.title] == UNEXPLAINED
+    keep_at(folder, "2026-01-03 09:00 UTC", [("demo", SPEED)], "throughput")
+    why = {tuple(row[:3]): row[7] for row in rows_of((folder / "RESULTS.md").read_text())}
+    assert why["2026-01-03 09:00 UTC", "demo", SPEED.title] == UNEXPLAINED
+    assert "a reason" not in why.values()
 
 
 def test_a_later_run_takes_the_place_of_what_it_measured_anew_and_of_nothing_else(folder: Path) -> None:
     before = (folder / "HISTORY.md").read_text()
     faster = Row(SPEED.title, 8.0, (7.0, 9.0), 8.0, SPEED.aim, SPEED.detail)
     keep_at(folder, "2026-01-02 09:00 UTC", [("demo", faster), ("wide", SPEED)], "latency")
-    found = rows_of((folder / "RESULTS.md").read_text())
-    assert [(row[0], row[1], row[2], row[4], row[7][:10]) for row in found] == [
-        ("demo", SPEED.title, "8.000", "yes", "2026-01-02"),
-        ("demo", LATENCY.title, "0.850", "yes", "2026-01-01"),
-        ("wide", MEMORY.title, "1.017", "-", "2026-01-01"),
-        ("wide", SPEED.title, "6.680", "**missed**", "2026-01-02"),
+    rows = rows_of((folder / "RESULTS.md").read_text())
+    assert [(row[0][:10], row[1], row[2], row[3], row[6]) for row in rows] == [
+        ("2026-01-02", "demo", SPEED.title, "8.000", "yes"),
+        ("2026-01-02", "wide", SPEED.title, "6.680", "**no**"),
+        ("2026-01-01", "demo", LATENCY.title, "0.850", "yes"),
+        ("2026-01-01", "wide", MEMORY.title, "1.017", "-"),
     ]
     after = (folder / "HISTORY.md").read_text()
     assert after.startswith(before)
@@ -65,7 +89,7 @@ def test_a_later_run_takes_the_place_of_what_it_measured_anew_and_of_nothing_els
     [(0.9, "<= 0.9", False), (0.901, "<= 0.9", True), (8, ">= 8", False), (7.99, ">= 8", True), (99, "-", False)],
 )
 def test_an_aim_is_missed_on_one_side_only(ratio: float, aim: str, missed: bool) -> None:
-    assert Figure("demo", "what", ratio, aim, "", "", "").missed is missed
+    assert Figure("demo", "what", ratio, "-", aim, "", "", "").missed is missed
 
 
 def test_tables_of_another_kind_and_notes_in_the_history_are_no_figures() -> None:
@@ -78,13 +102,16 @@ def test_tables_of_another_kind_and_notes_in_the_history_are_no_figures() -> Non
 
 def test_the_committed_results_are_those_of_the_committed_history() -> None:
     figures = latest((FOLDER / "HISTORY.md").read_text())
-    assert (FOLDER / "RESULTS.md").read_text() == page(figures)
-    assert {one.model for one in figures} == {"demo", "wide"}
-    assert all(one.command.startswith("python -m benchmarks.run") and "CPU" in one.machine for one in figures)
-    (latest_spin,) = [
-        one for one in figures if (one.model, one.what) == ("wide", "OpenMP's default wait / helmsight's, 1 at once")
-    ]
-    assert (latest_spin.ratio, latest_spin.missed, latest_spin.date) == (0.856, True, "2026-11-22 02:24 UTC")
+    assert (FOLDER / "RESULTS.md").read_text() == page(figures, reasons())
+    assert {figure.model for figure in figures} == {"demo", "wide"}
+    assert all(f.command.startswith("python -m benchmarks.run") and "CPU" in f.machine for f in figures)
+    (spin,) = [f for f in figures if (f.model, f.what) == ("wide", "OpenMP's default wait / helmsight's, 1 at once")]
+    assert (spin.ratio, spin.spread, spin.missed, spin.date) == (0.856, "0.73-1.32", True, "2026-11-22 02:24 UTC")
+
+
+def test_each_missed_aim_and_no_other_has_a_reason() -> None:
+    missed = {(f.model, f.what, f.date) for f in latest((FOLDER / "HISTORY.md").read_text()) if f.missed}
+    assert missed == reasons().keys()
 
 
 def test_a_run_writes_both_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +119,6 @@ def test_a_run_writes_both_files(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(run, "peak_rows", lambda workload, threads: [MEMORY])
     monkeypatch.setattr(run.torch, "set_num_threads", lambda threads: None)
     assert run.main(["memory", "--models", "demo", "--write"]) == 0
-    (row,) = [row for row in rows_of((folder / "RESULTS.md").read_text()) if row[:2] == ["demo", "peak memory"]]
-    assert row[5] == "`python -m benchmarks.run memory --models demo --write`"
-    assert "CPUs, load" in row[6]
+    (row,) = [row for row in rows_of((folder / "RESULTS.md").read_text()) if row[1:3] == ["demo", "peak memory"]]
+    assert row[-1].endswith("; `python -m benchmarks.run memory --models demo --write`")
+    assert "CPUs, load" in row[-1]

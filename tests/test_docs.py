@@ -131,7 +131,7 @@ def test_a_page_with_a_dead_link_is_not_built(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
     (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump({name: config[name] for name in config if name != "nav"}))
     shutil.copy(ROOT / "deploy" / "pages.py", tmp_path / "deploy")
-    (tmp_path / "demo" / "report.md").write_text("# A report\n\n![a plot](plot.svg)\n")
+    (tmp_path / "demo" / "report.md").write_text("# A report\n\n![a plot](plot.svg) [back](../docs/index.md#a-page)\n")
     (tmp_path / "demo" / "plot.svg").write_text("")
     page = tmp_path / "docs" / "index.md"
 

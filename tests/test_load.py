@@ -131,6 +131,13 @@ def kept() -> Iterator[str]:
         yield found
 
 
+def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
+    """Return the cells of the printed table by column, of columns with one name the first."""
+    names, _, *lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert all(len(line) == len(names) for line in lines)
+    return [dict(reversed([*zip(names, line, strict=True)])) for line in lines]
+
+
 def test_times_by_hand() -> None:
     seen = [Seen(200, 0.1, [0.01, 0.03], 0.2, 3), Seen(200, 0.3, [0.02], 0.4, 5), Seen(200, 9.0, left=True), Seen(429)]
     found = Outcome(seen, 2.0)
@@ -172,11 +179,12 @@ def test_who_is_refused_may_ask_the_same_again(url: str) -> None:
 
 def test_too_much_beside_one_client(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert overload.main([f"a={url}=m", "--alone", "8", "--clients", "2", "--times", "2", "--seconds", "0.05"]) == 0
-    alone, busy, much = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
-    assert (alone[1], alone[5], alone[7]) == ("alone", "1.00, 1.00", "6 200, 2 429 |")
-    assert busy[1].startswith("2 clients")
-    assert busy[7].startswith("16 200"), "each was answered in the end"
-    assert much[1] == "2 times as much"
+    alone, busy, much = rows(capsys)
+    assert (alone["load"], alone["answers"]) == ("alone", "6 200, 2 429")
+    assert alone["p50 of alone"] == alone["p99 of alone"] == "1.00"
+    assert busy["load"] == "2 clients"
+    assert busy["answers"].startswith("16 200"), "each was answered in the end"
+    assert much["load"] == "2 times as much"
 
 
 def test_connections_that_drip(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,8 +192,17 @@ def test_connections_that_drip(url: str, monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(drip, "served", lambda flags: nullcontext(port))
     monkeypatch.setattr(Scripted, "refusals", ())
     assert drip.main(["--connections", "3", "--seconds", "0.2"]) == 0
-    health, *_, end = [line for line in capsys.readouterr().out.splitlines()[2:] if line]
-    assert health.startswith("| `/health` |")
+    printed = capsys.readouterr()
+    *table, end = [line for line in printed.out.splitlines() if line]
+    assert [line.split(" | ")[:2] for line in table[2:]] == [
+        [f"| {what}", beside]
+        for what in ("`/health`", "first token of a chat", "the whole chat")
+        for beside in ("nothing", "3 that drip")
+    ]
+    for line in table[2:]:
+        p50, p99, most, asked = map(float, line.strip("| ").split(" | ")[2:])
+        assert 0 < p50 <= p99 <= most
+        assert asked >= 1
     assert end.startswith("3 of them were open at the end")
 
 
@@ -254,10 +271,20 @@ def test_the_table_and_the_file(url: str, tmp_path: Path, capsys: pytest.Capture
     out = tmp_path / "load.json"
     command = [*sides, "--rest", "0", "--fields", "mixed=mixed", "--clients", "2", "--repeats", "1", "--out", str(out)]
     assert run.main(command) == 0
-    assert capsys.readouterr().out.count("| short | 2 |") == 2
-    rows = json.loads(out.read_text())["rows"]
-    assert [row["server"]["name"] for row in rows] == ["plain", "mixed"]
-    assert rows[0]["ratio"] == 1
+    shown = rows(capsys)
+    assert [(row["workload"], row["clients, or rate"], row["server"]) for row in shown] == [
+        ("short", "2", "plain"),
+        ("short", "2", "mixed"),
+    ]
+    kept = json.loads(out.read_text())["rows"]
+    assert [row["server"]["name"] for row in kept] == ["plain", "mixed"]
+    assert kept[0]["ratio"] == 1
+    assert (shown[0]["ratio"], shown[0]["spread"]) == ("1.000", "1.00 to 1.00")
+    for row, figures in zip(shown, kept, strict=True):
+        times = figures["milliseconds"]
+        assert [row["first p50 (ms)"], row["total p50 (ms)"]] == [
+            f"{times[name][0]:.4g}" for name in ("first", "total")
+        ]
     assert {json.dumps(body.get("sage")) for body in ASKED} == {"null", "true"}
     with pytest.raises(SystemExit):
         run.main(["--clients", "x", *sides])
@@ -297,10 +324,10 @@ def test_a_server_is_compared_with_its_engine(
     rest = ["--workloads", "short", "picture", "--clients", "2", "--tokens", "3", "--rest", "0", "--requests", "4"]
     assert overhead.main([f"one={url}=m", *rest, "--repeats", "3"]) == 0
     assert engine.stats()["generated_tokens"] == 2 * 4 * 4 * 3
-    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[:2] for row in rows] == [["short", "2"], ["picture", "2"]]
-    for *_, alone, served, share, bounds in rows:
-        least, most = map(float, bounds.split(", "))
+    table = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[:2] for row in table] == [["short", "2"], ["picture", "2"]]
+    for *_, alone, served, share, bounds in table:
+        least, most = map(float, bounds.split(" to "))
         assert least <= float(share) <= most
         assert least - 0.01 <= int(served) / int(alone) <= most + 0.01
 

@@ -35,7 +35,7 @@ from steering import Engine, Request, Sampling
 from steering.front.output_processor import OutputProcessor
 from steering.messages.messages import Add
 
-COLUMNS = "workload", "clients", "engine, tokens/s", "server, tokens/s", "of the engine's", "least, most"
+COLUMNS = "workload", "clients", "engine, tokens/s", "server, tokens/s", "of the engine's", "spread"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parts = [served / alone for alone, served in rates]
             alone, served = (statistics.median(column) for column in zip(*rates, strict=True))
             cells = workload, clients, f"{alone:.0f}", f"{served:.0f}", f"{statistics.median(parts):.2f}"
-            print(f"| {' | '.join(map(str, cells))} | {min(parts):.2f}, {max(parts):.2f} |", flush=True)
+            print(f"| {' | '.join(map(str, cells))} | {min(parts):.2f} to {max(parts):.2f} |", flush=True)
     engine.stop()
     return 0
 

@@ -25,8 +25,8 @@ from benchmarks.load.workloads import WORKLOADS
 AGAIN = 0.1
 """Seconds after which one of many refused clients asks again."""
 COLUMNS = (
-    "server", "load", "asked/s", "answered/s", "first p50, p99 (ms)", "p50, p99 of alone", "refused p50, p99 (ms)",
-    "answers",
+    "server", "load", "asked/s", "answered/s", "first p50 (ms)", "p99", "p50 of alone", "p99 of alone",
+    "refused p50 (ms)", "p99", "answers",
 )  # fmt: skip
 
 
@@ -79,9 +79,9 @@ def _line(server: Server, load: str, found: Outcome, alone: Outcome) -> str:
     refused = [one.total for one in found.seen if one.status == 429]
     cells = (
         server.name, load, f"{len(found.seen) / found.seconds:.0f}", f"{len(found.whole) / found.seconds:.1f}",
-        ", ".join("-" if one is None else f"{one:.0f}" for one, _ in first),
-        ", ".join("-" if one is None or other is None else f"{one / other:.2f}" for one, other in first),
-        ", ".join(f"{np.percentile(refused, percent) * 1000:.0f}" for percent in (50, 99)) if refused else "-",
+        *("-" if one is None else f"{one:.0f}" for one, _ in first),
+        *("-" if one is None or other is None else f"{one / other:.2f}" for one, other in first),
+        *(f"{np.percentile(refused, percent) * 1000:.0f}" if refused else "-" for percent in (50, 99)),
         ", ".join(f"{count} {name}" for name, count in found.statuses().items()),
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"

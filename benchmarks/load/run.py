@@ -41,8 +41,8 @@ MIXED: list[dict[str, Any]] = [
 """The fields that `--fields NAME=mixed` adds to requests with a picture, in turn."""
 SHOWN = ("first", "gaps", "total")
 COLUMNS = (
-    "workload", "clients, or rate", "server", "tokens/s", "ratio", "first p50, p99 (ms)", "between p50, p99 (ms)",
-    "total p50, p99 (ms)", "answers",
+    "workload", "clients, or rate", "server", "tokens/s", "ratio", "spread", "first p50 (ms)", "p99", "between p50 (ms)",
+    "p99", "total p50 (ms)", "p99", "answers",
 )  # fmt: skip
 
 
@@ -207,17 +207,14 @@ def _figures(outcomes: Sequence[Outcome], others: Sequence[Outcome]) -> dict[str
 
 
 def _line(row: dict[str, Any]) -> str:
-    def both(name: str) -> str:
-        return ", ".join("-" if value is None else f"{value:.4g}" for value in row["milliseconds"][name])
-
-    ratio = (
-        "-" if row["ratio"] is None else f"{row['ratio']:.3f} ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})"
-    )
+    ratio, ratios = row["ratio"], row["ratios"]
+    times = [value for name in SHOWN for value in row["milliseconds"][name]]
     answers = ", ".join(f"{count} {name}" for name, count in row["answers"].items())
     asked = row["clients"] or f"{row['rate']:g}/s"
     cells = (
-        row["workload"], asked, row["server"]["name"], f"{row['tokens_per_second']:.0f}", ratio,
-        *(both(name) for name in SHOWN), answers,
+        row["workload"], asked, row["server"]["name"], f"{row['tokens_per_second']:.0f}",
+        "-" if ratio is None else f"{ratio:.3f}", "-" if ratio is None else f"{min(ratios):.2f} to {max(ratios):.2f}",
+        *("-" if value is None else f"{value:.4g}" for value in times), answers,
     )  # fmt: skip
     return f"| {' | '.join(map(str, cells))} |"
 

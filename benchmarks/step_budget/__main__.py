@@ -23,8 +23,8 @@ from steering.core.budget import StepBudget
 CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096)
 BOUND = 0.1
 COLUMNS = (
-    "machine", "asked", "tokens/s", "best chunk", "ratio", "gap p99 (ms)", "first p50, p99 (s)", "of the chunk (s)",
-    "longest wait",
+    "machine", "asked", "tokens/s", "best chunk", "ratio", "gap p99 (ms)", "first p50 (s)", "p99",
+    "first p50 of the chunk (s)", "p99", "longest wait",
 )  # fmt: skip
 
 
@@ -67,8 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             missed += sum(marks)
             cells = (
                 name, asked, f"{own.rate:.0f}", f"{chunk}" if kept else f"({chunk})", _marked(f"{ratio:.2f}", marks[0]),
-                _marked(f"{1e3 * own.gap_p99:.0f}", marks[1]), f"{own.first_p50:.2f}, {own.first_p99:.2f}",
-                f"{best.first_p50:.2f}, {best.first_p99:.2f}", _marked(f"{own.wait:.2f}", marks[2]),
+                _marked(f"{1e3 * own.gap_p99:.0f}", marks[1]), f"{own.first_p50:.2f}", f"{own.first_p99:.2f}",
+                f"{best.first_p50:.2f}", f"{best.first_p99:.2f}", _marked(f"{own.wait:.2f}", marks[2]),
             )  # fmt: skip
             print(f"| {' | '.join(cells)} |", flush=True)
     return int(missed > 0)

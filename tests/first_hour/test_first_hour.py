@@ -27,6 +27,7 @@ ELSEWHERE = {
     "docs/extending.md": "tests/server/test_toys.py",
     "docs/operations.md": "tests/server/telemetry/test_logs.py",
     "benchmarks/README.md": "tests/test_load.py",
+    "CONTRIBUTING.md": "tests/first_hour/test_contributing.py",
 }
 """Pages whose blocks another test runs, or compares with files that run."""
 
