@@ -18,7 +18,7 @@ from steering.grammar.compiled import Grammars
 from steering.messages.messages import Add, Output
 from steering.model.mllm import MLLM
 from steering.protocol.logprobs import TopLogprobs
-from steering.protocol.sequence import Pair, Sequence
+from steering.protocol.sequence import Pair, PendingOutput, PrefillState, QueuePlace, Sequence
 from steering.protocol.text import TextStream
 from steering.runner.runner import Runner
 from steering.runner.sampler import answer_seed
@@ -85,8 +85,8 @@ class EngineCore:
     def put_out_whole(self, number: int) -> None:
         """Put out the tokens of a request's answers only when each ends."""
         for sequence in [*self.steps.alive, *self._incoming()]:
-            if sequence.request == number:
-                sequence.in_pieces = False
+            if sequence.output.request == number:
+                sequence.output.in_pieces = False
 
     def close(self, reason: str = "The server is shutting down.") -> None:
         """Refuse new requests and end those that run, with a Fault, at the next step."""
@@ -131,8 +131,7 @@ class EngineCore:
 
     def take_outputs(self) -> list[Output]:
         """Return the outputs since the last call; for the thread that steps."""
-        outputs, self.steps.outputs = self.steps.outputs, []
-        return outputs
+        return self.steps.outputs.take()
 
     def fail(self, error: BaseException) -> list[Output]:
         """Refuse new requests for good, and return the ends of all that run, which raise a Fault."""
@@ -140,7 +139,7 @@ class EngineCore:
         with self.changed:
             for sequence in [*self.steps.alive, *self._incoming()]:
                 sequence.error = self._closed
-                self.steps.put_out(sequence)
+                self.steps.outputs.put_out(sequence)
             self.changed.notify_all()
         return self.take_outputs()
 
@@ -202,18 +201,14 @@ class EngineCore:
                 spec = replace(spec, prompt=request.baseline_prompt or spec.prompt, asked={})
             for index in range(request.n):
                 own = replace(spec, seed=answer_seed(spec.seed, index))
+                logprobs = None if spec.sampling.logprobs is None else TopLogprobs()
+                numbers = (request.number, len(sequences))
                 sequence = Sequence(
                     own,
-                    request.number,
-                    answer=len(sequences),
-                    stops=self._stops(request),
-                    in_pieces=request.in_pieces,
-                    fork_of=sequences[first] if index else None,
-                    expects_forks=not index and request.n > 1,
-                    waited=request.waited,
-                    group=request.group,
+                    PendingOutput(*numbers, self._stops(request), request.in_pieces, logprobs=logprobs),
+                    QueuePlace(request.group, request.waited),
+                    PrefillState(sequences[first] if index else None, expects_forks=not index and request.n > 1),
                     matcher=None if start is None else start.copy(),
-                    logprobs=None if spec.sampling.logprobs is None else TopLogprobs(),
                 )
                 if own.contrast is not None:
                     sequence.pair = Pair(sequence, request.twin_prompt)
@@ -227,7 +222,7 @@ class EngineCore:
     def _join(self, sequences: list[Sequence]) -> None:
         now = time.monotonic()
         for sequence in sequences:
-            sequence.queued_at = now
+            sequence.times.queued = now
         self.scheduler.enqueue(sequences)
         self.steps.alive.update(dict.fromkeys(sequences))
 
@@ -245,7 +240,7 @@ class EngineCore:
 
     def _end(self, number: int) -> None:
         for sequence in self.steps.alive:
-            if sequence.request == number and not sequence.is_twin:
+            if sequence.output.request == number and not sequence.is_twin:
                 sequence.cancelled = sequence.cancelled or sequence.finish_reason is None
 
     def _end_all(self) -> None:

@@ -120,7 +120,7 @@ class Gate:
         are half as many places again for it, the share of one of two groups. No group may have more waiting than places are
         left, so that others find some after it: dynamic thresholds (Choudhury and Hahne 1998).
         """
-        held = Counter(one.group for one in (*self._scheduler.waiting, *self._incoming()))
+        held = Counter(one.queue.group for one in (*self._scheduler.waiting, *self._incoming()))
         left = self._most + self._most // 2 + free - held.total()
         own = held.pop(group, 0)
         share = max(1, self._most // (len(held) + 1))
@@ -135,7 +135,7 @@ class Gate:
         """
         before = [*self._scheduler.before(group), *self._incoming()]
         taken = sum(one.rows for one in (*self._slotted(), *before) if one.slot >= 0 or not one.is_twin)
-        unread = [one for one in (*self._slotted(), *before) if one.fork_of is None]
+        unread = [one for one in (*self._slotted(), *before) if one.prefill.fork_of is None]
         tokens = sum(max(one.prompt.length - one.computed, 0) for one in unread)
         pictures = [picture.values for one in unread if one.slot < 0 for picture in one.prompt.pictures]
         ended = self._until_ended(taken + answers - self._scheduler.slots)

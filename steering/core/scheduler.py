@@ -60,7 +60,7 @@ class Scheduler:
 
     def has_waiting(self, group: str) -> bool:
         """Return True where a named group (not "") has sequences in the queue."""
-        return bool(group) and any(sequence.group == group for sequence in self.waiting)
+        return bool(group) and any(sequence.queue.group == group for sequence in self.waiting)
 
     def enqueue(self, sequences: list[Sequence]) -> None:
         """Insert the sequences of one request together, at their group's turn.
@@ -69,11 +69,11 @@ class Scheduler:
         """
         if not self.waiting:
             self._now, self._ends = 0, {}
-        start = self._next_start(sequences[0].group)
+        start = self._next_start(sequences[0].queue.group)
         for sequence in sequences:
-            sequence.start = start
-            first = sum(1 for one in self.waiting if one.is_twin or one.waited)
-            self.waiting.insert(first if sequence.waited else self._place(start), sequence)
+            sequence.queue.start = start
+            first = sum(1 for one in self.waiting if one.is_twin or one.queue.waited)
+            self.waiting.insert(first if sequence.queue.waited else self._place(start), sequence)
 
     def before(self, group: str) -> list[Sequence]:
         """Return the sequences that would get slots before another one of a group, if it came now."""
@@ -82,7 +82,7 @@ class Scheduler:
     def _place(self, start: int) -> int:
         """Return the position in the queue for a sequence of that start."""
         place = len(self.waiting)
-        while place and self._is_queued(self.waiting[place - 1]) and self.waiting[place - 1].start > start:
+        while place and self._is_queued(self.waiting[place - 1]) and self.waiting[place - 1].queue.start > start:
             place -= 1
         return place
 
@@ -90,14 +90,14 @@ class Scheduler:
         """Return the start of a group's next sequence, after those of it that wait."""
         end = max(self._now, self._ends.get(group, 0))
         for sequence in self.waiting:
-            if sequence.group == group and self._is_queued(sequence):
-                end = max(end, sequence.start) + 1
+            if sequence.queue.group == group and self._is_queued(sequence):
+                end = max(end, sequence.queue.start) + 1
         return end
 
     @staticmethod
     def _is_queued(sequence: Sequence) -> bool:
         """Return True where a sequence waits for its group's turn."""
-        return not (sequence.is_twin or sequence.waited)
+        return not (sequence.is_twin or sequence.queue.waited)
 
     def enqueue_twin(self, twin: Sequence) -> None:
         """Insert a twin before everything that has no leader."""
@@ -115,9 +115,9 @@ class Scheduler:
         batch: list[Sequence] = []
         for sequence in self.upcoming():
             if batch and (
-                sequence.fork_of in batch
-                or sequence.alone
-                or batch[0].alone
+                sequence.prefill.fork_of in batch
+                or sequence.prefill.alone
+                or batch[0].prefill.alone
                 or not (divisible(batch[0]) and divisible(sequence))
             ):
                 break
@@ -128,7 +128,7 @@ class Scheduler:
 
     def unread(self, sequence: Sequence) -> int:
         """Return how many tokens of a prompt, and of a late twin's replay, still have to run."""
-        return sequence.prompt.length + len(sequence.replay) - (sequence.computed or self._known(sequence))
+        return sequence.prompt.length + len(sequence.prefill.replay) - (sequence.computed or self._known(sequence))
 
     def _can_admit(self, batch: list[Sequence]) -> bool:
         """Return True where there is a slot for the next one and for its twin; a twin's own slot was kept free for it."""
@@ -143,9 +143,9 @@ class Scheduler:
         sequence = self.waiting.popleft()
         sequence.slot, sequence.state = len(self.running) + len(batch), State.PREFILL
         if self._is_queued(sequence):
-            self._now = max(self._now, sequence.start)
-            self._ends[sequence.group] = max(self._ends.get(sequence.group, 0), sequence.start) + 1
-        sequence.admitted_at = time.monotonic()
+            self._now = max(self._now, sequence.queue.start)
+            self._ends[sequence.queue.group] = max(self._ends.get(sequence.queue.group, 0), sequence.queue.start) + 1
+        sequence.times.admitted = time.monotonic()
         batch.append(sequence)
 
     def retry_alone(self, batch: list[Sequence]) -> None:

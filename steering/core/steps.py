@@ -13,17 +13,14 @@ import torch
 from steering.bins import Bins
 from steering.core.budget import Allowance, StepBudget, Taken
 from steering.core.gate import Rate
+from steering.core.outputs import Outputs
 from steering.core.price import PassClock
 from steering.core.scheduler import Scheduler
 from steering.devices import lost
-from steering.errors import Fault, RequestError, panics_raise
-from steering.messages.messages import Ended, Output
+from steering.errors import Fault, RequestError
 from steering.model.mllm import MLLM
-from steering.protocol.request import Timing
 from steering.protocol.sequence import Sequence
-from steering.protocol.signals import Signal
 from steering.runner.runner import Runner
-from steering.runner.sampler import Sampled
 from steering.runner.twins import Twins, rows_of
 
 log = logging.getLogger(__name__)
@@ -42,9 +39,8 @@ class Steps:
     """The work of the stepping thread.
 
     `alive` holds the sequences from submission to the end, in order of arrival; any thread may read and extend it with the
-    lock `changed`, which is notified when one has left. `budget` limits what a step takes in. `outputs` are those since they
-    were taken last. `meanwhile` is called where first tokens are ready, and returns True where requests have come that may
-    run in the same step.
+    lock `changed`, which is notified when one has left. `budget` limits what a step takes in. `meanwhile` is called where
+    first tokens are ready, and returns True where requests have come that may run in the same step.
     """
 
     def __init__(
@@ -65,9 +61,9 @@ class Steps:
             ("steps", "prompt_tokens", "generated_tokens", "finished", "faults", "refused", "cancelled"), 0
         )
         self.bins = {name: Bins(bounds) for name, bounds in _BINS.items()}
+        self.outputs = Outputs(mllm, runner, self.twins, self.counts, self.bins)
         self.rate = Rate()
         self.budget = StepBudget(budget)
-        self.outputs: list[Output] = []
         self.meanwhile: Callable[[], bool] = lambda: False
         self._clock = PassClock(mllm.device)
         self._ended = 0.0
@@ -125,7 +121,9 @@ class Steps:
             forks = self.scheduler.next_forks()
             upcoming = self.scheduler.upcoming() if allowance.most and not forks else []
         start = self._clock.mark()
-        reading = [one for one in upcoming if one.fork_of not in upcoming]  # copies of a prompt need no embedding
+        reading = [
+            one for one in upcoming if one.prefill.fork_of not in upcoming
+        ]  # copies of a prompt need no embedding
         values, whole = self._embed_what_fits(reading, allowance)
         if values:
             self._clock.passed(self.budget.picture, values, start)
@@ -139,7 +137,7 @@ class Steps:
         before = [sequence.computed for sequence in batch]
         part = allowance.part(self.scheduler.unread(batch[0]), values)
         self._prefill(batch, part, forks=bool(forks))
-        ran = [one.computed - max(start, one.reused) for one, start in zip(batch, before, strict=True)]
+        ran = [one.computed - max(start, one.prefill.reused) for one, start in zip(batch, before, strict=True)]
         tokens = 0 if forks else len(batch) * max(0, *ran)
         if tokens:
             self._clock.passed(self.budget.prompt, tokens, start)
@@ -174,12 +172,12 @@ class Steps:
             self.scheduler.prefilled(sequence)
             if not sequence.is_twin:
                 self.counts["prompt_tokens"] += sequence.prompt.length
-                self.bins["queue_seconds"].add(sequence.admitted_at - sequence.queued_at)
+                self.bins["queue_seconds"].add(sequence.times.admitted - sequence.times.queued)
         for leader, row in leaders:
             self.twins.hold(leader, self.runner.choice.masked([leader], row[None])[0])
             self._pair(leader)
         if sampled is not None:
-            self._hand_out(first, sampled)
+            self.outputs.hand_out(first, sampled)
         self._keep(self.runner.prefixes.keep, batch)
         self._let_go([*first, *batch])
 
@@ -204,7 +202,7 @@ class Steps:
         for sequence, reason in decoded.spoilt.items():
             self._end_if_fatal(reason)
             self._fail([sequence], reason)
-        self._hand_out(running, decoded.sampled)
+        self.outputs.hand_out(running, decoded.sampled)
         self._let_go(running)
         for leader in due:
             if not leader.done:
@@ -241,28 +239,7 @@ class Steps:
     @staticmethod
     def _divisible(sequence: Sequence) -> bool:
         """Return True where a waiting prompt may share a prefill; one that could not be embedded runs, and fails, alone."""
-        return sequence.embedded is not None and sequence.embedded.divisible
-
-    def _hand_out(self, sequences: list[Sequence], sampled: Sampled) -> None:
-        """Give every sequence its token."""
-        tokens, finite, alternatives = sampled.read()  # the only place where the host waits for the device
-        now = time.monotonic()
-        for row, sequence in enumerate(sequences):
-            if sequence.done or sequence.held or sequence.is_twin:
-                continue
-            if not finite[row]:
-                sequence.error = Fault("The model produced logits that are not finite for this request.")
-                continue
-            try:
-                with panics_raise(lambda panic: Fault(f"The tokenizer panicked: {panic}")):
-                    self._append(sequence, tokens[row], None if alternatives is None else alternatives[row], now)
-            except RequestError as error:  # its grammar is too expensive
-                sequence.error = error
-            except Exception as error:
-                self._raise_if_lost(error)
-                log.exception("A token could not be handed out.")
-                sequence.error = Fault(f"The request failed in the engine: {error}")
-                sequence.finish_reason = None  # the failed token may have been the last one
+        return sequence.prefill.embedded is not None and sequence.prefill.embedded.divisible
 
     def _keep(self, keep: Callable[[Sequence], None], sequences: list[Sequence]) -> None:
         """Cache prefixes from the sequences' slots for later prompts; where that fails, pause the cache for a while."""
@@ -279,51 +256,6 @@ class Steps:
         self._keep(self.runner.prefixes.keep_answer, [one for one in sequences if one.finish_reason is not None])
         with self._changed:
             self._leave_if_done(sequences)
-
-    def _append(
-        self, sequence: Sequence, token: int, scored: tuple[float, list[int], list[float]] | None, now: float
-    ) -> None:
-        """Add a token to an answer, with its log-probability and the likeliest tokens where some row wants them."""
-        self.counts["generated_tokens"] += 1
-        if sequence.matcher is not None:
-            sequence.matcher.advance(token)
-        if sequence.first_at:
-            self.bins["inter_token_seconds"].add(now - sequence.last_at)
-        else:
-            self.bins["prefill_seconds"].add(now - sequence.admitted_at)
-            sequence.first_at = now
-        sequence.last_at = now
-        for one in (sequence, sequence.twin):
-            if one is not None:
-                one.tokens.append(token)
-        sampling, stops = sequence.spec.sampling, sequence.stops
-        ends = token in self.mllm.stop_ids and not sampling.ignore_eos
-        if not ends:
-            if stops is not None:
-                stops.feed(token)
-            if scored is not None:
-                logprob, ids, values = scored
-                if sequence.logprobs is not None:
-                    sequence.logprobs.append(logprob, list(zip(ids, values, strict=True))[: sampling.logprobs])
-                if sequence.wants(Signal.LOGPROBS):
-                    sequence.scores.append(logprob)
-        if ends or (stops is not None and stops.stopped):
-            sequence.finish_reason = "stop"
-        elif len(sequence.tokens) >= sequence.spec.max_tokens:
-            sequence.finish_reason = "length"
-        if sequence.finish_reason is not None:
-            self.runner.read(sequence, self.twins)
-        if sequence.in_pieces or sequence.finish_reason is not None:
-            self.put_out(sequence)
-
-    def put_out(self, sequence: Sequence) -> None:
-        """Put out an answer's tokens since the last time and, if it has ended, its end."""
-        tokens, start = sequence.tokens, sequence.put_out
-        sequence.put_out = len(tokens)
-        logprobs = None if sequence.logprobs is None else sequence.logprobs.since(start)
-        ended = _end_of(sequence) if sequence.done else None
-        output = Output(sequence.request, sequence.answer, tokens[start:], logprobs, sequence.first_at, ended)
-        self.outputs.append(output)
 
     def _leave_if_done(self, sequences: list[Sequence]) -> None:
         """Free slots, with the lock held; clear those of faulty sequences and their twins before any is moved."""
@@ -350,7 +282,7 @@ class Steps:
         if slot >= 0:
             self.rate.ended(len(sequence.tokens))
         if sequence.finish_reason is None:
-            self.put_out(sequence)
+            self.outputs.put_out(sequence)
         self._changed.notify_all()
 
     def _fail(self, sequences: list[Sequence], error: Exception) -> None:
@@ -395,9 +327,3 @@ def _ending(sequence: Sequence) -> str:
     if sequence.error is not None:
         return "refused" if isinstance(sequence.error, RequestError) else "faults"
     return "cancelled" if sequence.finish_reason is None else "finished"
-
-
-def _end_of(sequence: Sequence) -> Ended:
-    timing = Timing(sequence.queued_at, sequence.admitted_at, sequence.first_at, sequence.last_at)
-    reason = None if sequence.error is not None else sequence.finish_reason
-    return Ended(reason, sequence.error, timing, sequence.taken, sequence.scores, sequence.fed, sequence.reused)

@@ -66,7 +66,7 @@ class Output:
     """New tokens of an answer; `answer` counts those of the request, then its baselines. The last one has `ended`.
 
     logprobs: those of the tokens, where the request asks for them; a token that ends the answer has none. first_at: time of
-    the first token on the monotonic clock, 0 before it.
+    the answer's first token on the monotonic clock, where it is among these, else 0.
     """
 
     request: int

@@ -66,7 +66,7 @@ def load(
     the first (see `Engine.follow`). With `quantization` "int8" the language model's layers compute in 8-bit integers from
     its engine's self-check on, which compares them with the original ones. `unread`, the model's fingerprint or "", skips
     reading its weights, for callers that only need its structure: they are uninitialised memory, or none on the device
-    "meta", which is enough to prepare requests. `chat_template` is a file with a Jinja template in place of the checkpoint's.
+    "meta", which is enough to prepare requests. `chat_template` is a file with a Jinja template in place of its own.
     `calibrations` is the folder with models' calibrations, the user's by default. No code from the checkpoint is run.
 
     Raises UnsupportedModel when the model's structure cannot be served, there is no such device or dtype, or it has no chat

@@ -85,57 +85,95 @@ class Pair:
     made: tuple[Any, ...] = ()
 
 
+@dataclass
+class QueuePlace:
+    """The place of a sequence in the queue.
+
+    group: its owner; groups get slots in turns. waited: it waits in the place of a request that it depends on (see `Turn`).
+    start: its turn, in answers of each group (see `Scheduler`).
+    """
+
+    group: str = ""
+    waited: bool = False
+    start: int = 0
+
+
+@dataclass
+class PrefillState:
+    """What the prompt of a sequence needs until it has run, and what it leaves for copies.
+
+    fork_of: a sequence with the same prompt and interventions, whose prefill can be copied. alone: it runs in a batch of its
+    own. replay: the tokens generated before a twin joined late. reused: how many of the computed tokens came from a cache;
+    unseen: how many of the first ones were embedded without their pictures. left, logits: the captures at the prompt's end,
+    by recorder or intervention, and its last logits, for sequences that copy the prompt.
+    """
+
+    fork_of: Sequence | None = None
+    expects_forks: bool = False
+    alone: bool = False
+    replay: tuple[int, ...] = ()
+    reused: int = 0
+    unseen: int = 0
+    embedded: Embedded | None = None
+    rope_delta: int = 0
+    left: dict[str, Any] | None = None
+    logits: torch.Tensor | None = None
+
+
+@dataclass
+class PendingOutput:
+    """What a sequence has to put out, under the numbers of its request and of its answer in that.
+
+    stops: its text, where a string in it may end it. in_pieces: tokens are put out as they come; `sent` of them were.
+    scores: log-probabilities of the tokens, where they are captured. taken: measurements of the whole answer on the CPU, by
+    recorder or intervention.
+    """
+
+    request: int = 0
+    answer: int = 0
+    stops: TextStream | None = None
+    in_pieces: bool = True
+    sent: int = 0
+    logprobs: TopLogprobs | None = None
+    scores: list[float] = field(default_factory=list)
+    taken: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Times:
+    """Times on the monotonic clock: queued, admitted to a slot, its first token and its last one so far."""
+
+    queued: float = field(default_factory=time.monotonic)
+    admitted: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+
+
 @dataclass(eq=False)
 class Sequence:
     """The state of one answer from submission to its last token.
 
-    The scheduler gives it a slot; recorders fill in what they captured. `request` and `answer` are the numbers by which its
-    outputs are known.
+    The scheduler gives it a slot; recorders fill in what they captured. computed: columns of its prompt that are in the
+    slot. matcher: its state in the grammar. captured: captures of its forward passes that lie outside of the slot, by
+    recorder or intervention.
     """
 
     spec: Spec
-    request: int = 0
-    answer: int = 0
-    stops: TextStream | None = None  # its text, where a string in it may end it
-    in_pieces: bool = True  # its tokens are put out as they come
-    put_out: int = 0  # how many of them were
-    fork_of: Sequence | None = None  # a sequence with the same prompt and interventions, whose prefill can be copied
-    expects_forks: bool = False
-    waited: bool = False  # it waits in the place of a request that it depends on (see `Turn`)
-    group: str = ""  # its owner: groups get slots in turns
-    start: int = 0  # its turn, in answers of each group (see `Scheduler`)
-    alone: bool = False  # prefill it in a batch of its own
-    replay: tuple[int, ...] = ()  # the tokens generated before a twin joined late
+    output: PendingOutput = field(default_factory=PendingOutput)
+    queue: QueuePlace = field(default_factory=QueuePlace)
+    prefill: PrefillState = field(default_factory=PrefillState)
+    times: Times = field(default_factory=Times)
     pair: Pair | None = None
-    matcher: Matcher | None = None  # its state in the grammar
+    matcher: Matcher | None = None
 
     state: State = State.WAITING
     slot: int = -1
     computed: int = 0
-    reused: int = 0  # how many of the computed tokens came from a cache
-    unseen: int = 0  # how many of the first tokens were embedded without their pictures
-    embedded: Embedded | None = None
-    rope_delta: int = 0
     tokens: list[int] = field(default_factory=list)
-    logprobs: TopLogprobs | None = None
-    scores: list[float] = field(default_factory=list)  # log-probabilities of the tokens, where they are wanted
     finish_reason: str | None = None
     error: BaseException | None = None
     cancelled: bool = False
-
-    queued_at: float = field(default_factory=time.monotonic)
-    admitted_at: float = 0.0
-    first_at: float = 0.0
-    last_at: float = 0.0
-    """Times of its slot, its first token and its last one so far, on the monotonic clock."""
-
     captured: dict[str, Any] = field(default_factory=dict)
-    """Captures of its forward passes that lie outside of the slot, by recorder or intervention."""
-    prompt_left: dict[str, Any] | None = None
-    """Captures at the prompt's end, by recorder or intervention, for sequences that copy the prompt."""
-    prompt_logits: torch.Tensor | None = None
-    taken: dict[str, Any] = field(default_factory=dict)
-    """Measurements of the whole answer on the CPU, by recorder or intervention."""
 
     @property
     def prompt(self) -> Prompt:
@@ -179,7 +217,8 @@ class Sequence:
     @property
     def can_fork(self) -> bool:
         """True while the source's prompt is still in its slot."""
-        return self.fork_of is not None and self.fork_of.slot >= 0 and self.fork_of.prompt_logits is not None
+        source = self.prefill.fork_of
+        return source is not None and source.slot >= 0 and source.prefill.logits is not None
 
     @property
     def fed(self) -> int:
@@ -197,16 +236,16 @@ class Sequence:
 
     def restart(self) -> None:
         """Forget everything since the submission except the place in a pair, so that the prompt can run once more, alone."""
-        self.state, self.slot, self.alone = State.WAITING, -1, True
-        self.computed = self.reused = 0
-        self.fork_of = self.prompt_left = self.prompt_logits = None
-        self.captured = {}
+        self.state, self.slot, self.computed, self.captured = State.WAITING, -1, 0, {}
+        kept = self.prefill
+        self.prefill = replace(kept, fork_of=None, alone=True, reused=0, left=None, logits=None)
         if self.pair is not None and self.is_leader:
             self.pair.held, self.pair.made = None, ()
 
     def release(self) -> None:
-        """Free everything large that an ended sequence no longer needs; keep the layout for its readouts."""
-        self.embedded = self.prompt_left = self.prompt_logits = self.matcher = None
+        """Free everything large that an ended sequence no longer needs."""
+        self.prefill = PrefillState(reused=self.prefill.reused)
+        self.matcher = None
         self.captured = {}
         if self.pair is not None and self.is_leader:
             self.pair.held = self.pair.prompt = None

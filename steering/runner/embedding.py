@@ -47,7 +47,7 @@ class Embedder:
         return self.mllm.image_features(pictures) if features is None else features
 
     def _looked_at(self, sequence: Sequence) -> tuple[Picture, ...]:
-        if sequence.embedded is not None or not sequence.prompt.pictures or not self.mllm.takes_image_features:
+        if sequence.prefill.embedded is not None or not sequence.prompt.pictures or not self.mllm.takes_image_features:
             return ()
         before = sequence.prompt.pictures_before(self._prefixes.known(sequence))
         return sequence.prompt.pictures[len(before) :]
@@ -57,13 +57,13 @@ class Embedder:
 
         Pictures in cached prefixes are not encoded, unless the prompts must be `whole`.
         """
-        sequences = [sequence for sequence in sequences if sequence.embedded is None]
+        sequences = [sequence for sequence in sequences if sequence.prefill.embedded is None]
         shown = [s for s in sequences if s.prompt.pictures and self.mllm.takes_image_features]
         unseen, seen = set[bytes](), set[bytes]()
         for sequence in shown:
             known = 0 if whole else self._prefixes.known(sequence)
             before = sequence.prompt.pictures_before(known)
-            sequence.unseen = known if before else 0
+            sequence.prefill.unseen = known if before else 0
             unseen |= {picture.key for picture in before}
             seen |= {picture.key for picture in sequence.prompt.pictures[len(before) :]}
         pictures = [sequence.prompt.pictures for sequence in shown]
@@ -74,6 +74,6 @@ class Embedder:
             embedded = self.mllm.embed(prompt.inputs, by_sequence.get(sequence), prompt.rope)
             if sequence.spec.edit is not None:
                 embedded = replace(embedded, embeds=sequence.spec.edit(embedded.embeds))
-            sequence.embedded, sequence.rope_delta = embedded, embedded.rope_delta
+            sequence.prefill.embedded, sequence.prefill.rope_delta = embedded, embedded.rope_delta
             if embedded.positions.ndim == 3:
                 self.rope_axes = embedded.positions.shape[0]

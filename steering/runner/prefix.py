@@ -161,7 +161,7 @@ class PrefixCache:
             if part.name in plan.needed:
                 run.measured[part.name] = [_joined(blocks, part.name)]
                 part.regain(sequence, run.measured[part.name][0])
-        sequence.computed = sequence.reused = known
+        sequence.computed = sequence.prefill.reused = known
         self.hits += 1
         self.tokens += known
 
@@ -178,7 +178,7 @@ class PrefixCache:
     def keep(self, sequence: Sequence) -> None:
         """Keep the whole blocks of a prompt that has run and is still in its slot."""
         run = self._runs.pop(sequence, None)
-        if run is None or sequence.replay:  # masked pictures do not recur
+        if run is None or sequence.prefill.replay:  # masked pictures do not recur
             return
         keys = run.plan.keys
         first = next((at for at, key in enumerate(keys) if not self._has(key, run.plan.needed)), len(keys))
@@ -198,7 +198,9 @@ class PrefixCache:
         keys, known = tuple((plan.settings, name) for name in names), len(plan.keys)
         first = next((at for at, key in enumerate(keys) if key not in self._blocks), len(keys))
         if known <= first < len(keys):
-            rotary = torch.arange(sequence.prompt.length, sequence.length, device=tail.device) + sequence.rope_delta
+            rotary = (
+                torch.arange(sequence.prompt.length, sequence.length, device=tail.device) + sequence.prefill.rope_delta
+            )
             positions = torch.cat([tail, rotary[:, None].expand(-1, tail.shape[1])])
             self._add(sequence.slot, keys, first, {POSITIONS: positions[(first - known) * SIZE :]})
         self._touch(keys)

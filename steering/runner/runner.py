@@ -110,13 +110,15 @@ class Runner:
             return self._feed(*replayed(sequences[0], budget))
         self.embed(sequences)
         for sequence in sequences:
-            if not sequence.computed and sequence.embedded is not None:
+            if not sequence.computed and sequence.prefill.embedded is not None:
                 self._place(sequence)
-                self.prefixes.begin(sequence, sequence.embedded)
-                if sequence.computed < sequence.unseen:  # its prefix was cached when it was embedded, and is no longer
-                    sequence.embedded = None
+                self.prefixes.begin(sequence, sequence.prefill.embedded)
+                if (
+                    sequence.computed < sequence.prefill.unseen
+                ):  # its prefix was cached when it was embedded, and is no longer
+                    sequence.prefill.embedded = None
                     self.embedder.embed([sequence], whole=True)
-        prompts = [sequence.embedded for sequence in sequences if sequence.embedded is not None]
+        prompts = [sequence.prefill.embedded for sequence in sequences if sequence.prefill.embedded is not None]
         starts, ends = [sequence.computed for sequence in sequences], [prompt.length for prompt in prompts]
         if len(prompts) == 1 and prompts[0].divisible:
             ends = [min(ends[0], starts[0] + budget)]
@@ -130,11 +132,11 @@ class Runner:
         if computed.logits is None:
             return None
         for row, sequence in enumerate(sequences):
-            sequence.embedded = None
-            if sequence.expects_forks:
-                sequence.prompt_left = {part.name: part.left(sequence) for part in self._every}
-                sequence.prompt_logits = computed.logits[row]
-        return None if sequences[0].replay else computed.logits
+            sequence.prefill.embedded = None
+            if sequence.prefill.expects_forks:
+                sequence.prefill.left = {part.name: part.left(sequence) for part in self._every}
+                sequence.prefill.logits = computed.logits[row]
+        return None if sequences[0].prefill.replay else computed.logits
 
     def _run_chunk(self, chunk: PrefillChunk, inputs: Embedded) -> Computed:
         """Run a chunk of some prompts, with these decoder inputs."""
@@ -157,7 +159,7 @@ class Runner:
         """
         (sequence,) = chunk.sequences
         tokens = sent(torch.tensor(generated), self.mllm.device)
-        positions = torch.arange(len(tokens), device=tokens.device) + chunk.starts[0] + sequence.rope_delta
+        positions = torch.arange(len(tokens), device=tokens.device) + chunk.starts[0] + sequence.prefill.rope_delta
         computed = self._kept(chunk, self.passes.generated(chunk, tokens[None], positions[None]))
         sequence.computed += len(tokens)
         return computed.logits
@@ -167,19 +169,19 @@ class Runner:
         """Start sequences whose prompt another one already has in its slot; return the last logits (rows, vocabulary)."""
         logits = []
         for sequence in sequences:
-            source = sequence.fork_of
+            source = sequence.prefill.fork_of
             assert source is not None
-            assert source.prompt_left is not None
-            assert source.prompt_logits is not None
-            sequence.rope_delta = source.rope_delta
+            assert source.prefill.left is not None
+            assert source.prefill.logits is not None
+            sequence.prefill.rope_delta = source.prefill.rope_delta
             self._place(sequence)
             self._copy(source.slot, sequence.slot, source.prompt.length)
             for part in self._every:
-                part.restore(sequence, source.prompt_left[part.name])
+                part.restore(sequence, source.prefill.left[part.name])
             sequence.computed = source.prompt.length
             if sequence.pair is not None and source.pair is not None and sequence.is_leader:
                 sequence.pair.made = source.pair.made[:1]
-            logits.append(source.prompt_logits)
+            logits.append(source.prefill.logits)
         return torch.stack(logits)
 
     @torch.inference_mode()
@@ -297,14 +299,14 @@ class Runner:
         """Move the measurements of a finished sequence from its slot to the CPU."""
         for name, part in (*self.recorders.items(), *self.interventions.items()):
             if (taken := part.take(sequence)) is not None:
-                sequence.taken[name] = taken
+                sequence.output.taken[name] = taken
         contrast = sequence.spec.contrast
         if contrast is not None:
-            sequence.taken[contrast.name()] = twins.take(sequence)
+            sequence.output.taken[contrast.name()] = twins.take(sequence)
 
     def _place(self, sequence: Sequence) -> None:
         """Write a sequence's settings into its slot."""
-        fill(self.rope_delta, sequence.slot, sequence.rope_delta)
+        fill(self.rope_delta, sequence.slot, sequence.prefill.rope_delta)
         fill(self.position, sequence.slot, sequence.prompt.length)
         self.choice.place(sequence)
         for part in self._every:

@@ -15,7 +15,7 @@ import torch
 
 from steering.devices import fill, sent
 from steering.protocol.asked import Rule
-from steering.protocol.sequence import Pair, Sequence, Spec, State
+from steering.protocol.sequence import Pair, PrefillState, Sequence, Spec, State
 from steering.protocol.slots import Pool, PrefillChunk, Slots
 
 LOWEST = torch.finfo(torch.float32).min
@@ -197,8 +197,8 @@ class Twins:
 def replayed(twin: Sequence, budget: int) -> tuple[PrefillChunk, tuple[int, ...]]:
     """Return the next chunk, of at most `budget` rows, of a late twin's replay, and its tokens."""
     fed = twin.computed - twin.prompt.length
-    tokens = twin.replay[fed : fed + min(budget, REPLAY_ROWS)]
-    complete = fed + len(tokens) == len(twin.replay)
+    tokens = twin.prefill.replay[fed : fed + min(budget, REPLAY_ROWS)]
+    complete = fed + len(tokens) == len(twin.prefill.replay)
     return PrefillChunk([twin], [twin.computed], [len(tokens)], complete, replay=True), tokens
 
 
@@ -226,12 +226,8 @@ def _twin(leader: Sequence, pair: Pair) -> Sequence:
         prompt, edit = pair.made[-1].occluded(spec.prompt)
     asked = {name: one for name, one in spec.asked.items() if not one.twin}
     twin_spec = Spec(prompt, max_tokens=spec.max_tokens, asked=asked, edit=edit, salt=spec.salt)
-    source = None if late or leader.fork_of is None else leader.fork_of.twin
-    return Sequence(
-        spec=twin_spec,
-        fork_of=source,
-        expects_forks=leader.expects_forks and not late,
-        alone=late,
-        replay=tuple(leader.tokens),
-        pair=pair,
+    source = None if late or leader.prefill.fork_of is None else leader.prefill.fork_of.twin
+    prefill = PrefillState(
+        source, leader.prefill.expects_forks and not late, late, tuple(leader.tokens) if late else ()
     )
+    return Sequence(twin_spec, prefill=prefill, pair=pair)

@@ -120,8 +120,8 @@ class Rehearsal:
         self._embedded: list[Embedded] = []
         for sequence in self._sequences:
             self._runner.embed([sequence])
-            assert sequence.embedded is not None
-            self._embedded.append(Embedded(sequence.embedded.embeds, sequence.embedded.positions))
+            assert sequence.prefill.embedded is not None
+            self._embedded.append(Embedded(sequence.prefill.embedded.embeds, sequence.prefill.embedded.positions))
             logits = self._runner.prefill([sequence], budget=sequence.prompt.length)
             assert logits is not None
             self._first.append(int(self._runner.next_tokens([sequence], logits).tokens[0]))

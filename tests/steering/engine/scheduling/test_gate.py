@@ -106,7 +106,7 @@ def test_whoever_would_wait_too_long_is_refused(clocked: Callable[..., Engine]) 
     with pytest.raises(Busy):  # 3 s, as another is before it
         asked(engine, 6)
     run_down(engine, taken)
-    assert sequences(taken)[0].admitted_at - now == 1.5
+    assert sequences(taken)[0].times.admitted - now == 1.5
 
 
 def test_pictures_of_those_before_are_waited_for(

@@ -119,7 +119,7 @@ def test_forks_wait_for_their_source_and_then_come_without_a_prefill() -> None:
     forks = [world.submit(5, fork_of=source) for _ in range(2)]
     assert world.scheduler.next_forks() == []
     assert world.prefill() == [source]
-    source.prompt_logits = cast(Any, "logits")
+    source.prefill.logits = cast(Any, "logits")
     world.finish([source])
     assert world.scheduler.next_forks() == forks
     assert [fork.slot for fork in forks] == [1, 2]
@@ -130,7 +130,7 @@ def test_a_fork_whose_source_has_left_is_prefilled() -> None:
     source = world.submit(5)
     fork = world.submit(5, fork_of=source)
     world.finish(world.prefill())
-    source.prompt_logits = cast(Any, "logits")
+    source.prefill.logits = cast(Any, "logits")
     world.scheduler.release(source)
     assert world.scheduler.next_forks() == []
     assert world.prefill() == [fork]

@@ -1,0 +1,109 @@
+"""The outputs of an engine core: the tokens of each step, and the ends of answers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+from steering.bins import Bins
+from steering.devices import lost
+from steering.errors import Fault, RequestError, panics_raise
+from steering.messages.messages import Ended, Output
+from steering.model.mllm import MLLM
+from steering.protocol.request import Timing
+from steering.protocol.sequence import Sequence
+from steering.protocol.signals import Signal
+from steering.runner.runner import Runner
+from steering.runner.sampler import Sampled
+from steering.runner.twins import Twins
+
+log = logging.getLogger(__name__)
+
+
+class Outputs:
+    """The outputs since they were taken last; the stepping thread hands out tokens, counts and times them."""
+
+    def __init__(self, mllm: MLLM, runner: Runner, twins: Twins, counts: dict[str, int], bins: Mapping[str, Bins]):
+        self._mllm, self._runner, self._twins = mllm, runner, twins
+        self._counts, self._bins = counts, bins
+        self._outputs: list[Output] = []
+
+    def take(self) -> list[Output]:
+        """Return the outputs since the last call."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def hand_out(self, sequences: list[Sequence], sampled: Sampled) -> None:
+        """Give every sequence its token."""
+        tokens, finite, alternatives = sampled.read()  # the only place where the host waits for the device
+        now = time.monotonic()
+        for row, sequence in enumerate(sequences):
+            if sequence.done or sequence.held or sequence.is_twin:
+                continue
+            if not finite[row]:
+                sequence.error = Fault("The model produced logits that are not finite for this request.")
+                continue
+            try:
+                with panics_raise(lambda panic: Fault(f"The tokenizer panicked: {panic}")):
+                    self._append(sequence, tokens[row], None if alternatives is None else alternatives[row], now)
+            except RequestError as error:  # its grammar is too expensive
+                sequence.error = error
+            except Exception as error:
+                if lost(error, self._mllm.devices):
+                    raise
+                log.exception("A token could not be handed out.")
+                sequence.error = Fault(f"The request failed in the engine: {error}")
+                sequence.finish_reason = None  # the failed token may have been the last one
+
+    def _append(
+        self, sequence: Sequence, token: int, scored: tuple[float, list[int], list[float]] | None, now: float
+    ) -> None:
+        """Add a token to an answer, with its log-probability and the likeliest tokens where some row wants them."""
+        self._counts["generated_tokens"] += 1
+        if sequence.matcher is not None:
+            sequence.matcher.advance(token)
+        if sequence.times.first:
+            self._bins["inter_token_seconds"].add(now - sequence.times.last)
+        else:
+            self._bins["prefill_seconds"].add(now - sequence.times.admitted)
+            sequence.times.first = now
+        sequence.times.last = now
+        for one in (sequence, sequence.twin):
+            if one is not None:
+                one.tokens.append(token)
+        sampling, stops = sequence.spec.sampling, sequence.output.stops
+        ends = token in self._mllm.stop_ids and not sampling.ignore_eos
+        if not ends:
+            if stops is not None:
+                stops.feed(token)
+            if scored is not None:
+                logprob, ids, values = scored
+                if sequence.output.logprobs is not None:
+                    sequence.output.logprobs.append(logprob, list(zip(ids, values, strict=True))[: sampling.logprobs])
+                if sequence.wants(Signal.LOGPROBS):
+                    sequence.output.scores.append(logprob)
+        if ends or (stops is not None and stops.stopped):
+            sequence.finish_reason = "stop"
+        elif len(sequence.tokens) >= sequence.spec.max_tokens:
+            sequence.finish_reason = "length"
+        if sequence.finish_reason is not None:
+            self._runner.read(sequence, self._twins)
+        if sequence.output.in_pieces or sequence.finish_reason is not None:
+            self.put_out(sequence)
+
+    def put_out(self, sequence: Sequence) -> None:
+        """Put out an answer's tokens since the last time and, if it has ended, its end."""
+        out, tokens = sequence.output, sequence.tokens[sequence.output.sent :]
+        logprobs = None if out.logprobs is None else out.logprobs.since(out.sent)
+        first_at = sequence.times.first if not out.sent else 0.0
+        ended = _end_of(sequence) if sequence.done else None
+        out.sent = len(sequence.tokens)
+        self._outputs.append(Output(out.request, out.answer, tokens, logprobs, first_at, ended))
+
+
+def _end_of(sequence: Sequence) -> Ended:
+    times, out = sequence.times, sequence.output
+    timing = Timing(times.queued, times.admitted, times.first, times.last)
+    reason = None if sequence.error is not None else sequence.finish_reason
+    return Ended(reason, sequence.error, timing, out.taken, out.scores, sequence.fed, sequence.prefill.reused)
