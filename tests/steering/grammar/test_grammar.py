@@ -22,7 +22,7 @@ from steering.grammar.compiled import Grammars
 from steering.protocol.text import texts_of
 from tests import families
 from tests.steering.conftest import LoadPlain, MakeEngine
-from tests.steering.engine.asking import exact, greedy, user
+from tests.steering.front.asking import exact, greedy, user
 from tests.steering.inside import sequences
 from tests.steering.interventions.pushes import make_vector
 

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 from steering import Grammar, Request, RequestError, Sampling
 from tests.steering.conftest import MakeEngine
-from tests.steering.engine.asking import user
+from tests.steering.front.asking import user
 
 VALUES = [1, "a", 'b"c', None, True, 1.5, "\u00e9", [1, 2], {"x": 1}, "longer text"]
 PATTERNS = ["^[a-c]{1,4}$", "^x", "y$", "^(ab|cd)*$", "[0-9]{3}", "^\\d+\\.\\d$"]

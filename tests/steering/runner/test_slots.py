@@ -10,7 +10,7 @@ import pytest
 from steering import Request
 from steering.protocol.slots import Slots
 from tests.steering.conftest import MakeEngine
-from tests.steering.engine.faults.test_faults import FAMILY, KINDS, SAMPLING, answers, requests
+from tests.steering.core.faults.test_faults import FAMILY, KINDS, SAMPLING, answers, requests
 
 
 @pytest.fixture(scope="module")

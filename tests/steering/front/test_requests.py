@@ -11,8 +11,8 @@ import steering
 from steering import Busy, ContextOverflow, Fault, Request, RequestError, Sampling
 from tests import families
 from tests.steering.conftest import MakeEngine
-from tests.steering.engine.asking import assert_same, conversations, greedy, run_down
-from tests.steering.engine.conftest import PlainAnswer
+from tests.steering.front.asking import assert_same, conversations, greedy, run_down
+from tests.steering.front.conftest import PlainAnswer
 from tests.steering.inside import sequences
 
 

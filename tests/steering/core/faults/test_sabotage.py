@@ -12,7 +12,7 @@ import torch
 import steering
 from steering import Completion, Fault, Request
 from tests.steering.conftest import OF_EACH_KIND, LoadPlain, MakeEngine
-from tests.steering.engine.asking import assert_same, conversations, greedy, run_down, sigma
+from tests.steering.front.asking import assert_same, conversations, greedy, run_down, sigma
 from tests.steering.inside import sequences
 
 

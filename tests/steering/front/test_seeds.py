@@ -13,7 +13,7 @@ from steering.protocol.sequence import Sequence
 from steering.runner.sampler import uniform
 from tests import families
 from tests.steering.conftest import MakeEngine
-from tests.steering.engine.asking import conversations, sigma
+from tests.steering.front.asking import conversations, sigma
 from tests.steering.inside import sequences
 
 SAMPLED = Sampling(max_tokens=8, temperature=1.5, seed=11, logprobs=2, ignore_eos=True)

@@ -22,7 +22,7 @@ from steering.protocol.sequence import Sequence
 from steering.runner.passes import Passes
 from tests import families
 from tests.steering.conftest import MakeEngine
-from tests.steering.engine.faults.test_faults import CONTRASTED, FAMILY, SAMPLING, Once, answers
+from tests.steering.core.faults.test_faults import CONTRASTED, FAMILY, SAMPLING, Once, answers
 
 EVERY = frozenset({"focus", "modality", "decay", "residual", "tam"})
 

@@ -20,7 +20,7 @@ from steering.devices import lost
 from steering.errors import UnsupportedModel
 from tests import families
 from tests.steering.conftest import LoadMLLM, MakeEngine
-from tests.steering.engine.faults.test_faults import CONTRASTED, FAMILY, SAMPLING, Once
+from tests.steering.core.faults.test_faults import CONTRASTED, FAMILY, SAMPLING, Once
 
 
 class Loses(Once):

@@ -14,8 +14,8 @@ from steering import Choice, Engine, Request, RequestError, Sampling
 from steering.runner.columns import BUCKET
 from tests import families
 from tests.steering.conftest import OF_EACH_KIND, LoadPlain, MakeEngine
-from tests.steering.engine.asking import assert_same, conversations, exact, greedy, run_down, user
-from tests.steering.engine.conftest import LONGEST, PlainAnswer
+from tests.steering.front.asking import assert_same, conversations, exact, greedy, run_down, user
+from tests.steering.front.conftest import LONGEST, PlainAnswer
 from tests.steering.inside import sequences
 from tests.steering.plain import Answer
 

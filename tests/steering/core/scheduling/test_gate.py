@@ -13,7 +13,7 @@ from steering.core.budget import Allowance
 from steering.core.gate import Rate
 from tests import families
 from tests.steering.conftest import MakeEngine
-from tests.steering.engine.asking import greedy, run_down, user
+from tests.steering.front.asking import greedy, run_down, user
 from tests.steering.inside import sequences
 
 SECONDS = 0.5

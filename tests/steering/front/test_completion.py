@@ -8,7 +8,7 @@ import pytest
 
 from steering import Engine, Fault, Request
 from tests.steering.conftest import MakeEngine
-from tests.steering.engine.asking import conversations, greedy
+from tests.steering.front.asking import conversations, greedy
 from tests.steering.inside import sequences
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from steering import Engine
 from tests.steering.conftest import LoadPlain, MakeEngine
-from tests.steering.engine.asking import begun, conversations
+from tests.steering.front.asking import begun, conversations
 from tests.steering.plain import Answer
 
 PlainAnswer = Callable[[str, int, int], Answer]

@@ -12,8 +12,8 @@ import pytest
 from steering import Engine, Fault, Request, Think
 from steering.protocol.request import Result
 from tests.steering.conftest import MakeEngine
-from tests.steering.engine.asking import assert_same, conversations, greedy
-from tests.steering.engine.conftest import PlainAnswer
+from tests.steering.front.asking import assert_same, conversations, greedy
+from tests.steering.front.conftest import PlainAnswer
 from tests.steering.inside import sequences
 
 

@@ -13,7 +13,7 @@ from steering.core import steps
 from steering.core.budget import FIRST, LEAST, Allowance, StepBudget, Taken
 from tests import families
 from tests.steering.conftest import MakeEngine
-from tests.steering.engine.asking import greedy, run_down, user
+from tests.steering.front.asking import greedy, run_down, user
 from tests.steering.inside import sequences
 
 H100, FUSED, CPU = (0.030, 0.00002, 0.009), (0.012, 0.00002, 0.006), (0.0, 0.0004, 0.009)
