@@ -84,9 +84,10 @@ class EngineCore:
 
     def put_out_whole(self, number: int) -> None:
         """Put out the tokens of a request's answers only when each ends."""
-        for sequence in [*self.steps.alive, *self._incoming()]:
-            if sequence.output.request == number:
-                sequence.output.in_pieces = False
+        with self.changed:
+            for sequence in (*self.steps.alive, *self._incoming()):
+                if sequence.output.request == number:
+                    sequence.output.in_pieces = False
 
     def close(self, reason: str = "The server is shutting down.") -> None:
         """Refuse new requests and end those that run, with a Fault, at the next step."""

@@ -203,32 +203,31 @@ class Client(ABC):
         number, group = next(self._numbers), "" if turn is None else turn.group
         with self.preparing(request):
             add, outputs = self.processor.prepare(request, number)
-            completion = Completion(
-                outputs,
-                lambda: self._abort(number),
-                lambda: self._put_out_whole(number),
-                lambda: self.stepped,
-                add.answers,
-                group,
-            )
-            begun = turn is not None and turn in self._turns
+        completion = Completion(
+            outputs,
+            abort=lambda: self._abort(number),
+            whole=lambda: self._put_out_whole(number),
+            stepped=lambda: self.stepped,
+            answers=add.answers,
+            group=group,
+        )
+        begun = turn is not None and turn in self._turns
+        with self._changed:
+            if not begun:
+                self._refuse_when_closed()
+            if turn is not None:
+                self._turns.add(turn)
+            self._running[number] = completion
+        waited, admitted = turn is not None and turn.served, begun or (turn is None and whole)
+        try:
+            self._add(replace(add, group=group, waited=waited, admitted=admitted, in_pieces=not whole))
+        except BaseException:
             with self._changed:
-                if not begun:
-                    self._refuse_when_closed()
-                if turn is not None:
-                    self._turns.add(turn)
-                self._running[number] = completion
-            admitted = begun or (turn is None and whole)
-            waited = turn is not None and turn.served
-            try:
-                self._add(replace(add, group=group, waited=waited, admitted=admitted, in_pieces=not whole))
-            except BaseException:
-                with self._changed:
-                    self._running.pop(number, None)
-                    if turn is not None and not begun:
-                        self._turns.discard(turn)
-                    self._changed.notify_all()
-                raise
+                self._running.pop(number, None)
+                if turn is not None and not begun:
+                    self._turns.discard(turn)
+                self._changed.notify_all()
+            raise
         return completion
 
     def _refuse_when_closed(self) -> None:
