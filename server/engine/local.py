@@ -48,8 +48,8 @@ Servable = ServedEngine | steering.Engine
 class LocalEngine:
     """A `ServedEngine` over a client of Helmsight's own engine core, in this process or in another one.
 
-    `preparing` bounds how many requests are prepared at once. Preparation is the part of a request whose memory and CPU time
-    the engine's queue does not bound. `magnitudes` are those of the model, None if they have to be measured.
+    It bounds how many requests with images or long texts are prepared at once, since the engine's queue bounds neither the
+    memory nor the CPU time of that. `magnitudes` are those of the model, None if they have to be measured.
     """
 
     def __init__(self, client: Client, magnitudes: torch.Tensor | None = None):
