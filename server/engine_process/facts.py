@@ -46,7 +46,7 @@ class Facts:
         )
 
     def complete(self, mllm: steering.MLLM) -> None:
-        """Complete a model that was loaded without its weights, so that it tells and checks what the loaded one does."""
+        """Complete a model that was loaded without its weights, so that it reports and checks the same as the loaded one."""
         mllm.fingerprint, mllm.updates_add_up = self.fingerprint, self.updates_add_up
         mllm.calibration, mllm.checked = self.calibration, self.checked
         mllm.dtype = getattr(torch, self.dtype)
@@ -55,7 +55,7 @@ class Facts:
 
 
 def load_without_weights(settings: Settings) -> steering.MLLM:
-    """Return the model of the settings without its weights, which is enough to prepare requests; raises as loading."""
+    """Return the model of the settings without its weights, which prepares requests; raises whatever loading raises."""
     mllm = steering.load(
         settings.model,
         dtype="float32",

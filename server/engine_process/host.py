@@ -44,7 +44,7 @@ _WAIT, _LAST_WAIT = 1.0, 0.02
 class Host:
     """Steps an engine for the worker at the other end of a link until it is stopped.
 
-    `alone` is called if the worker is gone, so that nobody is left to serve.
+    `alone` is called if the worker is gone.
     """
 
     def __init__(self, link: Link, engine: steering.Engine, clock: StepClock, alone: Callable[[], object]):
@@ -79,14 +79,14 @@ class Host:
         self._clock.step()
 
     def _meanwhile(self) -> bool:
-        """Send first tokens and take in new messages within a step; return whether any is a request."""
+        """Send first tokens and take in new messages within a step; return True if any is a request."""
         self.deliver(self._core.take_outputs())
         came = self._take_in(TAKEN)
         self._flush()
         return came
 
     def _take_in(self, seconds: float) -> bool:
-        """Take in messages for at most `seconds`; return whether any is a request."""
+        """Take in messages for at most `seconds`; return True if any is a request."""
         came, until = False, time.monotonic() + seconds
         with suppress(Empty):
             while time.monotonic() < until:
@@ -111,7 +111,7 @@ class Host:
                 self._pool.submit(self._stop, number)
 
     def deliver(self, outputs: list[Output]) -> None:
-        """Send outputs; those that are expensive to encode by another thread."""
+        """Send outputs; another thread sends those that are expensive to encode, such as measurements."""
         single: list[Output] = []
         others: list[list[Any]] = []
         for output in outputs:
@@ -135,7 +135,7 @@ class Host:
     def _read(self) -> None:
         """Receive messages for as long as the link is open, however long a step takes.
 
-        Questions about the current state are answered here, and grammars are compiled by the pool.
+        Requests for stats are answered here, and the pool compiles grammars.
         """
         try:
             while True:
@@ -179,7 +179,7 @@ class Host:
     def _send(self, messages: list[list[Any]]) -> None:
         """Send messages to the worker.
 
-        If a part cannot be sent, such as a measurement of a third-party recorder, the worker receives an error for it.
+        A message that cannot be sent, as with a measurement of a third-party recorder, is replaced by an error.
         """
         if not messages:
             return

@@ -27,14 +27,14 @@ GLANCE = 0.5
 LAST = 0.75
 """Seconds beyond the drain time for an engine to stop.
 
-Then running answers are ended here, within the worker's own `STOP`.
+After them the worker ends running answers itself, within its own `STOP`.
 """
 _GONE = "The engine's process has ended."
 _STOPS = "The server is shutting down."
 
 
 class RemoteClient(Client):
-    """A client of the core behind a link to a `Host`, whose model `mllm` is without its weights.
+    """A client of the core behind a link to a `Host`. The model `mllm` has no weights.
 
     `died` is called if that process ends unasked. A step of more than `max_step` seconds counts as hung.
     """
@@ -75,7 +75,7 @@ class RemoteClient(Client):
         return True
 
     def stats(self) -> Mapping[str, float]:
-        """Return the engine's stats, the last known ones if it does not answer, with those of prompts that are read here."""
+        """Return the engine's stats, or the last known ones, with those of this process's image cache added."""
         self._look()
         return {
             **self._stats,
