@@ -128,7 +128,9 @@ def served(checkouts: Sequence[Path], clients: Sequence[int], rounds: int) -> No
                 port = free.getsockname()[1]
             command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--journal", "off"]
             environment = os.environ | {"PYTHONPATH": str(folder.resolve())}
-            process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+            process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )  # the access log would hide the table
             ends.callback(process.wait)
             ends.callback(process.terminate)
             assert process.stderr is not None

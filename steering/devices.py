@@ -1,11 +1,11 @@
-"""Non-blocking copies to a device, and the state of devices.
+"""Non-blocking copies to a device, and the state and memory of devices.
 
 A blocking copy makes the host wait until the device has finished all earlier work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -50,3 +50,18 @@ def lost(error: BaseException, devices: Iterable[torch.device]) -> bool:
 def fill(table: torch.Tensor, slot: int, value: float) -> None:
     """Write a number to one slot of a table (slots,) by a slice; a single element would need a copy from the CPU."""
     table[slot : slot + 1] = value
+
+
+def gpu_memory(devices: Sequence[torch.device]) -> dict[str, float]:
+    """Return the allocated, reserved, free and total memory of each GPU, keyed "gpu_memory_KIND_bytes DEVICE".
+
+    Tensors hold the allocated bytes, torch the reserved ones; the free ones are those that no process uses.
+    """
+    kinds: dict[str, Callable[[torch.device], int]] = {
+        "allocated": torch.cuda.memory_allocated,
+        "reserved": torch.cuda.memory_reserved,
+        "free": lambda device: torch.cuda.mem_get_info(device)[0],
+        "total": lambda device: torch.cuda.mem_get_info(device)[1],
+    }
+    gpus = [device for device in devices if device.type == "cuda"]
+    return {f"gpu_memory_{kind}_bytes {device}": size(device) for kind, size in kinds.items() for device in gpus}

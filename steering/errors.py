@@ -63,6 +63,10 @@ class Fault(SteeringError):
     """A sequence ended abnormally (non-finite logits, an exception in its step); other sequences are unaffected."""
 
 
+class EngineEnded(Fault):
+    """The engine's process is gone, which says nothing of its model; whoever started it may start another one."""
+
+
 @contextmanager
 def fitting() -> Iterator[None]:
     """Turn a RequestError within the block into `Inapplicable`: it concerns only this model or this prompt."""

@@ -18,7 +18,7 @@ BESIDE = ("tests", "benchmarks")
 FLOORS = {
     "steering": (
         "accel.triton", "decoder", "tower", "model", "prompt", "grammar", "tools", "protocol", "vectors", "recorders",
-        "readouts", "interventions", "accel", "runner", "accel.cpu", "messages", "core", "front", "auto", "bench",
+        "readouts", "interventions", "accel", "runner", "accel.cpu", "messages", "core", "front", "auto", "child", "bench",
     ),
     "server": (
         "images", "wire", "engine", "engine_process", "vectors", "requests", "journal", "telemetry", "http", "access",

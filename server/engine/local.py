@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -31,7 +31,6 @@ from steering.front.client import Client
 from steering.model.calibration import CALIBRATIONS
 from steering.prompt.bounds import texts_of
 from steering.prompt.chat import pictures_of
-from steering.protocol import intervention, readout
 from steering.runner import selfcheck
 from steering.tools.formats import format_of
 
@@ -74,8 +73,7 @@ class LocalEngine:
         return self._client.turn(group)
 
     def stats(self) -> Mapping[str, float]:
-        own = self._client.mllm.devices if isinstance(self._client, steering.Engine) else ()
-        return {**self._client.stats(), **gpu_memory(own)}
+        return self._client.stats()
 
     @property
     def bins(self) -> Mapping[str, steering.Bins]:
@@ -114,28 +112,13 @@ def capabilities_of(client: Client) -> Capabilities:
         pixels=None if mllm.pixels is None else (mllm.pixels.least, mllm.pixels.most),
         folder=mllm.path,
         generation_defaults=mllm.generation_defaults,
-        interventions=frozenset(intervention.REGISTRY),
-        readouts=frozenset(readout.REGISTRY),
+        interventions=client.interventions,
+        readouts=client.readouts,
         grammars=True,
         tools=format_of(mllm) is not None,
         template_variables=mllm.chat.variables,
         about=about(mllm),
     )
-
-
-def gpu_memory(devices: Sequence[torch.device]) -> dict[str, float]:
-    """Return the allocated, reserved, free and total memory of each GPU, keyed "gpu_memory_KIND_bytes DEVICE".
-
-    Tensors hold the allocated bytes, torch the reserved ones; the free ones are those that no process uses.
-    """
-    kinds: dict[str, Callable[[torch.device], int]] = {
-        "allocated": torch.cuda.memory_allocated,
-        "reserved": torch.cuda.memory_reserved,
-        "free": lambda device: torch.cuda.mem_get_info(device)[0],
-        "total": lambda device: torch.cuda.mem_get_info(device)[1],
-    }
-    gpus = [device for device in devices if device.type == "cuda"]
-    return {f"gpu_memory_{kind}_bytes {device}": size(device) for kind, size in kinds.items() for device in gpus}
 
 
 def about(mllm: steering.MLLM) -> dict[str, Any]:
@@ -188,6 +171,21 @@ def load(settings: Settings, tell: Tell = lambda stage, share: None) -> LocalEng
     `tell` receives the progress. Raises steering.UnsupportedModel and whatever loading raises.
     """
     return LocalEngine(make_engine(settings, tell))
+
+
+def load_without_weights(settings: Settings) -> steering.MLLM:
+    """Return the model of the settings without its weights, which is enough to prepare requests; raises as `load`."""
+    mllm = steering.load(
+        settings.model,
+        dtype="float32",
+        device="meta",
+        local_files_only=not settings.download,
+        name=settings.name,
+        unread="",
+        chat_template=settings.chat_template,
+    )
+    mllm.seen.capacity = settings.image_cache
+    return mllm
 
 
 compiler = compilation.compiler

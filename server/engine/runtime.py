@@ -16,12 +16,13 @@ import torch
 from server.engine import local
 from server.engine.progress import LoadProgress, Tell
 from server.engine.resources import prepared_at_once
-from server.engine.served import Capabilities, EngineEnded, ServedEngine
+from server.engine.served import Capabilities, ServedEngine
 from server.errors import ApiError
 from server.images.turns import PictureTurns
 from server.settings import Settings
 from server.wording import one_sentence
 from steering import Steering, TextBounds, VectorStore
+from steering.errors import EngineEnded
 
 log = logging.getLogger("helmsight")
 

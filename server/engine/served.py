@@ -13,11 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from steering import Auto, Bins, Chunk, Fault, Request, Result, Steer, TextBounds
-
-
-class EngineEnded(Fault):
-    """Raised if the engine's process is gone, which says nothing of its model; the parent process replaces it."""
+from steering import Auto, Bins, Chunk, Request, Result, Steer, TextBounds
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,11 @@ import torch
 from server.engine import local
 from server.engine.progress import Tell
 from server.engine.resources import keep_what_is_loaded, share_interpreter
-from server.engine_process import host
-from server.engine_process.clock import StepClock
-from server.engine_process.facts import load_without_weights
-from server.engine_process.link import Link
-from server.engine_process.remote import RemoteClient, wait_for
 from server.settings import Settings
+from steering.child import host
+from steering.child.client import ChildClient, wait_for
+from steering.child.clock import StepClock
+from steering.child.link import Link
 
 log = logging.getLogger("helmsight")
 
@@ -63,10 +62,10 @@ class EngineProcess:
         """Return the engine in the process once it is loaded, as `server.engine.local.load` returns one in this process."""
         torch.set_num_threads(1)  # each request has its own thread; computing is left to the engine's process
         with ThreadPoolExecutor(1, "helmsight-reader") as aside:
-            loading = aside.submit(load_without_weights, settings)
+            loading = aside.submit(local.load_without_weights, settings)
             facts, stats = wait_for(self._link, tell, self._ended)
             longest = local.longest_step(settings)
-            client = RemoteClient(loading.result(), facts, self._link, self._clock, stats, longest, self._ended)
+            client = ChildClient(loading.result(), facts, self._link, self._clock, stats, longest, self._ended)
         return local.LocalEngine(client, facts.magnitudes)
 
     def _ended(self) -> None:

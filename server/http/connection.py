@@ -29,7 +29,7 @@ ALL_OUTPUT = 256 * 2**20
 State = Literal["reading", "answering", "flushing", "lingering", "closed"]
 
 
-class Output:
+class PendingBytes:
     """The number of pending bytes of all connections."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Connection:
     """
 
     def __init__(
-        self, sock: socket.socket, client: Any, server: Any, intake: Intake, output: Output, patience: float,
+        self, sock: socket.socket, client: Any, server: Any, intake: Intake, output: PendingBytes, patience: float,
         wake: Callable[[Connection], object],
     ):  # fmt: skip
         self.sock = sock

@@ -33,7 +33,7 @@ from gunicorn.http.message import Request
 from gunicorn.workers.base import Worker as BaseWorker
 
 from server.engine.resources import Pump, RequestThreads, raise_file_limit
-from server.http.connection import Connection, Output
+from server.http.connection import Connection, PendingBytes
 from server.http.intake import FULL, LATE, Intake, Refused, most_bytes
 from server.process import unread
 from server.process.gateway import Delivery
@@ -83,7 +83,7 @@ class Worker(BaseWorker):
         self._due: collections.deque[Callable[[], object]] = collections.deque()
         self._accepting = False
         self._next_sweep = 0.0
-        self._output = Output()
+        self._output = PendingBytes()
 
     @classmethod
     def check_config(cls, cfg: Any, log: Any) -> None:

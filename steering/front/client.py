@@ -17,6 +17,7 @@ from steering.front.input_processor import InputProcessor, Limits, check_request
 from steering.front.turn import Turn
 from steering.messages.messages import Add, Output
 from steering.model.mllm import MLLM
+from steering.protocol import intervention, readout
 from steering.protocol.request import Request, Result
 
 
@@ -24,12 +25,15 @@ class Client(ABC):
     """Prepares requests, adds them to a core, and turns its outputs into answers; any thread may submit.
 
     A subclass implements the transport: the abstract methods, which send messages to a core. It calls `receive` with the
-    core's outputs. `preparing` returns a context that is held while a request is prepared, to bound how many are at once.
+    core's outputs. Only methods registered before its construction can be requested: `interventions` and `readouts` are
+    their names. `preparing` returns a context that is held while a request is prepared, to bound how many are at once.
     """
 
     def __init__(self, mllm: MLLM, limits: Limits):
         self.mllm = mllm
         self.limits = limits
+        self.interventions = frozenset(intervention.REGISTRY)
+        self.readouts = frozenset(readout.REGISTRY)
         self.processor = InputProcessor(mllm, limits)
         self.preparing: Callable[[Request], AbstractContextManager[object]] = lambda request: nullcontext()
         self._numbers = itertools.count(1)

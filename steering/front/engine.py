@@ -15,11 +15,11 @@ from steering.bins import Bins
 from steering.core.budget import StepBudget
 from steering.core.compilation import Compilation, check_compilable
 from steering.core.core import EngineCore
+from steering.devices import gpu_memory
 from steering.front.client import Client
 from steering.front.input_processor import Limits
 from steering.messages.messages import Add, Output
 from steering.model.mllm import MLLM
-from steering.protocol import intervention, readout
 from steering.protocol.wording import shown
 from steering.runner.room import SHARE
 from steering.runner.runner import Runner
@@ -75,8 +75,6 @@ class Engine(Client):
             torch.set_num_threads(threads)
         self.max_length = min(mllm.context_length, max_length or 4096)
         self.focus_layers = focus_layers or mllm.focus_layers
-        self.interventions = frozenset(intervention.REGISTRY)
-        self.readouts = frozenset(readout.REGISTRY)
         if self_check:
             check_model(mllm, compiled)
         mllm.settle(compiled)
@@ -150,7 +148,7 @@ class Engine(Client):
         return works and time.monotonic() - self._stepping_since <= self._max_step
 
     def stats(self) -> dict[str, float]:
-        return {**self.core.stats(), **self.compilation.stats()}
+        return {**self.core.stats(), **self.compilation.stats(), **gpu_memory(self.mllm.devices)}
 
     @property
     def bins(self) -> Mapping[str, Bins]:

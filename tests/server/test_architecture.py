@@ -55,14 +55,22 @@ def test_the_server_touches_private_attributes_of_nothing_but_itself() -> None:
                 assert own or documented, f"{path.relative_to(ROOT)}:{line} touches .{name}"
 
 
-INSIDE = ("steering.core", "steering.front", "steering.model", "steering.decoder", "steering.prompt", "steering.auto")
-LOADERS = {"server/engine/local.py", "server/process/preflight.py", "server/commands/vectors.py"} | {
-    f"server/engine_process/{name}.py" for name in ("facts", "host", "link", "remote")
+INSIDE = (
+    "steering.core",
+    "steering.front",
+    "steering.child",
+    "steering.model",
+    "steering.decoder",
+    "steering.prompt",
+    "steering.auto",
+)
+LOADERS = {
+    "server/engine/local.py",
+    "server/engine_process/process.py",
+    "server/process/preflight.py",
+    "server/commands/vectors.py",
 }
-"""Files that load or inspect a checkpoint for Helmsight's own engine, or have its core in another process.
-
-No others know that it is the one that serves.
-"""
+"""Files that load or inspect a checkpoint for Helmsight's own engine; no others know that it is the one that serves."""
 WORDS = {"Auto", "Criterion", "TextBounds"}
 """Types that stand in the protocol."""
 

@@ -1,4 +1,4 @@
-"""The worker's side of the link: a client of an engine core in another process."""
+"""The parent's side of the link: a client of an engine core in a child process."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import steering
-from server.engine.served import EngineEnded
-from server.engine_process.clock import StepClock
-from server.engine_process.facts import Facts
-from server.engine_process.link import Link
-from server.engine_process.room import RemoteRoom
-from steering import Bins, Busy, Fault
+from steering.bins import Bins
+from steering.child.clock import StepClock
+from steering.child.facts import ModelFacts
+from steering.child.link import Link
+from steering.child.refusals import RefusalEstimate
+from steering.errors import Busy, EngineEnded, Fault
 from steering.front.client import Client
 from steering.messages.messages import Add, Output
+from steering.model.mllm import MLLM
 
-log = logging.getLogger("helmsight")
+log = logging.getLogger(__name__)
 
 GLANCE = 0.5
 """Seconds to wait for an answer that an older one can replace."""
 LAST = 0.75
 """Seconds beyond the drain time for an engine to stop.
 
-After them the worker ends running answers itself, within its own `STOP`.
+After them the parent ends running answers itself, within the `STOP` of the server's worker.
 """
 _GONE = "The engine's process has ended."
 _STOPS = "The server is shutting down."
 
 
-class RemoteClient(Client):
-    """A client of the core behind a link to a `Host`. The model `mllm` has no weights.
+class ChildClient(Client):
+    """A client of the core behind a link to a `Host`; the model `mllm` has no weights.
 
     `died` is called if that process ends unasked. A step of more than `max_step` seconds counts as hung.
     """
 
     def __init__(
         self,
-        mllm: steering.MLLM,
-        facts: Facts,
+        mllm: MLLM,
+        facts: ModelFacts,
         link: Link,
         clock: StepClock,
         stats: Mapping[str, float],
@@ -58,7 +58,7 @@ class RemoteClient(Client):
         self._died = died
         self._questions = itertools.count(1)
         self._waiting: dict[int, SimpleQueue[Any]] = {}
-        self._room = RemoteRoom()
+        self._room = RefusalEstimate()
         self._gone = False
 
     def start(self) -> None:
@@ -208,7 +208,7 @@ class RemoteClient(Client):
 
 def wait_for(
     link: Link, tell: Callable[[str, float | None], object], died: Callable[[], object]
-) -> tuple[Facts, Mapping[str, float]]:
+) -> tuple[ModelFacts, Mapping[str, float]]:
     """Wait until the engine at the other end has loaded, and return its facts and its stats; `tell` receives the progress.
 
     Raises whatever loading raises, and EngineEnded, after calling `died`, if the process ends instead.

@@ -1,4 +1,4 @@
-"""The worker's estimate of the other process's queue, by which it refuses most requests itself under overload.
+"""The parent's estimate of the core's queue, by which it refuses most requests itself under overload.
 
 Each request that is sent only to be refused takes time between two steps, which accepted requests wait for as well.
 """
@@ -9,7 +9,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from steering import Busy
+from steering.errors import Busy
 from steering.messages.serialization import error_from_data, error_to_data
 
 PROBED, FORGOTTEN = 0.05, 0.2
@@ -24,7 +24,7 @@ class _Refusal:
     probing: bool = False
 
 
-class RemoteRoom:
+class RefusalEstimate:
     """Free places by group: after a refusal, as many as answers have ended since. Any thread may call it."""
 
     def __init__(self) -> None:

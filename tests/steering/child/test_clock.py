@@ -7,7 +7,7 @@ import sys
 
 TORN = """
 import os, time
-from server.engine_process.clock import StepClock
+from steering.child.clock import StepClock
 
 clock = StepClock()
 child = os.fork()

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 import steering
-from server.engine.local import LocalEngine
-from server.engine_process import host
-from server.engine_process.clock import StepClock
-from server.engine_process.facts import load_without_weights
-from server.engine_process.link import Link
-from server.engine_process.remote import RemoteClient, wait_for
+from server.engine.local import LocalEngine, load_without_weights
 from server.settings import Settings
+from steering.child import host
+from steering.child.client import ChildClient, wait_for
+from steering.child.clock import StepClock
+from steering.child.link import Link
 from tests.server.fakes import checkpoint
 
 
@@ -27,7 +26,7 @@ class Apart:
     """Both ends: what the worker has, and what steps."""
 
     engine: LocalEngine
-    client: RemoteClient
+    client: ChildClient
     own: steering.Engine
     clock: StepClock
     link: Link
@@ -68,7 +67,7 @@ def apart(model: steering.MLLM, unread: steering.MLLM) -> Iterator[Callable[...,
             stepping = threading.Thread(target=serve, daemon=True)
             stepping.start()
             facts, stats = wait_for(ours, lambda stage, share: None, died.set)
-            client = RemoteClient(unread, facts, ours, clock, stats, 60.0, died.set)
+            client = ChildClient(unread, facts, ours, clock, stats, 60.0, died.set)
             engine = LocalEngine(client, facts.magnitudes)
             engine.start()
 

@@ -1,4 +1,4 @@
-"""The engine's side of the link: it adds the worker's requests to the core, steps it, and sends its outputs.
+"""The child's side of the link: it adds the parent's requests to the core, steps it, and sends its outputs.
 
 Between two steps the stepping thread handles new messages. It does light work itself, since a second thread would take the
 interpreter from each of its operations, which costs more than the work. Other threads do what may take long: they compile
@@ -15,21 +15,20 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import steering
-from server.engine.local import gpu_memory
-from server.engine.resources import Pump
-from server.engine_process.clock import StepClock
-from server.engine_process.facts import Facts
-from server.engine_process.link import Link
-from steering import Fault
+from steering.child.clock import StepClock
+from steering.child.facts import ModelFacts
+from steering.child.link import Link
+from steering.errors import Fault
+from steering.front.engine import Engine
+from steering.front.magnitudes import magnitudes
+from steering.interventions.steer import Steering
 from steering.messages.messages import Add, Output
 
-log = logging.getLogger("helmsight")
+log = logging.getLogger(__name__)
 
 TAKEN, MOST_TAKEN = 0.003, 0.012
 """Seconds for which messages are taken in between two steps: with all slots busy, and with few.
@@ -42,12 +41,12 @@ _WAIT, _LAST_WAIT = 1.0, 0.02
 
 
 class Host:
-    """Steps an engine for the worker at the other end of a link until it is stopped.
+    """Steps an engine for the client at the other end of a link until it is stopped.
 
-    `alone` is called if the worker is gone.
+    `alone` is called if the parent process is gone.
     """
 
-    def __init__(self, link: Link, engine: steering.Engine, clock: StepClock, alone: Callable[[], object]):
+    def __init__(self, link: Link, engine: Engine, clock: StepClock, alone: Callable[[], object]):
         self._alone = alone
         self._link = link
         self._engine, self._core = engine, engine.core
@@ -55,7 +54,7 @@ class Host:
         self._inbox: SimpleQueue[list[Any] | None] = SimpleQueue()
         self._replies: list[list[Any]] = []
         self._pool = ThreadPoolExecutor(_THREADS, "helmsight-prepare")
-        self._pump = Pump("helmsight-answers")
+        self._sender = ThreadPoolExecutor(1, "helmsight-answers")
         self._stopping = False
 
     def run(self) -> None:
@@ -116,7 +115,7 @@ class Host:
         others: list[list[Any]] = []
         for output in outputs:
             if output.logprobs is not None or (output.ended is not None and output.ended.taken):
-                self._pump.run(partial(self._send, [["output", output.request, output]]))
+                self._sender.submit(self._send, [["output", output.request, output]])
             elif output.ended is None and len(output.tokens) == 1 and not output.first_at:
                 single.append(output)
             else:
@@ -167,17 +166,16 @@ class Host:
 
     def _stats(self) -> list[Any]:
         bins = {name: [one.bounds, one.counts, one.total] for name, one in self._engine.bins.items()}
-        return [{**self._engine.stats(), **gpu_memory(self._engine.mllm.devices), **_memory()}, bins]
+        return [{**self._engine.stats(), **_memory()}, bins]
 
     def _stop(self, number: int) -> None:
         self._engine.stop()
-        said = threading.Event()
-        self._pump.run(said.set)  # runs after the last outputs
-        said.wait(_WAIT)
+        with suppress(TimeoutError):
+            self._sender.submit(lambda: None).result(_WAIT)  # it runs after the last outputs
         self._send([["done", number, None]])
 
     def _send(self, messages: list[list[Any]]) -> None:
-        """Send messages to the worker.
+        """Send messages to the parent.
 
         A message that cannot be sent, as with a measurement of a third-party recorder, is replaced by an error.
         """
@@ -211,8 +209,8 @@ def _memory() -> dict[str, float]:
     return {"resident_bytes": pages * os.sysconf("SC_PAGE_SIZE")}
 
 
-def load(link: Link, make: Callable[[Callable[[str, float | None], None]], steering.Engine]) -> steering.Engine | None:
-    """Return the engine of `make` and send its facts to the worker; None if it cannot be made, which is sent too.
+def load(link: Link, make: Callable[[Callable[[str, float | None], None]], Engine]) -> Engine | None:
+    """Return the engine of `make` and send its facts to the parent; None if it cannot be made, which is sent too.
 
     `make` receives a callback for its progress.
     """
@@ -222,10 +220,10 @@ def load(link: Link, make: Callable[[Callable[[str, float | None], None]], steer
 
     try:
         engine = make(tell)
-        steers = steering.Steering.name() in engine.interventions
+        steers = Steering.name() in engine.interventions
         if steers:
             tell("measuring its magnitudes", None)
-        facts = Facts.of(engine, steering.magnitudes(engine) if steers else None)
+        facts = ModelFacts.of(engine, magnitudes(engine) if steers else None)
     except BaseException as error:  # a panic of a native library is no Exception
         link.send([["refused", 0, error]])
         return None

@@ -1,4 +1,4 @@
-"""Messages between the two processes: whole, ordered lists of data in the encoding of `steering.messages`."""
+"""Messages between parent and child: whole, ordered lists of data in the encoding of `steering.messages`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import socket
 import threading
 from typing import Any
 
-from server.engine_process.facts import Facts
+from steering.child.facts import ModelFacts
 from steering.front.input_processor import Limits
 from steering.messages import serialization
 from steering.model.alarm import Alarm
 from steering.model.calibration import Calibration
 from steering.model.thresholds import Thresholds
 
-KINDS = (Alarm, Calibration, Facts, Limits, Thresholds)
+KINDS = (Alarm, Calibration, ModelFacts, Limits, Thresholds)
 """Kinds of data that are sent beside those of an engine core's messages."""
 _HEAD = 8
 _BUFFER = 4 * 2**20

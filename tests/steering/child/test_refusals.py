@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.engine_process.room import FORGOTTEN, PROBED, RemoteRoom
 from steering import Busy
+from steering.child.refusals import FORGOTTEN, PROBED, RefusalEstimate
 from steering.errors import RequestError
 
 FULL = Busy(8, 3.5)
@@ -48,7 +48,7 @@ def passes(ask: Callable[[], object]) -> bool:
 
 
 def test_all_pass_until_one_is_refused(clock: Clock) -> None:
-    room = RemoteRoom()
+    room = RefusalEstimate()
     assert all(passes(lambda: room.take("", 1)) for _ in range(100))
     room.answered("", 1, FULL)
     assert not passes(lambda: room.check(""))
@@ -57,7 +57,7 @@ def test_all_pass_until_one_is_refused(clock: Clock) -> None:
 
 
 def test_as_many_pass_as_have_ended(clock: Clock) -> None:
-    room = RemoteRoom()
+    room = RefusalEstimate()
     room.answered("", 1, FULL)
     room.ended(2)
     assert all(passes(lambda: room.check("")) for _ in range(3)), "who only looks takes none"
@@ -70,7 +70,7 @@ def test_as_many_pass_as_have_ended(clock: Clock) -> None:
 
 
 def test_one_finds_whether_there_is_room_again(clock: Clock) -> None:
-    room = RemoteRoom()
+    room = RefusalEstimate()
     room.answered("", 1, FULL)
     clock.now += 1.01 * PROBED
     assert [passes(lambda: room.take("", 1)) for _ in range(2)] == [True, False]
@@ -83,7 +83,7 @@ def test_one_finds_whether_there_is_room_again(clock: Clock) -> None:
 
 
 def test_a_refusal_is_forgotten(clock: Clock) -> None:
-    room = RemoteRoom()
+    room = RefusalEstimate()
     room.answered("", 1, FULL)
     clock.now += 1.01 * PROBED
     assert passes(lambda: room.take("", 1))  # of which nothing is heard
@@ -92,6 +92,6 @@ def test_a_refusal_is_forgotten(clock: Clock) -> None:
 
 
 def test_that_many_answers_did_not_fit_tells_nothing_of_one(clock: Clock) -> None:
-    room = RemoteRoom()
+    room = RefusalEstimate()
     room.answered("", 3, FULL)
     assert passes(lambda: room.take("", 1))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from server.engine_process.link import Link
 from steering import Request, Sampling
-from tests.server.engine_process.conftest import alone
-from tests.server.engine_process.test_apart import Make, ask
+from steering.child.link import Link
+from tests.steering.child.conftest import alone
+from tests.steering.child.test_apart import Make, ask
 from tests.steering.parallel.asking import chat
 
 

@@ -22,10 +22,6 @@ from server.app import create_app
 from server.engine.local import LocalEngine
 from server.engine.runtime import Runtime
 from server.engine.served import ServedCompletion
-from server.engine_process.clock import StepClock
-from server.engine_process.facts import Facts
-from server.engine_process.link import Link
-from server.engine_process.remote import RemoteClient, wait_for
 from server.process.worker import STOP
 from server.settings import Settings
 from steering import (
@@ -42,9 +38,13 @@ from steering import (
     VectorError,
     VectorStore,
 )
+from steering.child.client import ChildClient, wait_for
+from steering.child.clock import StepClock
+from steering.child.facts import ModelFacts
+from steering.child.link import Link
 from steering.messages import serialization
-from tests.server.engine_process.conftest import Apart
 from tests.server.journal.rows import journal_of, rows_of
+from tests.steering.child.conftest import Apart
 from tests.steering.parallel.asking import chat, differences, picture, requests, said
 
 Make = Callable[..., Apart]
@@ -357,10 +357,10 @@ def test_what_was_given_before_the_process_was_gone_is_in_the_journal(apart: Mak
 def test_whoever_waits_for_a_process_that_hangs_is_told_when_the_time_is_over(
     apart: Make, unread: steering.MLLM
 ) -> None:
-    facts = Facts.of(apart().own, None)
+    facts = ModelFacts.of(apart().own, None)
     ours, theirs = (Link(one) for one in socket.socketpair())  # whose other end nobody reads
     died = threading.Event()
-    engine = RemoteClient(unread, facts, ours, StepClock(), {"slots": 4, "max_waiting": 8}, 60.0, died.set)
+    engine = ChildClient(unread, facts, ours, StepClock(), {"slots": 4, "max_waiting": 8}, 60.0, died.set)
     engine.start()
     noise = torch.zeros((3000, 1500, 3), dtype=torch.uint8)
     light, heavy = (

@@ -18,7 +18,7 @@ from steering.front.input_processor import read_prompt
 from steering.messages import serialization
 from steering.prompt.layout import Prompt, build_prompt
 from tests import families
-from tests.server.engine_process.conftest import Apart, alone
+from tests.steering.child.conftest import Apart, alone
 
 Make = Callable[..., Apart]
 
