@@ -73,13 +73,14 @@ class Price:
         if self.count == 1:
             self._kept.clear()
             self._last.clear()
-        self.count += 1
-        sample = _Sample(self.count, units, max(seconds, SHORTEST))
+        number = self.count + 1
+        sample = _Sample(number, units, max(seconds, SHORTEST))
         self._last.append(sample)
         self._kept.setdefault(_size(units), deque(maxlen=KEPT)).append(sample)
         self._new += 1
-        if self.count < 2 * RECENT or self._new >= SELDOM:
+        if number < 2 * RECENT or self._new >= SELDOM:
             self._fit()
+        self.count = number  # last, because other threads read the price of whatever is counted
 
     def refresh(self) -> None:
         """Fit the price to the last passes, where a few are new; the learning thread calls it before it needs prices."""

@@ -104,11 +104,13 @@ class Calibration:
     def load(
         cls, folder: Path | None, fingerprint: str, layers: int, calibrations: Path | None = None
     ) -> Calibration | None:
-        """Return the calibrations of a model; None where there are none.
+        """Return the calibrations of a model; None where there are none, or the fingerprint "" is not known.
 
         The user's, in `calibrations`, come before those in the model's own folder. Raises UnsupportedModel when a file is
         another model's or damaged.
         """
+        if not fingerprint:
+            return None
         places = [
             *([] if calibrations is None else [place_of(fingerprint, calibrations)]),
             *([] if folder is None else [folder / FILE]),

@@ -125,8 +125,7 @@ class MLLM:
         patches.prepare(model)
         attention.prepare(model.model)
         self.calibrations = calibrations
-        known = (path, self.fingerprint, self.num_layers, calibrations)
-        self.calibration = Calibration.load(*known) if self.fingerprint else None
+        self.calibration = Calibration.load(path, self.fingerprint, self.num_layers, calibrations)
         self.checked: Calibration | None = None
         self._geometry = Geometry(model.model)
         self._feature_arguments = frozenset(inspect.signature(model.model.get_image_features).parameters)
@@ -344,7 +343,7 @@ class MLLM:
 
     @property
     def whole_tower(self) -> Any:
-        """The `whole_tower` of `steering.tower.geometry.Geometry`."""
+        """The `whole_tower` of `Geometry`."""
         return self._geometry.whole_tower(self.device)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:

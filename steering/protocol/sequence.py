@@ -140,8 +140,8 @@ class PendingOutput:
 
 
 @dataclass
-class Times:
-    """Times on the monotonic clock: queued, admitted to a slot, its first token and its last one so far."""
+class AnswerTimes:
+    """AnswerTimes on the monotonic clock: queued, admitted to a slot, its first token and its last one so far."""
 
     queued: float = field(default_factory=time.monotonic)
     admitted: float = 0.0
@@ -162,7 +162,7 @@ class Sequence:
     output: PendingOutput = field(default_factory=PendingOutput)
     queue: QueuePlace = field(default_factory=QueuePlace)
     prefill: PrefillState = field(default_factory=PrefillState)
-    times: Times = field(default_factory=Times)
+    times: AnswerTimes = field(default_factory=AnswerTimes)
     pair: Pair | None = None
     matcher: Matcher | None = None
 

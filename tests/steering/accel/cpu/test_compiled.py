@@ -179,19 +179,8 @@ def test_others_run_beside_a_step(compiled: steering.Engine) -> None:
         during = 0
         for _ in range(20):
             begun, processor = time.perf_counter(), time.thread_time()
-            one = [slice(0, 4)]
-            package.prefill(
-                [],
-                [],
-                embeds,
-                positions,
-                torch.arange(4),
-                places,
-                places + width - 1,
-                width,
-                engine_.core.runner.pool,
-                one,
-            )
+            inputs = (embeds, positions, torch.arange(4), places, places + width - 1, width)
+            package.prefill([], [], *inputs, engine_.core.runner.pool, [slice(0, 4)])
             last = seen[0]  # what the other thread saw before this one had the interpreter back
             during += last - begun > (time.thread_time() - processor) / 2
     finally:

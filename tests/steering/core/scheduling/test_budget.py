@@ -11,6 +11,7 @@ import pytest
 from steering import Engine, Fault, Request
 from steering.core import steps
 from steering.core.budget import FIRST, LEAST, Allowance, StepBudget, Taken
+from steering.core.price import Price
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.front.asking import greedy, run_down, user
@@ -369,3 +370,19 @@ def test_prompts_that_come_one_by_one_share_a_pass(make_engine: MakeEngine, monk
     assert batches == [3]
     for one in asked:
         run_down(engine, one)
+
+
+def test_other_threads_may_read_prices_while_the_first_passes_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, fit, read = StepBudget(1024, 0.1), Price._fit, list[float]()
+
+    def read_meanwhile(price: Price) -> None:
+        read.append(budget.stats(1)["prompt_chunk_tokens"])
+        fit(price)
+        read.append(budget.stats(1)["prompt_chunk_tokens"])
+
+    monkeypatch.setattr(Price, "_fit", read_meanwhile)
+    for units in (100, 400):
+        for price in (budget.prompt, budget.picture, budget.decode):
+            price.learn(units, units / 1e4)
+    assert len(read) == 12
+    assert min(read) > 0

@@ -12,7 +12,7 @@ import pytest
 
 from steering import Busy, Completion, Engine, Request, Sampling
 from steering.core.scheduler import Scheduler
-from steering.protocol.sequence import Sequence, Spec
+from steering.protocol.sequence import QueuePlace, Sequence, Spec
 from tests import families
 from tests.steering.conftest import MakeEngine
 
@@ -28,7 +28,7 @@ class Line:
     def ask(self, group: str, n: int = 1, waited: bool = False) -> list[Sequence]:
         """Queue a request of so many answers, called A0, A1, ... in the group A."""
         prompt = cast(Any, SimpleNamespace(length=1))
-        made = [Sequence(Spec(prompt), group=group, waited=waited) for _ in range(n)]
+        made = [Sequence(Spec(prompt), queue=QueuePlace(group, waited)) for _ in range(n)]
         for sequence in made:
             self.came[sequence] = f"{group}{self._count[group]}"
             self._count[group] += 1

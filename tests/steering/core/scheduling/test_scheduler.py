@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from steering.core.scheduler import Scheduler
-from steering.protocol.sequence import Sequence, Spec
+from steering.protocol.sequence import PrefillState, Sequence, Spec
 
 
 class World:
@@ -26,7 +26,7 @@ class World:
 
     def submit(self, length: int, fork_of: Sequence | None = None) -> Sequence:
         prompt = cast(Any, SimpleNamespace(length=length))
-        made = Sequence(Spec(prompt, max_tokens=9), fork_of=fork_of)
+        made = Sequence(Spec(prompt, max_tokens=9), prefill=PrefillState(fork_of))
         self.scheduler.waiting.append(made)
         return made
 
