@@ -46,7 +46,7 @@ Servable = ServedEngine | steering.Engine
 
 
 class LocalEngine:
-    """A `ServedEngine` over a client of Helmsight's own engine core, in this process or in another one.
+    """A `ServedEngine` over a client of Helmsight's own engine core, which runs in this process or in another one.
 
     It bounds how many requests with images or long texts are prepared at once, since the engine's queue bounds neither the
     memory nor the CPU time of that. `magnitudes` are those of the model, None if they have to be measured.
@@ -89,7 +89,7 @@ class LocalEngine:
         steering.check_auto(self._client.mllm, auto)
 
     def _preparing(self, request: Request) -> AbstractContextManager[object]:
-        """Return the lock to hold while a request is prepared: one of pictures, one of long texts, none of other texts."""
+        """Return the lock to hold while a request is prepared: one for images, one for long texts, none for short texts."""
         if pictures_of(request.messages):
             return self._pictures
         return self._texts if sum(map(len, texts_of(request.messages))) > LIGHT else nullcontext()
@@ -236,7 +236,7 @@ def make_engine(
     try:
         return made(compiled=pays)
     except UnsupportedModel as reason:
-        if not pays or mllm.device.type == "cpu":  # a CPU runs steps that cannot be compiled eagerly
+        if not pays or mllm.device.type == "cpu":  # a CPU runs steps eagerly that cannot be compiled
             raise
         log.warning("decode steps are not captured as CUDA graphs, and take longer: %s", reason)
     gc.collect()  # frees the first engine's KV cache, since memory does not hold two

@@ -59,7 +59,7 @@ class EngineProcess:
         self._link = Link(ours)
 
     def load(self, settings: Settings, tell: Tell) -> local.LocalEngine:
-        """Return the process's engine, as `server.engine.local.load` returns one of this process."""
+        """Return the engine in the process once it is loaded, as `server.engine.local.load` returns one in this process."""
         torch.set_num_threads(1)  # each request has its own thread; computing is left to the engine's process
         with ThreadPoolExecutor(1, "helmsight-reader") as aside:
             loading = aside.submit(local.load_without_weights, settings)
@@ -92,7 +92,7 @@ def _detach(parent: int, link: socket.socket) -> None:
 
 def _serve(settings: Settings, link: Link, clock: StepClock) -> int:
     share_interpreter()
-    torch.set_num_threads(torch.get_num_threads())  # a fork makes torch's pool anew, which two threads at once cannot
+    torch.set_num_threads(torch.get_num_threads())  # after a fork torch makes its pool anew, which two threads cannot
 
     def died() -> None:
         """End both processes, so that both are replaced."""

@@ -1,4 +1,4 @@
-"""The worker's side of the link: a client of an engine core in another process."""
+"""The parent's side of the link: a client of an engine core in a child process."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ GLANCE = 0.5
 LAST = 0.75
 """Seconds beyond the drain time for an engine to stop.
 
-Then running answers are ended here, within the worker's own `STOP`.
+After them the parent ends running answers itself, within the `STOP` of the server's worker.
 """
 _GONE = "The engine's process has ended."
 _STOPS = "The server is shutting down."
 
 
 class ChildClient(Client):
-    """A client of the core behind a link to a `Host`, whose model `mllm` is without its weights.
+    """A client of the core behind a link to a `Host`; the model `mllm` has no weights.
 
     `died` is called if that process ends unasked. A step of more than `max_step` seconds counts as hung.
     """
@@ -75,7 +75,7 @@ class ChildClient(Client):
         return True
 
     def stats(self) -> Mapping[str, float]:
-        """Return the engine's stats, the last known ones if it does not answer, with those of prompts that are read here."""
+        """Return the engine's stats, or the last known ones, with those of this process's image cache added."""
         self._look()
         return {
             **self._stats,

@@ -1,4 +1,4 @@
-"""The start time of the engine's current step, by which the worker detects a hang without asking the engine."""
+"""The start time of the engine's current step, by which the parent detects a hang without asking the engine."""
 
 from __future__ import annotations
 

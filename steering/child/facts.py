@@ -1,4 +1,4 @@
-"""ModelFacts about a loaded model that the process without its weights cannot know by itself."""
+"""Facts about a loaded model that the process without its weights cannot know by itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from steering.model.mllm import MLLM
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The model and the limits of an engine core.
+    """The properties of a loaded model, and the limits of its engine core.
 
     `calibration` and `checked` are those of `MLLM`; `magnitudes` (layers,) is None where nothing steers.
     """
@@ -46,7 +46,7 @@ class ModelFacts:
         )
 
     def complete(self, mllm: MLLM) -> None:
-        """Complete a model that was loaded without its weights, so that it tells and checks what the loaded one does."""
+        """Complete a model that was loaded without its weights, so that it reports and checks the same as the loaded one."""
         mllm.fingerprint, mllm.updates_add_up = self.fingerprint, self.updates_add_up
         mllm.calibration, mllm.checked = self.calibration, self.checked
         mllm.dtype = getattr(torch, self.dtype)

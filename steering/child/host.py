@@ -1,4 +1,4 @@
-"""The engine's side of the link: it adds the worker's requests to the core, steps it, and sends its outputs.
+"""The child's side of the link: it adds the parent's requests to the core, steps it, and sends its outputs.
 
 Between two steps the stepping thread handles new messages. It does light work itself, since a second thread would take the
 interpreter from each of its operations, which costs more than the work. Other threads do what may take long: they compile
@@ -41,9 +41,9 @@ _WAIT, _LAST_WAIT = 1.0, 0.02
 
 
 class Host:
-    """Steps an engine for the worker at the other end of a link until it is stopped.
+    """Steps an engine for the client at the other end of a link until it is stopped.
 
-    `alone` is called if the worker is gone, so that nobody is left to serve.
+    `alone` is called if the parent process is gone.
     """
 
     def __init__(self, link: Link, engine: Engine, clock: StepClock, alone: Callable[[], object]):
@@ -78,14 +78,14 @@ class Host:
         self._clock.step()
 
     def _meanwhile(self) -> bool:
-        """Send first tokens and take in new messages within a step; return whether any is a request."""
+        """Send first tokens and take in new messages within a step; return True if any is a request."""
         self.deliver(self._core.take_outputs())
         came = self._take_in(TAKEN)
         self._flush()
         return came
 
     def _take_in(self, seconds: float) -> bool:
-        """Take in messages for at most `seconds`; return whether any is a request."""
+        """Take in messages for at most `seconds`; return True if any is a request."""
         came, until = False, time.monotonic() + seconds
         with suppress(Empty):
             while time.monotonic() < until:
@@ -110,7 +110,7 @@ class Host:
                 self._pool.submit(self._stop, number)
 
     def deliver(self, outputs: list[Output]) -> None:
-        """Send outputs; those that are expensive to encode by another thread."""
+        """Send outputs; another thread sends those that are expensive to encode, such as measurements."""
         single: list[Output] = []
         others: list[list[Any]] = []
         for output in outputs:
@@ -134,7 +134,7 @@ class Host:
     def _read(self) -> None:
         """Receive messages for as long as the link is open, however long a step takes.
 
-        Questions about the current state are answered here, and grammars are compiled by the pool.
+        Requests for stats are answered here, and the pool compiles grammars.
         """
         try:
             while True:
@@ -175,9 +175,9 @@ class Host:
         self._send([["done", number, None]])
 
     def _send(self, messages: list[list[Any]]) -> None:
-        """Send messages to the worker.
+        """Send messages to the parent.
 
-        If a part cannot be sent, such as a measurement of a third-party recorder, the worker receives an error for it.
+        A message that cannot be sent, as with a measurement of a third-party recorder, is replaced by an error.
         """
         if not messages:
             return
@@ -210,7 +210,7 @@ def _memory() -> dict[str, float]:
 
 
 def load(link: Link, make: Callable[[Callable[[str, float | None], None]], Engine]) -> Engine | None:
-    """Return the engine of `make` and send its facts to the worker; None if it cannot be made, which is sent too.
+    """Return the engine of `make` and send its facts to the parent; None if it cannot be made, which is sent too.
 
     `make` receives a callback for its progress.
     """

@@ -1,4 +1,4 @@
-"""Messages between the two processes: whole, ordered lists of data in the encoding of `steering.messages`."""
+"""Messages between parent and child: whole, ordered lists of data in the encoding of `steering.messages`."""
 
 from __future__ import annotations
 

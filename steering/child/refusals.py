@@ -1,4 +1,4 @@
-"""The worker's estimate of the other process's queue, by which it refuses most requests itself under overload.
+"""The parent's estimate of the core's queue, by which it refuses most requests itself under overload.
 
 Each request that is sent only to be refused takes time between two steps, which accepted requests wait for as well.
 """

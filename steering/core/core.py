@@ -1,4 +1,7 @@
-"""The engine core: it speaks tokens and tensors, and knows neither text nor who asks."""
+"""The engine core: messages with tokens and tensors in, tokens and measurements out.
+
+It makes no text, except where a stop string may end an answer, and does not know who asks.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class EngineCore:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def check(self, answers: int, group: str) -> None:
-        """Raise Busy where so many more answers of a group may not join now, Fault where the core is closed."""
+        """Raise Busy where a group's `answers` may not join the queue now, Fault where the core is closed."""
         with self.changed:
             self._refuse(answers, group)
 
@@ -113,7 +116,7 @@ class EngineCore:
             self.steps.step(allowance)
 
     def follow(self) -> None:
-        """Take the same steps as the first rank's core, until it ends; for the cores of all other ranks."""
+        """Take the same steps as the first rank's core until that ends; for the cores of the other ranks."""
         if self._lockstep is None or self.mllm.ranks.rank == 0:
             raise RuntimeError("Only the engines of a tensor-parallel model's other ranks follow the first one's.")
         while True:
@@ -135,7 +138,7 @@ class EngineCore:
         return self.steps.outputs.take()
 
     def fail(self, error: BaseException) -> list[Output]:
-        """Refuse new requests for good, and return the ends of all that run, which raise a Fault."""
+        """Refuse new requests for good, and return the last outputs of all that run, which end with a Fault."""
         self._closed = Fault(f"The engine died: {error}")
         with self.changed:
             for sequence in [*self.steps.alive, *self._incoming()]:

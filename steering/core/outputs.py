@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Outputs:
-    """The outputs since they were taken last; the stepping thread hands out tokens, counts and times them."""
+    """Appends sampled tokens to answers, and collects outputs until they are taken; for the thread that steps."""
 
     def __init__(self, mllm: MLLM, runner: Runner, twins: Twins, counts: dict[str, int], bins: Mapping[str, Bins]):
         self._mllm, self._runner, self._twins = mllm, runner, twins
@@ -35,7 +35,7 @@ class Outputs:
         return outputs
 
     def hand_out(self, sequences: list[Sequence], sampled: Sampled) -> None:
-        """Give every sequence its token."""
+        """Append its sampled token to every sequence that is neither done, held nor a twin."""
         tokens, finite, alternatives = sampled.read()  # the only place where the host waits for the device
         now = time.monotonic()
         for row, sequence in enumerate(sequences):
@@ -59,7 +59,10 @@ class Outputs:
     def _append(
         self, sequence: Sequence, token: int, scored: tuple[float, list[int], list[float]] | None, now: float
     ) -> None:
-        """Add a token to an answer, with its log-probability and the likeliest tokens where some row wants them."""
+        """Add a token to an answer and its twin; end the answer where that was its last token.
+
+        scored: the token's log-probability, and the likeliest tokens with theirs, where some row of the batch needs them.
+        """
         self._counts["generated_tokens"] += 1
         if sequence.matcher is not None:
             sequence.matcher.advance(token)
@@ -93,7 +96,7 @@ class Outputs:
             self.put_out(sequence)
 
     def put_out(self, sequence: Sequence) -> None:
-        """Put out an answer's tokens since the last time and, if it has ended, its end."""
+        """Add an output with an answer's tokens since its last output and, if the answer is done, its end."""
         out, tokens = sequence.output, sequence.tokens[sequence.output.sent :]
         logprobs = None if out.logprobs is None else out.logprobs.since(out.sent)
         first_at = sequence.times.first if not out.sent else 0.0

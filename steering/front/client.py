@@ -1,4 +1,4 @@
-"""The client of an engine core, wherever it runs: requests in, answers out."""
+"""The client of an engine core, wherever the core runs: requests in, answers out."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from steering.protocol.request import Request, Result
 class Client(ABC):
     """Prepares requests, adds them to a core, and turns its outputs into answers; any thread may submit.
 
-    A transport implements what is abstract: the messages to a core. Only methods registered before its construction can be
-    requested: `interventions` and `readouts` are their names. `preparing` returns a context to hold while a request is
-    prepared, to bound how many are at once.
+    A subclass implements the transport: the abstract methods, which send messages to a core. It calls `receive` with the
+    core's outputs. Only methods registered before its construction can be requested: `interventions` and `readouts` are
+    their names. `preparing` returns a context that is held while a request is prepared, to bound how many are at once.
     """
 
     def __init__(self, mllm: MLLM, limits: Limits):
@@ -62,7 +62,7 @@ class Client(ABC):
 
     @abstractmethod
     def _check(self, answers: int, group: str) -> None:
-        """Raise Busy where so many more answers of a group would be refused."""
+        """Raise Busy where the core would refuse `answers` more answers of a group."""
 
     @abstractmethod
     def _close(self) -> None:
@@ -109,14 +109,14 @@ class Client(ABC):
         return self._enqueue(request, turn)
 
     def check(self, turn: Turn | None, answers: int = 1) -> None:
-        """Raise Busy where so many more answers, in a turn or without one, may not join now."""
+        """Raise Busy where `answers` more answers, in a turn or without one, may not join the queue now."""
         if turn is None or turn not in self._turns:
             self._refuse_when_closed()
             self._check(answers, "" if turn is None else turn.group)
 
     @contextmanager
     def turn(self, group: str = "") -> Iterator[Turn]:
-        """Open a place in the queue for dependent requests, which count as one running request, even while it drains."""
+        """Hold a place in the queue for dependent requests; a turn that has begun is completed while the engine drains."""
         turn = Turn(self, group)
         try:
             yield turn
@@ -130,8 +130,8 @@ class Client(ABC):
     ) -> list[Result]:
         """Answer requests in order, batched; step in the calling thread unless the engine was started.
 
-        They are prepared as the queue drains, to bound memory. `begun` gets each when queued, to cancel it; raises Fault
-        then.
+        They are prepared as the queue drains, to bound memory. `begun` receives each completion once it is queued; where one
+        is cancelled, this raises Fault.
         """
         return list(self.stream(requests, begun))
 
@@ -165,7 +165,7 @@ class Client(ABC):
         return completion.result()
 
     def receive(self, outputs: Iterable[Output]) -> None:
-        """Take outputs of the core and hand them to the completions that they belong to."""
+        """Hand outputs of the core to the completions that they belong to."""
         ended = []
         for output in outputs:
             completion = self._running.get(output.request)

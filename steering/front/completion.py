@@ -18,9 +18,9 @@ PATIENCE = 2.0
 class Completion:
     """The answers of one request, as `Engine.submit` returns them.
 
-    Iterate it for chunks as they come, or take `result()`; one consumer only, in whose thread tokens become text. Both wait
-    for the stepping thread, and raise Fault when the request failed. `abort` and `whole` tell the core to end the answers,
-    or to put out each as a whole; `stepped` returns True where another thread steps.
+    Iterate it for chunks as they come, or call `result()`. Both wait for the stepping thread, and raise Fault when the
+    request failed. It has one consumer, in whose thread tokens become text. `abort` and `whole` tell the core to end the
+    answers, or to put out each as a whole; `stepped` returns True where another thread steps.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Completion:
     # -- for the client that receives outputs --------------------------------------------------------------------------
 
     def receive(self, output: Output) -> None:
-        """Take an output of the core; the last one of an answer has its end."""
+        """Queue an output of the core for the consumer."""
         if output.first_at:
             self.first_at = min(self.first_at or output.first_at, output.first_at)
         self._running -= output.ended is not None
@@ -79,7 +79,7 @@ class Completion:
         return (chunk for chunk in self._chunks(waits=True) if chunk is not None)
 
     def whole(self) -> Iterator[Chunk]:
-        """Iterate over the last chunk of each choice, which holds the whole choice; the other chunks wake nobody."""
+        """Iterate over the last chunk of each choice, which holds the whole choice; others do not wake the consumer."""
         self._put_out_whole()
         return (chunk for chunk in self if chunk.choice is not None)
 
@@ -111,7 +111,7 @@ class Completion:
     def cancel(self) -> None:
         """Stop generating; harmless when the request is finished.
 
-        The slots are free at the next step; a waiting consumer learns at once that no more comes.
+        The slots are free at the next step; iteration over chunks ends at once.
         """
         if self._running:
             self._cancelled = True
@@ -144,7 +144,7 @@ class Completion:
         return self._processor.feed(output)
 
     def _read_rest(self) -> None:
-        """Read what has come since the consumer stopped, to the last token of a request that was cancelled."""
+        """Process outputs that came after the consumer stopped; for a cancelled request, wait for its last token."""
         if self._cancelled and self._stepped():
             self._ended.wait(PATIENCE)
         self._over = self._over or self._cancelled

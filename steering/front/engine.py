@@ -1,4 +1,4 @@
-"""The engine: a client and its core in one process."""
+"""The engine: a client and its core in one process, and the loop that steps the core."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Engine(Client):
         self._stepping_since = math.inf
         self._fatal: BaseException | None = None
         self._died, self._max_step = died, max_step
-        self._hosted = False  # another client adds requests to the core, and gets its outputs
+        self._hosted = False  # the core's requests and outputs are those of the client of `run`
         if self.compilation.try_now(self.generate, self.core.slots, mllm.name):
             self.core.count_anew()
 
@@ -100,11 +100,11 @@ class Engine(Client):
         self.receive(self.core.take_outputs())
 
     def follow(self) -> None:
-        """Take the same steps as the first rank's engine, until it stops; for the engines of all other ranks."""
+        """Take the same steps as the first rank's engine until that stops; for the engines of the other ranks."""
         self.core.follow()
 
     def start(self) -> None:
-        """Step in a background thread from now on; raise RuntimeError when one does already."""
+        """Step in a background thread from now on; raise RuntimeError when the engine was started before."""
 
         def first_tokens() -> bool:
             self.receive(self.core.take_outputs())

@@ -1,4 +1,4 @@
-"""The input processor: turn a request into tokens and settings, and refuse whatever can be refused before it is queued."""
+"""The input processor: turns a request into a message for the core, and refuses what can be refused before it is queued."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Admitted:
-    """The checked form of a request.
+    """The prompts and the length of a checked request.
 
-    Its prompt, that of its baseline, and its twin's where that is known before the model runs; the number of tokens that may
-    be generated, and those that are forced.
+    twin_prompt: the prompt of a contrast, None where that depends on generated tokens or there is none. max_tokens: maximum
+    length of an answer, all prompts considered. forced: tokens that are generated whatever the model predicts.
     """
 
     prompt: Prompt
@@ -84,7 +84,7 @@ def read_prompt(mllm: MLLM, request: Request, length: int) -> Prompt:
 
 
 def _room_for_prompt(mllm: MLLM, request: Request, length: int) -> int:
-    """Return how many tokens the prompt may have, so that its answer, its baseline's prompt and its twin's fit as well."""
+    """Return how many tokens the prompt may have, so that answer, baseline prompt and twin prompt fit as well."""
     texts = [text for one in request.asked.values() for text in one.texts]
     others = request.baseline or any(one.twin for one in request.asked.values())
     beside = (
@@ -98,7 +98,7 @@ def _unprepared(panic: str) -> Fault:
 
 
 def _told(mllm: MLLM, request: Request) -> Request:
-    """Return the request with call ids shortened where the model's template needs that."""
+    """Return the request, with the ids of tool calls shortened where the model's chat template needs that."""
     form = format_of(mllm)
     if form is not None and form.short_ids:
         return replace(request, messages=with_short_ids(request.messages))
@@ -106,13 +106,13 @@ def _told(mllm: MLLM, request: Request) -> Request:
 
 
 def options_of(request: Request) -> TemplateOptions:
-    """Return what the chat template is given beside a request's messages."""
+    """Return the arguments of the chat template besides the messages."""
     functions = [] if request.tools is None else request.tools.told
     return TemplateOptions(functions, request.chat_template_kwargs, request.continue_final_message)
 
 
 def told_of_tools(mllm: MLLM, request: Request) -> list[str]:
-    """Return the texts that tools and calls add to the prompt; raise RequestError where the model has no tools."""
+    """Return the texts that tools and their calls add to the prompt; raise RequestError where the model supports none."""
     calls = [message["tool_calls"] for message in request.messages if message.get("tool_calls")]
     tool = "tools" if request.tools is not None else "messages"
     asked = request.tools is not None or calls or any(message["role"] == "tool" for message in request.messages)
@@ -210,7 +210,7 @@ def _room(asked: int | None, least: int | None, prompt: Prompt, max_length: int)
 
 
 class InputProcessor:
-    """Prepares requests for a core: any thread may call it, and it needs no more of the model than its processor."""
+    """Prepares requests for a core, in any thread; it needs the model's processor and configuration, but no weights."""
 
     def __init__(self, mllm: MLLM, limits: Limits):
         self.mllm = mllm
@@ -279,7 +279,7 @@ class InputProcessor:
 def count_answers(request: Request, slots: int) -> int:
     """Return how many slots a request needs, for its answers, baselines and twins.
 
-    Raises RequestError where that is none, or more than there are.
+    Raises RequestError where that is 0, or more than `slots`.
     """
     if request.n < 1:
         raise RequestError(f"'n' must be at least 1; got {request.n}.", param="n")

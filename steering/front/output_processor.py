@@ -1,4 +1,4 @@
-"""The output processor: turn the tokens and measurements of a request into text, calls, reports and readouts."""
+"""The output processor: turns the tokens and measurements of a request into text, calls, reports and readouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from steering.tools.calls import CallStream
 
 
 class OutputProcessor:
-    """The answers of one request so far, choices and baselines; one thread feeds it.
+    """Turns the outputs of one request into chunks and choices; one thread feeds it.
 
     token_text: returns the text and the bytes of a token. calls: splits an answer into text and calls, where it may call
     tools.
@@ -50,11 +50,11 @@ class OutputProcessor:
             )
             for prompt in (*[spec.prompt] * request.n, *[baseline] * (request.n * request.baseline))
         ]
-        self._held: dict[int, Chunk] = {}
+        self._held: dict[int, Chunk] = {}  # the last chunk of a choice whose baseline has not ended
         self.choices: dict[int, Choice] = {}
 
     def feed(self, output: Output) -> Chunk | None:
-        """Take an output and return the next chunk of a choice; None where nothing of it can be shown yet.
+        """Process an output and return the next chunk of a choice; None where nothing can be shown yet.
 
         The last chunk of a choice comes once its baseline has ended, too. Raises the error of an answer that failed.
         """

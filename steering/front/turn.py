@@ -1,4 +1,4 @@
-"""Turns: a single place in the queue for several requests, each of which depends on the one before; preludes run in one."""
+"""Turns: one place in the queue for several requests, each of which depends on the one before, such as preludes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Generates(Protocol):
 
 
 class Queue(Protocol):
-    """The client whose requests a turn holds a place for."""
+    """The part of a client that a turn uses."""
 
     mllm: MLLM
 
@@ -87,7 +87,7 @@ class Turn:
 def run_rounds(
     engine: Generates, rounds: Generator[Iterable[Request], list[Result], Decided], begun: Begun | None = None
 ) -> Decided:
-    """Answer the requests of each round, until the last; return the decision. Raises what either raises."""
+    """Answer the requests of each round, until the last; return the decision. Raises whatever both raise."""
     try:
         requests = next(rounds)
         while True:
@@ -112,9 +112,9 @@ def decide_next(engine: Generates, request: Request, begun: Begun | None = None)
 def decide(engine: Generates, request: Request, begun: Begun | None = None) -> Request:
     """Return the request with the interventions that its preludes, such as `Auto`, decide on.
 
-    `applied` holds the measurements. Where others use the engine too, pass a `Turn` of it and submit the request there, or
-    each step waits behind all who came meanwhile. `begun` gets everything that runs for it, so that it can be cancelled;
-    raises Fault then.
+    `applied` holds the measurements. Where others use the engine too, pass a `Turn` of it and submit the request there;
+    otherwise each round waits behind all requests that came meanwhile. `begun` receives each completion that runs for it;
+    where one is cancelled, this raises Fault.
     """
     while next_prelude(request) is not None:
         request = decide_next(engine, request, begun)

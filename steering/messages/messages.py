@@ -1,4 +1,4 @@
-"""The messages to and from an engine core: the same ones in its process, to a child process and to other ranks."""
+"""The messages to and from an engine core: the same in its own process, from another process, and to other ranks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from steering.protocol.sequence import Spec
 
 @dataclass(frozen=True)
 class Add:
-    """A request: `n` answers to the prompt of `spec`, with seeds of their own, and where `baseline` as many without it.
+    """A request for `n` answers and, with `baseline`, for as many answers without interventions.
 
-    `number` identifies it in all other messages. A baseline answers `baseline_prompt` (None: the same prompt) without
-    interventions. `twin_prompt` is the prompt of a contrast, where it is known before the model runs; answers follow
-    `grammar`. The text in which stop strings are searched begins behind the tokens `before`, and counts the special tokens
-    `kept`, by id. Where `in_pieces`, tokens are put out as they come, otherwise when the answer ends. `group` is scheduled
-    fairly with others; a request that has `waited` goes before those that have not; one that is `admitted` is not refused.
+    number: identifies the request in all other messages. spec: the settings of its answers; each answer gets its own seed.
+    baseline_prompt: the prompt of the baselines, None for that of `spec`. twin_prompt: the prompt of a contrast, where it is
+    known before the model runs. grammar: constrains the answers. kept, before: arguments of `TextStream`, in whose text stop
+    strings are searched. in_pieces: put out tokens as they come, otherwise when the answer ends. group: its owner; groups
+    get slots in turns. waited: it goes before requests that have not waited. admitted: the gate does not refuse it.
     """
 
     number: int
@@ -46,10 +46,11 @@ class Add:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of an answer: its `reason`, "stop" or "length"; None where it was aborted or raised `error`.
+    """The end of an answer.
 
-    taken: its measurements, by recorder and intervention. scores: the log-probabilities of its tokens, where they were
-    captured. fed: how many of its tokens went through the model. reused: tokens of its prompt that came from a cache.
+    reason: "stop" or "length"; None where it was aborted or failed with `error`. taken: its measurements, by recorder and
+    intervention. scores: the log-probabilities of its tokens, where they were captured. fed: how many of its tokens went
+    through the model. reused: tokens of its prompt that came from a cache.
     """
 
     reason: str | None
@@ -63,10 +64,11 @@ class Ended:
 
 @dataclass(frozen=True)
 class Output:
-    """New tokens of an answer; `answer` counts those of the request, then its baselines. The last one has `ended`.
+    """New tokens of an answer; the last output of an answer has `ended`.
 
-    logprobs: those of the tokens, where the request asks for them; a token that ends the answer has none. first_at: time of
-    the answer's first token on the monotonic clock, where it is among these, else 0.
+    answer: the index of the answer; baselines follow the request's `n` answers. logprobs: those of the tokens, where the
+    request asks for them; a token that ends the answer has none. first_at: time of the answer's first token on the monotonic
+    clock, where it is among these, else 0.
     """
 
     request: int

@@ -1,4 +1,4 @@
-"""The messages of an engine core as bytes, for other processes.
+"""The encoding of an engine core's messages as bytes, for other processes.
 
 Only data is sent, and only data is built from what is received: numbers, texts, tensors, pictures, errors, and the
 dataclasses, named tuples, enums and options of the modules in which messages, interventions and recorders are defined, by
@@ -78,7 +78,7 @@ def parts(value: Any, more: Sequence[type] = (), shared: Shared | None = None) -
 
 
 def read(data: bytes | bytearray, more: Sequence[type] = (), shared: Shared | None = None) -> Any:
-    """Return the value that was written; raise ValueError for anything else. shared: of the stream that it came by."""
+    """Return the value that was written; raise ValueError for anything else. shared: the state of its stream."""
     end = _HEAD + int.from_bytes(data[:_HEAD], "big")
     value, sizes = json.loads(data[_HEAD:end])
     view, blobs = memoryview(data), []
@@ -122,6 +122,7 @@ class Shared:
         return told.number, [*self._gone]
 
     def was_told(self) -> None:
+        """Count the values of a message as sent."""
         self._gone.clear()
 
     def hear(self, number: int, gone: Sequence[int], first: Any) -> Any:
@@ -149,7 +150,7 @@ class _Told(NamedTuple):
 
 
 def _bytes(one: Any) -> int:
-    """Return the bytes of a picture's pixels (Pillow takes four each), or of an object's tensors, also in mappings."""
+    """Return the size in bytes of an image (Pillow takes four a pixel), or of an object's tensors, also in mappings."""
     if isinstance(one, Image.Image):
         return 4 * one.width * one.height
     values = [

@@ -384,7 +384,7 @@ def test_the_page_shows_what_comes_back(client: FlaskClient, picture: Image.Imag
 def test_every_link_and_path_of_the_pages_is_there() -> None:
     root = PAGE.parents[1]
     rooms = {"docs", ".ci", *(file.parent.name for place in (root, root / "steering") for file in place.glob("*/*.py"))}
-    assert {"demo", "deploy", "engine"} <= rooms  # folders of code; what commands make, such as build/, is none
+    assert {"demo", "deploy", "core"} <= rooms  # folders of code; what commands make, such as build/, is none
     for page in (root / "README.md", *sorted(PAGE.parent.glob("*.md"))):
         text = page.read_text()
         for target in re.findall(r"\]\(([^)#]+)\)", text):
