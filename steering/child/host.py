@@ -53,7 +53,8 @@ class Host:
         self._clock = clock
         self._inbox: SimpleQueue[list[Any] | None] = SimpleQueue()
         self._replies: list[list[Any]] = []
-        self._pool = ThreadPoolExecutor(_THREADS, "helmsight-prepare")
+        self._pool = ThreadPoolExecutor(_THREADS, "helmsight-grammars")
+        self._adding: dict[int, bool] = {}  # requests whose grammar is compiled, and whether each is still wanted
         self._sender = ThreadPoolExecutor(1, "helmsight-answers")
         self._stopping = False
 
@@ -104,6 +105,8 @@ class Host:
             case "whole":
                 self._core.put_out_whole(number)
             case "abort":
+                if number in self._adding:
+                    self._adding[number] = False
                 self._core.abort(number)
             case "stop":
                 self._stopping = True
@@ -143,6 +146,7 @@ class Host:
                 if name == "stats":
                     self._send([["done", number, self._stats()]])
                 elif name == "add" and rest[0].grammar is not None:
+                    self._adding[number] = True
                     self._pool.submit(self._add_aside, number, *rest)
                 else:
                     self._inbox.put(message)
@@ -154,6 +158,8 @@ class Host:
 
     def _add_aside(self, number: int, request: Add) -> None:
         self._send([self._added(number, request)])
+        if not self._adding.pop(number):
+            self._core.abort(number)
         self._inbox.put(None)  # wakes the idle engine
 
     def _added(self, number: int, request: Add) -> list[Any]:

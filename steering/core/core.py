@@ -18,9 +18,9 @@ from steering.core.steps import Steps
 from steering.core.tensor_parallel import Lockstep, News
 from steering.errors import Fault
 from steering.grammar.compiled import Grammars
+from steering.logprobs import TopLogprobs
 from steering.messages.messages import Add, Output
 from steering.model.mllm import MLLM
-from steering.protocol.logprobs import TopLogprobs
 from steering.protocol.sequence import Pair, PendingOutput, PrefillState, QueuePlace, Sequence
 from steering.protocol.text import TextStream
 from steering.runner.runner import Runner

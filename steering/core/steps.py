@@ -314,12 +314,9 @@ class Steps:
 
     def _end_if_fatal(self, error: Exception) -> None:
         """Raise an error by which a device is lost: nothing works after it, so no other request may be tried."""
-        self._raise_if_lost(error)
-        self._failed(error)
-
-    def _raise_if_lost(self, error: Exception) -> None:
         if lost(error, self.mllm.devices):
             raise error
+        self._failed(error)
 
 
 def _ending(sequence: Sequence) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from steering.bins import Bins
 from steering.errors import Fault, RequestError
 from steering.front.completion import Completion
-from steering.front.input_processor import InputProcessor, Limits, check_request, count_answers
+from steering.front.input_processor import InputProcessor, Limits, check_request, check_slots
 from steering.front.turn import Turn
 from steering.messages.messages import Add, Output
 from steering.model.mllm import MLLM
@@ -105,7 +105,8 @@ class Client(ABC):
         the queue is full, Fault when the engine is closed.
         """
         check_request(request)
-        self.check(turn, count_answers(request, self.limits.slots))  # before the work of preparing
+        check_slots(request, self.limits.slots)
+        self.check(turn, request.n * (1 + request.baseline))  # before the work of preparing
         return self._enqueue(request, turn)
 
     def check(self, turn: Turn | None, answers: int = 1) -> None:

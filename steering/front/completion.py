@@ -51,7 +51,7 @@ class Completion:
         """Queue an output of the core for the consumer."""
         if output.first_at:
             self.first_at = min(self.first_at or output.first_at, output.first_at)
-        self._running -= output.ended is not None
+        self._running = max(0, self._running - (output.ended is not None))  # 0 where `fail` was first
         self._tell(output)
         if not self._running:
             self._ended.set()

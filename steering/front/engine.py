@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,12 +106,7 @@ class Engine(Client):
 
     def start(self) -> None:
         """Step in a background thread from now on; raise RuntimeError when the engine was started before."""
-
-        def first_tokens() -> bool:
-            self.receive(self.core.take_outputs())
-            return False
-
-        self.core.steps.meanwhile = first_tokens
+        self.core.steps.meanwhile = partial(self._deliver_first, self.receive)
         loop = (self._await_work, self.receive)
         thread = threading.Thread(target=self._run, args=loop, name="helmsight-engine", daemon=True)
         self._begin(thread)
@@ -125,15 +121,8 @@ class Engine(Client):
         gets the outputs of each step. `meanwhile` is called within a step that has first tokens; it returns True where more
         requests came in, which the step may take in, too.
         """
-        if self.mllm.ranks.size > 1:  # all ranks must take in the same requests at the same step
-
-            def first_tokens() -> bool:
-                deliver(self.core.take_outputs())
-                return False
-
-            self.core.steps.meanwhile = first_tokens
-        else:
-            self.core.steps.meanwhile = meanwhile
+        # all ranks must take in the same requests at the same step
+        self.core.steps.meanwhile = meanwhile if self.mllm.ranks.size == 1 else partial(self._deliver_first, deliver)
         self._hosted = True
         self._begin(threading.current_thread())
         self._run(heed, deliver)
@@ -182,6 +171,11 @@ class Engine(Client):
             self._thread.join()
 
     # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _deliver_first(self, deliver: Callable[[list[Output]], object]) -> bool:
+        """Deliver first tokens within a step, which takes in no further requests."""
+        deliver(self.core.take_outputs())
+        return False
 
     def _step(self) -> None:
         self._stepping_since = time.monotonic()

@@ -217,10 +217,6 @@ class InputProcessor:
         self.limits = limits
         self._token_text = token_texts(mllm.tokenizer)
 
-    def read(self, request: Request) -> Prompt:
-        """Return the prompt of a request; raises as `read_prompt`."""
-        return read_prompt(self.mllm, request, self.limits.length)
-
     def prepare(self, request: Request, number: int) -> tuple[Add, OutputProcessor]:
         """Return the message that adds a request to a core, and the processor of its outputs; raises as `admit`."""
         mllm, tools = self.mllm, request.tools
@@ -276,7 +272,7 @@ class InputProcessor:
         )
 
 
-def count_answers(request: Request, slots: int) -> int:
+def check_slots(request: Request, slots: int) -> None:
     """Return how many slots a request needs, for its answers, baselines and twins.
 
     Raises RequestError where that is 0, or more than `slots`.
@@ -285,7 +281,7 @@ def count_answers(request: Request, slots: int) -> int:
         raise RequestError(f"'n' must be at least 1; got {request.n}.", param="n")
     answers = request.n * (1 + request.baseline + any(one.twin for one in request.asked.values()))
     if answers <= slots:
-        return answers
+        return
     if request.n > 1:
         said = f"'n' is too large: this server runs {slots} answers at once (baselines and twins count)."
         raise RequestError(said, param="n")

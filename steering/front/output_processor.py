@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from steering.errors import Fault, panics_raise
+from steering.logprobs import TopLogprobs
 from steering.messages.messages import Add, Ended, Output
 from steering.model.mllm import MLLM
 from steering.prompt.fitting import Shrunk
 from steering.prompt.layout import Layout
 from steering.protocol.asked import Asked
 from steering.protocol.intervention import applied
-from steering.protocol.logprobs import TopLogprobs
 from steering.protocol.readout import FinishedAnswer, Surroundings
 from steering.protocol.request import Choice, Chunk, TokenLogprob
 from steering.protocol.text import Text, TextStream
@@ -111,7 +111,8 @@ class OutputProcessor:
         return logprobs
 
     def _named(self, tokens: Sequence[int], logprobs: TopLogprobs) -> Iterator[TokenLogprob]:
-        for token, (logprob, top) in zip(tokens, logprobs, strict=False):  # a token that ends the answer has none
+        named = tokens[: len(logprobs)]  # a token that ends the answer has none
+        for token, (logprob, top) in zip(named, logprobs, strict=True):
             others = tuple(TokenLogprob(other, *self._token_text(other), value) for other, value in top)
             yield TokenLogprob(token, *self._token_text(token), logprob, others)
 

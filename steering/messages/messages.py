@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from steering.grammar.grammar import Grammar
+from steering.logprobs import TopLogprobs
 from steering.prompt.layout import Prompt
-from steering.protocol.logprobs import TopLogprobs
 from steering.protocol.request import Timing
 from steering.protocol.sequence import Spec
 

@@ -29,13 +29,13 @@ from pydantic import BaseModel
 from steering import errors
 from steering.errors import Fault, RequestError, SteeringError
 from steering.grammar.grammar import Grammar
+from steering.logprobs import TopLogprobs
 from steering.messages.messages import Add
 from steering.model.images import TEXT_INPUTS, Inputs, Picture
 from steering.prompt.fitting import Shrunk
 from steering.prompt.layout import Prompt
 from steering.prompt.rendering import TemplateOptions
 from steering.protocol import intervention, recorder
-from steering.protocol.logprobs import TopLogprobs
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request
 from steering.protocol.sequence import Spec
@@ -186,7 +186,7 @@ class _Writer:
             return {"error": self.plain(error_to_data(value))}
         if isinstance(value, Mapping):
             return {"dict": [[self.plain(key), self.plain(one)] for key, one in value.items()]}
-        if isinstance(value, bool | int | float | str):
+        if isinstance(value, bool | int | float | str) and not isinstance(value, Enum):
             return value
         if isinstance(value, bytes):
             return {"bytes": self._blob(value)}
@@ -207,7 +207,7 @@ class _Writer:
             value = dataclasses.replace(value, inputs=texts)
         name = f"{type(value).__module__}:{type(value).__qualname__}"
         if (kind := _kind(name, self._modules)) is None:
-            raise RequestError(f"{type(value).__name__} cannot be sent to the other processes that run this model.")
+            raise RequestError(f"{type(value).__name__} cannot be sent to another process.")
         if issubclass(kind, Enum):
             return {"member": name, "of": value.name}
         fields = {key: self.plain(getattr(value, key)) for key in _fields(kind)}

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from steering.grammar.compiled import Matcher
+from steering.logprobs import TopLogprobs
 from steering.model.embedded import Embedded
 from steering.prompt.layout import Prompt
 from steering.protocol.asked import Asked
-from steering.protocol.logprobs import TopLogprobs
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Sampling
 from steering.protocol.signals import Signal

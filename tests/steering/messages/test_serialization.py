@@ -16,12 +16,12 @@ from pydantic import BaseModel
 import steering
 from steering import Diagnose, Earlier, Request, RequestError, Sampling, Tools
 from steering.front.input_processor import InputProcessor, Limits
+from steering.logprobs import TopLogprobs
 from steering.messages import serialization
 from steering.messages.messages import Ended, Output
 from steering.model.images import Picture
 from steering.protocol import intervention
 from steering.protocol.intervention import next_prelude
-from steering.protocol.logprobs import TopLogprobs
 from steering.protocol.request import Timing
 from steering.protocol.signals import Signal
 from steering.recorders.attention import RowCounts
