@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from probes.alarm.samples import Checked
     from probes.chair.samples import Described
     from probes.conflicts.samples import ConflictSample
-    from probes.faithfulness.samples import Told
-    from probes.lists.yes_no import YesNo
+    from probes.faithfulness.samples import ForcedAnswerSample
+    from probes.image_qa.yes_no import YesNo
     from probes.mme.samples import MmePair
     from probes.mmsap.samples import SapSample
     from probes.phd.samples import PhdSample
@@ -120,11 +120,11 @@ def mm_sap(count: int, seed: int) -> list[SapSample]:
     return sap_samples(count, seed)
 
 
-def faithfulness(count: int, seed: int, noise: float) -> list[Told]:
+def faithfulness(count: int, seed: int, noise: float) -> list[ForcedAnswerSample]:
     """Draw questions with a right answer and a wrong one."""
-    from demo.world.told import told_samples
+    from demo.world.forced_answers import forced_answer_samples
 
-    return told_samples(count, seed, noise=noise)
+    return forced_answer_samples(count, seed, noise=noise)
 
 
 def alarm(count: int, seed: int, noises: Sequence[float]) -> list[Checked]:

@@ -156,7 +156,7 @@ def _finish(response: Response) -> Response:
         metrics.refused(response.status_code, code)
 
     notes, traces, span = g.notes, context().traces, g.get("span")
-    if (name := auth.holder().name) is not None:
+    if (name := auth.caller().name) is not None:
         notes["key_name"] = name
 
     def count() -> None:

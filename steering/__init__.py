@@ -9,7 +9,6 @@ threads spin while they wait for each other, and take the time from the very thr
 
 from steering.auto.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, find, measure
 from steering.auto.surprise import Surprise, surprises
-from steering.bins import Bins
 from steering.errors import (
     Busy,
     ContextOverflow,
@@ -25,6 +24,7 @@ from steering.front.engine import Engine
 from steering.front.magnitudes import magnitudes
 from steering.front.turn import Turn, decide, decide_next
 from steering.grammar.grammar import Grammar
+from steering.histogram import Histogram
 from steering.interventions import registry as _interventions  # noqa: F401
 from steering.interventions.contrast import Contrast, Icd, Vcd
 from steering.interventions.generate import Generate, Sage
@@ -38,8 +38,8 @@ from steering.model.loading import load, refuse_structure
 from steering.model.mllm import MLLM
 from steering.prompt.bounds import TextBounds
 from steering.prompt.tokens import TOKENS
-from steering.protocol.asked import Asked, Options
 from steering.protocol.intervention import Prelude, in_place_of, next_prelude
+from steering.protocol.intervention_spec import InterventionSpec, Options
 from steering.protocol.readout import Diagnose, Earlier
 from steering.protocol.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, Timing, TokenLogprob
 from steering.readouts import registry as _readouts  # noqa: F401
@@ -59,9 +59,7 @@ __all__ = [
     "RESERVED_VARIABLES",
     "TOKENS",
     "TOWARD",
-    "Asked",
     "Auto",
-    "Bins",
     "Busy",
     "CallPiece",
     "Choice",
@@ -76,8 +74,10 @@ __all__ = [
     "Fault",
     "Generate",
     "Grammar",
+    "Histogram",
     "Icd",
     "Inapplicable",
+    "InterventionSpec",
     "Options",
     "Pai",
     "Prelude",

@@ -13,7 +13,7 @@ NO_MEMORY = 2
 """CUDA's number of the error that leaves a device usable."""
 
 
-def sent(tensor: torch.Tensor, like: torch.Tensor | torch.device) -> torch.Tensor:
+def to_device(tensor: torch.Tensor, like: torch.Tensor | torch.device) -> torch.Tensor:
     """Return a CPU tensor on a device, or on another tensor's device in its dtype; do not write to it afterwards."""
     device, dtype = (like, tensor.dtype) if isinstance(like, torch.device) else (like.device, like.dtype)
     tensor = tensor.to(dtype)
@@ -47,7 +47,7 @@ def lost(error: BaseException, devices: Iterable[torch.device]) -> bool:
     return False
 
 
-def fill(table: torch.Tensor, slot: int, value: float) -> None:
+def fill_slot(table: torch.Tensor, slot: int, value: float) -> None:
     """Write a number to one slot of a table (slots,) by a slice; a single element would need a copy from the CPU."""
     table[slot : slot + 1] = value
 

@@ -17,7 +17,7 @@ BESIDE = ("tests", "benchmarks")
 """Packages that may import whatever they like, but have the same limits of size."""
 FLOORS = {
     "steering": (
-        "accel.triton", "decoder", "tower", "model", "prompt", "grammar", "tools", "protocol", "vectors", "recorders",
+        "accel.triton", "decoder", "vision", "model", "prompt", "grammar", "tools", "protocol", "vectors", "recorders",
         "readouts", "interventions", "accel", "runner", "accel.cpu", "messages", "core", "front", "auto", "child", "bench",
     ),
     "server": (
@@ -25,7 +25,7 @@ FLOORS = {
         "context", "openapi", "process", "api", "web", "app", "serving", "wsgi", "replicas", "commands", "cli",
     ),
     "probes": (
-        "answering", "reporting", "harness", "conflicts", "differences", "lists", "calibration", "vector", "pairs", "mc2",
+        "answering", "reporting", "harness", "conflicts", "image_pairs", "image_qa", "calibration", "vector", "pairs", "mc2",
         "sage", "spd", "stme", "mmsap", "pope", "mme", "chair", "phd", "vsr", "tallyqa", "ambigcaps", "alarm",
         "faithfulness", "reproduce", "commands", "command",
     ),

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import steering
-from benchmarks.step_budget.prices import ARRIVALS, MACHINES, Asked, Machine, poisson
+from benchmarks.step_budget.prices import ARRIVALS, MACHINES, Arrival, Machine, poisson
 from benchmarks.step_budget.simulation import FixedChunk, Simulation
 from benchmarks.step_budget.sleeping import SLOTS, Clock, Sleeping, arrivals
 from steering.bench.asking import chat, words
@@ -80,7 +80,7 @@ def texts(lengths: list[int], answer: int) -> list[steering.Request]:
     return [steering.Request(chat(words(draw, length)), sampling) for length in lengths]
 
 
-def run(machine: Machine, budget: StepBudget, requests: list[Asked]) -> tuple[float, float, float]:
+def run(machine: Machine, budget: StepBudget, requests: list[Arrival]) -> tuple[float, float, float]:
     found = Simulation(machine, budget, noise=0.05, gap=BOUND).run(requests)
     return found.rate, found.gap_p99, found.first_p50
 

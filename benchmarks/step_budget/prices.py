@@ -57,7 +57,7 @@ bandwidth and its arithmetic; the embedded and the wide model on two processors,
 
 
 @dataclass(frozen=True)
-class Asked:
+class Arrival:
     """A request: its arrival time, the tokens of its prompt, those of its pictures among them, and of its answer."""
 
     at: float
@@ -85,7 +85,7 @@ def mixed(draw: random.Random) -> tuple[int, int, int]:
 
 def poisson(
     machine: Machine, kind: Callable[[random.Random], tuple[int, int, int]], count: int, load: float
-) -> list[Asked]:
+) -> list[Arrival]:
     """Draw requests of a Poisson process that take the share `load` of the machine's time."""
     draw = random.Random(f"{machine.name} {count}")
     drawn = [kind(draw) for _ in range(count)]
@@ -93,21 +93,21 @@ def poisson(
     now, asked = 0.0, []
     for one in drawn:
         now += draw.expovariate(rate)
-        asked.append(Asked(now, *one))
+        asked.append(Arrival(now, *one))
     return asked
 
 
 def bursts(
     machine: Machine, kind: Callable[[random.Random], tuple[int, int, int]], count: int, size: int
-) -> list[Asked]:
+) -> list[Arrival]:
     """Draw bursts of `size` requests, as often as the machine can just answer them."""
     draw = random.Random(f"{machine.name} {count}")
     drawn = [kind(draw) for _ in range(count)]
     pause = size / count * sum(cost(machine, *one) for one in drawn)
-    return [Asked(index // size * pause, *one) for index, one in enumerate(drawn)]
+    return [Arrival(index // size * pause, *one) for index, one in enumerate(drawn)]
 
 
-ARRIVALS: dict[str, Callable[[Machine], list[Asked]]] = {
+ARRIVALS: dict[str, Callable[[Machine], list[Arrival]]] = {
     "pictures, half the load": lambda machine: poisson(machine, pictured, 200, 0.5),
     "pictures, too many": lambda machine: poisson(machine, pictured, 200, 1.5),
     "pictures, 64 at once": lambda machine: bursts(machine, pictured, 192, 64),

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.step_budget.prices import PICTURE, Asked, Machine
-from steering.core.budget import Allowance, StepBudget, Taken
+from benchmarks.step_budget.prices import PICTURE, Arrival, Machine
+from steering.core.budget import Allowance, StepBudget, StepTotals
 from steering.core.scheduler import Scheduler
 from steering.protocol.sequence import Sequence, Spec
 
@@ -47,7 +47,7 @@ class Seen:
     passes that keep the bound.
     """
 
-    asked: Asked
+    asked: Arrival
     ready: float = math.inf
     due: float = math.inf
     first: float = math.inf
@@ -83,7 +83,7 @@ class Simulation:
         self._left: dict[Sequence, int] = {}  # tokens of the answer that are still to come
         self._new: dict[Sequence, int] = {}  # tokens of pictures that are not encoded yet
 
-    def run(self, asked: list[Asked]) -> Outcome:
+    def run(self, asked: list[Arrival]) -> Outcome:
         """Answer all requests and return the figures."""
         coming = sorted(asked, key=lambda one: one.at)[::-1]
         every: list[Seen] = []
@@ -95,7 +95,7 @@ class Simulation:
             self._step()
         return outcome(every, self.now - min(one.at for one in asked))
 
-    def _enqueue(self, asked: Asked) -> Seen:
+    def _enqueue(self, asked: Arrival) -> Seen:
         prompt = cast(Any, SimpleNamespace(length=asked.tokens))
         sequence = Sequence(Spec(prompt))
         self._scheduler.enqueue([sequence])
@@ -119,7 +119,7 @@ class Simulation:
                 if not self._left[sequence]:
                     scheduler.release(sequence)
 
-    def _take_in(self, allowance: Allowance) -> Taken:
+    def _take_in(self, allowance: Allowance) -> StepTotals:
         scheduler = self._scheduler
         scheduler.budget = allowance.tokens()
         upcoming = scheduler.upcoming() if allowance.most else []
@@ -134,11 +134,11 @@ class Simulation:
         for one in upcoming[: plan.prompts]:
             self._new[one] = 0
         if not allowance.most or (upcoming and not plan.runs):
-            return Taken(values=values)
+            return StepTotals(values=values)
         scheduler.budget = allowance.tokens(values)
         batch = scheduler.next_prefill(lambda sequence: not self._new[sequence])
         if not batch:
-            return Taken(values=values)
+            return StepTotals(values=values)
         part = allowance.part(scheduler.unread(batch[0]), values)
         lengths = [part if len(batch) == 1 else one.prompt.length for one in batch]
         padded = len(batch) * max(lengths)
@@ -148,7 +148,7 @@ class Simulation:
             if one.computed >= one.prompt.length:
                 scheduler.prefilled(one)
                 self._said(one)
-        return Taken(padded, len(batch), values)
+        return StepTotals(padded, len(batch), values)
 
     def _spend(self, price: Any, units: float, seconds: float) -> None:
         seconds *= self._draw.lognormvariate(0.0, self._noise)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import steering
-from benchmarks.step_budget.prices import PICTURE, Asked, Machine
+from benchmarks.step_budget.prices import PICTURE, Arrival, Machine
 from benchmarks.step_budget.simulation import Outcome, Seen, outcome
 from steering.bench.asking import chat, noise, words
 from steering.core.budget import StepBudget
@@ -66,14 +66,14 @@ class Sleeping:
             for index, text in enumerate(texts)
         ]
 
-    def run(self, requests: Sequence[steering.Request], times: Sequence[float]) -> tuple[list[Asked], Outcome]:
+    def run(self, requests: Sequence[steering.Request], times: Sequence[float]) -> tuple[list[Arrival], Outcome]:
         """Answer requests that arrive at these seconds of the machine.
 
         Returns the requests as a simulation takes them, and their outcome in the machine's time.
         """
         prompts = [read_prompt(self.engine.mllm, request, LENGTH) for request in requests]
         asked = [
-            Asked(at, prompt.length, PICTURE * len(prompt.pictures), request.sampling.max_tokens or 1)
+            Arrival(at, prompt.length, PICTURE * len(prompt.pictures), request.sampling.max_tokens or 1)
             for at, prompt, request in zip(times, prompts, requests, strict=True)
         ]
         gaps: list[float] = []
@@ -110,9 +110,9 @@ class Sleeping:
         self._until(started, self.machine.prefill(len(ran) * max(ran)))
         return logits
 
-    def _slow_decode(self, running: list[Any], twins: Any) -> Any:
+    def _slow_decode(self, running: list[Any], branches: Any) -> Any:
         started = self.clock.now()
-        decoded = self._decode(running, twins)
+        decoded = self._decode(running, branches)
         self._until(started, self.machine.decoding(len(running)))
         return decoded
 

@@ -24,9 +24,9 @@ from demo.world.scenes import (
     render,
 )
 from demo.world.wordings import EXISTS
-from probes.differences.metrics import TYPES, Claim
-from probes.lists.pope import Strategy
-from probes.lists.yes_no import YesNo
+from probes.image_pairs.metrics import TYPES, Claim
+from probes.image_qa.pope import Strategy
+from probes.image_qa.yes_no import YesNo
 from probes.sage.samples import Difference
 from probes.spd.samples import Difficulty, PicturePair
 

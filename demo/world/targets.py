@@ -20,7 +20,7 @@ KINDS = ("color", "shape", "position", "background", "count")
 OPTIONS = 3
 LIKE = "Which picture is most like picture {last}?"
 
-Asked = tuple[Sequence[Scene], int, str, str, tuple[str, ...], int | None]
+TargetQuestion = tuple[Sequence[Scene], int, str, str, tuple[str, ...], int | None]
 """A question about several scenes.
 
 It is the scenes, the target's number (from 0), the question, the right answer, the options' texts, and the cell of the
@@ -58,7 +58,7 @@ def _box(cell: int) -> tuple[float, float, float, float]:
     return column / 3, row / 3, (column + 1) / 3, (row + 1) / 3
 
 
-def _caption(rng: random.Random, pictures: int) -> Asked | None:
+def _caption(rng: random.Random, pictures: int) -> TargetQuestion | None:
     """Ask which picture shows something that only one of them shows."""
     scenes = related_scenes(rng, pictures, SHAPES, held_out=True)
     found = which_picture(rng, scenes)
@@ -67,13 +67,13 @@ def _caption(rng: random.Random, pictures: int) -> Asked | None:
     return scenes, found.target, found.turns[0][0], str(found.target + 1), (), found.cell
 
 
-def _facts(rng: random.Random, pictures: int) -> Asked | None:
+def _facts(rng: random.Random, pictures: int) -> TargetQuestion | None:
     """Ask about a fact of a picture that is named by its number."""
     scenes, target, fact = _one_of(rng, pictures, KINDS)
     return fact and (scenes, target, _asking(rng, fact, target), statement(*fact[:3]), (), fact.cell)
 
 
-def _options(rng: random.Random, pictures: int) -> Asked | None:
+def _options(rng: random.Random, pictures: int) -> TargetQuestion | None:
     """Ask about a fact with options, which are answered by a letter."""
     scenes, target, fact = _one_of(rng, pictures, KINDS)
     if fact is None:
@@ -93,7 +93,7 @@ def _asking(rng: random.Random, fact: Fact, target: int) -> str:
     return in_picture(rng, ask(rng, fact.kind, fact.key), f"picture {target + 1}")
 
 
-def _found(rng: random.Random, pictures: int) -> Asked | None:
+def _found(rng: random.Random, pictures: int) -> TargetQuestion | None:
     """Ask for the colour or the place of a shape that only one picture shows, without naming the picture."""
     scenes, target, fact = _one_of(rng, pictures, ("color", "position"))
     if fact is None or any(thing.kind == fact.key for i, s in enumerate(scenes) if i != target for thing in s.shapes):
@@ -101,7 +101,7 @@ def _found(rng: random.Random, pictures: int) -> Asked | None:
     return scenes, target, ask(rng, fact.kind, fact.key), statement(*fact[:3]), (), fact.cell
 
 
-def _needle(rng: random.Random, pictures: int) -> Asked | None:
+def _needle(rng: random.Random, pictures: int) -> TargetQuestion | None:
     """Ask for a digit that one of the pictures holds, without naming the picture."""
     scenes = [random_scene(rng, rng.choice(SHAPES), glyph=False, held_out=True) for _ in range(pictures)]
     target = rng.randrange(pictures)
@@ -112,7 +112,7 @@ def _needle(rng: random.Random, pictures: int) -> Asked | None:
     return scenes, target, ask(rng, "number", ""), glyph.kind, (), glyph.cell
 
 
-def _anchor(rng: random.Random, pictures: int) -> Asked | None:
+def _anchor(rng: random.Random, pictures: int) -> TargetQuestion | None:
     """Ask with a last picture that shows the scene of the target once more, drawn anew."""
     scenes = related_scenes(rng, max(2, pictures - 1), SHAPES, held_out=True)
     target = rng.randrange(len(scenes))
@@ -122,6 +122,6 @@ def _anchor(rng: random.Random, pictures: int) -> Asked | None:
     return [*scenes, scenes[target]], target, question, str(target + 1), (), None
 
 
-MAKERS: dict[str, Callable[[random.Random, int], Asked | None]] = {
+MAKERS: dict[str, Callable[[random.Random, int], TargetQuestion | None]] = {
     CAPTION: _caption, "facts": _facts, NEEDLE: _needle, "options": _options, "found": _found, ANCHOR: _anchor,
 }  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from probes.answering.base import Chat
 from probes.harness.pictures import Source, chat
-from probes.lists import rows
+from probes.image_qa import rows
 
 
 @dataclass(frozen=True)

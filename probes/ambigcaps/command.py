@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from probes.lists.benchmark import listed
+from probes.image_qa.benchmark import listed
 
 if TYPE_CHECKING:
     from probes.ambigcaps.samples import Translated
-    from probes.lists.task import Task
+    from probes.image_qa.task import Task
 
 
 def _task() -> Task[Translated]:

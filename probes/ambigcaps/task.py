@@ -13,8 +13,8 @@ from typing import Any
 from probes.ambigcaps.samples import Translated, check_bleu, scores, tally
 from probes.harness.comparison import SampleSet
 from probes.harness.reading import text_of
-from probes.lists import rows
-from probes.lists.task import Task
+from probes.image_qa import rows
+from probes.image_qa.task import Task
 
 
 def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[Translated]:

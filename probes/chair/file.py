@@ -10,7 +10,7 @@ from typing import Any
 from probes.chair.samples import Described
 from probes.chair.words import Vocabulary, coco
 from probes.harness.reading import parsed, text_of
-from probes.lists import rows
+from probes.image_qa import rows
 
 
 def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[Described]:

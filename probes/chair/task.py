@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from probes.chair import file
 from probes.chair.samples import SHARES, Described, scores, tally
 from probes.harness.comparison import SampleSet
-from probes.lists.task import Task
+from probes.image_qa.task import Task
 
 
 def _parts(samples: Sequence[Described]) -> list[SampleSet[Described]]:

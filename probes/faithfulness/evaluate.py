@@ -19,9 +19,9 @@ import numpy as np
 
 from probes.answering.base import Answerer, Question, Reply
 from probes.answering.replies import replies
-from probes.differences.traces import Trace, alike, traces
-from probes.faithfulness.samples import Told
+from probes.faithfulness.samples import ForcedAnswerSample
 from probes.harness.bootstrap import interval
+from probes.image_pairs.traces import Trace, alike, traces
 from steering import Diagnose, Engine
 
 SIDES = ("faithful", "unfaithful")
@@ -41,7 +41,7 @@ By = Mapping[str, Sequence[Reply]]
 """The replies to the samples, in their order, by side."""
 
 
-def read(answerer: Answerer, samples: Sequence[Told], *, quiet: bool = False) -> dict[str, list[Reply]]:
+def read(answerer: Answerer, samples: Sequence[ForcedAnswerSample], *, quiet: bool = False) -> dict[str, list[Reply]]:
     """Force both answers to every question, and read them."""
 
     def questions() -> Iterator[Question]:
@@ -136,7 +136,7 @@ def decay_curve(said: Sequence[Reply]) -> dict[str, Any]:
     return curve
 
 
-def apart(engine: Engine, samples: Sequence[Told]) -> dict[str, Any]:
+def apart(engine: Engine, samples: Sequence[ForcedAnswerSample]) -> dict[str, Any]:
     """Return the similarity of the faithful and the unfaithful answer to a question in every layer.
 
     It is the cosine similarity of the mean states of their rows (section 4.3); the control is that of two faithful answers

@@ -10,7 +10,7 @@ from typing import Any
 
 from probes.faithfulness.evaluate import apart, compared, read, separated
 from probes.faithfulness.report import report
-from probes.faithfulness.samples import Told, load
+from probes.faithfulness.samples import ForcedAnswerSample, load
 from probes.harness.benchmark import Findings
 from probes.harness.missing import check_there, whole
 from probes.harness.session import Session, Setup
@@ -22,14 +22,14 @@ class ToldOptions:
 
     data: str | None
     noise: float
-    demo: Callable[[int, int, float], Sequence[Told]] | None
+    demo: Callable[[int, int, float], Sequence[ForcedAnswerSample]] | None
 
     def __post_init__(self) -> None:
         check_there([] if self.data is None else [self.data])
         if self.data is None and self.demo is None:
             raise ValueError("--data is needed: there is no demo world here to draw samples from")
 
-    def draw(self, setup: Setup, left: list[str]) -> list[Told]:
+    def draw(self, setup: Setup, left: list[str]) -> list[ForcedAnswerSample]:
         """Return the samples, those of a file shuffled by the seed; samples left out are added to `left`."""
         if self.data is None:
             assert self.demo is not None

@@ -10,11 +10,11 @@ from typing import Any
 
 from probes.answering.base import Chat
 from probes.harness.pictures import Source, chat
-from probes.lists import rows
+from probes.image_qa import rows
 
 
 @dataclass(frozen=True)
-class Told:
+class ForcedAnswerSample:
     """A question with two answers that differ in their claims, and should differ in nothing else.
 
     kind: the kind of question, by which samples are grouped.
@@ -31,7 +31,7 @@ class Told:
         return chat(self.images, self.question)
 
 
-def load(file: str | Path, left: list[str] | None = None) -> list[Told]:
+def load(file: str | Path, left: list[str] | None = None) -> list[ForcedAnswerSample]:
     """Return samples from JSON Lines.
 
     A row has `images` (paths relative to the file, or one), `question`, `faithful`, `unfaithful`, and `kind` if there are
@@ -39,13 +39,13 @@ def load(file: str | Path, left: list[str] | None = None) -> list[Told]:
     and row.
     """
     path = Path(file)
-    found = rows.made(path, rows.read(path), partial(_told, path.parent), left)
+    found = rows.made(path, rows.read(path), partial(_sample, path.parent), left)
     if not found:
         raise ValueError(f"{path} holds no samples.")
     return found
 
 
-def _told(folder: Path, row: Mapping[str, Any], number: int) -> Told:
+def _sample(folder: Path, row: Mapping[str, Any], number: int) -> ForcedAnswerSample:
     names, question, *answers = (rows.texts(row, name) for name in ("images", "question", "faithful", "unfaithful"))
     if any(len(one) > 1 for one in (question, *answers)):
         raise ValueError("'question', 'faithful' and 'unfaithful' must be a text each")
@@ -53,4 +53,4 @@ def _told(folder: Path, row: Mapping[str, Any], number: int) -> Told:
     if faithful == unfaithful:
         raise ValueError("the two answers are the same")
     images = tuple(rows.image(folder, name) for name in names)
-    return Told(images, question[0], faithful, unfaithful, str(row.get("kind", "answers")))
+    return ForcedAnswerSample(images, question[0], faithful, unfaithful, str(row.get("kind", "answers")))

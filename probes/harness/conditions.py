@@ -15,9 +15,9 @@ from probes.harness.comparison import BASELINE, Way
 from probes.harness.named import named
 from probes.harness.options import VECTOR
 from steering import Generate, Options, RequestError, See, SteeringError, SteeringVector, Think
-from steering.protocol.asked import with_vectors
 from steering.protocol.forms import read
 from steering.protocol.intervention import REGISTRY
+from steering.protocol.intervention_spec import with_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Callable

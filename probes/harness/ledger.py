@@ -19,7 +19,7 @@ from PIL import Image
 from probes.answering.base import MODALITY, Answerer, Chat, Push, Question, Reply, Unanswered
 from probes.answering.wire import diagnostics
 from steering import Options, SteeringVector
-from steering.protocol.asked import vector_fields
+from steering.protocol.intervention_spec import vector_fields
 
 SAMPLES = "samples.jsonl"
 """The file beside the answers that tells the sample and condition of each of them."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from probes.lists.benchmark import listed
+from probes.image_qa.benchmark import listed
 
 if TYPE_CHECKING:
-    from probes.lists.task import Task
+    from probes.image_qa.task import Task
     from probes.mme.samples import MmePair
 
 

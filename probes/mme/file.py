@@ -12,7 +12,7 @@ from pathlib import Path
 
 from probes.harness.missing import Incomplete, leave_out
 from probes.harness.reading import text_of
-from probes.lists import rows
+from probes.image_qa import rows
 from probes.mme.samples import MmePair
 
 ENDINGS = (".jpg", ".png", ".jpeg")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from probes.answering.base import Chat, Reply
-from probes.differences.claims import yes
 from probes.harness.bootstrap import Share, Tallies, ratio
 from probes.harness.pictures import Source, chat
+from probes.image_pairs.claims import yes
 
 COGNITION = ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning")
 """The subtasks of cognition; all others are of perception."""

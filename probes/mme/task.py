@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from probes.harness.comparison import SampleSet
-from probes.lists.task import Task
+from probes.image_qa.task import Task
 from probes.mme import file
 from probes.mme.samples import SHARES, MmePair, scores, tally, totals
 

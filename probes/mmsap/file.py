@@ -13,7 +13,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from probes.harness.missing import Incomplete
-from probes.lists import rows
+from probes.image_qa import rows
 from probes.mmsap.samples import PARTS, TITLES, Part, SapSample
 from steering.interventions.refusal import REFUSAL
 

@@ -9,11 +9,11 @@ from typing import Literal, get_args
 import numpy as np
 
 from probes.answering.base import Reply
-from probes.differences.claims import yes
 from probes.harness.bootstrap import Share, Tallies, ratio
 from probes.harness.comparison import SampleSet
-from probes.lists import yes_no
-from probes.lists.yes_no import YesNo
+from probes.image_pairs.claims import yes
+from probes.image_qa import yes_no
+from probes.image_qa.yes_no import YesNo
 
 Mode = Literal["base", "iac", "icc"]
 MODES: tuple[Mode, ...] = get_args(Mode)

@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from probes.lists import rows
-from probes.lists.task import Task
+from probes.image_qa import rows
+from probes.image_qa.task import Task
 from probes.phd.samples import MODES, Mode, PhdSample, parts
 
 FOLLOW = " In case there is an inconsistency between the context and the image content, you should follow the image. "

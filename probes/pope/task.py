@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from probes.harness.comparison import SampleSet
-from probes.lists import pope, yes_no
-from probes.lists.task import Task
-from probes.lists.yes_no import YesNo
+from probes.image_qa import pope, yes_no
+from probes.image_qa.task import Task
+from probes.image_qa.yes_no import YesNo
 
 
 def _parts(samples: Sequence[YesNo]) -> list[SampleSet[YesNo]]:

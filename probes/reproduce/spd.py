@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from probes.differences.faithfulness import ERRORS
+from probes.image_pairs.faithfulness import ERRORS
 from probes.reproduce.items import Item
 from probes.reproduce.readings import lists
 from probes.reproduce.readings.spd import (

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probes.answering.base import Answerer, Reply
-from probes.differences import metrics
-from probes.differences.claims import claims, yes
-from probes.differences.metrics import SHARES, PairScores
 from probes.harness.comparison import SampleSet, Way, compare
-from probes.lists.yes_no import YesNo, part
+from probes.image_pairs import metrics
+from probes.image_pairs.claims import claims, yes
+from probes.image_pairs.metrics import SHARES, PairScores
+from probes.image_qa.yes_no import YesNo, part
 from probes.sage.samples import QUESTIONS, Difference
 
 MAX_TOKENS = 40

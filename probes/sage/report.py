@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probes.answering.versions import in_words
-from probes.differences.metrics import TYPES
 from probes.harness.comparison import BASELINE
 from probes.harness.comparison_tables import READING, power, table
 from probes.harness.missing import left_out
+from probes.image_pairs.metrics import TYPES
 from probes.reporting.report import Report
 from probes.sage.samples import QUESTIONS
 

@@ -12,8 +12,8 @@ from probes.harness.benchmark import Findings
 from probes.harness.conditions import Conditions
 from probes.harness.missing import whole
 from probes.harness.session import Session, Setup
-from probes.lists import pope
-from probes.lists.yes_no import YesNo
+from probes.image_qa import pope
+from probes.image_qa.yes_no import YesNo
 from probes.sage.evaluate import evaluate
 from probes.sage.report import report
 from probes.sage.samples import Difference

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from PIL import Image
 
 from probes.answering.base import Chat
-from probes.differences.metrics import Claim
-from probes.differences.questions import DIFFERENT, EXPLAINED_DIFFERENT, EXPLAINED_SAME, SAME, WHAT
 from probes.harness.pictures import chat
+from probes.image_pairs.metrics import Claim
+from probes.image_pairs.questions import DIFFERENT, EXPLAINED_DIFFERENT, EXPLAINED_SAME, SAME, WHAT
 
 QUESTIONS = (WHAT, SAME, DIFFERENT, EXPLAINED_SAME, EXPLAINED_DIFFERENT)
 """The questions about a pair."""

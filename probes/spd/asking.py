@@ -8,11 +8,11 @@ from typing import Literal
 
 from probes.answering.base import Question, Reply
 from probes.answering.talks import Talk, together
-from probes.differences.claims import counted
-from probes.differences.questions import DIFFERENT, EXPLAINED_DIFFERENT, EXPLAINED_SAME, SAME, WHAT
 from probes.harness.comparison import Way, told_apart
 from probes.harness.conditions import Conditions
 from probes.harness.pictures import chat
+from probes.image_pairs.claims import counted
+from probes.image_pairs.questions import DIFFERENT, EXPLAINED_DIFFERENT, EXPLAINED_SAME, SAME, WHAT
 from probes.spd.methods import METHODS, Method, plain
 from probes.spd.samples import PicturePair
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from probes.answering.base import Chat
-from probes.differences.traces import Trace, alike, divergence, faithfulness, traces
 from probes.harness.bootstrap import interval
 from probes.harness.comparison import PartAnswered
+from probes.image_pairs.traces import Trace, alike, divergence, faithfulness, traces
 from probes.spd.samples import PicturePair
 from steering import Engine
 

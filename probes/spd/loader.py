@@ -17,8 +17,8 @@ from os.path import isfile  # False, not an error, for a name that no file can h
 from pathlib import Path
 from typing import Any
 
-from probes.differences.claims import difference
 from probes.harness.reading import parsed, text_of
+from probes.image_pairs.claims import difference
 from probes.spd.samples import DIFFICULTIES, Difficulty, PicturePair
 
 PICTURES = (".jpg", ".jpeg", ".png")

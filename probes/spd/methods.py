@@ -23,8 +23,8 @@ from PIL import Image
 
 from probes.answering.base import Question, Reply
 from probes.answering.talks import Talk
-from probes.differences.claims import counted, read, yes
 from probes.harness.pictures import chat
+from probes.image_pairs.claims import counted, read, yes
 from steering import Diagnose
 
 DRAWN, TEMPERATURE = 5, 0.7

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probes.answering.versions import in_words
-from probes.differences.faithfulness import ERRORS
-from probes.differences.metrics import TYPES
-from probes.differences.questions import EXPLAINED_DIFFERENT, EXPLAINED_SAME
 from probes.harness.comparison import BASELINE
 from probes.harness.comparison_tables import READING, power, table
+from probes.image_pairs.faithfulness import ERRORS
+from probes.image_pairs.metrics import TYPES
+from probes.image_pairs.questions import EXPLAINED_DIFFERENT, EXPLAINED_SAME
 from probes.reporting.report import Report
 from probes.reporting.tables import Measured
 from probes.spd.inside import NUMBERS

@@ -12,11 +12,11 @@ from typing import Any
 
 from probes.answering.endpoint import Endpoint
 from probes.answering.patient import Patient
-from probes.differences.coco import CATEGORIES
 from probes.harness.benchmark import Findings
 from probes.harness.conditions import Wanted
 from probes.harness.ledger import Remembering
 from probes.harness.session import Session, Setup
+from probes.image_pairs.coco import CATEGORIES
 from probes.spd.asking import Manner, Presentation, manners
 from probes.spd.evaluate import answer, evaluated
 from probes.spd.inside import inside

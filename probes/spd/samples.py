@@ -9,8 +9,8 @@ from typing import Literal
 
 from PIL import Image, ImageChops, ImageStat
 
-from probes.differences.metrics import Claim
 from probes.harness.pictures import Source, picture
+from probes.image_pairs.metrics import Claim
 
 Difficulty = Literal["easy", "medium", "hard", "unrated"]
 DIFFICULTIES: tuple[Difficulty, ...] = ("easy", "medium", "hard", "unrated")

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from probes.differences import metrics
-from probes.differences.claims import counted, read, yes
-from probes.differences.faithfulness import ERRORS, Faithfulness
-from probes.differences.metrics import PairScores
 from probes.harness.bootstrap import Share, Tallies, ratio
+from probes.image_pairs import metrics
+from probes.image_pairs.claims import counted, read, yes
+from probes.image_pairs.faithfulness import ERRORS, Faithfulness
+from probes.image_pairs.metrics import PairScores
 from probes.spd.samples import PicturePair
 
 _OF_SINGLE = ("pairs", "contradictions", "yes_same", "yes_no")

@@ -19,8 +19,8 @@ from probes.answering.base import Chat, Reply
 from probes.harness.bootstrap import Share, Tallies, ratio
 from probes.harness.comparison import SampleSet
 from probes.harness.pictures import Source, chat
-from probes.lists import rows
-from probes.lists.task import Task
+from probes.image_qa import rows
+from probes.image_qa.task import Task
 
 NUMBERS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",

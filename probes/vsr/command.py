@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from probes.lists.benchmark import listed
+from probes.image_qa.benchmark import listed
 
 if TYPE_CHECKING:
-    from probes.lists.task import Task
-    from probes.lists.yes_no import YesNo
+    from probes.image_qa.task import Task
+    from probes.image_qa.yes_no import YesNo
 
 
 def _task() -> Task[YesNo]:

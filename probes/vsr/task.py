@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from probes.harness.comparison import SampleSet
-from probes.lists import rows, yes_no
-from probes.lists.task import Task
-from probes.lists.yes_no import YesNo
+from probes.image_qa import rows, yes_no
+from probes.image_qa.task import Task
+from probes.image_qa.yes_no import YesNo
 
 QUESTION = 'Is this statement true of the picture? "{caption}" Answer yes or no.'
 """The question's wording, which is ours; the files hold only statements."""

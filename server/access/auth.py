@@ -31,7 +31,7 @@ def roles_for(rule: str, method: str) -> tuple[Role, ...]:
     return ("use",)
 
 
-def holder() -> Holder:
+def caller() -> Holder:
     """Return the holder of the current request's key."""
     found: Holder = g.get("holder", ANYONE)
     return found

@@ -18,7 +18,7 @@ from server.requests.preset import AT, PLAIN, Preset
 from server.wire.catalog import ModelCard, ModelList, PresetCard
 from server.wire.interventions import schema as options_schema
 from steering.protocol import intervention, readout
-from steering.protocol.asked import Options, vector_fields
+from steering.protocol.intervention_spec import Options, vector_fields
 from steering.protocol.readout import Readout
 
 SCALARS = {float: "number", int: "integer", bool: "boolean"}
@@ -69,7 +69,7 @@ def _preset(serving: Serving, preset: Preset) -> dict[str, Any]:
 
 
 def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
-    able, settings, stats = serving.able, app.settings, serving.engine.stats()
+    capabilities, settings, stats = serving.capabilities, app.settings, serving.engine.stats()
     bounds = serving.text_bounds(settings)
     matching = [v["name"] for name in serving.store.names() if (v := vector_or_error(serving, name)).get("matches")]
     return {
@@ -77,21 +77,21 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "object": "model",
         "created": serving.since,
         "owned_by": "helmsight",
-        "fingerprint": able.fingerprint,
-        "layers": able.layers,
-        "hidden_size": able.hidden_size,
-        "context_length": able.context_length,
-        "device": able.device,
-        "dtype": able.dtype,
-        "quantization": able.quantization,
+        "fingerprint": capabilities.fingerprint,
+        "layers": capabilities.layers,
+        "hidden_size": capabilities.hidden_size,
+        "context_length": capabilities.context_length,
+        "device": capabilities.device,
+        "dtype": capabilities.dtype,
+        "quantization": capabilities.quantization,
         "compiled": stats.get("compiled_in_use", 0) > 0,
-        "image_size": None if able.image_size is None else list(able.image_size),
-        "image_pixels": None if able.pixels is None else list(able.pixels),
-        "chat_template_kwargs": sorted(able.template_variables),
+        "image_size": None if capabilities.image_size is None else list(capabilities.image_size),
+        "image_pixels": None if capabilities.pixels is None else list(capabilities.pixels),
+        "chat_template_kwargs": sorted(capabilities.template_variables),
         "vectors": matching,
-        "interventions": _interventions(able),
-        "readouts": [one.name for one in _readouts(able)],
-        "readout_schemas": [_described(one) for one in _readouts(able)],
+        "interventions": _interventions(capabilities),
+        "readouts": [one.name for one in _readouts(capabilities)],
+        "readout_schemas": [_described(one) for one in _readouts(capabilities)],
         "limits": {
             "slots": int(stats["slots"]),
             "waiting": int(stats["max_waiting"]),
@@ -117,7 +117,7 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
     }
 
 
-def _interventions(able: Capabilities) -> list[dict[str, Any]]:
+def _interventions(capabilities: Capabilities) -> list[dict[str, Any]]:
     """Return the available interventions with the JSON schemas of their options."""
     return [
         {
@@ -129,12 +129,12 @@ def _interventions(able: Capabilities) -> list[dict[str, Any]]:
             "schema": schema,
         }
         for name, (kind, _) in intervention.REGISTRY.items()
-        if name in able.interventions and (schema := options_schema(kind, able.layers)) is not None
+        if name in capabilities.interventions and (schema := options_schema(kind, capabilities.layers)) is not None
     ]
 
 
-def _readouts(able: Capabilities) -> list[Readout]:
-    return [one for name, one in readout.REGISTRY.items() if name in able.readouts]
+def _readouts(capabilities: Capabilities) -> list[Readout]:
+    return [one for name, one in readout.REGISTRY.items() if name in capabilities.readouts]
 
 
 def _described(one: Readout) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from flask import Blueprint, Response, g, request
 
 import steering
-from server.access.auth import holder
+from server.access.auth import caller
 from server.api.answers import DONE, Answer, event
 from server.api.body import read_json
 from server.context import AppContext, context
@@ -19,7 +19,7 @@ from server.encode import json_response
 from server.engine.runtime import Serving
 from server.engine.served import ServedCompletion, ServedTurn
 from server.errors import CLIENT_CLOSED, ApiError, to_api_error
-from server.http.pauses import AWAITED, BLOCKING, RESUME
+from server.http.streaming import AWAITED, BLOCKING, RESUME
 from server.http.watcher import Watch, client_socket
 from server.journal.entry import Entry
 from server.openapi.examples import of_chat
@@ -54,13 +54,13 @@ def create_completion() -> Response:
     """
     app = context()
     serving = app.runtime.serving()
-    with serving.engine.turn(holder().group) as turn:
+    with serving.engine.turn(caller().group) as turn:
         turn.check()  # before anything is read, since under overload refusing is most of the work
     bounds = serving.text_bounds(app.settings)
     chat, skipping = app.presets.read(read_json(app), app.chats, serving, bounds.parts + app.settings.max_images)
     bounds.check(chat.texts)
     n = 1 if chat.n is None else chat.n
-    answer = Answer.to(chat, chat.model or serving.name, serving.able.fingerprint)
+    answer = Answer.to(chat, chat.model or serving.name, serving.capabilities.fingerprint)
     completion, entry, hidden = submit(app, serving, chat, answer.id, skipping)
     answer = replace(answer, notes={**skipping.notes, **cut(chat, completion)}, ignored=skipping.ignored)
     watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
@@ -95,7 +95,7 @@ def submit(
     earlier = None if compared is None else app.states.find(compared)
     images = app.image_loader()
     try:
-        with serving.engine.turn(holder().group) as turn:
+        with serving.engine.turn(caller().group) as turn:
             turn.check()  # before loading images
             images.fetch_remote(image_urls(chat.messages))  # a slow host must not hold a place for preparing
 
@@ -116,7 +116,7 @@ def submit(
         raise
     app.metrics.asked(resolved)
     g.notes["interventions"] = sorted(resolved.asked)
-    tokens, name = completion.prompt_tokens, holder().name
+    tokens, name = completion.prompt_tokens, caller().name
     entry = Entry.of(app.journal, chat, resolved, answer_id, serving.name, tokens, skipping.brief, name)
     g.leaves_rows = entry is not None
     return completion, entry, hidden_readouts(app, serving, resolved)
@@ -148,7 +148,7 @@ def pictures_turn(app: AppContext, serving: Serving, chat: ChatRequest) -> Itera
     if not any(image_urls(chat.messages)):
         yield lambda: None
         return
-    with watched(app, lambda: None) as check, serving.pictures.turn(holder().group, check):
+    with watched(app, lambda: None) as check, serving.pictures.turn(caller().group, check):
         yield check
 
 
@@ -209,7 +209,7 @@ def check_watch(app: AppContext, watch: Watch) -> None:
 
 def hidden_readouts(app: AppContext, serving: Serving, request: steering.Request) -> frozenset[str]:
     """Return the readouts that run for the journal only."""
-    return (app.journal_readouts & serving.able.readouts) - shown_readouts(request)
+    return (app.journal_readouts & serving.capabilities.readouts) - shown_readouts(request)
 
 
 def shown_readouts(request: steering.Request) -> frozenset[str]:
@@ -337,7 +337,7 @@ class Running:
         if self.entry is not None:
             total, completion = time.monotonic() - self.started, self.completion
             for index in sorted(self.unfinished):
-                tokens, text = completion.generated(index), completion.said(index)
+                tokens, text = completion.generated(index), completion.text_of(index)
                 self.entry.given_up(index, self.broken, tokens, text, self.first_token, total)
             self.entry = None
         if self.watch.outcome:

@@ -33,10 +33,10 @@ def ready() -> Response:
     app = context()
     state = app.runtime.state
     headers = {} if state == "ready" else {"Retry-After": "2"}
-    said = {"status": state, "journal": app.journal.status()}
+    readiness = {"status": state, "journal": app.journal.status()}
     if state == "loading":
-        said["progress"] = app.runtime.progress.said()
-    return json_response(said, 200 if state == "ready" else 503, headers)
+        readiness["progress"] = app.runtime.progress.as_json()
+    return json_response(readiness, 200 if state == "ready" else 503, headers)
 
 
 @blueprint.get("/metrics")

@@ -70,7 +70,7 @@ def get_vector(name: str) -> Response:
     """Return a vector with the details of how it was made."""
     serving = context().runtime.serving()
     with _explained("name"):
-        return json_response(vector_json(serving.store.get(name), serving.able.fingerprint))
+        return json_response(vector_json(serving.store.get(name), serving.capabilities.fingerprint))
 
 
 @blueprint.get("/v1/steering/vectors/<name>/file")
@@ -123,7 +123,7 @@ def upload_vector() -> Response:
         registry.add(vector, over)
     log.info("steering vector %s was uploaded", vector.name)
     location = {"Location": f"/v1/steering/vectors/{vector.name}"}
-    return json_response(vector_json(vector, serving.able.fingerprint), 201, location)
+    return json_response(vector_json(vector, serving.capabilities.fingerprint), 201, location)
 
 
 @blueprint.delete("/v1/steering/vectors/<name>")
@@ -173,7 +173,7 @@ def registry_of(app: AppContext, serving: Serving) -> Registry:
 def vector_or_error(serving: Serving, name: str) -> dict[str, Any]:
     """Return a vector for a list; a damaged one has an `error`."""
     try:
-        return vector_json(serving.store.get(name), serving.able.fingerprint)
+        return vector_json(serving.store.get(name), serving.capabilities.fingerprint)
     except VectorError as error:
         return {"object": "steering.vector", "name": name, "error": str(error)}
     except OSError as error:  # the path stays private

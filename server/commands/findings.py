@@ -80,10 +80,10 @@ def examine(
     yield from _guarded("threads", threads, settings)
     yield openmp(environ)
     yield compiler(settings)
-    able: list[Capabilities] = []
-    yield from _guarded("model", lambda one: model(one, load, able), settings)
-    yield from _guarded("vectors", lambda one: vectors(one, able[0].fingerprint if able else None), settings)
-    yield from _guarded("presets", lambda one: presets(one, able[0] if able else None), settings)
+    loaded: list[Capabilities] = []
+    yield from _guarded("model", lambda given: model(given, load, loaded), settings)
+    yield from _guarded("vectors", lambda given: vectors(given, loaded[0].fingerprint if loaded else None), settings)
+    yield from _guarded("presets", lambda given: presets(given, loaded[0] if loaded else None), settings)
     yield from _guarded("journal", journal, settings)
     yield from _guarded("port", port, settings)
 
@@ -186,10 +186,10 @@ def compiler(settings: Settings) -> Finding:
     )
 
 
-def model(settings: Settings, load: bool, able: list[Capabilities]) -> Iterator[Finding]:
+def model(settings: Settings, load: bool, loaded: list[Capabilities]) -> Iterator[Finding]:
     """Yield whether the model's files are complete, and whether it loads and passes its self-check.
 
-    Its capabilities are appended to `able`.
+    Its capabilities are appended to `loaded`.
     """
     preflight(settings.model_copy(update={"api_key_file": None, "named_key_file": None}), place=False)
     if not load:
@@ -202,8 +202,8 @@ def model(settings: Settings, load: bool, able: list[Capabilities]) -> Iterator[
     transformers_logging.disable_progress_bar()
     begun = time.monotonic()
     engine = local.load(settings if settings.compiled else settings.model_copy(update={"compiled": False}))
-    able.append(engine.capabilities)
-    one, seconds = able[0], time.monotonic() - begun
+    loaded.append(engine.capabilities)
+    one, seconds = loaded[0], time.monotonic() - begun
     if (said := local.cut_length(settings, one)) is not None:
         yield Finding("model", "warning", said, "name a smaller --max-length, or none")
     yield Finding(
@@ -256,7 +256,7 @@ def vectors(settings: Settings, fingerprint: str | None) -> Iterator[Finding]:
         yield Finding("vectors", "ok", f"{folder}: {said}{others}")
 
 
-def presets(settings: Settings, able: Capabilities | None) -> Iterator[Finding]:
+def presets(settings: Settings, capabilities: Capabilities | None) -> Iterator[Finding]:
     """Yield the presets, and those of the settings that name a missing vector.
 
     Built-in presets are only known if the model was loaded.
@@ -268,7 +268,9 @@ def presets(settings: Settings, able: Capabilities | None) -> Iterator[Finding]:
     from steering import VectorError
 
     own = Presets.of(settings, with_interventions(ChatRequest))
-    store = vector_store(settings, Path(settings.model).expanduser(), able.fingerprint if able else None)
+    store = vector_store(
+        settings, Path(settings.model).expanduser(), capabilities.fingerprint if capabilities else None
+    )
     for preset in own.own.values():
         for name in own.vectors(preset):
             try:
@@ -276,11 +278,12 @@ def presets(settings: Settings, able: Capabilities | None) -> Iterator[Finding]:
             except (VectorError, OSError) as error:
                 said = f"{AT}{preset.name} ({preset.source}): {one_sentence(error)}"
                 yield Finding("presets", "warning", said, "make that vector; until then the preset goes without it")
-    if able is None:
+    if capabilities is None:
         said = ", ".join(AT + name for name in own.own) or "none"
         yield Finding("presets", "ok", f"of the settings: {said}; the model, which was not loaded, has others")
     else:
-        yield Finding("presets", "ok", ", ".join(AT + name for name in {**built_in(able, store), **own.own}) or "none")
+        names = [AT + name for name in {**built_in(capabilities, store), **own.own}]
+        yield Finding("presets", "ok", ", ".join(names) or "none")
 
 
 def journal(settings: Settings) -> Iterator[Finding]:

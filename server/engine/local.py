@@ -76,7 +76,7 @@ class LocalEngine:
         return self._client.stats()
 
     @property
-    def bins(self) -> Mapping[str, steering.Bins]:
+    def bins(self) -> Mapping[str, steering.Histogram]:
         return self._client.bins
 
     def magnitudes(self) -> torch.Tensor:
@@ -153,11 +153,12 @@ def engine_threads(settings: Settings) -> int:
     return settings.threads or max(1, min(torch.get_num_threads(), processors() // settings.tensor_parallel))
 
 
-def cut_length(settings: Settings, able: Capabilities) -> str | None:
+def cut_length(settings: Settings, capabilities: Capabilities) -> str | None:
     """Return a warning if `max_length` exceeds the model's context, else None."""
-    if settings.max_length is None or settings.max_length <= able.context_length:
+    context = capabilities.context_length
+    if settings.max_length is None or settings.max_length <= context:
         return None
-    return f"--max-length {settings.max_length} is more than the model has: its context is {able.context_length} tokens"
+    return f"--max-length {settings.max_length} is more than the model has: its context is {context} tokens"
 
 
 def adapted(engine: Servable) -> ServedEngine:

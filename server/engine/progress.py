@@ -25,7 +25,7 @@ class LoadProgress:
         """Set the current stage and the share of it that is done."""
         self._now = (stage, share)
 
-    def said(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return {"stage", "share", "seconds"} for JSON."""
         stage, share = self._now
         return {"stage": stage, "share": share, "seconds": round(time.monotonic() - self._begun, 1)}

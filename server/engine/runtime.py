@@ -45,19 +45,19 @@ class Serving:
     @classmethod
     def of(cls, engine: ServedEngine, settings: Settings) -> Serving:
         """Return an engine with the vectors of the configured folders and those beside its model."""
-        able = engine.capabilities
+        capabilities = engine.capabilities
         pictures = PictureTurns(prepared_at_once(), settings.slots + settings.max_waiting, settings.max_wait)
-        return cls(engine, vector_store(settings, able.folder, able.fingerprint), pictures=pictures)
+        return cls(engine, vector_store(settings, capabilities.folder, capabilities.fingerprint), pictures=pictures)
 
     @property
-    def able(self) -> Capabilities:
+    def capabilities(self) -> Capabilities:
         """The capabilities of the engine."""
         return self.engine.capabilities
 
     @property
     def name(self) -> str:
         """The model's name on the wire."""
-        return self.able.name
+        return self.capabilities.name
 
     @cached_property
     def magnitudes(self) -> torch.Tensor:
@@ -66,7 +66,7 @@ class Serving:
 
     def text_bounds(self, settings: Settings) -> TextBounds:
         """Return how much text a request may hold."""
-        most = self.able.text
+        most = self.capabilities.text
         return TextBounds(
             most.tokens,
             min(most.characters, settings.max_characters or most.characters),
@@ -154,17 +154,17 @@ class Runtime:
             draining = self._draining
         if draining:
             serving.engine.stop(drain=0)
-        able, slots = serving.able, int(serving.engine.stats()["slots"])
-        if (said := local.cut_length(self.settings, able)) is not None:
+        capabilities, slots = serving.capabilities, int(serving.engine.stats()["slots"])
+        if (said := local.cut_length(self.settings, capabilities)) is not None:
             log.warning(said)
         log.info(
             "model %s is ready after %.1f s: a context of %d tokens, %d slots, %s on %s",
             serving.name,
             time.monotonic() - self._begun,
-            able.context_length,
+            capabilities.context_length,
             slots,
-            " with ".join(filter(None, [able.dtype, able.quantization])),
-            able.device,
+            " with ".join(filter(None, [capabilities.dtype, capabilities.quantization])),
+            capabilities.device,
         )
 
     def _checked(self) -> Serving:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from steering import Auto, Bins, Chunk, Request, Result, Steer, TextBounds
+from steering import Auto, Chunk, Histogram, Request, Result, Steer, TextBounds
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ServedCompletion(Protocol):
     def generated(self, index: int) -> int:
         """Return how many tokens of choice `index` exist so far."""
 
-    def said(self, index: int) -> str:
+    def text_of(self, index: int) -> str:
         """Return the text of choice `index` so far."""
 
     def cancel(self) -> None:
@@ -138,7 +138,7 @@ class ServedEngine(Protocol):
         """Return counters since the start and current gauges: at least "running", "waiting", "slots" and "max_waiting"."""
 
     @property
-    def bins(self) -> Mapping[str, Bins]:
+    def bins(self) -> Mapping[str, Histogram]:
         """Histograms of times and batch sizes since the start, keyed as in `server.telemetry.collectors`; some may lack."""
 
     # -- where `interventions` has "steering" --------------------------------------------------------------------------

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from PIL import Image
 
-from steering.kept import Kept
+from steering.lru import ByteBoundedLRU
 
 OBJECTS = 2048
 """Overhead in bytes of an image, however small."""
 
 
-class DecodedPictures(Kept[Image.Image]):
+class DecodedPictures(ByteBoundedLRU[Image.Image]):
     """Upright RGB images by a hash of their files; callers must not modify them."""
 
     def __init__(self, capacity: int):

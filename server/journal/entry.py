@@ -14,7 +14,7 @@ from server.journal.schema import DIAGNOSTICS
 from server.journal.writer import Journal
 from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls
-from steering import Asked, Choice, Options, Request, Sampling, Steer, Steering
+from steering import Choice, InterventionSpec, Options, Request, Sampling, Steer, Steering
 from steering.protocol.intervention import REGISTRY
 from steering.protocol.readout import Scalar
 
@@ -31,7 +31,7 @@ class Entry:
     journal: Journal
     shared: dict[str, Any]
     """The columns that all choices share."""
-    asked: Mapping[str, Asked] = field(default_factory=dict)
+    asked: Mapping[str, InterventionSpec] = field(default_factory=dict)
     recorded: int | None = None
     """The number of the last row of a finished choice."""
 
@@ -166,7 +166,7 @@ def listed(names: Iterable[str]) -> str:
     return "".join(f"|{name}" for name in names) + "|"
 
 
-def group_of(asked: Mapping[str, Asked], toward: str) -> str:
+def group_of(asked: Mapping[str, InterventionSpec], toward: str) -> str:
     """Return the group in which the summary counts an answer, such as steer:vision+sage+contrast:vcd.
 
     It names the direction of steering and the other interventions, with the members of a group joined.
@@ -205,7 +205,7 @@ def as_asked(chat: ChatRequest) -> dict[str, Any]:
     }
 
 
-def without_texts(tree: Any, asked: Mapping[str, Asked], text_limit: int) -> Any:
+def without_texts(tree: Any, asked: Mapping[str, InterventionSpec], text_limit: int) -> Any:
     """Return the tree with the texts of interventions replaced by their lengths, unless texts are kept."""
     if text_limit:
         return tree

@@ -17,8 +17,8 @@ from gunicorn.http.message import Request
 from server.engine.resources import Pump
 from server.http.connection import Connection
 from server.http.intake import Refused, field
-from server.http.pauses import AWAITED, BLOCKING, RESUME
-from server.process import unread
+from server.http.streaming import AWAITED, BLOCKING, RESUME
+from server.process import early_errors
 
 log = logging.getLogger("helmsight")
 
@@ -94,7 +94,7 @@ class Delivery:
             log.error("a request could not be answered", exc_info=error)
             if self._response is None or not self._response.headers_sent:
                 with contextlib.suppress(OSError):
-                    self._connection.sendall(unread.answer(_BROKEN, self._app, partial(field, self._request)))
+                    self._connection.sendall(early_errors.answer(_BROKEN, self._app, partial(field, self._request)))
         self._done(self._keep)
         return None
 
@@ -104,7 +104,7 @@ class Delivery:
         try:
             response, environ = wsgi.create(request, connection, connection.client, connection.server, self._cfg)
         except Exception:  # the request is unfit, for example its path is outside of SCRIPT_NAME
-            connection.sendall(unread.refused(_UNFIT, self._app, connection.client, partial(field, request)))
+            connection.sendall(early_errors.refused(_UNFIT, self._app, connection.client, partial(field, request)))
             return
         self._response = response
         environ["wsgi.multithread"] = True

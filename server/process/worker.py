@@ -9,7 +9,7 @@ supervision nor access to the client's socket, by which a client that left is no
 master process with its signals and its heartbeat, the parser of heads, the WSGI environment, responses and logs remain
 gunicorn's.
 
-A stream releases its thread while it waits for the engine (`pauses`); one thread sends the next pieces of all streams.
+A stream releases its thread while it waits for the engine (`streaming`); one thread sends the next pieces of all streams.
 Requests without a body have threads of their own, so that health and metrics are not queued behind chats.
 """
 
@@ -35,7 +35,7 @@ from gunicorn.workers.base import Worker as BaseWorker
 from server.engine.resources import Pump, RequestThreads, raise_file_limit
 from server.http.connection import Connection, PendingBytes
 from server.http.intake import FULL, LATE, Intake, Refused, most_bytes
-from server.process import unread
+from server.process import early_errors
 from server.process.gateway import Delivery
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ class Worker(BaseWorker):
 
     def _refuse(self, connection: Connection, refusal: Refused) -> None:
         """Answer a request without passing it to a thread, and close its connection."""
-        said = unread.refused(refusal, self.wsgi, connection.client, connection.intake.field)
+        said = early_errors.refused(refusal, self.wsgi, connection.client, connection.intake.field)
         self._reading.pop(connection, None)
         connection.intake.drop()
         connection.state = "answering"

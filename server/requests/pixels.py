@@ -30,7 +30,7 @@ def bounds_of(
     stated = chat.pixels
     for name, pixels in stated.items():
         with skipping.of(name):
-            if serving.able.pixels is None:
+            if serving.capabilities.pixels is None:
                 raise Inapplicable(f"'{name}': {_why(serving)}", param=name, code="unsupported_value")
             _affordable(name, pixels, len(list(image_urls(chat.messages))), settings)
     kept = {name: pixels for name, pixels in stated.items() if not skipping.skips(name)}
@@ -38,7 +38,7 @@ def bounds_of(
     def of_part(part: MessagePart) -> Bounds:
         if part.detail == "high":
             return {**kept, "detail": part.detail}
-        if part.detail != "low" or serving.able.pixels is None:
+        if part.detail != "low" or serving.capabilities.pixels is None:
             return {**kept}
         most = min(LOW, kept.get("max_pixels", LOW))
         return {**kept, "max_pixels": max(most, kept.get("min_pixels", most))}
@@ -47,7 +47,7 @@ def bounds_of(
 
 
 def _why(serving: Serving) -> str:
-    size = serving.able.image_size
+    size = serving.capabilities.image_size
     return (
         f"this model sees every picture at {size[0]} x {size[1]} pixels."
         if size

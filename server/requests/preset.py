@@ -47,17 +47,17 @@ PLAIN = Preset("", {})
 """The preset of the model's own name."""
 
 
-def built_in(able: Capabilities, store: VectorStore) -> dict[str, Preset]:
+def built_in(capabilities: Capabilities, store: VectorStore) -> dict[str, Preset]:
     """Return the presets that follow from the model's capabilities.
 
     They are one for each intervention that needs no options, one for each group of interventions and, if the model has a
     preference vector, one for each direction of steering. A member of a group has the others switched off.
     """
     asked: dict[str, dict[str, Any]] = {}
-    if Steering.name() in able.interventions and has(store, VECTOR, able.fingerprint, preference=True):
+    if Steering.name() in capabilities.interventions and has(store, VECTOR, capabilities.fingerprint, preference=True):
         asked |= {way: {Steering.name(): {"toward": way}} for way in WAYS}
-    whole = [kind for name, (kind, _) in REGISTRY.items() if name in able.interventions and _is_complete(kind)]
-    kinds = [kind for kind in whole if known(kind, store, able.fingerprint)]
+    whole = [kind for name, (kind, _) in REGISTRY.items() if name in capabilities.interventions and _is_complete(kind)]
+    kinds = [kind for kind in whole if known(kind, store, capabilities.fingerprint)]
     for kind in kinds:
         head, *rest = kind.path
         if not rest:

@@ -50,7 +50,7 @@ class Presets:
 
     def at(self, serving: Serving) -> dict[str, Preset]:
         """Return all presets of a model as of now, since vectors come and go."""
-        return {**built_in(serving.able, serving.store), **self.own}
+        return {**built_in(serving.capabilities, serving.store), **self.own}
 
     def read(self, body: bytes, kind: type[Chat], serving: Serving, parts: int | None = None) -> tuple[Chat, Skipping]:
         """Return the request in a JSON body, completed by its preset, with the fields that may be skipped or are ignored.
@@ -61,7 +61,7 @@ class Presets:
         preset = self.find(serving, given.get("model"))
         weak = preset.weak(given)
         chat = checked({**given, **weak}, kind, parts)
-        ignored = [*ignored_fields(given, kind), *ignored_variables(chat, serving.able)]
+        ignored = [*ignored_fields(given, kind), *ignored_variables(chat, serving.capabilities)]
         if ignored and chat.strict:
             raise BadRequest(f"'{ignored[0]}' is unknown, and 'strict' is true.", ignored[0], "unknown_parameter")
         return chat, Skipping(preset.name, frozenset(weak), chat.strict is not False, ignored=ignored)

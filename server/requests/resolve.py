@@ -21,10 +21,10 @@ from server.wire.steering import SteeringForm
 from server.wire.structured import tools_of
 from steering import (
     RESERVED_VARIABLES,
-    Asked,
     Diagnose,
     Earlier,
     Inapplicable,
+    InterventionSpec,
     Request,
     Sampling,
     Tools,
@@ -48,9 +48,9 @@ def resolve(
     n = 1 if chat.n is None else chat.n
     if not 1 <= n <= settings.max_choices:
         raise BadRequest(f"'n' must be at least 1 and at most {settings.max_choices}; got {n}.", "n")
-    sampling = sampling_of(chat, serving.able.generation_defaults)
+    sampling = sampling_of(chat, serving.capabilities.generation_defaults)
     grammar = chat.grammar
-    if grammar is not None and not serving.able.grammars:
+    if grammar is not None and not serving.capabilities.grammars:
         place = grammar.param.partition(".")[0]
         raise BadRequest(f"'{place}' is not supported by this server's engine.", place, "unsupported_value")
     tools: Tools | None = None
@@ -60,9 +60,9 @@ def resolve(
     interventions = _interventions(chat, serving, settings, skipping)
     diagnose: Diagnose | None = None
     with skipping.of("diagnostics"):
-        diagnose = diagnose_of(chat.diagnostics, serving.able.readouts, earlier)
+        diagnose = diagnose_of(chat.diagnostics, serving.capabilities.readouts, earlier)
     bounds = bounds_of(chat, serving, settings, skipping)
-    variables = template_variables(chat, serving.able)
+    variables = template_variables(chat, serving.capabilities)
     messages = [_message(message, f"messages[{i}]", images, bounds) for i, message in enumerate(chat.messages)]
     forced = () if chat.force is None else chat.force
     return Request(
@@ -82,7 +82,7 @@ def resolve(
     )
 
 
-def template_variables(chat: ChatRequest, able: Capabilities) -> dict[str, Any]:
+def template_variables(chat: ChatRequest, capabilities: Capabilities) -> dict[str, Any]:
     """Return the chat template's variables that it reads; raises BadRequest for those that the server sets."""
     given = chat.chat_template_kwargs or {}
     continues = bool(chat.continue_final_message)
@@ -91,18 +91,18 @@ def template_variables(chat: ChatRequest, able: Capabilities) -> dict[str, Any]:
         if name in RESERVED_VARIABLES and not (name in own and value is own[name]):
             at = f"chat_template_kwargs.{name}"
             raise BadRequest(f"'{at}' is the server's to set.", at, "unsupported_value")
-    return {name: value for name, value in given.items() if name in able.template_variables}
+    return {name: value for name, value in given.items() if name in capabilities.template_variables}
 
 
-def ignored_variables(chat: ChatRequest, able: Capabilities) -> list[str]:
+def ignored_variables(chat: ChatRequest, capabilities: Capabilities) -> list[str]:
     """Return the paths of the chat template's variables that it does not read."""
-    known = able.template_variables | RESERVED_VARIABLES
+    known = capabilities.template_variables | RESERVED_VARIABLES
     return [f"chat_template_kwargs.{name[:64]}" for name in chat.chat_template_kwargs or {} if name not in known]
 
 
 def _tools(chat: ChatRequest, serving: Serving) -> Tools | None:
     tools = tools_of(chat.tools or [], chat.tool_choice, chat.parallel_tool_calls is not False)
-    if tools is not None and not serving.able.tools:
+    if tools is not None and not serving.capabilities.tools:
         raise Inapplicable(_without_tools("tools"), param="tools", code="unsupported_value")
     return tools
 
@@ -112,7 +112,7 @@ def _check_calls(chat: ChatRequest, serving: Serving) -> None:
 
     They are never skipped, since that would change the prompt.
     """
-    if not serving.able.tools:
+    if not serving.capabilities.tools:
         for i, one in enumerate(chat.messages):
             if one.role == "tool" or one.tool_calls:
                 raise BadRequest(_without_tools(f"messages[{i}]"), f"messages[{i}]", "unsupported_value")
@@ -122,9 +122,11 @@ def _without_tools(place: str) -> str:
     return f"'{place}' cannot be used: this model's chat template knows no tools, or none of a known format."
 
 
-def _interventions(chat: ChatRequest, serving: Serving, settings: Settings, skipping: Skipping) -> list[Asked]:
+def _interventions(
+    chat: ChatRequest, serving: Serving, settings: Settings, skipping: Skipping
+) -> list[InterventionSpec]:
     pictures = len(list(image_urls(chat.messages))) if chat.messages else None
-    found: list[Asked] = []
+    found: list[InterventionSpec] = []
     for name, given in chat.interventions.items():
         for one in given.asked:
             with skipping.of(place := ".".join(one.path)):
@@ -140,7 +142,7 @@ def _interventions(chat: ChatRequest, serving: Serving, settings: Settings, skip
 
 
 def _supported(param: str, kind: str, name: str, serving: Serving) -> None:
-    if name not in serving.able.interventions:
+    if name not in serving.capabilities.interventions:
         of_kind = f" of kind {kind}" if kind else ""
         raise Inapplicable(
             f"'{param}'{of_kind} is not supported by this server's engine.", param=param, code="unsupported_value"

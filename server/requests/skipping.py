@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from steering import Asked, Inapplicable, Request
+from steering import Inapplicable, InterventionSpec, Request
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Skipping:
                 raise
             self.skipped[place] = str(error)
 
-    def one_contrast(self, asked: Sequence[Asked]) -> list[Asked]:
+    def one_contrast(self, asked: Sequence[InterventionSpec]) -> list[InterventionSpec]:
         """Return the interventions without a preset's contrastive ones if the request itself has a contrastive one."""
         own = [one for one in asked if one.twin and _head(_place(one)) not in self.weak]
         weaker = [one for one in asked if own and one.twin and one not in own]
@@ -105,7 +105,7 @@ class Skipping:
         return replace(request, diagnose=None)
 
 
-def _place(asked: Asked) -> str:
+def _place(asked: InterventionSpec) -> str:
     return ".".join(asked.path)
 
 

@@ -14,10 +14,10 @@ from server.settings import Settings
 from server.vectors.names import lookup
 from server.wire.steering import AutoForm, NamedVector, SteeringForm
 from steering import (
-    Asked,
     Auto,
     Criterion,
     Inapplicable,
+    InterventionSpec,
     RequestError,
     Steer,
     Steering,
@@ -47,7 +47,7 @@ def entry(i: int) -> Iterator[None]:
 
 def asked(
     wire: SteeringForm, serving: Serving, settings: Settings, images: int | None, lenient: bool = False
-) -> Asked | None:
+) -> InterventionSpec | None:
     """Return the steering of a request, None if nothing is steered.
 
     `images` is the number of images, None if unknown. With `lenient`, inapplicable steering may be skipped; then a
@@ -105,7 +105,7 @@ def _check_strengths(steers: Sequence[Steer], params: Sequence[str], serving: Se
     does not bypass the limit either.
     """
     nominal: defaultdict[tuple[str, int], float] = defaultdict(float)
-    added = torch.zeros(serving.able.layers)
+    added = torch.zeros(serving.capabilities.layers)
     for steer, param in zip(steers, params, strict=True):
         vector, size = steer.vector, abs(steer.scale)
         unit = vector.published or 1.0

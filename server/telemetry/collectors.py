@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from server.engine.runtime import Runtime
 from server.journal.writer import Journal
-from steering import Bins
+from steering import Histogram
 
 _GAUGES = {
     "running": ("running", "Answers being generated"),
@@ -88,11 +88,16 @@ class EngineCollector(Collector):
         if self.runtime.loaded is None:
             return
         engine = self.runtime.loaded.engine
-        able, stats = engine.capabilities, engine.stats()
+        capabilities, stats = engine.capabilities, engine.stats()
         yield InfoMetricFamily(
             "helmsight_model",
             "The served model",
-            {"model": able.name, "fingerprint": able.fingerprint, "device": able.device, "dtype": able.dtype},
+            {
+                "model": capabilities.name,
+                "fingerprint": capabilities.fingerprint,
+                "device": capabilities.device,
+                "dtype": capabilities.dtype,
+            },
         )
         for name, (called, text) in _GAUGES.items():
             if name in stats:
@@ -132,7 +137,7 @@ class JournalCollector(Collector):
         yield rows
 
 
-def _histograms(found: Mapping[str, Bins]) -> Iterable[Metric]:
+def _histograms(found: Mapping[str, Histogram]) -> Iterable[Metric]:
     for name, text in _BINS.items():
         if (bins := found.get(name)) is not None:
             bounds = [*map(floatToGoString, bins.bounds), "+Inf"]

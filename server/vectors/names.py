@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from steering import SteeringVector, VectorError, VectorStore
-from steering.protocol.asked import Model, vector_fields, with_vectors
+from steering.protocol.intervention_spec import Model, vector_fields, with_vectors
 
 
 def resolved(model: Model, place: str, store: VectorStore) -> Model:

@@ -113,15 +113,15 @@ def _static(folder: Path, name: str) -> Response:
 @documented("Pages", About, errors=(503,))
 def about() -> Response:
     """Return what the model's page shows beyond /v1/models: family, check at load, and measured values."""
-    able = context().runtime.serving().able
-    return json_response({"object": "model.about", "families": sorted(TESTED), **able.about})
+    capabilities = context().runtime.serving().capabilities
+    return json_response({"object": "model.about", "families": sorted(TESTED), **capabilities.about})
 
 
 @blueprint.get("/samples")
 @documented("Pages", SampleList, errors=(503,))
 def samples() -> Response:
     """List the sample scenes in the model's folder."""
-    found = list_samples(context().runtime.serving().able.folder)
+    found = list_samples(context().runtime.serving().capabilities.folder)
     return json_response({"object": "list", "data": [sample.model_dump() for sample in found]})
 
 
@@ -134,7 +134,7 @@ def samples() -> Response:
 )
 def sample(name: str) -> Response:
     """Return an image of a sample scene."""
-    found = sample_picture(context().runtime.serving().able.folder, name)
+    found = sample_picture(context().runtime.serving().capabilities.folder, name)
     if found is None:
         raise ApiError(404, "No sample has such a picture.", code="unknown_sample")
     return _cached(Response(found[0], content_type=found[1]))

@@ -28,7 +28,7 @@ from server.wire.interventions import fields as intervention_fields
 from server.wire.messages import Turn, texts_of
 from server.wire.strangers import ELSEWHERE, check_names
 from server.wire.structured import ResponseFormat, StructuredOutputs, ToolChoice, ToolList
-from steering import Asked, Grammar, RequestError, Steering
+from steering import Grammar, InterventionSpec, RequestError, Steering
 from steering.protocol.intervention import REGISTRY
 from steering.protocol.request import RANGES
 
@@ -348,7 +348,7 @@ class ChatRequest(BaseModel):
         return {name: one for name, one in given if one is not None}
 
     @property
-    def options(self) -> dict[str, Asked]:
+    def options(self) -> dict[str, InterventionSpec]:
         """The interventions by name, without those that have a form of their own."""
         return {one.name(): one for given in self.interventions.values() for one in given.asked}
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from steering.protocol.asked import LAYERS
 from steering.protocol.forms import NO_SWITCH
+from steering.protocol.intervention_spec import LAYERS
 from steering.protocol.wording import names
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]

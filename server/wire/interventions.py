@@ -13,9 +13,9 @@ from pydantic import BaseModel, BeforeValidator, PlainValidator, WrapValidator
 
 from server.wire.fields import Strict, switch
 from server.wire.steering import SteeringForm
-from steering import Asked, Options, Steering
-from steering.protocol.asked import LAYERS
+from steering import InterventionSpec, Options, Steering
 from steering.protocol.forms import KIND, Form, forms
+from steering.protocol.intervention_spec import LAYERS
 
 OWN_FORMS: dict[tuple[str, ...], type[Strict]] = {Steering.path: SteeringForm}
 """Forms by path of interventions that are not written as their options; `server.requests.resolve` handles them."""
@@ -59,7 +59,7 @@ def fields() -> dict[str, Any]:
 
 
 @lru_cache(maxsize=256)
-def schema(kind: type[Asked], layers: int) -> dict[str, Any] | None:
+def schema(kind: type[InterventionSpec], layers: int) -> dict[str, Any] | None:
     """Return the JSON schema of an intervention's options for a model with so many layers.
 
     The result is read-only. None for an intervention that requests have no field for.

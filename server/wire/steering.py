@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.wire.fields import Flag, Layers, Number, Strict
-from steering.protocol.asked import TokenWord, vector_names
+from steering.protocol.intervention_spec import TokenWord, vector_names
 from steering.vectors.option import Vector
 
 

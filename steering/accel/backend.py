@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
-from steering.accel.traced import Made
+from steering.accel.traced import HooksByName
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import PromptKernel
 from steering.model.embedded import Embedded
@@ -30,7 +30,7 @@ State = Literal["off", "compiling", "ready", "failed"]
 class Ran(NamedTuple):
     """The results of a backend's pass, and the hooks under which it ran, by the names of their slots."""
 
-    hooks: Made
+    hooks: HooksByName
     computed: Computed
 
 
@@ -55,10 +55,8 @@ class FastPasses(Protocol):
         rope: rotary positions (rows,), with `axes` axes.
         """
 
-    def prompts(
-        self, chunk: PrefillChunk, concerned: Sequence[Slots], inputs: Embedded, axes: int | None
-    ) -> Ran | None:
-        """Run a chunk of some prompts, with these decoder inputs. concerned: all slots that take part in the pass."""
+    def prompts(self, chunk: PrefillChunk, acting: Sequence[Slots], inputs: Embedded, axes: int | None) -> Ran | None:
+        """Run a chunk of some prompts, with these decoder inputs. acting: all slots that take part in the pass."""
 
     def prompt_kernel(self) -> PromptKernel | None:
         """Return the attention kernel for prompts that run eagerly."""

@@ -18,7 +18,7 @@ import torch
 
 from steering.accel.backend import Ran, RunnerState
 from steering.accel.step import DecodeStep
-from steering.accel.tensors import Bound, Foreign, Mould, Pattern, taken_apart
+from steering.accel.tensors import Bound, Foreign, Pattern, TreeSpec, taken_apart
 from steering.accel.traced import KnownHooks, traced_of
 from steering.decoder.kv import KVPool
 from steering.model.embedded import Embedded
@@ -98,7 +98,7 @@ class _Form:
 
     def __init__(self, axes: int | None, columns: int, pattern: Pattern, given: list[torch.Tensor]):
         self.axes, self.columns, self.pattern = axes, columns, pattern
-        self.mould = Mould(pattern, [(None, *one.shape[1:]) for one in given])
+        self.tree_spec = TreeSpec(pattern, [(None, *one.shape[1:]) for one in given])
         self.tensors = [(one.shape[1:], one.dtype, one.device) for one in given]
         self.graphs: dict[int, _Graph] = {}
         self.wanted: Counter[int] = Counter()
@@ -187,7 +187,7 @@ class DecodeGraphs:
         graph.replay()
         self.taken += 1
         hidden, logits, *made = [one[:rows] for one in graph.made]
-        form.mould.change(hooks.values, graph.changes, [*given, *made])
+        form.tree_spec.change(hooks.values, graph.changes, [*given, *made])
         return Computed(hidden.clone(), logits.clone())  # callers may keep them until the next step
 
     @torch.inference_mode()
@@ -222,7 +222,7 @@ class DecodeGraphs:
         """Return the form of graphs for these hooks, and their tensors; None where they cannot be copied."""
         forms = self._forms.setdefault((axes, columns), [])
         for form in forms:
-            if (given := hooks.tensors(form.mould)) is not None:
+            if (given := hooks.tensors(form.tree_spec)) is not None:
                 return form, given
         hooks.reset()
         try:
@@ -285,7 +285,7 @@ class DecodeGraphs:
         own = [torch.zeros(rows, *shape, dtype=dtype, device=place) for shape, dtype, place in form.tensors]
         column, pooled = torch.zeros(form.columns, device=device), list(pool.tensors)
         replay, made = self._capture(lambda: step(*fed, column, own, pooled), device)
-        return _Graph(fed, own, replay, made, form.mould.changes(step.left))
+        return _Graph(fed, own, replay, made, form.tree_spec.changes(step.left))
 
 
 def _full(rows: int, pool: KVPool) -> int:
@@ -319,9 +319,7 @@ class GraphPasses:
         computed = self._graphs.decode(bound, axes, tokens, batch.positions, rope, batch.columns, self._pool)
         return None if computed is None else Ran(hooks, computed)
 
-    def prompts(
-        self, chunk: PrefillChunk, concerned: Sequence[Slots], inputs: Embedded, axes: int | None
-    ) -> Ran | None:
+    def prompts(self, chunk: PrefillChunk, acting: Sequence[Slots], inputs: Embedded, axes: int | None) -> Ran | None:
         """Decline: prompts have too many sizes."""
         return None
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from steering.accel.kernel import decode_kernel_of
-from steering.accel.tensors import Hole, Made, Pattern, put_together, taken_apart
+from steering.accel.tensors import Leaf, Node, Pattern, put_together, taken_apart
 from steering.decoder.attention import AttentionStep, Decode, DecodeKernel
 from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
@@ -164,8 +164,8 @@ class _Note:
 
 def renumbered(tree: Any, numbers: list[int]) -> Any:
     """Return the same tree with its tensors renumbered."""
-    if type(tree) is Hole:
-        return Hole(numbers[tree.number])
-    if type(tree) is Made:
+    if type(tree) is Leaf:
+        return Leaf(numbers[tree.number])
+    if type(tree) is Node:
         return tree._replace(parts=tuple(renumbered(part, numbers) for part in tree.parts))
     return tree

@@ -15,13 +15,13 @@ class Foreign(TypeError):
     """A hook holds a value that is neither tensor nor constant."""
 
 
-class Hole(NamedTuple):
+class Leaf(NamedTuple):
     """The place of a tensor. number: its index."""
 
     number: int
 
 
-class Made(NamedTuple):
+class Node(NamedTuple):
     """An object, a list, a dictionary or a tuple: its class, and its parts by name."""
 
     kind: type
@@ -33,7 +33,7 @@ class Made(NamedTuple):
 class Pattern:
     """The structure of a value without the contents of its tensors; values of equal patterns are computed alike.
 
-    tree: the value, with a `Hole` for each tensor. tensors: dtype and number of axes of each.
+    tree: the value, with a `Leaf` for each tensor. tensors: dtype and number of axes of each.
     """
 
     tree: Any
@@ -49,13 +49,13 @@ def taken_apart(value: Any) -> tuple[Pattern, list[torch.Tensor]]:
     tensors: list[torch.Tensor] = []
     places: dict[int, int] = {}
 
-    def hole(tensor: torch.Tensor) -> Hole:
+    def leaf(tensor: torch.Tensor) -> Leaf:
         number = places.setdefault(id(tensor), len(tensors))
         if number == len(tensors):
             tensors.append(tensor)
-        return Hole(number)
+        return Leaf(number)
 
-    tree = _tree(value, hole)
+    tree = _tree(value, leaf)
     return Pattern(tree, tuple((one.dtype, one.ndim) for one in tensors)), tensors
 
 
@@ -71,7 +71,7 @@ def fixed_sizes(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor])
     )
 
 
-class Mould:
+class TreeSpec:
     """Values of one shape, read and written without checks of what is always the same, because a step is short.
 
     sizes: of each tensor. Nothing else checks them, and code compiled for other sizes would read beyond a tensor's end.
@@ -116,20 +116,20 @@ class Mould:
 class Bound:
     """A list of objects whose tensors stay the same, so that they are looked up only once.
 
-    The lookup is in their original state, because `Mould.change` changes them.
+    The lookup is in their original state, because `TreeSpec.change` changes them.
     """
 
     def __init__(self, values: list[Any]):
         self.values = values
         self._were = [dict(vars(one)) for one in values]
-        self._found: dict[Mould, list[torch.Tensor] | None] = {}
+        self._found: dict[TreeSpec, list[torch.Tensor] | None] = {}
 
-    def tensors(self, mould: Mould) -> list[torch.Tensor] | None:
-        """Return the tensors as `Mould.tensors`."""
-        if mould not in self._found:
+    def tensors(self, tree_spec: TreeSpec) -> list[torch.Tensor] | None:
+        """Return the tensors as `TreeSpec.tensors`."""
+        if tree_spec not in self._found:
             self.reset()
-            self._found[mould] = mould.tensors(self.values)
-        return self._found[mould]
+            self._found[tree_spec] = tree_spec.tensors(self.values)
+        return self._found[tree_spec]
 
     def reset(self) -> None:
         """Restore the values' original state."""
@@ -140,9 +140,9 @@ class Bound:
 
 def put_together(tree: Any, tensors: list[torch.Tensor]) -> Any:
     """Return a new value with these tensors."""
-    if type(tree) is Hole:
+    if type(tree) is Leaf:
         return tensors[tree.number]
-    if type(tree) is not Made:
+    if type(tree) is not Node:
         return tree
     kind, names, parts = tree
     values = [put_together(part, tensors) for part in parts]
@@ -159,9 +159,9 @@ def put_together(tree: Any, tensors: list[torch.Tensor]) -> Any:
 
 def as_json(tree: Any) -> Any:
     """Return a tree as JSON, which `of_json` reads."""
-    if type(tree) is Hole:
+    if type(tree) is Leaf:
         return {"hole": tree.number}
-    if type(tree) is Made:
+    if type(tree) is Node:
         names, parts = map(as_json, tree.names), map(as_json, tree.parts)
         return {"kind": _name(tree.kind), "names": [*names], "parts": [*parts]}
     return {"torch": str(tree)} if isinstance(tree, torch.device | torch.dtype) else tree
@@ -175,33 +175,33 @@ def of_json(words: Any, kinds: Iterable[type]) -> Any:
         if not isinstance(one, dict):
             return one
         if "hole" in one:
-            return Hole(int(one["hole"]))
+            return Leaf(int(one["hole"]))
         if "torch" in one:
             dtype = getattr(torch, str(one["torch"]).removeprefix("torch."), None)
             return dtype if isinstance(dtype, torch.dtype) else torch.device(one["torch"])
-        return Made(known[one["kind"]], tuple(map(read, one["names"])), tuple(map(read, one["parts"])))
+        return Node(known[one["kind"]], tuple(map(read, one["names"])), tuple(map(read, one["parts"])))
 
     return read(words)
 
 
 def kinds_of(tree: Any) -> set[type]:
     """Return the kinds of objects in a tree."""
-    return {tree.kind}.union(*map(kinds_of, tree.parts)) if type(tree) is Made else set()
+    return {tree.kind}.union(*map(kinds_of, tree.parts)) if type(tree) is Node else set()
 
 
 def _reader(tree: Any) -> Callable[[Any, list[torch.Tensor]], bool]:
     """Return a function that appends a value's tensors to a list, and returns True where the value has this tree."""
-    if type(tree) is Hole:
+    if type(tree) is Leaf:
         number = tree.number
 
-        def hole(value: Any, found: list[torch.Tensor]) -> bool:
+        def leaf(value: Any, found: list[torch.Tensor]) -> bool:
             if number < len(found):
                 return value is found[number]
             found.append(value)
             return isinstance(value, torch.Tensor)
 
-        return hole
-    if type(tree) is not Made:
+        return leaf
+    if type(tree) is not Node:
         return lambda value, found: type(value) is type(tree) and value == tree
     kind, names, readers = tree.kind, tree.names, [*map(_reader, tree.parts)]
     plain = issubclass(kind, list | tuple | dict)
@@ -225,12 +225,12 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _tree(value: Any, hole: Callable[[torch.Tensor], Hole]) -> Any:
+def _tree(value: Any, leaf: Callable[[torch.Tensor], Leaf]) -> Any:
     kind = type(value)
     if kind in PLAIN or isinstance(value, torch.device | torch.dtype):
         return value
     if isinstance(value, torch.Tensor):
-        return hole(value)
+        return leaf(value)
     if kind is dict:
         names, values = tuple(value), tuple(value.values())
     elif isinstance(value, list | tuple):
@@ -239,10 +239,12 @@ def _tree(value: Any, hole: Callable[[torch.Tensor], Hole]) -> Any:
         names, values = tuple(vars(value)), tuple(vars(value).values())
     else:
         raise Foreign(f"a {kind.__qualname__}")
-    return Made(kind, names, tuple(_tree(one, hole) for one in values))
+    return Node(kind, names, tuple(_tree(one, leaf) for one in values))
 
 
 def _words(tree: Any) -> str:
-    if type(tree) is Made:
+    if type(tree) is Leaf:
+        return f"Hole(number={tree.number})"  # as stored packages have it
+    if type(tree) is Node:
         return f"{_name(tree.kind)}{tree.names}({', '.join(map(_words, tree.parts))})"
     return repr(tree)

@@ -19,7 +19,7 @@ from steering.protocol.slots import DecodeBatch, Slots
 from steering.recorders.attention import AttentionRecorder
 from steering.recorders.residual import ResidualRecorder
 
-Made = dict[str, Hook | None]
+HooksByName = dict[str, Hook | None]
 """Hooks by the names of their slots."""
 T = TypeVar("T", bound=type["Traced"])
 
@@ -75,7 +75,7 @@ def traced_of(parts: Sequence[Slots]) -> list[Traced] | None:
     return [kind(part) for kind, part in zip(kinds, parts, strict=True) if kind is not None]
 
 
-def bound_of(hooks: Made) -> Bound:
+def bound_of(hooks: HooksByName) -> Bound:
     """Return the hooks that are not None as one list of tensors."""
     return Bound([hook for hook in hooks.values() if hook is not None])
 
@@ -88,9 +88,11 @@ class KnownHooks:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[tuple[str, ...], int], tuple[Made, Bound]] = {}
+        self._known: dict[tuple[tuple[str, ...], int], tuple[HooksByName, Bound]] = {}
 
-    def of(self, batch: DecodeBatch, names: Sequence[str], make: Callable[[], Made]) -> tuple[Made, Bound]:
+    def of(
+        self, batch: DecodeBatch, names: Sequence[str], make: Callable[[], HooksByName]
+    ) -> tuple[HooksByName, Bound]:
         """Return the hooks of slots of these names for a batch, made by `make`."""
         place = tuple(names), len(batch.sequences)
         steady = not any(sequence.held for sequence in batch.sequences)

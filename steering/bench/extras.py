@@ -14,8 +14,8 @@ from steering.interventions.steer import Steering
 from steering.interventions.think import Think
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, readout
-from steering.protocol.asked import Asked, Options, vector_fields
 from steering.protocol.forms import example
+from steering.protocol.intervention_spec import InterventionSpec, Options, vector_fields
 from steering.protocol.readout import Diagnose
 
 TEXT = 32
@@ -23,7 +23,7 @@ TEXT = 32
 PICTURE = (6, 6)
 """Tokens of the picture, (columns, rows)."""
 
-MADE: Mapping[str, Callable[[MLLM], Asked]] = {
+MADE: Mapping[str, Callable[[MLLM], InterventionSpec]] = {
     Steering.name(): lambda mllm: Steering(pushes(mllm, 1)[0]),
     Think.name(): lambda mllm: Think(threshold=0.5),  # its default needs a calibration
 }
@@ -35,7 +35,7 @@ def overhead(trial: Trial) -> Iterator[Gauge]:
     rows = max(trial.size.batches)
     engine = trial.engine(2 * rows)  # a contrast takes two slots
 
-    def run(asked: Asked | None = None, diagnose: Diagnose | None = None) -> Clocked:
+    def run(asked: InterventionSpec | None = None, diagnose: Diagnose | None = None) -> Clocked:
         """Time requests after a first run, which makes everything made at first use, graphs too."""
         options: dict[str, Any] = {"interventions": [asked] if asked else (), "diagnose": diagnose}
         first, timed = ([trial.ask(text=TEXT, picture=PICTURE, **options) for _ in range(rows)] for _ in range(2))
@@ -66,7 +66,7 @@ def everything(mllm: MLLM) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]
     yield "every readout", lambda: {"diagnose": Diagnose(frozenset(readout.REGISTRY))}
 
 
-def made(name: str, kind: type[Asked], mllm: MLLM) -> Asked:
+def made(name: str, kind: type[InterventionSpec], mllm: MLLM) -> InterventionSpec:
     """Return an intervention with its defaults; raise Fault where none are known."""
     if name in MADE:
         return MADE[name](mllm)

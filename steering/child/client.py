@@ -10,13 +10,13 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from steering.bins import Bins
 from steering.child.clock import StepClock
 from steering.child.facts import ModelFacts
 from steering.child.link import Link
 from steering.child.refusals import RefusalEstimate
 from steering.errors import Busy, EngineEnded, Fault
 from steering.front.client import Client
+from steering.histogram import Histogram
 from steering.messages.messages import Add, Output
 from steering.model.mllm import MLLM
 
@@ -53,7 +53,7 @@ class ChildClient(Client):
         super().__init__(mllm, facts.limits)
         self._link = link
         self._clock = clock
-        self._stats, self._bins = dict(stats), dict[str, Bins]()
+        self._stats, self._bins = dict(stats), dict[str, Histogram]()
         self._max_step = max_step
         self._died = died
         self._questions = itertools.count(1)
@@ -83,7 +83,7 @@ class ChildClient(Client):
         }
 
     @property
-    def bins(self) -> Mapping[str, Bins]:
+    def bins(self) -> Mapping[str, Histogram]:
         """The engine's histograms, as of the last call of `stats`, so that reading both sends one message."""
         if not self._bins:
             self._look()
@@ -152,7 +152,7 @@ class ChildClient(Client):
         if not (self._gone or self._stopping):
             with suppress(Fault):
                 self._stats, bins = self._ask("stats", patience=GLANCE)
-                self._bins = {name: Bins(*of) for name, of in bins.items()}
+                self._bins = {name: Histogram(*of) for name, of in bins.items()}
 
     def _ask(self, name: str, *rest: Any, number: int | None = None, patience: float | None = None) -> Any:
         """Return the other process's reply and raise the errors it raises.

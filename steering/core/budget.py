@@ -39,7 +39,7 @@ RETRY = 32
 """Passes without a wait after which waiting is tried again."""
 
 
-class Taken(NamedTuple):
+class StepTotals(NamedTuple):
     """The totals of a step so far.
 
     tokens: including padding. prompts: their number. values: of new pictures. copied: some prompts were copied. waited: the
@@ -52,10 +52,10 @@ class Taken(NamedTuple):
     copied: bool = False
     waited: bool = True
 
-    def plus(self, more: Taken) -> Taken:
+    def plus(self, more: StepTotals) -> StepTotals:
         """Return the sum of both."""
         sums = self.tokens + more.tokens, self.prompts + more.prompts, self.values + more.values
-        return Taken(*sums, self.copied or more.copied, self.waited and more.waited)
+        return StepTotals(*sums, self.copied or more.copied, self.waited and more.waited)
 
 
 class PassPlan(NamedTuple):
@@ -160,11 +160,11 @@ class Allowance(NamedTuple):
         """Estimate the seconds of encoding these pictures and of one pass of these prompts."""
         return self._encoding(waiting) + self.fixed + self.each * len(waiting) * max(tokens for tokens, _ in waiting)
 
-    def after(self, taken: Taken) -> Allowance | None:
-        """Return the limits that are left after `taken`; None where another pass does not pay."""
-        spent = self.encoding(taken.values) + self.row * taken.prompts
-        spent += self.fixed + self.each * taken.tokens if taken.tokens else 0.0
-        left = self._replace(seconds=self.seconds - spent, most=self.most - taken.tokens)
+    def after(self, totals: StepTotals) -> Allowance | None:
+        """Return the limits that are left after `totals`; None where another pass does not pay."""
+        spent = self.encoding(totals.values) + self.row * totals.prompts
+        spent += self.fixed + self.each * totals.tokens if totals.tokens else 0.0
+        left = self._replace(seconds=self.seconds - spent, most=self.most - totals.tokens)
         pays = self.fixed + self.each * self.least
         return left if left.most >= LEAST and left.seconds >= pays else None
 

@@ -18,7 +18,7 @@ from steering.errors import Fault, UnsupportedModel
 from steering.model.mllm import MLLM
 from steering.model.pixels import picture
 from steering.protocol import intervention
-from steering.protocol.asked import Options
+from steering.protocol.intervention_spec import Options
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request, Sampling
 

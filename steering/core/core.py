@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from steering.bins import Bins
+from steering.core.admission import AdmissionControl
 from steering.core.budget import StepBudget
-from steering.core.gate import Gate
 from steering.core.steps import Steps
-from steering.core.tensor_parallel import Lockstep, News
+from steering.core.tensor_parallel import RankMessages, StepEvents
 from steering.errors import Fault
 from steering.grammar.compiled import Grammars
+from steering.histogram import Histogram
 from steering.logprobs import TopLogprobs
 from steering.messages.messages import Add, Output
 from steering.model.mllm import MLLM
@@ -41,12 +41,12 @@ class EngineCore:
         self.max_waiting = max_waiting
         self.changed = threading.Condition()
         self._grammars = Grammars(mllm)
-        self._lockstep = Lockstep(mllm.ranks) if mllm.ranks.size > 1 else None
-        failed = () if self._lockstep is None else (self._lockstep.failed,)
+        self._rank_messages = RankMessages(mllm.ranks) if mllm.ranks.size > 1 else None
+        failed = () if self._rank_messages is None else (self._rank_messages.failed,)
         self.steps = Steps(mllm, runner, runner.pool.slots, prefill_budget, self.changed, *failed)
         self.scheduler = self.steps.scheduler
         queued = (self.scheduler, self.steps.rate, self.steps.alive, self._incoming, self.steps.allowance)
-        self.gate = Gate(*queued, max_waiting, max_wait)
+        self.admission = AdmissionControl(*queued, max_waiting, max_wait)
         self._closed: Fault | None = None
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class EngineCore:
 
         Raises RequestError where its grammar cannot be compiled, and what `check` raises.
         """
-        if self._lockstep is not None and self.mllm.ranks.rank:
+        if self._rank_messages is not None and self.mllm.ranks.rank:
             raise RuntimeError("Requests are for the first rank's engine, which this one follows.")
         sequences = self._sequences(request)
         with self.changed:
@@ -69,20 +69,20 @@ class EngineCore:
                 self._refuse_when_closed()
             else:
                 self._refuse(len(sequences), request.group)
-            if self._lockstep is None:
+            if self._rank_messages is None:
                 self._join(sequences)
             else:
-                self._lockstep.submit(sequences, request)
+                self._rank_messages.submit(sequences, request)
             self.changed.notify_all()
         return sequences
 
     def abort(self, number: int) -> None:
         """End the answers of a request; their slots are free at the next step. Harmless where it has ended."""
         with self.changed:
-            if self._lockstep is None:
+            if self._rank_messages is None:
                 self._end(number)
             else:
-                self._lockstep.cancel(number)
+                self._rank_messages.cancel(number)
             self.changed.notify_all()
 
     def put_out_whole(self, number: int) -> None:
@@ -96,10 +96,10 @@ class EngineCore:
         """Refuse new requests and end those that run, with a Fault, at the next step."""
         with self.changed:
             self._closed = Fault(reason)
-            if self._lockstep is None:
+            if self._rank_messages is None:
                 self._end_all()
             else:
-                self._lockstep.end()
+                self._rank_messages.end()
             self.changed.notify_all()
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -107,31 +107,31 @@ class EngineCore:
     def step(self) -> None:
         """Admit and prefill, decode, put out tokens; sequences leave as they finish."""
         allowance = self.steps.next_allowance(bool(self._incoming()))
-        if self._lockstep is not None:
+        if self._rank_messages is not None:
             with self.changed:
-                news, joined = self._lockstep.taken()
-            self._lockstep.tell(news, self.steps.alive, allowance)
-            self._apply(news, joined)
+                events, joined = self._rank_messages.drain()
+            self._rank_messages.broadcast(events, self.steps.alive, allowance)
+            self._apply(events, joined)
         with self.mllm.stepping:
             self.steps.step(allowance)
 
     def follow(self) -> None:
         """Take the same steps as the first rank's core until that ends; for the cores of the other ranks."""
-        if self._lockstep is None or self.mllm.ranks.rank == 0:
+        if self._rank_messages is None or self.mllm.ranks.rank == 0:
             raise RuntimeError("Only the engines of a tensor-parallel model's other ranks follow the first one's.")
         while True:
-            news, allowance = self._lockstep.hear(self.steps.alive)
-            if news.over:
+            events, allowance = self._rank_messages.receive(self.steps.alive)
+            if events.over:
                 return
-            self._apply(news, [self._sequences(request) for request in news.added])
+            self._apply(events, [self._sequences(request) for request in events.added])
             self.steps.step(allowance)
             self.take_outputs()
 
     def end_following(self) -> None:
         """Tell the other ranks, unless they are gone, that there is no further step."""
-        if self._lockstep is not None:
+        if self._rank_messages is not None:
             with suppress(RuntimeError):
-                self._lockstep.tell(News(over=True), self.steps.alive)
+                self._rank_messages.broadcast(StepEvents(over=True), self.steps.alive)
 
     def take_outputs(self) -> list[Output]:
         """Return the outputs since the last call; for the thread that steps."""
@@ -166,10 +166,10 @@ class EngineCore:
     @property
     def waiting(self) -> int:
         """The number of answers in the queue."""
-        return self.gate.waiting
+        return self.admission.waiting
 
     @property
-    def bins(self) -> Mapping[str, Bins]:
+    def bins(self) -> Mapping[str, Histogram]:
         """The distributions of times and batches since the start, in seconds and answers."""
         return self.steps.bins
 
@@ -230,16 +230,16 @@ class EngineCore:
         self.scheduler.enqueue(sequences)
         self.steps.alive.update(dict.fromkeys(sequences))
 
-    def _apply(self, news: News, joined: list[list[Sequence]]) -> None:
-        """Apply the news that all ranks received."""
-        if news == News():
+    def _apply(self, events: StepEvents, joined: list[list[Sequence]]) -> None:
+        """Apply the events that all ranks received."""
+        if events == StepEvents():
             return
         with self.changed:
             for sequences in joined:
                 self._join(sequences)
-            for number in news.cancelled:
+            for number in events.cancelled:
                 self._end(number)
-            if news.ended:
+            if events.ended:
                 self._end_all()
 
     def _end(self, number: int) -> None:
@@ -253,11 +253,11 @@ class EngineCore:
 
     def _incoming(self) -> list[Sequence]:
         """Return the sequences that join the queue at the next step of all ranks."""
-        return [] if self._lockstep is None else self._lockstep.incoming
+        return [] if self._rank_messages is None else self._rank_messages.incoming
 
     def _refuse(self, answers: int, group: str) -> None:
         self._refuse_when_closed()
-        self.gate.check(answers, group)
+        self.admission.check(answers, group)
 
     def _refuse_when_closed(self) -> None:
         if self._closed is not None:

@@ -6,17 +6,17 @@ import logging
 import time
 from collections.abc import Mapping
 
-from steering.bins import Bins
 from steering.devices import lost
 from steering.errors import Fault, RequestError, panics_raise
+from steering.histogram import Histogram
 from steering.messages.messages import Ended, Output
 from steering.model.mllm import MLLM
 from steering.protocol.request import Timing
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
+from steering.runner.contrastive import ContrastiveBranches
 from steering.runner.runner import Runner
 from steering.runner.sampler import Sampled
-from steering.runner.twins import Twins
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +24,15 @@ log = logging.getLogger(__name__)
 class Outputs:
     """Appends sampled tokens to answers, and collects outputs until they are taken; for the thread that steps."""
 
-    def __init__(self, mllm: MLLM, runner: Runner, twins: Twins, counts: dict[str, int], bins: Mapping[str, Bins]):
-        self._mllm, self._runner, self._twins = mllm, runner, twins
+    def __init__(
+        self,
+        mllm: MLLM,
+        runner: Runner,
+        branches: ContrastiveBranches,
+        counts: dict[str, int],
+        bins: Mapping[str, Histogram],
+    ):
+        self._mllm, self._runner, self._branches = mllm, runner, branches
         self._counts, self._bins = counts, bins
         self._outputs: list[Output] = []
 
@@ -91,7 +98,7 @@ class Outputs:
         elif len(sequence.tokens) >= sequence.spec.max_tokens:
             sequence.finish_reason = "length"
         if sequence.finish_reason is not None:
-            self._runner.read(sequence, self._twins)
+            self._runner.read(sequence, self._branches)
         if sequence.output.in_pieces or sequence.finish_reason is not None:
             self.put_out(sequence)
 

@@ -10,18 +10,18 @@ from collections.abc import Callable
 
 import torch
 
-from steering.bins import Bins
-from steering.core.budget import Allowance, StepBudget, Taken
-from steering.core.gate import Rate
+from steering.core.admission import Rate
+from steering.core.budget import Allowance, StepBudget, StepTotals
 from steering.core.outputs import Outputs
 from steering.core.price import PassClock
 from steering.core.scheduler import Scheduler
 from steering.devices import lost
 from steering.errors import Fault, RequestError
+from steering.histogram import Histogram
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence
+from steering.runner.contrastive import ContrastiveBranches, rows_of
 from steering.runner.runner import Runner
-from steering.runner.twins import Twins, rows_of
 
 log = logging.getLogger(__name__)
 
@@ -55,13 +55,13 @@ class Steps:
         self.mllm = mllm
         self.runner = runner
         self.scheduler = Scheduler(slots, budget, runner.move, runner.prefixes.known, runner.prefixes.awaits)
-        self.twins = Twins(runner.changes, self._enqueue_twin, self._dismiss_twin)
+        self.branches = ContrastiveBranches(runner.changes, self._enqueue_twin, self._dismiss_twin)
         self.alive: dict[Sequence, None] = {}
         self.counts = dict.fromkeys(
             ("steps", "prompt_tokens", "generated_tokens", "finished", "faults", "refused", "cancelled"), 0
         )
-        self.bins = {name: Bins(bounds) for name, bounds in _BINS.items()}
-        self.outputs = Outputs(mllm, runner, self.twins, self.counts, self.bins)
+        self.bins = {name: Histogram(bounds) for name, bounds in _BINS.items()}
+        self.outputs = Outputs(mllm, runner, self.branches, self.counts, self.bins)
         self.rate = Rate()
         self.budget = StepBudget(budget)
         self.meanwhile: Callable[[], bool] = lambda: False
@@ -113,7 +113,7 @@ class Steps:
             self.budget.decode.learn(running, now - between + (began - self._ended if beside else 0.0))
         self._ended = now
 
-    def _take_in(self, allowance: Allowance) -> Taken:
+    def _take_in(self, allowance: Allowance) -> StepTotals:
         """Admit and prefill within the allowance."""
         with self._changed:  # callers queue at any time
             self._leave_if_done(list(self.alive))
@@ -133,7 +133,7 @@ class Steps:
             runs = whole and bool(allowance.most)
             batch = forks or (self.scheduler.next_prefill(self._divisible) if runs else [])
         if not batch:
-            return Taken(values=values, waited=self._clock.waits or not values)
+            return StepTotals(values=values, waited=self._clock.waits or not values)
         before = [sequence.computed for sequence in batch]
         part = allowance.part(self.scheduler.unread(batch[0]), values)
         self._prefill(batch, part, forks=bool(forks))
@@ -142,7 +142,7 @@ class Steps:
         if tokens:
             self._clock.passed(self.budget.prompt, tokens, start)
         waited = self._clock.waits or self.scheduler.filling is None
-        return Taken(tokens, len(batch), values, bool(forks), waited)
+        return StepTotals(tokens, len(batch), values, bool(forks), waited)
 
     def _prefill(self, batch: list[Sequence], part: int, forks: bool) -> None:
         try:
@@ -152,13 +152,13 @@ class Steps:
             rows = list(zip(batch, logits, strict=True))
             leaders = [(sequence, row) for sequence, row in rows if sequence.is_leader]
             ready = [(sequence, row) for sequence, row in rows if sequence.pair is None]
-            resumed = (self.twins.resumed(sequence, row) for sequence, row in rows if sequence.is_twin)
+            resumed = (self.branches.resumed(sequence, row) for sequence, row in rows if sequence.is_twin)
             ready += [found for found in resumed if found is not None]
             first = [sequence for sequence, _ in ready]
             sampled = self.runner.next_tokens(first, torch.stack([row for _, row in ready])) if ready else None
             for sequence, row in ready:
                 if sequence.held:
-                    self.twins.end_wait(sequence, row)
+                    self.branches.end_wait(sequence, row)
         except Exception as error:
             self._end_if_fatal(error)
             if len(batch) == 1:
@@ -174,7 +174,7 @@ class Steps:
                 self.counts["prompt_tokens"] += sequence.prompt.length
                 self.bins["queue_seconds"].add(sequence.times.admitted - sequence.times.queued)
         for leader, row in leaders:
-            self.twins.hold(leader, self.runner.choice.masked([leader], row[None])[0])
+            self.branches.hold(leader, self.runner.choice.masked([leader], row[None])[0])
             self._pair(leader)
         if sampled is not None:
             self.outputs.hand_out(first, sampled)
@@ -185,20 +185,20 @@ class Steps:
         running = list(self.scheduler.running)
         due = [sequence for sequence in running if sequence.due]
         try:
-            decoded = self.runner.decode(running, self.twins)
+            decoded = self.runner.decode(running, self.branches)
         except Exception as first:
             self._end_if_fatal(first)
             log.warning("A step failed for %d sequences; it will run again.", len(running), exc_info=first)
             traceback.clear_frames(first.__traceback__)  # frees tensors of the failed step
             try:
-                decoded = self.runner.decode(running, self.twins)
+                decoded = self.runner.decode(running, self.branches)
             except Exception as error:
                 self._end_if_fatal(error)
                 self._fail(self.runner.blamed(error, running), error)
                 return
         self.bins["batch_size"].add(len(running))
         for leader in due:
-            self.twins.hold(leader, decoded.logits[leader.slot])
+            self.branches.hold(leader, decoded.logits[leader.slot])
         for sequence, reason in decoded.spoilt.items():
             self._end_if_fatal(reason)
             self._fail([sequence], reason)
@@ -307,7 +307,7 @@ class Steps:
     def _pair(self, leader: Sequence) -> None:
         """Give a waiting leader its next twin; where that fails, end the leader."""
         try:
-            self.twins.pair(leader)
+            self.branches.pair(leader)
         except Exception as error:
             self._end_if_fatal(error)
             self._fail([leader], error)

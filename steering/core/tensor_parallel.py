@@ -28,7 +28,7 @@ TOGETHER = timedelta(seconds=60)
 """Time that a rank whose step failed waits for the others, which must fail too."""
 
 
-class News(NamedTuple):
+class StepEvents(NamedTuple):
     """The events between two steps, in this order: `added`, `cancelled`, `ended`.
 
     added: new requests. cancelled: numbers of requests. ended: all sequences end, because the engine stops. over: there is
@@ -41,7 +41,7 @@ class News(NamedTuple):
     over: bool = False
 
 
-class Lockstep:
+class RankMessages:
     """The messages from the first rank to the others, while their cores live."""
 
     def __init__(self, ranks: Ranks):
@@ -71,19 +71,19 @@ class Lockstep:
         """Let all sequences end at the next step."""
         self._ended = True
 
-    def taken(self) -> tuple[News, list[list[Sequence]]]:
-        """Return the news since the last step, and the sequences of each request in it."""
-        news = News(tuple(request for _, request in self._incoming), tuple(self._cancelled), self._ended)
+    def drain(self) -> tuple[StepEvents, list[list[Sequence]]]:
+        """Return the events since the last step, and the sequences of each request in it."""
+        events = StepEvents(tuple(request for _, request in self._incoming), tuple(self._cancelled), self._ended)
         joined = [sequences for sequences, _ in self._incoming]
         self._incoming, self._cancelled, self._ended = [], [], False
-        return news, joined
+        return events, joined
 
-    def tell(self, news: News, alive: Iterable[Sequence], allowance: Allowance = NOTHING) -> None:
+    def broadcast(self, events: StepEvents, alive: Iterable[Sequence], allowance: Allowance = NOTHING) -> None:
         """Begin the next step of all ranks.
 
-        alive: the sequences before the news. allowance: the limits of the step.
+        alive: the sequences before the events. allowance: the limits of the step.
         """
-        data = b"" if news == News() else serialization.written([*news])
+        data = b"" if events == StepEvents() else serialization.written([*events])
         head = torch.tensor([len(data), _stand(alive), *allowance], dtype=torch.float64)
         dist.broadcast(head, 0, group=self._group)
         if data:
@@ -91,8 +91,8 @@ class Lockstep:
 
     # -- for the other ranks -------------------------------------------------------------------------------------------
 
-    def hear(self, alive: Iterable[Sequence]) -> tuple[News, Allowance]:
-        """Wait for the next step; return its news and its limits.
+    def receive(self, alive: Iterable[Sequence]) -> tuple[StepEvents, Allowance]:
+        """Wait for the next step; return its events and its limits.
 
         Raises RuntimeError where this rank's sequences differ from the first rank's.
         """
@@ -103,10 +103,10 @@ class Lockstep:
         if stand != _stand(alive):
             raise RuntimeError(f"Rank {self.ranks.rank} is no longer where the first one is.")
         if not size:
-            return News(), allowance
+            return StepEvents(), allowance
         data = torch.zeros(int(size), dtype=torch.uint8)
         dist.broadcast(data, 0, group=self._group)
-        return News(*serialization.read(data.numpy().tobytes())), allowance
+        return StepEvents(*serialization.read(data.numpy().tobytes())), allowance
 
     # -- for all ranks -------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from steering.devices import sent
+from steering.devices import to_device
 
 
 class KVPool:
@@ -125,7 +125,7 @@ class _Index:
         if self._slice is not None:
             return self._slice
         if device not in self._sent:
-            self._sent[device] = sent(self._tensor, device)
+            self._sent[device] = to_device(self._tensor, device)
         return self._sent[device]
 
 

@@ -13,7 +13,7 @@ from steering.decoder import kernels
 from steering.decoder.hooks import NO_HOOKS, AttentionHook, Hooks, Product, Weights
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
-from steering.devices import sent
+from steering.devices import to_device
 
 Grouped = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """The type of `Weights.grouped`: a function of queries and groups."""
@@ -169,7 +169,7 @@ class Prefill(PromptStep):
         """Return a mask (1 or rows, 1, n, columns): causal with an offset, unlike is_causal, and within the window."""
         if (window, device) not in self._masks:
             starts = torch.tensor([self.start] if self.ragged is None else self.ragged.starts)
-            rows = sent(starts[:, None] + torch.arange(n), device)
+            rows = to_device(starts[:, None] + torch.arange(n), device)
             self._masks[window, device] = kernels.visible(rows, columns, window)[:, None]
         return self._masks[window, device]
 
@@ -193,7 +193,11 @@ class Ragged:
             real = torch.arange(own.shape[2]) < torch.tensor(self.lengths)[:, None]
             row, at = real.nonzero().unbind(1)
             column = torch.tensor(self.starts)[row] + at
-            self._places[own.device] = (sent(row, own.device), sent(at, own.device), sent(column, own.device))
+            self._places[own.device] = (
+                to_device(row, own.device),
+                to_device(at, own.device),
+                to_device(column, own.device),
+            )
         row, at, column = self._places[own.device]
         pooled[row, :, column] = own[row, :, at]
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
-from steering.bins import Bins
 from steering.errors import Fault, RequestError
 from steering.front.completion import Completion
 from steering.front.input_processor import InputProcessor, Limits, check_request, check_slots
 from steering.front.turn import Turn
+from steering.histogram import Histogram
 from steering.messages.messages import Add, Output
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, readout
@@ -84,7 +84,7 @@ class Client(ABC):
 
     @property
     @abstractmethod
-    def bins(self) -> Mapping[str, Bins]:
+    def bins(self) -> Mapping[str, Histogram]:
         """The distributions of times and batches since the start, in seconds and answers."""
 
     def _advance(self) -> None:

@@ -103,7 +103,7 @@ class Completion:
         self._read_rest()
         return self._processor.generated(index)
 
-    def said(self, index: int) -> str:
+    def text_of(self, index: int) -> str:
         """Return the text of choice `index` so far."""
         self._read_rest()
         return self._processor.text(index)

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from steering.bins import Bins
 from steering.core.budget import StepBudget
 from steering.core.compilation import Compilation, check_compilable
 from steering.core.core import EngineCore
 from steering.devices import gpu_memory
 from steering.front.client import Client
 from steering.front.input_processor import Limits
+from steering.histogram import Histogram
 from steering.messages.messages import Add, Output
 from steering.model.mllm import MLLM
 from steering.protocol.wording import shown
@@ -140,7 +140,7 @@ class Engine(Client):
         return {**self.core.stats(), **self.compilation.stats(), **gpu_memory(self.mllm.devices)}
 
     @property
-    def bins(self) -> Mapping[str, Bins]:
+    def bins(self) -> Mapping[str, Histogram]:
         return self.core.bins
 
     @property

@@ -20,9 +20,9 @@ from steering.prompt.forced import forced_tokens
 from steering.prompt.layout import Layout, Prompt, build_prompt
 from steering.prompt.rendering import TemplateOptions
 from steering.prompt.tiles import tiling_of
-from steering.protocol.asked import Asked
 from steering.protocol.intervention import Prelude
-from steering.protocol.readout import Surroundings
+from steering.protocol.intervention_spec import InterventionSpec
+from steering.protocol.readout import ReadoutContext
 from steering.protocol.request import Request
 from steering.protocol.sequence import Spec
 from steering.protocol.text import texts_of as token_texts
@@ -183,7 +183,7 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
     return Admitted(prompt, baseline_prompt, twin_prompt, max_tokens, forced)
 
 
-def _check_decided(asked: Asked) -> None:
+def _check_decided(asked: InterventionSpec) -> None:
     if isinstance(asked, Prelude):
         param = ".".join(asked.path)
         raise RequestError(
@@ -191,7 +191,7 @@ def _check_decided(asked: Asked) -> None:
         )
 
 
-def _check_image(asked: Asked, images: int) -> None:
+def _check_image(asked: InterventionSpec, images: int) -> None:
     if asked.needs_image and not images:
         param = ".".join(asked.path)
         of_kind = f" of kind {asked.kind}" if asked.kind else ""
@@ -251,17 +251,17 @@ class InputProcessor:
             kept={token: tag for tag, token in special.items()},
             before=tuple(prompt.ids[-TEXT_BEFORE:].tolist()) if request.continue_final_message else (),
         )
-        around = self._surroundings(request, prompt.layout)
-        return add, OutputProcessor(mllm, add, around, self._token_text, calls)
+        context = self._readout_context(request, prompt.layout)
+        return add, OutputProcessor(mllm, add, context, self._token_text, calls)
 
-    def _surroundings(self, request: Request, layout: Layout) -> Surroundings:
+    def _readout_context(self, request: Request, layout: Layout) -> ReadoutContext:
         readouts = () if request.readouts is None else request.readouts.readouts
         pictures = [] if request.readouts is None else pictures_of(request.messages)
         tilings = [tiling_of(self.mllm, *one) for one in zip(pictures, layout.images, strict=bool(pictures))]
         discounts = request.readouts is not None and request.readouts.given.get("discount_sinks", False)
         calibration = self.mllm.calibration
         sinks = calibration.sinks if discounts and calibration is not None else None
-        return Surroundings(
+        return ReadoutContext(
             self.limits.focus_layers,
             lambda token: self._token_text(token)[0],
             tilings,

@@ -12,9 +12,9 @@ from steering.messages.messages import Add, Ended, Output
 from steering.model.mllm import MLLM
 from steering.prompt.fitting import Shrunk
 from steering.prompt.layout import Layout
-from steering.protocol.asked import Asked
 from steering.protocol.intervention import applied
-from steering.protocol.readout import FinishedAnswer, Surroundings
+from steering.protocol.intervention_spec import InterventionSpec
+from steering.protocol.readout import FinishedAnswer, ReadoutContext
 from steering.protocol.request import Choice, Chunk, TokenLogprob
 from steering.protocol.text import Text, TextStream
 from steering.readouts.envelope import envelope
@@ -32,14 +32,14 @@ class OutputProcessor:
         self,
         mllm: MLLM,
         request: Add,
-        around: Surroundings,
+        context: ReadoutContext,
         token_text: Callable[[int], Text],
         calls: Callable[[], CallStream] | None,
     ):
         spec, baseline = request.spec, request.baseline_prompt or request.spec.prompt
         self.n, self.prompt_tokens, self.max_tokens = request.n, spec.prompt.length, spec.max_tokens
         self._asked, self._diagnose, self._sampling = spec.asked, spec.diagnose, spec.sampling
-        self._around, self._token_text, self._calls = around, token_text, calls
+        self._context, self._token_text, self._calls = context, token_text, calls
         self._stop_ids = frozenset() if spec.sampling.ignore_eos else mllm.stop_ids
         self._answers = [
             _Answer(
@@ -141,7 +141,7 @@ class OutputProcessor:
             timing=ended.timing,
         )
 
-    def _applied(self, answer: _Answer, asked: Mapping[str, Asked]) -> dict[str, Any] | None:
+    def _applied(self, answer: _Answer, asked: Mapping[str, InterventionSpec]) -> dict[str, Any] | None:
         """Return what interventions did, and which pictures were scaled down; None where nothing was done."""
         assert answer.ended is not None
         pictures = [one.report() for one in answer.shrunk]
@@ -159,7 +159,7 @@ class OutputProcessor:
                 answer.tokens,
                 ended.fed,
                 ended.taken,
-                self._around,
+                self._context,
                 None if compared is None else compared.taken,
                 ended.scores,
             )

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from llguidance import LLExecutor
 
-from steering.devices import sent
+from steering.devices import to_device
 from steering.grammar.compiled import Matcher
 
 BITS = 32
@@ -35,7 +35,7 @@ class Masks:
         """
         if not any(matchers):
             return logits
-        rows = sent(torch.tensor([row for row, matcher in enumerate(matchers) if matcher]), logits.device)
+        rows = to_device(torch.tensor([row for row, matcher in enumerate(matchers) if matcher]), logits.device)
         possible = self.possible([matcher for matcher in matchers if matcher])
         return logits.index_copy(0, rows, torch.where(possible, logits[rows], -torch.inf))
 

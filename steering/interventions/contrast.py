@@ -22,7 +22,7 @@ from pydantic import Field
 from steering.model.images import Picture
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt, build_prompt
-from steering.protocol.asked import Messages, Options, Rule, Words
+from steering.protocol.intervention_spec import Messages, Options, Rule, Words
 
 DIFFUSION_STEPS = 1000
 CHANNELS = 3

@@ -32,11 +32,11 @@ from pydantic import Field
 
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
-from steering.devices import fill, sent
+from steering.devices import fill_slot, to_device
 from steering.errors import RequestError
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
-from steering.protocol.asked import LAYERS, Options
+from steering.protocol.intervention_spec import LAYERS, Options
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 from steering.protocol.wording import shown
@@ -186,12 +186,12 @@ class DolaSlots(Slots):
             return  # a slot's old values are read by rows that use DoLa alone
         own = torch.zeros(self.pool.layers, dtype=torch.bool)
         own[dola.candidates(self.pool.mllm)] = True
-        self.candidates[slot] = sent(own, self.candidates)
-        fill(self.top, slot, math.log(dola.relative_top) if dola.relative_top else -math.inf)
-        fill(self.released, slot, dola.divergence == "released")
+        self.candidates[slot] = to_device(own, self.candidates)
+        fill_slot(self.top, slot, math.log(dola.relative_top) if dola.relative_top else -math.inf)
+        fill_slot(self.released, slot, dola.divergence == "released")
 
     def prefill(self, chunk: PrefillChunk) -> DolaRows | None:
-        return self._rows(chunk.sequences, sent(chunk.last, self.early.device)) if chunk.complete else None
+        return self._rows(chunk.sequences, to_device(chunk.last, self.early.device)) if chunk.complete else None
 
     def reuse(self, sequence: Sequence) -> Reuse:
         return Reuse(sequence.prompt.length)  # the prompt is not changed
@@ -202,7 +202,7 @@ class DolaSlots(Slots):
     def prepare_logits(self, batch: PrefillChunk | DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, DolaRows):
             return
-        index = sent(torch.tensor(hook.states), self.early.device)
+        index = to_device(torch.tensor(hook.states), self.early.device)
         kept = self.early[batch.rows]
         kept[:, index] = batch.latest(hook.early(kept.device), kept[:, index])
 
@@ -211,8 +211,8 @@ class DolaSlots(Slots):
         if not rows:
             return logits
         places = torch.tensor([[row, sequence.slot, len(sequence.tokens)] for row, sequence in rows])
-        at, slot, token = sent(places, logits.device).unbind(1)
-        states = sent(torch.tensor(self._states([sequence for _, sequence in rows])), logits.device)
+        at, slot, token = to_device(places, logits.device).unbind(1)
+        states = to_device(torch.tensor(self._states([sequence for _, sequence in rows])), logits.device)
         last, early = logits[at].log_softmax(-1), self._early(rows, self.early[slot][:, states])
         early = early.masked_fill((last == -torch.inf)[:, None], -torch.inf).log_softmax(-1)
         far = divergences(last[:, None], early, self.released[slot])
@@ -234,7 +234,7 @@ class DolaSlots(Slots):
         mllm = self.pool.mllm
         normalise = [(dola := _asked(sequence)) is not None and dola.normalise for _, sequence in rows]
         if any(normalise):
-            which = sent(torch.tensor(normalise), hidden.device)[:, None, None]
+            which = to_device(torch.tensor(normalise), hidden.device)[:, None, None]
             hidden = torch.where(which, mllm.normalised(hidden), hidden)
         return mllm.head(hidden)
 

@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 
 from steering.decoder.hooks import Hook
-from steering.devices import lost, sent
+from steering.devices import lost, to_device
 from steering.errors import Fault, RequestError
 from steering.interventions.see import See
 from steering.interventions.think import Think
@@ -28,7 +28,7 @@ from steering.measures import activation_maps
 from steering.model.images import divide
 from steering.model.mllm import MLLM
 from steering.prompt.layout import ImageSpan, Prompt
-from steering.protocol.asked import Options, Rule
+from steering.protocol.intervention_spec import Options, Rule
 from steering.protocol.sequence import Sequence as Row
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Reuse, Slots
@@ -200,7 +200,7 @@ def mask_of(
     token. head: (d,), the token's row of the output embedding.
     """
     images = prompt.layout.images
-    seen = attention[sent(torch.cat([image.columns for image in images]), attention.device)]
+    seen = attention[to_device(torch.cat([image.columns for image in images]), attention.device)]
     maps = torch.stack(
         [seen.float(), activation_maps(states, head[None])[0]]
     ).cpu()  # the choice needs several syncs, which cost nothing on the CPU

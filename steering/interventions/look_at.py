@@ -17,11 +17,11 @@ import torch
 from pydantic import Field
 
 from steering.decoder.hooks import AttentionHook, Product
-from steering.devices import fill, sent
+from steering.devices import fill_slot, to_device
 from steering.errors import Inapplicable, RequestError
 from steering.model.mllm import MLLM
 from steering.prompt.layout import ImageSpan, Prompt
-from steering.protocol.asked import LayerList, Options, check_layers
+from steering.protocol.intervention_spec import LayerList, Options, check_layers
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 from steering.protocol.wording import counted, shown
@@ -187,19 +187,21 @@ class LookAtSlots(Slots):
 
     def place(self, sequence: Sequence) -> None:
         slot, look, prompt = sequence.slot, _asked(sequence), sequence.prompt
-        fill(self.asked, slot, look is not None and look.bias != 0)  # a bias of 0 must leave the row's bits unchanged
+        fill_slot(
+            self.asked, slot, look is not None and look.bias != 0
+        )  # a bias of 0 must leave the row's bits unchanged
         bias, patches = torch.zeros(self.pool.layers, self._heads), torch.zeros(self.pool.length)
         if look is not None:
             layers = torch.tensor(look.chosen_layers(self.pool.layers))
             heads = torch.arange(self._heads) if look.heads is None else torch.tensor(look.heads)
             bias[layers[:, None], heads] = look.bias
             patches[look.columns(prompt)] = 1
-        self.bias[slot] = sent(bias[:, self._own], self.bias)
-        self.patches[slot] = sent(patches, self.patches)
-        fill(self.first, slot, 0 if look is None else look.first_query(prompt))
+        self.bias[slot] = to_device(bias[:, self._own], self.bias)
+        self.patches[slot] = to_device(patches, self.patches)
+        fill_slot(self.first, slot, 0 if look is None else look.first_query(prompt))
 
     def prefill(self, chunk: PrefillChunk) -> LookAtRows | None:
-        starts = sent(torch.tensor(chunk.starts), self.first.device)
+        starts = to_device(torch.tensor(chunk.starts), self.first.device)
         places = starts[:, None] + torch.arange(chunk.width, device=starts.device)
         return self._rows(chunk.rows, chunk.sequences, places)
 

@@ -12,14 +12,14 @@ import torch
 from pydantic import Field
 
 from steering.decoder.hooks import AttentionHook
-from steering.devices import fill, sent
+from steering.devices import fill_slot, to_device
 from steering.errors import RequestError
 from steering.interventions.contrast import Contrast
 from steering.model.mllm import MLLM
 from steering.prompt.chat import without_images
 from steering.prompt.layout import Prompt, build_prompt
 from steering.prompt.spans import FIRST_IMAGE
-from steering.protocol.asked import LAYERS, Messages
+from steering.protocol.intervention_spec import LAYERS, Messages
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 from steering.protocol.wording import shown
@@ -98,13 +98,13 @@ class PaiSlots(Slots):
 
     def place(self, sequence: Sequence) -> None:
         slot, pai = sequence.slot, sequence.spec.contrast
-        fill(self.asked, slot, isinstance(pai, Pai) and pai.amplify > 0)
+        fill_slot(self.asked, slot, isinstance(pai, Pai) and pai.amplify > 0)
         self.alpha[slot] = 0
         self.images[slot] = 0
         if isinstance(pai, Pai):
             spans = sequence.prompt.layout.spans
             self.alpha[slot, pai.first_layer :] = pai.amplify
-            self.images[slot, : len(spans)] = sent(spans >= FIRST_IMAGE, self.images)
+            self.images[slot, : len(spans)] = to_device(spans >= FIRST_IMAGE, self.images)
 
     def prefill(self, chunk: PrefillChunk) -> AmplifyRows | None:
         asked = torch.tensor(_asked(chunk.sequences))
@@ -112,7 +112,7 @@ class PaiSlots(Slots):
             return None
         last = torch.where(asked, chunk.last, -1)
         rows = chunk.rows
-        return AmplifyRows(self.asked[rows], self.alpha[rows], self.images[rows], sent(last, self.alpha.device))
+        return AmplifyRows(self.asked[rows], self.alpha[rows], self.images[rows], to_device(last, self.alpha.device))
 
     def reuse(self, sequence: Sequence) -> Reuse:
         return Reuse(sequence.prompt.length, generated=False)  # in a prompt only the last row is amplified

@@ -13,11 +13,11 @@ import torch
 
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
-from steering.devices import fill, sent
+from steering.devices import fill_slot, to_device
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.prompt.tokens import TokenChoice
-from steering.protocol.asked import LayerList, Options, TokenWord, check_choice, check_layers
+from steering.protocol.intervention_spec import LayerList, Options, TokenWord, check_choice, check_layers
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 from steering.vectors.option import Vector, check_vector
@@ -132,12 +132,12 @@ class ProjectOutSlots(Slots):
 
     def place(self, sequence: Sequence) -> None:
         asked, slot = _asked(sequence), sequence.slot
-        fill(self.shares, slot, 0)
-        fill(self.generated, slot, asked is not None and asked.chosen.generated)
+        fill_slot(self.shares, slot, 0)
+        fill_slot(self.generated, slot, asked is not None and asked.chosen.generated)
         if asked is None:
-            fill(self.directions, slot, 0)
+            fill_slot(self.directions, slot, 0)
         else:
-            self.directions[slot] = sent(asked.directions, self.directions)
+            self.directions[slot] = to_device(asked.directions, self.directions)
 
     def prefill(self, chunk: PrefillChunk) -> ProjectOutRows | None:
         touched = torch.zeros(len(chunk.sequences), chunk.width)
@@ -149,7 +149,7 @@ class ProjectOutSlots(Slots):
                 touched[row, :length] = float(asked.chosen.generated)
             else:
                 touched[row, :length] = asked.chosen.touched(sequence.prompt.layout.spans)[start : start + length]
-        return self._rows(chunk.rows, chunk.sequences, sent(touched, self.directions.device))
+        return self._rows(chunk.rows, chunk.sequences, to_device(touched, self.directions.device))
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if isinstance(hook, ProjectOutRows):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from steering.protocol.asked import Messages, Options, Words
+from steering.protocol.intervention_spec import Messages, Options, Words
 
 BY_LETTER = "Answer with the option's letter from the given choices directly."
 REFUSAL = "Sorry, I can't help with it"

@@ -24,13 +24,13 @@ from pydantic import Field
 
 from steering.decoder.hooks import AttentionHook, Hook, Product
 from steering.decoder.ranks import ALONE, Ranks
-from steering.devices import fill, sent
+from steering.devices import fill_slot, to_device
 from steering.errors import RequestError
 from steering.measures import spread
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.prompt.spans import FIRST_IMAGE, SYSTEM
-from steering.protocol.asked import LAYERS, Options
+from steering.protocol.intervention_spec import LAYERS, Options
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
@@ -308,18 +308,18 @@ class SeeSlots(Slots):
         slot, see, spans = sequence.slot, sequence.spec.asked.get(NAME), sequence.prompt.layout.spans
         for tensor in vars(self).values():
             if isinstance(tensor, torch.Tensor):
-                fill(tensor, slot, 0)
+                fill_slot(tensor, slot, 0)
         if not isinstance(see, See):
             return
-        fill(self.asked, slot, see.alpha > 0)  # an alpha of 0 must leave the row's bits unchanged
+        fill_slot(self.asked, slot, see.alpha > 0)  # an alpha of 0 must leave the row's bits unchanged
         depth = see.depth(self.pool.layers)
         image = spans >= FIRST_IMAGE
         rest = ~image if see.spans == "whole" else (spans >= SYSTEM) & ~image
-        self.masks[slot, : len(spans)] = sent(torch.stack([image, rest], -1), self.masks)
+        self.masks[slot, : len(spans)] = to_device(torch.stack([image, rest], -1), self.masks)
         self.fixed[slot, :depth] = see.alpha
         self.adaptive[slot, depth:] = see.alpha
-        fill(self.ceiling, slot, see.ceiling)
-        fill(self.transfer, slot, see.reading == "transfer")
+        fill_slot(self.ceiling, slot, see.ceiling)
+        fill_slot(self.transfer, slot, see.reading == "transfer")
 
     def prefill(self, chunk: PrefillChunk) -> SeeRows | None:
         if not self.acts(chunk.sequences):

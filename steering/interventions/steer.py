@@ -18,7 +18,7 @@ from steering.errors import RequestError
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.prompt.tokens import ALLOWED, TokenChoice
-from steering.protocol.asked import Asked, Part, check_choice
+from steering.protocol.intervention_spec import InterventionSpec, Part, check_choice
 from steering.protocol.wording import is_number, must, shown, whole_numbers
 from steering.vectors.option import check_vector
 from steering.vectors.vector import PREFERENCE, SteeringVector
@@ -211,7 +211,7 @@ def check_steer(mllm: MLLM, steer: Steer, images: int | None = None) -> None:
 
 
 @dataclass(frozen=True)
-class Steering(Asked):
+class Steering(InterventionSpec):
     """The vectors that are added together in one request, made from its `Steer`s."""
 
     steers: tuple[Steer, ...]

@@ -9,7 +9,7 @@ import torch
 
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
-from steering.devices import sent
+from steering.devices import to_device
 from steering.interventions.steer import NAME, Steer, Steering
 from steering.prompt.tokens import class_count, prompt_classes
 from steering.protocol.sequence import Sequence as Row
@@ -99,7 +99,7 @@ class SteerSlots(Slots):
 
     def place(self, sequence: Row) -> None:
         delta = generated_delta(_steers(sequence), *self.delta.shape[1:])
-        self.delta[sequence.slot] = sent(delta, self.delta)
+        self.delta[sequence.slot] = to_device(delta, self.delta)
 
     def prefill(self, chunk: PrefillChunk) -> SteerRows | SteerTokens | None:
         if chunk.replay:
@@ -121,7 +121,7 @@ class SteerSlots(Slots):
             classes[row, :length] = prompt_classes(one.prompt.layout.spans[start : start + length], count)
             for layer, own in prompt_delta(_steers(one), count).items():
                 delta[layers.index(layer), row] = own
-        return SteerRows(sent(classes, self.delta.device), layers, sent(delta, self.delta))
+        return SteerRows(to_device(classes, self.delta.device), layers, to_device(delta, self.delta))
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, SteerRows):
@@ -150,7 +150,7 @@ class SteerSlots(Slots):
             return None
         classes = prompt_classes(layout.spans, class_count([steer.chosen for steer in steers], len(layout.images)))
         inverse = torch.cat(sequence.captured[NAME])  # (prompt tokens, layers)
-        sums, count = (inverse.T @ sent(classes, inverse)).cpu(), classes.sum(0)
+        sums, count = (inverse.T @ to_device(classes, inverse)).cpu(), classes.sum(0)
         touched = {layer for steer in steers for layer in steer.touched_layers}
         return {layer: torch.stack([count, sums[layer]]) for layer in sorted(touched)}, sequence.fed
 

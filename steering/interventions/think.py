@@ -14,12 +14,12 @@ from pydantic import Field
 
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
-from steering.devices import fill, sent
+from steering.devices import fill_slot, to_device
 from steering.errors import RequestError
 from steering.measures import divergence
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
-from steering.protocol.asked import Options
+from steering.protocol.intervention_spec import Options
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
@@ -186,11 +186,11 @@ class ThinkSlots(Slots):
     def place(self, sequence: Sequence) -> None:
         slot, think = sequence.slot, sequence.spec.asked.get(NAME)
         self.sums[slot] = 0
-        fill(self.counted, slot, -1 if isinstance(think, Think) else NEVER)
-        fill(self.gamma, slot, think.gamma if isinstance(think, Think) else 1.0)
+        fill_slot(self.counted, slot, -1 if isinstance(think, Think) else NEVER)
+        fill_slot(self.gamma, slot, think.gamma if isinstance(think, Think) else 1.0)
         self.damps_above[slot] = torch.inf
         if isinstance(think, Think):
-            self.damps_above[slot] = sent(think.thresholds(self.pool.mllm), self.damps_above)
+            self.damps_above[slot] = to_device(think.thresholds(self.pool.mllm), self.damps_above)
 
     def prefill(self, chunk: PrefillChunk) -> ThinkRows | None:
         if not any(NAME in one.spec.asked or one.wants(Signal.DIVERGENCE) for one in chunk.sequences):
@@ -199,7 +199,7 @@ class ThinkSlots(Slots):
 
     def rows(self, chunk: PrefillChunk) -> ThinkRows:
         """Return the damping of a chunk's rows, which leaves rows without Think as they are."""
-        return ThinkRows(self.gamma[chunk.rows], self.damps_above[chunk.rows], sent(chunk.real, self.gamma))
+        return ThinkRows(self.gamma[chunk.rows], self.damps_above[chunk.rows], to_device(chunk.real, self.gamma))
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ThinkRows):

@@ -21,7 +21,7 @@ class Add:
     baseline_prompt: the prompt of the baselines, None for that of `spec`. twin_prompt: the prompt of a contrast, where it is
     known before the model runs. grammar: constrains the answers. kept, before: arguments of `TextStream`, in whose text stop
     strings are searched. in_pieces: put out tokens as they come, otherwise when the answer ends. group: its owner; groups
-    get slots in turns. waited: it goes before requests that have not waited. admitted: the gate does not refuse it.
+    get slots in turns. waited: it goes before requests that have not waited. admitted: admission control does not refuse it.
     """
 
     number: int

@@ -40,7 +40,7 @@ from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request
 from steering.protocol.sequence import Spec
 from steering.protocol.signals import Signal
-from steering.runner.twins import Twinned
+from steering.runner.contrastive import Twinned
 from steering.vectors.vector import SteeringVector
 
 KINDS = (

@@ -26,7 +26,7 @@ from steering.decoder import int8, packed, updates
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill
 from steering.decoder.ranks import ALONE, Ranks
-from steering.devices import sent
+from steering.devices import to_device
 from steering.errors import RequestError
 from steering.model.calibration import Calibration
 from steering.model.chat.template import ChatTemplate
@@ -37,8 +37,8 @@ from steering.model.following.head import OutputHead
 from steering.model.images import PIXELS
 from steering.model.pixels import PixelBounds
 from steering.model.seen import SeenPictures
-from steering.tower import attention, patches, widths
-from steering.tower.geometry import Geometry
+from steering.vision import attention, patches, widths
+from steering.vision.geometry import Geometry
 
 Quantization = Literal["int8"]
 
@@ -283,10 +283,10 @@ class MLLM:
         `rope_positions`, where it was computed before.
         """
         names = [name for name in inputs if features is None or not name.startswith(PIXELS)]
-        arguments: dict[str, Any] = {name: sent(inputs[name], self.device) for name in names}
+        arguments: dict[str, Any] = {name: to_device(inputs[name], self.device) for name in names}
         positions = self.rope_positions(inputs) if rope is None else rope
         if positions is not None:
-            arguments["position_ids"] = sent(positions, self.device)
+            arguments["position_ids"] = to_device(positions, self.device)
         if features is not None:
             arguments["mm_encoder_outputs"] = {"image": features}
         received: dict[str, Any] = {}
@@ -332,13 +332,13 @@ class MLLM:
     def image_features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
         """Encode images, given as the processor's tensors, and return the result of the wrapper's `get_image_features`."""
         arguments: dict[str, Any] = {
-            name: sent(value, self.device) for name, value in pictures.items() if name in self._feature_arguments
+            name: to_device(value, self.device) for name, value in pictures.items() if name in self._feature_arguments
         }
         with self._geometry.on_the_host(pictures, self.device) as made:
             return self.model.model.get_image_features(**arguments, **made, return_dict=True)
 
     def alike(self, pictures: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
-        """Return what `steering.tower.geometry.Geometry.alike` does."""
+        """Return what `steering.vision.geometry.Geometry.alike` does."""
         return self._geometry.alike(pictures, self.device)
 
     @property

@@ -12,16 +12,16 @@ import torch
 from PIL import Image
 from transformers import BatchFeature
 
-from steering.kept import Kept
+from steering.lru import ByteBoundedLRU
 from steering.model.images import PIXELS, Picture
 
 CAPACITY = 256 * 2**20
 """The default capacity in bytes."""
 
-Made = TypeVar("Made", Picture, dict[str, Any])
+Processed = TypeVar("Processed", Picture, dict[str, Any])
 
 
-class SeenPictures(Kept[Any]):
+class SeenPictures(ByteBoundedLRU[Any]):
     """An LRU cache of a model's processed pictures, by their pixels and the processor's arguments, bounded in bytes.
 
     Within `noting` it is asked before the processor is. It is thread-safe.
@@ -79,13 +79,13 @@ class SeenPictures(Kept[Any]):
         # A subclass, because processors save whatever attributes they hold.
         images.__class__ = type(plain.__name__, (plain,), {"__call__": called, "__module__": plain.__module__})
 
-    def _kept(self, asked: str, images: list[Image.Image], make: Callable[[list[Image.Image]], Made]) -> Made:
+    def _kept(self, asked: str, images: list[Image.Image], make: Callable[[list[Image.Image]], Processed]) -> Processed:
         """Return the processed pictures for such a call, from the cache or by `make`."""
         hasher = hashlib.sha256(asked.encode())
         for image in images:
             hasher.update(f"{image.size}".encode() + image.tobytes())
         key = hasher.digest()
-        found: Made | None = self.get(key)
+        found: Processed | None = self.get(key)
         with self._lock:
             self.hits += len(images) if found is not None else 0
             self.misses += len(images) if found is None else 0

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from steering.errors import RequestError
-from steering.protocol.asked import Options
 from steering.protocol.intervention import REGISTRY
+from steering.protocol.intervention_spec import Options
 from steering.protocol.wording import names, sentence, unknown
 
 Path = tuple[str, ...]

@@ -7,16 +7,16 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from steering.model.mllm import MLLM
-from steering.protocol.asked import Asked
+from steering.protocol.intervention_spec import InterventionSpec
 from steering.protocol.request import Request, Result
 from steering.protocol.slots import Slots
 from steering.protocol.wording import check_name
 
-REGISTRY: dict[str, tuple[type[Asked], type[Slots] | None]] = {}
+REGISTRY: dict[str, tuple[type[InterventionSpec], type[Slots] | None]] = {}
 """Every intervention by name, in the order in which they act."""
 
 
-def register(asked: type[Asked], slots: type[Slots] | None = None) -> None:
+def register(asked: type[InterventionSpec], slots: type[Slots] | None = None) -> None:
     """Make an intervention known to requests, engine, reports, metrics, journal and catalogue.
 
     `asked` is its options; `slots` keeps its state, if it has any. Raises ValueError where its name or its place in a
@@ -36,7 +36,7 @@ def register(asked: type[Asked], slots: type[Slots] | None = None) -> None:
     REGISTRY[asked.name()] = (asked, slots)
 
 
-def applied(asked: Mapping[str, Asked], taken: Mapping[str, object]) -> dict[str, object] | None:
+def applied(asked: Mapping[str, InterventionSpec], taken: Mapping[str, object]) -> dict[str, object] | None:
     """Return the `applied` report of an answer: what each intervention did, by its path.
 
     None when no intervention was asked for. A group with at least one active member lists all members, None where they are
@@ -58,11 +58,11 @@ def applied(asked: Mapping[str, Asked], taken: Mapping[str, object]) -> dict[str
 
 # -- interventions that depend on what the model says first ---------------------------------------------------------------
 
-Rounds = Generator[Iterable[Request], list[Result], Asked]
+Rounds = Generator[Iterable[Request], list[Result], InterventionSpec]
 """Requests that run together, then their results, as often as needed; finally the intervention that follows from them."""
 
 
-class Prelude(Asked):
+class Prelude(InterventionSpec):
     """A placeholder in a request for the intervention that its `rounds` end with.
 
     An engine takes no request that still has one: `steering.decide` runs it, and a server does so too.
@@ -83,9 +83,9 @@ def next_prelude(request: Request) -> Prelude | None:
     return next((asked for asked in request.asked.values() if isinstance(asked, Prelude)), None)
 
 
-def in_place_of(request: Request, prelude: Prelude, decided: Sequence[Asked] = ()) -> Request:
+def in_place_of(request: Request, prelude: Prelude, decided: Sequence[InterventionSpec] = ()) -> Request:
     """Return the request with other interventions in place of a prelude."""
-    interventions: list[Asked] = []
+    interventions: list[InterventionSpec] = []
     for asked in request.asked.values():
         interventions += decided if asked is prelude else [asked]
     return replace(request, interventions=interventions)

@@ -34,7 +34,7 @@ Scalar = float | int | bool | None
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ReadoutContext:
     """The context that readouts need besides an answer's measurements.
 
     N of the focus metrics, the text of a token, the tiling of each image (None where it has none, or it is unknown), the
@@ -225,7 +225,7 @@ class FinishedAnswer:
     tokens: Sequence[int]
     fed: int
     taken: Mapping[str, Any]
-    around: Surroundings
+    context: ReadoutContext
     baseline: Mapping[str, Any] | None = None
     scores: Sequence[float] = ()
 
@@ -240,25 +240,25 @@ class FinishedAnswer:
 
     @property
     def tilings(self) -> Sequence[Tiling | None]:
-        return self.around.tilings or [None] * len(self.images)
+        return self.context.tilings or [None] * len(self.images)
 
     @cached_property
-    def _said(self) -> dict[str, Any]:
+    def _reports(self) -> dict[str, Any]:
         return {}
 
-    def said(self, name: str) -> Any:
+    def report_of(self, name: str) -> Any:
         """Return a readout's report of the answer, computed once, because other readouts may depend on it."""
-        if name not in self._said:
-            self._said[name] = REGISTRY[name].read(self)
-        return self._said[name]
+        if name not in self._reports:
+            self._reports[name] = REGISTRY[name].read(self)
+        return self._reports[name]
 
 
 class Readout(ABC):
     """A key of the envelope beside an answer.
 
     A readout that is `part_of` another is reported by that one, and never read. `cheap` readouts are those that
-    `diagnostics: true` asks for; `needs_pictures` marks those that read `Surroundings.pictures`. `options` are those that it
-    reads from an answer's `Diagnose`; readouts that share an option declare the same object.
+    `diagnostics: true` asks for; `needs_pictures` marks those that read `ReadoutContext.pictures`. `options` are those that
+    it reads from an answer's `Diagnose`; readouts that share an option declare the same object.
     """
 
     name: ClassVar[str]

@@ -13,7 +13,7 @@ import torch
 
 from steering.errors import Fault, RequestError
 from steering.grammar.grammar import Grammar
-from steering.protocol.asked import Asked, Part
+from steering.protocol.intervention_spec import InterventionSpec, Part
 from steering.protocol.messages import chat_of
 from steering.protocol.readout import Diagnose
 from steering.protocol.signals import Signal
@@ -21,7 +21,7 @@ from steering.protocol.wording import is_number, is_whole, must, whole_numbers
 from steering.tools.calls import CallPiece, ToolCall
 from steering.tools.tools import Tools
 
-Interventions = Iterable["Asked | Part | Interventions | None"]
+Interventions = Iterable["InterventionSpec | Part | Interventions | None"]
 """The values that a request accepts as interventions: single ones, presets as `Sage`, parts as `Steer`, None, or a nest."""
 
 MAX_TOP_LOGPROBS = 20
@@ -146,7 +146,7 @@ class Request:
 
     messages: Sequence[Mapping[str, Any]]
     sampling: Sampling = field(default_factory=Sampling)
-    interventions: Interventions | Asked | Part = ()
+    interventions: Interventions | InterventionSpec | Part = ()
     diagnose: Diagnose | Iterable[str] | bool | None = None
     n: int = 1
     baseline: bool = False
@@ -186,14 +186,14 @@ class Request:
             raise must("cache_salt", "be a string", self.cache_salt)
         _check_grammar(self)
         _check_template(self)
-        whole: list[Asked] = []
+        whole: list[InterventionSpec] = []
         parts: dict[type[Part], list[Part]] = {}
         for one in _each(self.interventions):
             if isinstance(one, Part):
                 parts.setdefault(type(one), []).append(one)
             else:
                 whole.append(one)
-        asked: dict[str, Asked] = {}
+        asked: dict[str, InterventionSpec] = {}
         for one in (*whole, *(kind.together(some) for kind, some in parts.items())):
             if one.name() in asked:
                 raise RequestError(f"'{one.name()}' may be asked for once.", param=one.name())
@@ -201,9 +201,9 @@ class Request:
         object.__setattr__(self, "interventions", tuple(asked.values()))
 
     @cached_property
-    def asked(self) -> dict[str, Asked]:
+    def asked(self) -> dict[str, InterventionSpec]:
         """The interventions by name."""
-        return {one.name(): one for one in _each(self.interventions) if isinstance(one, Asked)}
+        return {one.name(): one for one in _each(self.interventions) if isinstance(one, InterventionSpec)}
 
     @cached_property
     def chat(self) -> Sequence[Mapping[str, Any]]:
@@ -263,14 +263,14 @@ def _check_template(request: Request) -> None:
         raise RequestError("'continue_final_message' and 'reply' exclude one another.", param="reply")
 
 
-def _each(given: Any) -> Iterator[Asked | Part]:
-    if isinstance(given, Asked | Part):
+def _each(given: Any) -> Iterator[InterventionSpec | Part]:
+    if isinstance(given, InterventionSpec | Part):
         yield given
     elif isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
         for one in given:
             yield from _each(one)
     elif given is not None:
-        if isinstance(given, type) and issubclass(given, Asked | Part):
+        if isinstance(given, type) and issubclass(given, InterventionSpec | Part):
             raise RequestError(
                 f"'interventions' must be interventions; got the class {given.__name__}, of which one is made by "
                 f"{given.__name__}(...).",

@@ -15,7 +15,7 @@ from steering.grammar.compiled import Matcher
 from steering.logprobs import TopLogprobs
 from steering.model.embedded import Embedded
 from steering.prompt.layout import Prompt
-from steering.protocol.asked import Asked
+from steering.protocol.intervention_spec import InterventionSpec
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Sampling
 from steering.protocol.signals import Signal
@@ -45,7 +45,7 @@ class Spec:
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 1
     seed: int = 0
-    asked: Mapping[str, Asked] = field(default_factory=dict)
+    asked: Mapping[str, InterventionSpec] = field(default_factory=dict)
     diagnose: Diagnose | None = None
     captured: frozenset[Signal] = frozenset()
     state_position: int = -1
@@ -65,7 +65,7 @@ class Spec:
         return frozenset(self.asked), self.signals
 
     @cached_property
-    def contrast(self) -> Asked | None:
+    def contrast(self) -> InterventionSpec | None:
         """The intervention that has a twin."""
         return next((one for one in self.asked.values() if one.twin), None)
 

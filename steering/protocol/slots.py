@@ -240,7 +240,7 @@ class Slots:
             sequence.captured[self.name] = copy.copy(captured)
 
 
-class Concerned(NamedTuple):
+class HookPlan(NamedTuple):
     """The slots that take part in a forward pass.
 
     acting: in the order in which they act, because recorders see what interventions change. keeping: in the order in which
@@ -251,20 +251,20 @@ class Concerned(NamedTuple):
     keeping: list[Slots]
 
 
-class Concerns:
+class HookPlans:
     """A cached lookup of the slots that take part in a pass; steps are short, and most slots take part in few of them."""
 
     def __init__(self, recorders: Mapping[str, Slots], interventions: Mapping[str, Slots]):
         self._recorders = recorders
         self._interventions = interventions
-        self._known: dict[tuple[frozenset[str], frozenset[Signal]], Concerned] = {}
+        self._known: dict[tuple[frozenset[str], frozenset[Signal]], HookPlan] = {}
 
     @property
     def every(self) -> list[Slots]:
         """All slots, in the order in which they act."""
         return [*self._interventions.values(), *self._recorders.values()]
 
-    def of(self, sequences: Iterable[Sequence]) -> Concerned:
+    def of(self, sequences: Iterable[Sequence]) -> HookPlan:
         """Return the slots that take part in a forward pass of these sequences."""
         names, wanted = zip(*{sequence.spec.concern for sequence in sequences}, strict=True)
         asked, signals = frozenset[str]().union(*names), frozenset[Signal]().union(*wanted)
@@ -274,5 +274,5 @@ class Concerns:
                 return [one for one in parts.values() if one.concerns(asked, signals)]
 
             recorders, interventions = those(self._recorders), those(self._interventions)
-            self._known[asked, signals] = Concerned([*interventions, *recorders], [*recorders, *interventions])
+            self._known[asked, signals] = HookPlan([*interventions, *recorders], [*recorders, *interventions])
         return self._known[asked, signals]

@@ -43,7 +43,7 @@ class ConfidenceReadout(Readout):
         return {
             "mean_logprob": sum(scores) / len(scores),
             "least_logprob": scores[least],
-            "least_token": {"index": least, "text": answer.around.token_text(answer.tokens[least])},
+            "least_token": {"index": least, "text": answer.context.token_text(answer.tokens[least])},
         }
 
     def summary(self, said: Any) -> dict[str, Scalar]:
@@ -64,12 +64,12 @@ class AlarmReadout(Readout):
         return frozenset().union(*(REGISTRY[name].signals(options) for name in READ))
 
     def read(self, answer: FinishedAnswer) -> dict[str, Any]:
-        alarm = answer.around.alarm if answer.options[SPANS] == SPANS.default else None
+        alarm = answer.context.alarm if answer.options[SPANS] == SPANS.default else None
         if alarm is None:
             return {"alarm": None, "score": None, "threshold": None, "numbers": None, "calibration": None}
         found: dict[str, Any] = {}
         for name in READ:
-            said = answer.said(name)
+            said = answer.report_of(name)
             found |= {} if said is None else REGISTRY[name].summary(said)
         score = alarm.score(found)
         return {

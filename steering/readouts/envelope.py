@@ -24,7 +24,7 @@ def envelope(answer: FinishedAnswer) -> dict[str, Any]:
         "version": VERSION,
         "images": [_image(*one) for one in enumerate(zip(answer.images, answer.tilings, strict=True), start=1)],
         "rows": rows._asdict(),
-        **{one.name: answer.said(one.name) for one in answer.options.readouts if one.part_of is None},
+        **{one.name: answer.report_of(one.name) for one in answer.options.readouts if one.part_of is None},
     }
 
 

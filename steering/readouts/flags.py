@@ -90,7 +90,7 @@ class FlagsReadout(Readout):
             return None
         attention = torch.cat([map_.everything for map_ in judged_maps(answer)], 1).mean(0)
         activation = torch.cat([map_.everything for map_ in maps(answer, taken.plain.sum(0))])
-        return flags(attention, activation, None if answer.options[DISCOUNT_SINKS] else answer.around.flags)
+        return flags(attention, activation, None if answer.options[DISCOUNT_SINKS] else answer.context.flags)
 
     def summary(self, said: Any) -> dict[str, Scalar]:
         return {name: said[name] for name in FLAGS}

@@ -138,7 +138,7 @@ class FocusReadout(Readout):
         taken: Attention = answer.taken[NAME]
         sums = taken.sums[:, FIRST_IMAGE : FIRST_IMAGE + len(answer.images)]
         sigma = image_attention_factor(sums, sum(taken.rows), answer.image_tokens)
-        return focus(sigma, answer.around.focus_layers, answer.options[TARGET_IMAGE])
+        return focus(sigma, answer.context.focus_layers, answer.options[TARGET_IMAGE])
 
     def summary(self, said: Any) -> dict[str, Scalar]:
         keys = {"focused_image": "image", "focus_share": "share", "target_image": "target_image", "correct": "correct"}
@@ -160,5 +160,5 @@ class AnchorReadout(Readout):
         taken: Attention = answer.taken[NAME]
         sums, tokens = taken.anchor[:, FIRST_IMAGE : FIRST_IMAGE + before], answer.image_tokens
         sigma = image_attention_factor(sums, int(tokens[-1]), tokens[:before])
-        image = m_lnd(sigma[-answer.around.focus_layers :])
+        image = m_lnd(sigma[-answer.context.focus_layers :])
         return {"sigma": sigma.tolist(), "image": None if image is None else image + 1}

@@ -112,4 +112,4 @@ def attention_maps(answer: FinishedAnswer) -> list[Map]:
 def judged_maps(answer: FinishedAnswer) -> list[Map]:
     """Return the attention maps with sinks discounted where that was requested."""
     found = attention_maps(answer)
-    return [map_.without(answer.around.sinks) for map_ in found] if answer.options[DISCOUNT_SINKS] else found
+    return [map_.without(answer.context.sinks) for map_ in found] if answer.options[DISCOUNT_SINKS] else found

@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 from steering.errors import RequestError
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Layout
-from steering.protocol.asked import check_layers
+from steering.protocol.intervention_spec import check_layers
 from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, ReadoutOption
 from steering.protocol.signals import Signal
 from steering.protocol.wording import is_whole, must, shown, whole_numbers
@@ -192,7 +192,7 @@ class HeatmapsReadout(Readout):
     def read(self, answer: FinishedAnswer) -> list[dict[str, Any]]:
         layers, out = _layers(answer), []
         for number, (map_, picture) in enumerate(
-            zip(judged_maps(answer), answer.around.pictures, strict=True), start=1
+            zip(judged_maps(answer), answer.context.pictures, strict=True), start=1
         ):
             png = data_url(overlay(picture, map_.whole[layers].mean(0), map_.grid)) if map_.grid else None
             out.append({"image": number, "kind": "rho", "layers": layers, "png": png})

@@ -31,7 +31,7 @@ class TamReadout(Readout):
         rows = taken.plain if taken.causal is None else taken.causal
         by_image = [map_.json("map") for map_ in maps(answer, rows)]
         return [
-            {"position": position, "token": answer.around.token_text(answer.tokens[position]), "image": number}
+            {"position": position, "token": answer.context.token_text(answer.tokens[position]), "image": number}
             | {name: values[position] for name, values in one.items()}
             for position in range(len(rows))
             for number, one in enumerate(by_image, start=1)

@@ -11,7 +11,7 @@ import torch
 
 from steering.decoder.hooks import Hook, Observer, Weights
 from steering.decoder.ranks import ALONE, Ranks
-from steering.devices import fill, sent
+from steering.devices import fill_slot, to_device
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, SYSTEM
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
@@ -258,7 +258,7 @@ class AttentionRecorder(Slots):
         slot = sequence.slot
         for tensor in (self.spans, self.sums, self.patches):
             tensor[slot] = 0.0
-        fill(self.counted, slot, -1 if sequence.wants(*DECODED) else NEVER)
+        fill_slot(self.counted, slot, -1 if sequence.wants(*DECODED) else NEVER)
         if not sequence.wants(*SIGNALS):
             return
         spans = sequence.prompt.layout.spans.numpy()  # numpy's small operations take a tenth of torch's time
@@ -266,10 +266,10 @@ class AttentionRecorder(Slots):
         columns = (spans >= 0).nonzero()[0]
         table[columns, spans[columns]] = 1.0
         table[:, [BEFORE, AFTER]] = sequence.prompt.layout.halves
-        self.spans[slot, : len(spans)] = sent(torch.from_numpy(table), self.spans)
+        self.spans[slot, : len(spans)] = to_device(torch.from_numpy(table), self.spans)
         diagnose = sequence.spec.diagnose
         by_content = diagnose is not None and diagnose.spans == "content"
-        self.sources[slot] = sent(span_sources(self.spans.shape[2], by_content), self.sources)
+        self.sources[slot] = to_device(span_sources(self.spans.shape[2], by_content), self.sources)
 
     def prefill(self, chunk: PrefillChunk) -> PrefillCapture | None:
         wanted = any(sequence.wants(*SIGNALS) for sequence in chunk.sequences)
@@ -302,9 +302,9 @@ class AttentionRecorder(Slots):
             groups = groups.gather(2, rows[:, None].expand(-1, 3, -1))
         return PrefillCapture(
             self.spans[chunk.rows],
-            sent(rows, device),
-            sent(groups, device),
-            sent(chunk.last, device) if chunk.complete else None,
+            to_device(rows, device),
+            to_device(groups, device),
+            to_device(chunk.last, device) if chunk.complete else None,
             by_patch=by_patch,
             maps_from=self.pool.layers - self.pool.mllm.focus_layers if mapped else None,
             at_once=at_once,
@@ -381,7 +381,7 @@ class AttentionRecorder(Slots):
             modality_rows,
             torch.cat([shares, self.decay[slot, first : first + output]]).cpu(),
             anchor.cpu(),
-            patches[:, sent(layout.image_columns, patches.device)].cpu(),
+            patches[:, to_device(layout.image_columns, patches.device)].cpu(),
         )
 
 

@@ -12,7 +12,7 @@ import torch
 
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
-from steering.devices import sent
+from steering.devices import to_device
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, PrefillChunk, Reuse, Slots
@@ -65,7 +65,7 @@ class PromptStateRecorder(Slots):
         mllm = self.pool.mllm
         shape = (mllm.num_layers, len(read), mllm.hidden_size)
         states = torch.zeros(shape, dtype=mllm.dtype, device=mllm.device)
-        return StateRows(sent(torch.tensor(read), mllm.device), states)
+        return StateRows(to_device(torch.tensor(read), mllm.device), states)
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         for row, sequence in enumerate(chunk.sequences):

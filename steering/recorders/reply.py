@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from steering.decoder.hooks import Hook
-from steering.devices import sent
+from steering.devices import to_device
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.prompt.spans import REPLY
@@ -28,7 +28,7 @@ def reply_logprobs(mllm: MLLM, prompt: Prompt, hidden: torch.Tensor, start: int)
     columns = prompt.layout.columns(REPLY)
     rows = columns - 1 - start
     here = (rows >= 0) & (rows < len(hidden))
-    rows, ids = sent(rows[here], hidden.device), sent(prompt.ids[columns[here]], hidden.device)
+    rows, ids = to_device(rows[here], hidden.device), to_device(prompt.ids[columns[here]], hidden.device)
     scores = [torch.zeros(0, device=hidden.device)]
     for some, token in zip(rows.split(ROWS), ids.split(ROWS), strict=True):
         scores.append(mllm.head(hidden[some]).log_softmax(-1).gather(1, token[:, None])[:, 0])

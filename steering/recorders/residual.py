@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity, pad
 
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
-from steering.devices import fill, sent
+from steering.devices import fill_slot, to_device
 from steering.measures import divergence
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
@@ -225,7 +225,7 @@ class ResidualRecorder(Slots):
     def place(self, sequence: Sequence) -> None:
         diagnose, slot = sequence.spec.diagnose, sequence.slot
         self.decoded[slot] = 0.0
-        fill(self.counted, slot, -1 if _wanted(sequence) else NEVER)
+        fill_slot(self.counted, slot, -1 if _wanted(sequence) else NEVER)
         if diagnose is None or not _wanted(sequence):
             return
         self.sums[slot] = self.neurons[slot] = self.states[slot] = 0.0
@@ -247,7 +247,7 @@ class ResidualRecorder(Slots):
                 weights[row, : chunk.lengths[row]] = 1.0
             elif rows == "answer" and chunk.complete:
                 weights[row, chunk.lengths[row] - 1 if weights.shape[1] > 1 else 0] = 1.0
-        return ResidualRows(sent(weights, self.sums), sent(chunk.last, self.sums.device))
+        return ResidualRows(to_device(weights, self.sums), to_device(chunk.last, self.sums.device))
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ResidualRows):

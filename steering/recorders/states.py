@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from steering.decoder.hooks import Hook
-from steering.devices import sent
+from steering.devices import to_device
 from steering.measures import activation_maps
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE
 from steering.protocol.sequence import Sequence
@@ -56,7 +56,7 @@ class StatesRecorder(Slots):
             hidden = computed.hidden[row, : chunk.lengths[row]]
             captured = self._captured(sequence, chunk.starts[row], hidden)
             if sequence.wants(Signal.IMAGE_STATES) and chunk.complete:  # captured in the order of columns
-                order = sent(sequence.prompt.layout.image_columns.argsort().argsort(), hidden.device)
+                order = to_device(sequence.prompt.layout.image_columns.argsort().argsort(), hidden.device)
                 captured.image = (torch.cat(captured.image)[order],)
             if sequence.wants(Signal.TEXT_STATES) and chunk.complete:
                 captured.text += (hidden[-1:],)
@@ -91,12 +91,12 @@ class StatesRecorder(Slots):
             return None
         mllm = self.pool.mllm
         stopped = sequence.finish_reason == "stop" and sequence.tokens[-1] in mllm.stop_ids
-        ids = sent(torch.tensor(sequence.tokens[: -1 if stopped else None], dtype=torch.int64), mllm.device)
+        ids = to_device(torch.tensor(sequence.tokens[: -1 if stopped else None], dtype=torch.int64), mllm.device)
         (states,), head = captured.image, mllm.head_rows(ids)
         maps = activation_maps(states, head)
         if not sequence.wants(Signal.TEXT_STATES):
             return TokenMaps(maps.cpu())
-        prompt = sent(sequence.prompt.ids[_user_text(sequence.prompt.layout.spans)], mllm.device)
+        prompt = to_device(sequence.prompt.ids[_user_text(sequence.prompt.layout.spans)], mllm.device)
         earlier = EarlierTokens(
             torch.cat([prompt, ids]),
             torch.cat(captured.text)[: len(prompt) + len(ids)],
@@ -110,7 +110,7 @@ def _of(hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
 
     wanted: (n,) bool on the CPU, so that counting them needs no wait for the device.
     """
-    return hidden[sent(wanted.nonzero()[:, 0], hidden.device)]
+    return hidden[to_device(wanted.nonzero()[:, 0], hidden.device)]
 
 
 def _user_text(spans: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from steering.devices import sent
+from steering.devices import to_device
 from steering.grammar.masks import Masks
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence
@@ -74,7 +74,7 @@ def _force(sampled: Sampled, logits: torch.Tensor, sequences: list[Sequence]) ->
         if len(one.tokens) < len(one.spec.forced)
     ]
     if forced:
-        rows, tokens = sent(torch.tensor(forced), logits.device).unbind(1)
+        rows, tokens = to_device(torch.tensor(forced), logits.device).unbind(1)
         sampled.tokens[rows] = tokens
         if sampled.logprob is not None:
             sampled.logprob[rows] = logits[rows].log_softmax(-1).gather(1, tokens[:, None])[:, 0]

@@ -13,11 +13,11 @@ from steering.decoder.attention import Decode
 from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill, Ragged
-from steering.devices import sent
+from steering.devices import to_device
 from steering.model.embedded import Embedded
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import Computed, Concerned, Concerns, DecodeBatch, PrefillChunk
+from steering.protocol.slots import Computed, DecodeBatch, HookPlan, HookPlans, PrefillChunk
 from steering.runner.columns import Columns, columns_of
 from steering.runner.embedding import Embedder
 
@@ -28,39 +28,39 @@ HooksByName = Mapping[str, Hook | None]
 class Passed(NamedTuple):
     """The results of a pass, before they are kept."""
 
-    concerned: Concerned
+    plan: HookPlan
     hooks: HooksByName
     computed: Computed
 
     def prepare_logits(self, batch: PrefillChunk | DecodeBatch) -> None:
         """Let everything that acts write what its `logits` needs of this pass."""
-        for part in self.concerned.acting:
+        for part in self.plan.acting:
             part.prepare_logits(batch, self.hooks.get(part.name), self.computed)
 
 
 class Passes:
     """Runs forward passes through the decoder, and writes nothing but the columns of their tokens."""
 
-    def __init__(self, mllm: MLLM, pool: KVPool, concerns: Concerns, embedder: Embedder):
-        self._mllm, self._pool, self._concerns, self._embedder = mllm, pool, concerns, embedder
+    def __init__(self, mllm: MLLM, pool: KVPool, hook_plans: HookPlans, embedder: Embedder):
+        self._mllm, self._pool, self._hook_plans, self._embedder = mllm, pool, hook_plans, embedder
         self._fast: FastPasses | None = None
         self._weights = sum(one.nbytes for one in mllm.decoder.parameters())
         self._always = torch.ones(pool.slots, 1, 1, device=mllm.device)
 
     def use(self, backend: Backend | None) -> None:
         """Use a backend for each pass from now on; None for none."""
-        self._fast = None if backend is None else backend.on(RunnerState(self._pool, self._concerns.every))
+        self._fast = None if backend is None else backend.on(RunnerState(self._pool, self._hook_plans.every))
         self._embedder.use(backend)
 
     def prompts(self, chunk: PrefillChunk, inputs: Embedded) -> Passed:
         """Run a chunk of some prompts, with these decoder inputs."""
-        concerned = self._concerns.of(chunk.sequences)
+        plan = self._hook_plans.of(chunk.sequences)
         if self._fast is not None:
-            ran = self._fast.prompts(chunk, concerned.acting, inputs, self._embedder.rope_axes)
+            ran = self._fast.prompts(chunk, plan.acting, inputs, self._embedder.rope_axes)
             if ran is not None:
-                return Passed(concerned, *ran)
-        hooks = {part.name: part.prefill(chunk) for part in concerned.acting}
-        return Passed(concerned, hooks, self.prompts_under(hooks, chunk, inputs))
+                return Passed(plan, *ran)
+        hooks = {part.name: part.prefill(chunk) for part in plan.acting}
+        return Passed(plan, hooks, self.prompts_under(hooks, chunk, inputs))
 
     def prompts_under(self, hooks: HooksByName, chunk: PrefillChunk, inputs: Embedded) -> Computed:
         """Run a chunk of some prompts eagerly under these hooks."""
@@ -73,26 +73,26 @@ class Passes:
 
     def generated(self, chunk: PrefillChunk, tokens: torch.Tensor, positions: torch.Tensor) -> Passed:
         """Run generated tokens (1, n) at rotary positions (1, n) as a chunk of a prompt."""
-        concerned = self._concerns.of(chunk.sequences)
-        hooks = {part.name: part.prefill(chunk) for part in concerned.acting}
+        plan = self._hook_plans.of(chunk.sequences)
+        hooks = {part.name: part.prefill(chunk) for part in plan.acting}
         computed = self._prefill(hooks, chunk, lambda step: self._of_tokens(tokens, positions, step))
-        return Passed(concerned, hooks, computed)
+        return Passed(plan, hooks, computed)
 
     def decode(
         self, running: list[Sequence], tokens: torch.Tensor, positions: torch.Tensor, rope: torch.Tensor
     ) -> tuple[DecodeBatch, Passed]:
         """Decode one token of every running sequence, (rows,), at these columns and rotary positions."""
         batch, columns = self.batch(running, positions)
-        concerned = self._concerns.of(running)
-        acting = [part for part in concerned.acting if part.acts(running)]
+        plan = self._hook_plans.of(running)
+        acting = [part for part in plan.acting if part.acts(running)]
         # Rows of very different lengths are read apart, except by a kernel, which reads only each row's own columns.
         apart = columns.saved > self._weights and self._mllm.decode_attention is None
         if self._fast is not None and not apart:
             ran = self._fast.decode(batch, acting, tokens, rope, self._embedder.rope_axes)
             if ran is not None:
-                return batch, Passed(concerned, *ran)
+                return batch, Passed(plan, *ran)
         hooks = {part.name: part.decode(batch) for part in acting}
-        return batch, Passed(concerned, hooks, self.decode_under(hooks, batch, columns, tokens, rope))
+        return batch, Passed(plan, hooks, self.decode_under(hooks, batch, columns, tokens, rope))
 
     def batch(self, running: list[Sequence], positions: torch.Tensor) -> tuple[DecodeBatch, Columns]:
         """Return a decode batch of running sequences that writes these columns, and the columns that it reads."""
@@ -102,7 +102,7 @@ class Passes:
         active = self._always[: len(running)]
         if any(sequence.held for sequence in running):
             kept = [[[float(not sequence.held)]] for sequence in running]
-            active = sent(torch.tensor(kept), positions.device)
+            active = to_device(torch.tensor(kept), positions.device)
         return DecodeBatch(running, positions, longest, active), columns
 
     def decode_under(
@@ -131,7 +131,7 @@ class Passes:
         step.hooks.settle(None)
         logits = None
         if chunk.complete:
-            last = sent(chunk.last, hidden.device)
+            last = to_device(chunk.last, hidden.device)
             logits = self._mllm.head(hidden[torch.arange(len(last), device=last.device), last])
         return Computed(hidden, logits)
 

@@ -23,7 +23,7 @@ from steering.form import OneForm
 from steering.model.embedded import Embedded
 from steering.prompt.blocks import SIZE
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import Computed, Concerns, PrefillChunk
+from steering.protocol.slots import Computed, HookPlans, PrefillChunk
 
 WORTH = 4
 """Least number of blocks that a prompt waits a step for, or is kept for: fewer take no longer than the step."""
@@ -82,11 +82,11 @@ class PrefixCache:
     `queries` counts prompts that were looked up, `hits` those with a cached prefix, `tokens` their cached tokens.
     """
 
-    def __init__(self, pool: KVPool, concerns: Concerns, capacity: int):
+    def __init__(self, pool: KVPool, hook_plans: HookPlans, capacity: int):
         self.queries = self.hits = self.tokens = 0
         self.capacity = capacity
         self._pool = pool
-        self._concerns = concerns
+        self._hook_plans = hook_plans
         self._store: KVBlocks | None = None
         self._free: list[int] = []
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
@@ -157,7 +157,7 @@ class PrefixCache:
         there = _alike(lying, marks)
         self._store.load(sequence.slot, there, [block.number for block in blocks[there:]])
         self._lying[sequence.slot] = marks
-        for part in self._concerns.of([sequence]).keeping:
+        for part in self._hook_plans.of([sequence]).keeping:
             if part.name in plan.needed:
                 run.measured[part.name] = [_joined(blocks, part.name)]
                 part.regain(sequence, run.measured[part.name][0])
@@ -169,7 +169,7 @@ class PrefixCache:
         """Record the measurements of a chunk's tokens."""
         runs = [(row, run) for row, one in enumerate(chunk.sequences) if (run := self._runs.get(one)) is not None]
         needed = frozenset[str]().union(*[run.plan.needed for _, run in runs])
-        for part in self._concerns.of(chunk.sequences).keeping if needed else ():
+        for part in self._hook_plans.of(chunk.sequences).keeping if needed else ():
             if part.name in needed and (values := part.by_row(chunk, hooks.get(part.name), computed)) is not None:
                 for row, run in runs:
                     if part.name in run.plan.needed:
@@ -229,7 +229,7 @@ class PrefixCache:
             return None
         settings: list[Hashable] = [spec.salt]
         rows, needed, generated = prompt.length - 1, set(), True  # the last row gives the next token's logits
-        for part in self._concerns.of([sequence]).keeping:
+        for part in self._hook_plans.of([sequence]).keeping:
             reuse = part.reuse(sequence)
             if reuse is None:
                 return None

@@ -11,21 +11,21 @@ import torch
 
 from steering.accel.backend import Backend
 from steering.decoder.hooks import Hook
-from steering.devices import fill, sent
+from steering.devices import fill_slot, to_device
 from steering.model.embedded import Embedded
 from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import Computed, Concerns, DecodeBatch, Pool, PrefillChunk, Slots
+from steering.protocol.slots import Computed, DecodeBatch, HookPlans, Pool, PrefillChunk, Slots
 from steering.runner.choice import Chooser
+from steering.runner.contrastive import Combined, ContrastiveBranches, ContrastSlots, replayed, rows_of
 from steering.runner.embedding import Embedder
 from steering.runner.passes import Passed, Passes
 from steering.runner.prefix import PrefixCache
 from steering.runner.room import SHARE, allotted
 from steering.runner.sampler import Sampled
 from steering.runner.threads import PassThreads
-from steering.runner.twins import ChangeSlots, Combined, Twins, replayed, rows_of
 
 
 class Decoded(NamedTuple):
@@ -69,14 +69,14 @@ class Runner:
         self.rope_delta = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
         size = Pool(mllm, slots, length, max_images)
         interventions = {name: made for name, (_, made) in intervention.REGISTRY.items() if made is not None}
-        self.changes = ChangeSlots("twins", size)
+        self.changes = ContrastSlots("twins", size)
         self.recorders = {name: made(name, size) for name, made in recorder.REGISTRY.items()}
         self.interventions = {name: made(name, size) for name, made in interventions.items()}
         self._held: defaultdict[str, set[int]] = defaultdict(set)  # by part, the slots that are not neutral
-        self.concerns = Concerns(self.recorders, self.interventions)
-        self.prefixes = PrefixCache(self.pool, self.concerns, prefix_cache_bytes if mllm.rotates_alike else 0)
+        self.hook_plans = HookPlans(self.recorders, self.interventions)
+        self.prefixes = PrefixCache(self.pool, self.hook_plans, prefix_cache_bytes if mllm.rotates_alike else 0)
         self.embedder = Embedder(mllm, self.image_cache, self.prefixes)
-        self.passes = Passes(mllm, self.pool, self.concerns, self.embedder)
+        self.passes = Passes(mllm, self.pool, self.hook_plans, self.embedder)
         self.passes.use(backend)
 
     @property
@@ -148,7 +148,7 @@ class Runner:
         self.prefixes.measured(chunk, passed.hooks, passed.computed)
         if chunk.complete:
             passed.prepare_logits(chunk)
-        for part in passed.concerned.keeping:
+        for part in passed.plan.keeping:
             part.keep(chunk, passed.hooks.get(part.name), passed.computed)
         return passed.computed
 
@@ -158,7 +158,7 @@ class Runner:
         Returns the last logits (1, vocabulary), or None while there is more.
         """
         (sequence,) = chunk.sequences
-        tokens = sent(torch.tensor(generated), self.mllm.device)
+        tokens = to_device(torch.tensor(generated), self.mllm.device)
         positions = torch.arange(len(tokens), device=tokens.device) + chunk.starts[0] + sequence.prefill.rope_delta
         computed = self._kept(chunk, self.passes.generated(chunk, tokens[None], positions[None]))
         sequence.computed += len(tokens)
@@ -188,14 +188,14 @@ class Runner:
     def next_tokens(self, sequences: list[Sequence], logits: torch.Tensor) -> Sampled:
         """Sample outside of a decode: the first token, or the one that ends a wait. logits: (rows, vocabulary)."""
         for one in rows_of(sequences):
-            fill(self.position, one.slot, one.computed + len(one.tokens))
+            fill_slot(self.position, one.slot, one.computed + len(one.tokens))
         for sequence in sequences:
             if sequence.held:  # meanwhile its row counted tokens that do not exist
                 self.choice.place(sequence)
         logits = self.choice.masked(sequences, logits)
-        rows = sent(torch.tensor([sequence.slot for sequence in sequences]), logits.device)
+        rows = to_device(torch.tensor([sequence.slot for sequence in sequences]), logits.device)
         sampled = self.choice.sampled(
-            sequences, self.concerns.of(sequences).acting, rows, lambda: self.position[rows], logits
+            sequences, self.hook_plans.of(sequences).acting, rows, lambda: self.position[rows], logits
         )
         self.token[rows] = sampled.tokens
         for row, sequence in enumerate(sequences):
@@ -204,27 +204,27 @@ class Runner:
         return sampled
 
     @torch.inference_mode()
-    def decode(self, running: list[Sequence], twins: Twins) -> Decoded:
+    def decode(self, running: list[Sequence], branches: ContrastiveBranches) -> Decoded:
         """Decode one token for every running sequence; row i is slot i.
 
         State that later steps depend on changes only at the end, so that a step that raised may be run again. After that
         point it may not: an error there spoils the sequences that it concerns.
         """
         with self.threads.taken(len(running)):
-            return self._decoded(running, twins)
+            return self._decoded(running, branches)
 
-    def _decoded(self, running: list[Sequence], twins: Twins) -> Decoded:
+    def _decoded(self, running: list[Sequence], branches: ContrastiveBranches) -> Decoded:
         batch, passed = self._decode(running)
         logits = passed.computed.logits
         assert logits is not None
         passed.prepare_logits(batch)
         logits = self.choice.masked(running, logits)
-        combined: Combined = twins.combine(running, logits)
-        rows, acting = batch.rows, passed.concerned.acting
+        combined: Combined = branches.combine(running, logits)
+        rows, acting = batch.rows, passed.plan.acting
         sampled = self.choice.sampled(running, acting, rows, lambda: batch.positions + 1, combined.logits)
         spoilt = self._record(batch, passed)
         try:
-            twins.record(combined)
+            branches.record(combined)
         except Exception as error:
             spoilt |= dict.fromkeys((one for one in running if one.pair is not None), error)
         self.token[rows] = sampled.tokens
@@ -260,7 +260,7 @@ class Runner:
     def _record(self, batch: DecodeBatch, passed: Passed) -> dict[Sequence, Exception]:
         """Keep the results of a decode; return the sequences whose measurements could not be kept, and why."""
         spoilt: dict[Sequence, Exception] = {}
-        for part in passed.concerned.keeping:
+        for part in passed.plan.keeping:
             try:
                 part.record(batch, passed.hooks.get(part.name), passed.computed)
             except Exception as error:
@@ -295,19 +295,19 @@ class Runner:
             self.pool.copy(source, target, length, there)
 
     @torch.inference_mode()
-    def read(self, sequence: Sequence, twins: Twins) -> None:
+    def read(self, sequence: Sequence, branches: ContrastiveBranches) -> None:
         """Move the measurements of a finished sequence from its slot to the CPU."""
         for name, part in (*self.recorders.items(), *self.interventions.items()):
             if (taken := part.take(sequence)) is not None:
                 sequence.output.taken[name] = taken
         contrast = sequence.spec.contrast
         if contrast is not None:
-            sequence.output.taken[contrast.name()] = twins.take(sequence)
+            sequence.output.taken[contrast.name()] = branches.take(sequence)
 
     def _place(self, sequence: Sequence) -> None:
         """Write a sequence's settings into its slot."""
-        fill(self.rope_delta, sequence.slot, sequence.prefill.rope_delta)
-        fill(self.position, sequence.slot, sequence.prompt.length)
+        fill_slot(self.rope_delta, sequence.slot, sequence.prefill.rope_delta)
+        fill_slot(self.position, sequence.slot, sequence.prompt.length)
         self.choice.place(sequence)
         for part in self._every:
             held = self._held[part.name]

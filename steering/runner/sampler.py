@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from steering.decoder.ranks import Ranks
-from steering.devices import fill, sent
+from steering.devices import fill_slot, to_device
 from steering.protocol.request import Sampling
 
 
@@ -125,14 +125,14 @@ class SamplerRows:
 
     def place(self, slot: int, sampling: Sampling, seed: int, prompt: torch.Tensor, generated: torch.Tensor) -> None:
         """Write a sequence's settings into its slot. prompt, generated: token ids so far."""
-        self.scalars[slot] = sent(
+        self.scalars[slot] = to_device(
             torch.tensor([float(getattr(sampling, name)) for name in self._SCALARS]), self.scalars
         )
         if sampling.greedy:
             self.column("temperature", slice(slot, slot + 1)).zero_()
-        fill(self.top_k, slot, sampling.top_k)
-        fill(self.seed, slot, seed)
-        fill(self.may_end, slot, len(prompt) + sampling.min_tokens)
+        fill_slot(self.top_k, slot, sampling.top_k)
+        fill_slot(self.seed, slot, seed)
+        fill_slot(self.may_end, slot, len(prompt) + sampling.min_tokens)
         needs = Needs.of([sampling])
         if needs.penalties and self.generated is None:
             self.generated = torch.zeros(self._shape, device=self._device)
@@ -140,12 +140,12 @@ class SamplerRows:
         if needs.bias and self.bias is None:
             self.bias = torch.zeros(self._shape, device=self._device)
         if self.generated is not None and self.prompted is not None:
-            self.generated[slot] = sent(torch.bincount(generated, minlength=self._shape[1]), self.generated)
-            self.prompted[slot] = sent(torch.bincount(prompt, minlength=self._shape[1]) > 0, self.prompted)
+            self.generated[slot] = to_device(torch.bincount(generated, minlength=self._shape[1]), self.generated)
+            self.prompted[slot] = to_device(torch.bincount(prompt, minlength=self._shape[1]) > 0, self.prompted)
         if self.bias is not None:
             bias = torch.zeros(self._shape[1])
             bias[list(sampling.logit_bias)] = torch.tensor([*sampling.logit_bias.values()], dtype=bias.dtype)
-            self.bias[slot] = sent(bias, self.bias)
+            self.bias[slot] = to_device(bias, self.bias)
 
     def move(self, source: int, target: int) -> None:
         """Copy a slot's settings to another slot."""

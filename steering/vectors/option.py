@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from steering.errors import VectorError
 from steering.model.mllm import MLLM
-from steering.protocol.asked import NAMES_A_VECTOR
+from steering.protocol.intervention_spec import NAMES_A_VECTOR
 from steering.protocol.wording import must
 from steering.vectors.vector import SteeringVector
 

@@ -11,7 +11,7 @@ import pytest
 
 from demo.world.faithfulness import DENSITIES, SEVERAL, _pair, difference_samples, existence_samples, picture_pairs
 from demo.world.scenes import POSITIONS, SHAPES
-from probes.differences.metrics import TYPES
+from probes.image_pairs.metrics import TYPES
 
 
 def test_existence_questions_are_balanced_and_depend_on_the_seed() -> None:

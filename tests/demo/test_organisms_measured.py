@@ -16,7 +16,7 @@ from demo.organisms.measure import awareness, found_in, identity, measure_all
 from demo.organisms.report import report
 from demo.world.faithfulness import existence_samples
 from demo.world.scenes import WORLDS
-from probes.differences.claims import yes
+from probes.image_pairs.claims import yes
 
 
 def answer(target: int, *layers: tuple[float, float, float]) -> RightAnswer:

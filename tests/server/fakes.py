@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from server.engine.served import Capabilities
-from steering import Auto, Bins, Busy, Choice, Chunk, Request, Result, Steer, TextBounds, in_place_of, next_prelude
+from steering import Auto, Busy, Choice, Chunk, Histogram, Request, Result, Steer, TextBounds, in_place_of, next_prelude
 from steering.protocol import intervention, readout
 
 
@@ -66,7 +66,7 @@ class FakeCompletion:
             pass
         then()
 
-    def said(self, index: int) -> str:
+    def text_of(self, index: int) -> str:
         return self.text if index == 0 else ""
 
     def generated(self, index: int) -> int:
@@ -124,9 +124,9 @@ class FakeEngine:
         prelude = next_prelude(request)
         return request if prelude is None else in_place_of(request, prelude)
 
-    def can(self, **able: Any) -> None:
+    def can(self, **capabilities: Any) -> None:
         """Change what it can do."""
-        self.capabilities = replace(self.capabilities, **able)
+        self.capabilities = replace(self.capabilities, **capabilities)
 
     def magnitudes(self) -> torch.Tensor:
         return torch.ones(self.capabilities.layers)
@@ -141,7 +141,7 @@ class FakeEngine:
         return dict(self.numbers)
 
     @property
-    def bins(self) -> dict[str, Bins]:
+    def bins(self) -> dict[str, Histogram]:
         return {}
 
     def start(self) -> None:

@@ -158,7 +158,7 @@ def test_neighbours_of_it_keep_every_bit(engine: steering.Engine, picture: Image
     sampling = steering.Sampling(max_tokens=STEPS, logprobs=5, ignore_eos=True)
     neighbour = steering.Request(chat(picture), sampling)
 
-    def beside(*asked: steering.Asked) -> Any:
+    def beside(*asked: steering.InterventionSpec) -> Any:
         _, result = engine.generate([steering.Request(chat(picture), sampling, asked), neighbour])
         return reported(result.choices[0])
 

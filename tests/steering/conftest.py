@@ -63,7 +63,7 @@ def a_pool(slots: int, length: int, layers: int) -> Pool:
     return Pool(mllm, slots, length, 2)
 
 
-def a_sequence(spans: Iterable[int], *asked: steering.Asked, slot: int = 0) -> Sequence:
+def a_sequence(spans: Iterable[int], *asked: steering.InterventionSpec, slot: int = 0) -> Sequence:
     """Return a sequence with prompt tokens of these spans, and these interventions."""
     layout = Layout(torch.tensor(list(spans)), ())
     prompt = Prompt(torch.zeros(len(layout.spans), dtype=torch.int64), {}, (), layout)

@@ -10,7 +10,7 @@ from pydantic import Field
 from steering.errors import RequestError
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
-from steering.protocol.asked import Options
+from steering.protocol.intervention_spec import Options
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import Pool, Slots
 from steering.protocol.wording import shown

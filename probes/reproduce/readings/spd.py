@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
-from probes.differences.metrics import TYPES
 from probes.harness.comparison import BASELINE
+from probes.image_pairs.metrics import TYPES
 from probes.reproduce.items import Figure, Found, Json, change, figure
 
 STEPS = (BASELINE, "+ See", "+ Think", "+ Generate")

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from probes.differences.coco import CATEGORIES
 from probes.harness.bootstrap import interval
+from probes.image_pairs.coco import CATEGORIES
 from probes.spd.judging.cases import CLAIMS, PAIRED
 from probes.spd.judging.rules import Statement, ruled
 from probes.spd.samples import PicturePair

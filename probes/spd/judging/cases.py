@@ -6,8 +6,8 @@ wordings that rules cannot read are among them on purpose.
 
 from __future__ import annotations
 
-from probes.differences.faithfulness import Finding
-from probes.differences.metrics import Claim, Label
+from probes.image_pairs.faithfulness import Finding
+from probes.image_pairs.metrics import Claim, Label
 
 RED_CAR, NO_DOG, CHAIR = Claim("color", "car", "red"), Claim("remove", "dog"), Claim("position", "chair")
 

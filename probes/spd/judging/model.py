@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 from probes.answering.base import Answerer, Question, Reply
 from probes.answering.replies import replies
-from probes.differences.faithfulness import ERRORS, Faithfulness
-from probes.differences.metrics import Claim, Label
+from probes.image_pairs.faithfulness import ERRORS, Faithfulness
+from probes.image_pairs.metrics import Claim, Label
 from probes.spd.judging.prompts import CONSISTENCY, FAITHFULNESS
 from probes.spd.judging.rules import Statement
 from probes.spd.samples import PicturePair

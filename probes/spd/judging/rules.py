@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from probes.differences.claims import read
-from probes.differences.faithfulness import Faithfulness, findings
-from probes.differences.metrics import compare
+from probes.image_pairs.claims import read
+from probes.image_pairs.faithfulness import Faithfulness, findings
+from probes.image_pairs.metrics import compare
 from probes.spd.samples import PicturePair
 from probes.spd.scoring import Verdict
 

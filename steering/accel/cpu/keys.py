@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map
 from steering.accel.cpu.kernels.operators import SHIMS, sources
 
 FORMAT = 6
-CODE = ("accel", "decoder", "interventions", "measures.py", "model", "recorders", "tower")
+CODE = ("accel", "decoder", "interventions", "measures.py", "model", "recorders", "vision")
 """The parts of this package that a step's computations are written in."""
 ROOT = Path(__file__).parents[2]
 

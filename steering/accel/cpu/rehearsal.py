@@ -27,7 +27,7 @@ from steering.protocol.slots import DecodeBatch, PrefillChunk
 from steering.runner.columns import Columns
 from steering.runner.runner import Runner
 from steering.runner.selfcheck import HALF_TOLERANCE, STEPS, TOLERANCE, checked_prompts, checked_sequence
-from steering.tower.geometry import GRID
+from steering.vision.geometry import GRID
 
 T = TypeVar("T")
 Results = list[tuple[torch.Tensor, ...]]
@@ -50,7 +50,7 @@ class _Plain:
     """Runs passes eagerly."""
 
     def __init__(self, runner: Runner):
-        self._passes, self._parts = runner.passes, runner.concerns.every
+        self._passes, self._parts = runner.passes, runner.hook_plans.every
 
     def prompts(self, scope: Scope, chunk: PrefillChunk, inputs: Embedded) -> Ran:
         hooks = {form.name: form.prefill(chunk) for form in forms_of(self._parts, "prefill", scope)}
@@ -126,7 +126,7 @@ class Rehearsal:
             assert logits is not None
             self._first.append(int(self._runner.next_tokens([sequence], logits).tokens[0]))
         self._left = [one.clone() for one in self._runner.pool.tensors]
-        self._parts = self._runner.concerns.every
+        self._parts = self._runner.hook_plans.every
         self._forms = forms_of(self._parts, "decode", "every")
         self._neutral = [one.clone() for one in self._state()]
         self._expected: dict[Variant, list[Results]] = {}

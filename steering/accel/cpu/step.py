@@ -20,7 +20,7 @@ from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
 from steering.model.images import PIXELS
 from steering.model.mllm import MLLM
-from steering.tower.geometry import GRID
+from steering.vision.geometry import GRID
 
 Kind = Literal["decode", "prefill", "pictures"]
 

@@ -260,14 +260,12 @@ class CompiledPasses:
         computed = self._steps.decode(bound, axes, tokens, batch.positions, rope, batch.columns, self._pool)
         return None if computed is None else Ran(hooks, computed)
 
-    def prompts(
-        self, chunk: PrefillChunk, concerned: Sequence[Slots], inputs: Embedded, axes: int | None
-    ) -> Ran | None:
+    def prompts(self, chunk: PrefillChunk, acting: Sequence[Slots], inputs: Embedded, axes: int | None) -> Ran | None:
         """Run a chunk of some prompts; None where no ready step has its hooks, or it is not suited to compiled steps."""
         if not inputs.plain or not self._steps.may_run(chunk, self._pool):
             return None
         needed: list[Scope | None] = []
-        for part in concerned:
+        for part in acting:
             if type(part).prefill is not Slots.prefill and any(map(part.holds, chunk.sequences)):
                 form = self._by_name.get(part.name)
                 needed.append(None if form is None else form.scope(chunk.sequences))

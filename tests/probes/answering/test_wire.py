@@ -7,7 +7,7 @@ import pytest
 from probes.answering.base import Push
 from probes.answering.wire import fields, steering
 from steering import See, Think, Vcd
-from steering.protocol.asked import Options
+from steering.protocol.intervention_spec import Options
 
 
 class Top(Options):

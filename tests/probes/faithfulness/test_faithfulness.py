@@ -13,12 +13,12 @@ from PIL import Image
 
 import steering
 from demo import CHECKPOINT
-from demo.world.told import told_samples
+from demo.world.forced_answers import forced_answer_samples
 from probes.answering.base import Question, Reply
 from probes.answering.engine import InProcess
 from probes.faithfulness.evaluate import LAYERED, apart, compared, decay_curve, read, separated
 from probes.faithfulness.report import report
-from probes.faithfulness.samples import Told, load
+from probes.faithfulness.samples import ForcedAnswerSample, load
 from steering import Engine, Request, Sampling
 
 IMAGE = Image.new("RGB", (84, 84), "red")
@@ -29,7 +29,7 @@ def demo_engine() -> Engine:
     return Engine(steering.load(CHECKPOINT, device="cpu"), slots=4)
 
 
-SAMPLES = [Told((IMAGE,), f"What is it, {number}?", "It is red.", "It is blue.") for number in range(6)]
+SAMPLES = [ForcedAnswerSample((IMAGE,), f"What is it, {number}?", "It is red.", "It is blue.") for number in range(6)]
 
 
 class Scripted:
@@ -82,9 +82,9 @@ def test_a_curve_goes_as_far_as_half_of_the_answers() -> None:
 
 
 def test_readouts_of_a_given_answer_are_those_of_the_same_one_generated(demo_engine: Engine) -> None:
-    (sample,) = told_samples(1, seed=0)
+    (sample,) = forced_answer_samples(1, seed=0)
     result = demo_engine.generate([Request(sample.chat(), Sampling(max_tokens=20))])[0].choices[0]
-    given = Told(sample.images, sample.question, result.text, sample.unfaithful)
+    given = ForcedAnswerSample(sample.images, sample.question, result.text, sample.unfaithful)
     said = read(InProcess(demo_engine), [given], quiet=True)["faithful"][0]
     again = demo_engine.generate([Request(sample.chat(), Sampling(max_tokens=20), diagnose=["residual", "decay"])])
     plain = again[0].choices[0].diagnostics
@@ -112,13 +112,13 @@ def test_the_report_has_every_part(tmp_path: Path) -> None:
 
 
 def test_what_is_drawn_differs_in_a_claim() -> None:
-    samples = told_samples(40, seed=1)
+    samples = forced_answer_samples(40, seed=1)
     assert {sample.kind for sample in samples} == {"fact", "description"}
     for sample in samples:
         right, wrong = sample.faithful.split(), sample.unfaithful.split()
         differ = sum(a != b for a, b in zip(right, wrong, strict=False)) + abs(len(right) - len(wrong))
         assert 1 <= differ <= 4, (sample.faithful, sample.unfaithful)
-    again = told_samples(40, seed=1)
+    again = forced_answer_samples(40, seed=1)
     assert [one.unfaithful for one in samples] == [one.unfaithful for one in again]
 
 

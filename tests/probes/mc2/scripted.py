@@ -18,7 +18,7 @@ from tests.probes.conftest import make_samples, seen
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedQuestion:
     """A question about one of `balls`, read back from its chat: which ball, the order, what is shown."""
 
     ball: int
@@ -37,7 +37,7 @@ class Asked:
         return str(self.question.chat[-1]["content"][-1]["text"])
 
     @classmethod
-    def of(cls, question: Question) -> Asked:
+    def of(cls, question: Question) -> AskedQuestion:
         *shots, last = question.chat
         text = last["content"][-1]["text"]
         found = re.search(r"ball (\d+)\?", text)
@@ -59,21 +59,21 @@ class Asked:
 class Scripted:
     """Answers by a rule and keeps what it was asked."""
 
-    rule: Callable[[Asked], Reply]
-    asked: list[Asked] = field(default_factory=list)
+    rule: Callable[[AskedQuestion], Reply]
+    asked: list[AskedQuestion] = field(default_factory=list)
     ended: bool = True
     identity: str = "scripted"
 
     def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
         self.ended = False
         for question in questions:
-            self.asked.append(Asked.of(question))
+            self.asked.append(AskedQuestion.of(question))
             yield self.rule(self.asked[-1])
         self.ended = True
 
 
 def balls(count: int) -> list[ConflictSample]:
-    """Return samples that `Asked` distinguishes, with alternating tasks."""
+    """Return samples that `AskedQuestion` distinguishes, with alternating tasks."""
     return [
         ConflictSample(
             id=f"ball-{i}",
@@ -125,7 +125,7 @@ STEERING = Candidate(VECTOR, 1.5, (0, 2))
 SHOTS = make_samples(4)
 
 
-def script_name(one: Asked) -> str:
+def script_name(one: AskedQuestion) -> str:
     """Return the key of a question in SCRIPT."""
     steered = "plain" if one.push is None else one.push.toward
     if one.setting.endswith("_only"):
@@ -135,12 +135,12 @@ def script_name(one: Asked) -> str:
     return steered if one.setting == "plain" else one.setting
 
 
-def ratio(one: Asked) -> float | None:
+def ratio(one: AskedQuestion) -> float | None:
     """.0 to .4 for the balls plainly asked, the swapped ones .1 more; unknown for ball 3; .5 where anything is done."""
     if script_name(one) != "plain":
         return 0.5
     return None if one.ball == 3 else (one.ball + one.swapped) / 10
 
 
-def by_script(one: Asked) -> Reply:
+def by_script(one: AskedQuestion) -> Reply:
     return Reply(said(SCRIPT[script_name(one)][one.ball], one.swapped), seen(ratio(one)))

@@ -22,7 +22,7 @@ from probes.mc2.evaluate import Candidate
 from probes.vector.build import Recipe, build
 from steering import Request, Steering, SteeringVector
 from tests.probes.conftest import make_samples
-from tests.probes.mc2.scripted import Asked, Scripted, balls, said, simple_vector
+from tests.probes.mc2.scripted import AskedQuestion, Scripted, balls, said, simple_vector
 
 FACTOR = 0.25
 
@@ -38,7 +38,7 @@ def by_vector(codes: Sequence[str]) -> Scripted:
     """Follows the side of the push, for the n-th vector that is met, with those balls whose code in the n-th is "+"."""
     met: list[SteeringVector] = []
 
-    def rule(one: Asked) -> Reply:
+    def rule(one: AskedQuestion) -> Reply:
         assert one.push is not None
         assert isinstance(one.push.vector, SteeringVector)
         if not any(one.push.vector is known for known in met):
@@ -132,7 +132,7 @@ def test_strengths_are_in_published_units_whatever_strength_is_evaluated(
 ) -> None:
     """2.0 published is strength 5 if strength 1 is 0.4 published; a vector without that keeps its own units."""
 
-    def rule(one: Asked) -> Reply:
+    def rule(one: AskedQuestion) -> Reply:
         assert one.push is not None
         followed = one.ball < one.push.strength if one.push.toward == "vision" else one.ball == 0
         return Reply(said(one.push.toward[0] if followed else "n", one.swapped))

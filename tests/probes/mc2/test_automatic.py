@@ -13,7 +13,7 @@ from probes.conflicts.samples import Side
 from probes.mc2.automatic import AutomaticReport, Cell, Ways, automatic
 from probes.mc2.evaluate import Candidate
 from steering import Criterion
-from tests.probes.mc2.scripted import Asked, Scripted, balls, said, simple_vector
+from tests.probes.mc2.scripted import AskedQuestion, Scripted, balls, said, simple_vector
 
 # What is answered, by the modality that is reliable, the wording of the text and what is done; four balls, color shape color
 # shape.
@@ -41,7 +41,7 @@ VECTOR = simple_vector()
 SAMPLES = balls(4)
 
 
-def cell_of(one: Asked) -> tuple[str, bool]:
+def cell_of(one: AskedQuestion) -> tuple[str, bool]:
     """Return the modality that is left, picture or context, and whether it is reworded."""
     sample = SAMPLES[one.ball]
     plainly = f"Text context: {sample.context}\n" in one.text
@@ -54,7 +54,7 @@ def cell_of(one: Asked) -> tuple[str, bool]:
     return "text", one.setting != "image_only" and not plainly
 
 
-def rule(one: Asked) -> Reply:
+def rule(one: AskedQuestion) -> Reply:
     cell, auto, done = cell_of(one), None, one.setting
     if one.push is None:
         done = "plain" if one.setting == "plain" else one.setting

@@ -16,7 +16,7 @@ from probes.mc2.evaluate import Preference, evaluate, random_like, spread
 from probes.vector.build import build
 from steering import SteeringVector
 from tests.probes.conftest import make_samples
-from tests.probes.mc2.scripted import STEERING, Asked, Scripted, balls, by_script, said, script_name
+from tests.probes.mc2.scripted import STEERING, AskedQuestion, Scripted, balls, by_script, said, script_name
 
 # -------------------------------------------------------------------------------------------------------- controls
 
@@ -24,7 +24,7 @@ from tests.probes.mc2.scripted import STEERING, Asked, Scripted, balls, by_scrip
 def test_random_directions_are_pushed_toward_text_and_counted_each() -> None:
     codes = {"random-7": "ttva", "random-8": "vvvt", "random-9": "nnna"}
 
-    def rule(one: Asked) -> Reply:
+    def rule(one: AskedQuestion) -> Reply:
         if one.push is None:
             return Reply("A")
         assert isinstance(one.push.vector, SteeringVector)

@@ -18,7 +18,7 @@ from probes.mc2.derived import attention, by_size, words
 from probes.mc2.evaluate import Evaluation, evaluate
 from probes.reporting.report import Report
 from tests.probes.mc2.pages import outcomes, tables
-from tests.probes.mc2.scripted import STEERING, Asked, Scripted, balls, by_script, said
+from tests.probes.mc2.scripted import STEERING, AskedQuestion, Scripted, balls, by_script, said
 
 
 def test_words_stand_between_spaces() -> None:
@@ -69,7 +69,7 @@ def test_ranks_correlate_as_textbooks_have_it() -> None:
     assert spearman(np.array([1.0, 1]), np.array([1.0, 2])) is None
 
 
-def looked(one: Asked) -> Reply:
+def looked(one: AskedQuestion) -> Reply:
     """Answer by script; attention in two layers grows with the ball, and with a push toward the image."""
     seen = {"vision": 0.3, "text": -0.1}.get(one.push.toward if one.push else "", 0.1) + one.ball / 100
     reply = by_script(one)

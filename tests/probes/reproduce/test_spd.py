@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 import steering
-from probes.differences.metrics import Claim
 from probes.harness.comparison import BASELINE
 from probes.harness.conditions import Conditions, chosen, known
-from probes.lists.yes_no import YesNo
+from probes.image_pairs.metrics import Claim
+from probes.image_qa.yes_no import YesNo
 from probes.reproduce.readings.spd import PEAKS, ablation, harder, methods, peaks, perturbed
 from probes.reproduce.run import ITEMS
 from probes.reproduce.runs import RUNS

@@ -10,11 +10,11 @@ from PIL import Image
 
 from probes.answering.base import Question, Reply
 from probes.answering.engine import InProcess
-from probes.differences.metrics import Claim, PairScores
 from probes.harness.bootstrap import mcnemar
 from probes.harness.comparison import BASELINE
-from probes.lists import yes_no
-from probes.lists.yes_no import YesNo
+from probes.image_pairs.metrics import Claim, PairScores
+from probes.image_qa import yes_no
+from probes.image_qa.yes_no import YesNo
 from probes.sage.evaluate import evaluate, pair_of
 from probes.sage.report import report
 from probes.sage.samples import QUESTIONS, Difference

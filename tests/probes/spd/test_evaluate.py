@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from probes.differences.metrics import Claim, score
-from probes.differences.questions import DIFFERENT, EXPLAINED_DIFFERENT, EXPLAINED_SAME, SAME, WHAT
 from probes.harness.comparison import BASELINE
+from probes.image_pairs.metrics import Claim, score
+from probes.image_pairs.questions import DIFFERENT, EXPLAINED_DIFFERENT, EXPLAINED_SAME, SAME, WHAT
 from probes.spd.asking import AS_JSON, COUNT, OWN, SEVERAL, Manner, Presentation, find, most, talk
 from probes.spd.evaluate import answer, evaluated
 from probes.spd.judging.agreement import agreement

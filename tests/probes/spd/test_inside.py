@@ -9,10 +9,10 @@ from PIL import Image
 
 import steering
 from probes.answering.base import Question
-from probes.differences.metrics import Claim
-from probes.differences.questions import DIFFERENT
-from probes.differences.traces import faithfulness, traces
 from probes.harness.comparison import BASELINE
+from probes.image_pairs.metrics import Claim
+from probes.image_pairs.questions import DIFFERENT
+from probes.image_pairs.traces import faithfulness, traces
 from probes.reproduce.readings.spd import contradicting
 from probes.spd.asking import OWN, Manner, Presentation, talk
 from probes.spd.evaluate import answer

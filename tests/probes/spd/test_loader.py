@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from probes.differences.metrics import Claim
+from probes.image_pairs.metrics import Claim
 from probes.spd.loader import load
 from probes.spd.samples import PicturePair
 

@@ -163,10 +163,10 @@ def measuring(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 @pytest.fixture
 def fitting(fake: FakeEngine, tmp_path: Path) -> Settings:
     """Return settings with a vector for the engine."""
-    able = fake.capabilities
-    ones = torch.ones(able.layers)
-    direction = torch.ones(able.layers, able.hidden_size)
-    vector = steering.SteeringVector("modality-preference", direction, ones, ones, ones, (1,), able.fingerprint)
+    capabilities = fake.capabilities
+    ones = torch.ones(capabilities.layers)
+    direction = torch.ones(capabilities.layers, capabilities.hidden_size)
+    vector = steering.SteeringVector("modality-preference", direction, ones, ones, ones, (1,), capabilities.fingerprint)
     vector.save(tmp_path / "modality-preference.safetensors")
     return Settings(vectors=(str(tmp_path),), slots=4, max_waiting=8)
 

@@ -44,7 +44,7 @@ def test_a_model_is_loaded_in_stages() -> None:
     shares = [share for stage, share in told if stage == "Loading weights" and share is not None]
     assert shares == sorted(shares)
     assert shares[-1] > 0.9
-    assert serving.able.about["family"] == "qwen2_vl"
+    assert serving.capabilities.about["family"] == "qwen2_vl"
 
 
 def test_ready_says_how_far_loading_is() -> None:
@@ -70,4 +70,4 @@ def test_ready_says_how_far_loading_is() -> None:
 
 
 def test_time_runs_from_the_beginning() -> None:
-    assert LoadProgress().said() == {"stage": "starting", "share": None, "seconds": 0.0}
+    assert LoadProgress().as_json() == {"stage": "starting", "share": None, "seconds": 0.0}

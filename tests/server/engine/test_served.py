@@ -52,12 +52,12 @@ def test_own_and_fake_are_engines(engine: steering.Engine, fake: FakeEngine) -> 
 
 
 def test_capabilities_are_the_models(engine: steering.Engine) -> None:
-    able, mllm = adapted(engine).capabilities, engine.mllm
-    assert (able.name, able.fingerprint, able.layers, able.hidden_size) == (
+    capabilities, mllm = adapted(engine).capabilities, engine.mllm
+    assert (capabilities.name, capabilities.fingerprint, capabilities.layers, capabilities.hidden_size) == (
         mllm.name, mllm.fingerprint, mllm.num_layers, mllm.hidden_size,
     )  # fmt: skip
-    assert (able.device, able.dtype, able.folder) == ("cpu", "float32", mllm.path)
-    assert (able.context_length, able.text.tokens) == (engine.max_length, engine.max_length)
+    assert (capabilities.device, capabilities.dtype, capabilities.folder) == ("cpu", "float32", mllm.path)
+    assert (capabilities.context_length, capabilities.text.tokens) == (engine.max_length, engine.max_length)
 
 
 @pytest.fixture

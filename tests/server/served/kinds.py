@@ -10,10 +10,10 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from server.wire.chat import ChatRequest
 from server.wire.steering import SteeringForm
 from steering import TOKENS, Options, Steering
-from steering.protocol.asked import LAYERS
 from steering.protocol.forms import KIND, example
 from steering.protocol.forms import forms as intervention_forms
 from steering.protocol.intervention import REGISTRY as INTERVENTIONS
+from steering.protocol.intervention_spec import LAYERS
 from steering.protocol.readout import REGISTRY as READOUTS
 from steering.protocol.readout import readout_options
 

@@ -16,7 +16,7 @@ import steering
 from server.app import create_app
 from server.engine import local
 from server.settings import Settings
-from steering import Bins
+from steering import Histogram
 from steering.core.budget import StepBudget
 from tests.server.api.test_operations import samples
 from tests.server.conftest import ask, data_uri
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_a_spread_counts_as_prometheus_does() -> None:
-    bins = Bins((0.1, 1.0))
+    bins = Histogram((0.1, 1.0))
     for value in (0.05, 0.1, 0.5, 7.0):
         bins.add(value)
     assert bins.cumulative() == [2, 3, 4]

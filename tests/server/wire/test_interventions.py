@@ -21,8 +21,8 @@ from server.wire.chat import ChatRequest, with_interventions
 from server.wire.interventions import OWN_FORMS
 from server.wire.parse import parse
 from steering import Options
-from steering.protocol.asked import Asked
 from steering.protocol.intervention import REGISTRY, register
+from steering.protocol.intervention_spec import InterventionSpec
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import FakeEngine
 from tests.toys.renamed import Renamed, RenamedSlots
@@ -167,7 +167,7 @@ def test_interventions_that_cannot_be_told_apart_end_the_start(
 
 
 def test_what_is_no_options_is_for_callers_of_the_library(registered: Callable[..., None]) -> None:
-    class Inner(Asked):
+    class Inner(InterventionSpec):
         path: ClassVar[tuple[str, ...]] = ("inner",)
 
     registered(Inner)

@@ -11,8 +11,8 @@ import torch
 from steering.accel.tensors import (
     Bound,
     Foreign,
-    Hole,
-    Mould,
+    Leaf,
+    TreeSpec,
     as_json,
     fixed_sizes,
     kinds_of,
@@ -35,10 +35,10 @@ class Held:
         self.again, self.kept = shared, [torch.arange(rows)]
 
 
-def mould_of(value: Any, other: Any = None) -> Mould:
-    """Return a mould of a value, with variable tensor sizes where those of the other value differ."""
+def tree_spec_of(value: Any, other: Any = None) -> TreeSpec:
+    """Return the spec of a value, with variable tensor sizes where those of the other value differ."""
     shape, tensors = taken_apart(value)
-    return Mould(shape, fixed_sizes(tensors, tensors if other is None else taken_apart(other)[1]))
+    return TreeSpec(shape, fixed_sizes(tensors, tensors if other is None else taken_apart(other)[1]))
 
 
 def test_a_value_put_together_again_is_the_same() -> None:
@@ -78,13 +78,13 @@ def test_a_tree_is_read_of_its_words_where_its_kinds_are_known() -> None:
 def test_what_is_neither_tensor_nor_constant_is_refused() -> None:
     with pytest.raises(Foreign):
         taken_apart([open])
-    assert put_together(Hole(0), [3]) == 3  # type: ignore[list-item]
+    assert put_together(Leaf(0), [3]) == 3  # type: ignore[list-item]
 
 
 def test_a_mould_finds_the_tensors_of_what_is_of_its_shape_alone() -> None:
     _, tensors = taken_apart([Held(4)])
-    mould, other = mould_of([Held(4)], [Held(5)]), [Held(7)]
-    found, expected = mould.tensors(other), taken_apart(other)[1]
+    tree_spec, other = tree_spec_of([Held(4)], [Held(5)]), [Held(7)]
+    found, expected = tree_spec.tensors(other), taken_apart(other)[1]
     assert found is not None
     assert [one.data_ptr() for one in found] == [one.data_ptr() for one in expected]
     assert len(found) == len(tensors)
@@ -95,18 +95,18 @@ def test_a_mould_finds_the_tensors_of_what_is_of_its_shape_alone() -> None:
     half = Held(4)
     half.kept = [torch.arange(4).half()]
     for unlike in ([Held(4, depth=3)], [Held(4), Held(4)], [twice], [more], [half], [torch.zeros(4)], Held(4)):
-        assert mould.tensors(unlike) is None
+        assert tree_spec.tensors(unlike) is None
 
 
 def test_a_mould_takes_no_tensors_of_other_sizes_than_it_is_for() -> None:
     """Compiled code would read what lies behind them."""
-    mould, wide = mould_of([Held(4)], [Held(5)]), Held(4)
+    tree_spec, wide = tree_spec_of([Held(4)], [Held(5)]), Held(4)
     wide.again = torch.zeros(4, 5)
     wide.tables = {torch.device("cpu"): Tables(wide.again, torch.ones(4))}
     assert taken_apart([wide])[0] == taken_apart([Held(4)])[0]
-    assert mould.tensors([wide]) is None
-    assert mould_of([Held(4)]).tensors([Held(7)]) is None
-    assert mould_of([Held(4)], [wide]).tensors([wide]) is not None
+    assert tree_spec.tensors([wide]) is None
+    assert tree_spec_of([Held(4)]).tensors([Held(7)]) is None
+    assert tree_spec_of([Held(4)], [wide]).tensors([wide]) is not None
 
 
 def test_a_mould_knows_what_has_changed() -> None:
@@ -115,7 +115,7 @@ def test_a_mould_knows_what_has_changed() -> None:
     held[0].kept, held[0].depth = [], 2
     held[0].made = torch.ones(1)  # type: ignore[attr-defined]
     left, _ = taken_apart(held)
-    changes = Mould(shape, fixed_sizes(tensors, tensors)).changes(left.tree)
+    changes = TreeSpec(shape, fixed_sizes(tensors, tensors)).changes(left.tree)
     assert [(number, name) for number, name, _ in changes] == [(0, "kept"), (0, "made")]
     assert put_together(changes[0][2], tensors) == []
 
@@ -123,10 +123,10 @@ def test_a_mould_knows_what_has_changed() -> None:
 def test_objects_that_have_changed_are_looked_at_as_they_were() -> None:
     held = [Held(4)]
     _, tensors = taken_apart(held)
-    bound, mould = Bound(held), mould_of(held)
-    assert bound.tensors(mould) == tensors
-    mould.change(held, [(0, "made", Hole(0)), (0, "depth", 7)], tensors)
-    assert (bound.tensors(mould), held[0].depth) == (tensors, 7)
-    assert mould.tensors(held) is None
-    assert bound.tensors(mould_of([Held(4)])) == tensors
-    assert bound.tensors(mould_of([1])) is None
+    bound, tree_spec = Bound(held), tree_spec_of(held)
+    assert bound.tensors(tree_spec) == tensors
+    tree_spec.change(held, [(0, "made", Leaf(0)), (0, "depth", 7)], tensors)
+    assert (bound.tensors(tree_spec), held[0].depth) == (tensors, 7)
+    assert tree_spec.tensors(held) is None
+    assert bound.tensors(tree_spec_of([Held(4)])) == tensors
+    assert bound.tensors(tree_spec_of([1])) is None

@@ -28,7 +28,7 @@ from steering.bench.trial import Trial
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill
 from steering.protocol import intervention, readout
-from steering.protocol.asked import Asked
+from steering.protocol.intervention_spec import InterventionSpec
 
 TINY = Trial("tiny", "cpu", "float32", quick=True)
 
@@ -97,7 +97,7 @@ def test_every_intervention_and_every_readout_is_measured() -> None:
 
 
 def test_one_that_nobody_knows_to_ask_for_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Odd(Asked):
+    class Odd(InterventionSpec):
         path = ("odd",)
 
     monkeypatch.setattr(intervention, "REGISTRY", {"odd": (Odd, None)})

@@ -84,7 +84,7 @@ def test_pieces_add_up_to_the_answer(apart: Make, messages: Any, logprobs: int |
     assert [chunk.choice for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert completion.first_at is not None
     assert completion.first_at <= time.monotonic()
-    assert (completion.generated(0), completion.said(0)) == (20, whole.text)
+    assert (completion.generated(0), completion.text_of(0)) == (20, whole.text)
     assert [chunk.choice for chunk in ask(there.engine, request).whole()] == [whole]
 
 
@@ -192,7 +192,7 @@ def test_what_was_cancelled_says_how_far_it_came(apart: Make, diagnose: Diagnose
     text = "".join(next(chunks).text for _ in range(5))
     completion.cancel()
     assert 5 <= completion.generated(0) < 400
-    assert completion.said(0).startswith(text)
+    assert completion.text_of(0).startswith(text)
     assert completion.first_at is not None
     assert not [chunk for chunk in chunks if chunk.choice is not None]
 

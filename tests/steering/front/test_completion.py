@@ -35,7 +35,7 @@ def test_what_does_not_wait_comes_to_the_same(engine: Engine) -> None:
     expected = [*engine.generate([Request(chat, greedy(5), n=2, baseline=True)])[0].choices]
     for index in range(2):
         assert "".join(chunk.text for chunk in heard if chunk.index == index) == expected[index].text
-        assert completion.said(index) == expected[index].text
+        assert completion.text_of(index) == expected[index].text
     assert completion.result().choices[0].token_ids == expected[0].token_ids
 
 

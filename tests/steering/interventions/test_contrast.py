@@ -30,8 +30,8 @@ from steering import (
 from steering.interventions.contrast import noised
 from steering.model.images import Picture
 from steering.prompt.layout import build_prompt
-from steering.protocol.asked import Rule
-from steering.runner.twins import Rules, contrasted
+from steering.protocol.intervention_spec import Rule
+from steering.runner.contrastive import Rules, contrasted
 from tests import families
 from tests.steering.conftest import LoadMLLM, LoadPlain
 from tests.steering.interventions.settings import check_refused

@@ -14,7 +14,7 @@ import torch
 import steering
 from steering.decoder import attention
 from steering.prompt.layout import build_prompt
-from steering.tower import attention as tower
+from steering.vision import attention as tower
 from tests import families
 from tests.steering.conftest import LoadMLLM, LoadPlain
 from tests.steering.plain import Plain

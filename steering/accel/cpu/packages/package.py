@@ -10,7 +10,7 @@ import torch
 from steering.accel.cpu.packages.library import Library
 from steering.accel.cpu.packages.store import StoredStep
 from steering.accel.cpu.packages.team import Team
-from steering.accel.tensors import Bound, Mould, Pattern, Sizes, kinds_of, of_json
+from steering.accel.tensors import Bound, Pattern, Sizes, TreeSpec, kinds_of, of_json
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
 
@@ -34,8 +34,8 @@ class Package:
         """
         if entry.about["shape"] != shape.text():
             raise ValueError("it is of other hooks")
-        self._mould = Mould(shape, sizes)
-        self._changes = self._mould.changes(of_json(entry.about["left"], kinds_of(shape.tree)))
+        self._tree_spec = TreeSpec(shape, sizes)
+        self._changes = self._tree_spec.changes(of_json(entry.about["left"], kinds_of(shape.tree)))
         self._library = Library(entry.package, tensors, team.threads)
         self._team = team
         self._inputs, self._outputs = (entry.about["rows"][kind] for kind in ("inputs", "outputs"))
@@ -47,7 +47,7 @@ class Package:
 
     def given(self, hooks: Bound) -> list[torch.Tensor] | None:
         """Return the tensors of hooks; None where they do not match the package."""
-        return hooks.tensors(self._mould)
+        return hooks.tensors(self._tree_spec)
 
     def decode(
         self,
@@ -105,7 +105,7 @@ class Package:
         if len(self._column) < pool.length:
             self._column = torch.zeros(pool.length)
         hidden, logits, *made = self._passed([*fed, self._column[:columns], *given], [*pool.tensors], shares, by_slot)
-        self._mould.change(hooks, self._changes, [*given, *made])
+        self._tree_spec.change(hooks, self._changes, [*given, *made])
         return hidden, logits
 
     def _passed(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from probes.differences.coco import CATEGORIES
-from probes.differences.faithfulness import Faithfulness
+from probes.image_pairs.coco import CATEGORIES
+from probes.image_pairs.faithfulness import Faithfulness
 from probes.spd.judging.agreement import NONE, agreement, compared_by, found_by, kappa
 from probes.spd.judging.cases import CLAIMS, PAIRED
 from probes.spd.judging.rules import Statement, ruled

@@ -12,9 +12,9 @@ from PIL import Image
 
 from probes.answering.base import Question, Reply
 from probes.answering.patient import Patient
-from probes.differences.faithfulness import Faithfulness
-from probes.differences.metrics import Claim
 from probes.harness.ledger import Remembering
+from probes.image_pairs.faithfulness import Faithfulness
+from probes.image_pairs.metrics import Claim
 from probes.spd.judging.model import SIDE, ModelJudge, consistency, faithfulness
 from probes.spd.judging.rules import Statement
 from probes.spd.samples import PicturePair

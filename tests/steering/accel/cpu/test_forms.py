@@ -19,7 +19,7 @@ from steering.accel.cpu.rehearsal import Rehearsal
 from steering.accel.cpu.start import VARIANTS
 from steering.accel.cpu.step import Variant
 from steering.accel.cpu.steps import CompiledSteps
-from steering.accel.tensors import Mould, as_json, kinds_of, of_json
+from steering.accel.tensors import TreeSpec, as_json, kinds_of, of_json
 from steering.recorders.attention import DecodeCapture
 from steering.recorders.residual import ResidualRows
 
@@ -42,8 +42,8 @@ class Uncompiled(Package):
             return step(*tensors[:fed], tensors[fed:end], tensors[end:])
 
         left = json.loads(json.dumps(as_json(step.left)))
-        self._mould = Mould(wanted.shape, wanted.sizes)
-        self._changes = self._mould.changes(of_json(left, kinds_of(wanted.shape.tree)))
+        self._tree_spec = TreeSpec(wanted.shape, wanted.sizes)
+        self._changes = self._tree_spec.changes(of_json(left, kinds_of(wanted.shape.tree)))
         self._library: Any = library
         self._team, self._inputs, self._outputs, self.native = steps._team, [], [], None
         self.divisible, self._column = False, torch.zeros(0)

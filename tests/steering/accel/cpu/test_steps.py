@@ -16,7 +16,7 @@ from steering.accel.cpu.keys import CODE
 from steering.accel.cpu.packing import PackedWeights
 from steering.accel.cpu.step import Variant, constants
 from steering.accel.cpu.steps import CompiledSteps
-from steering.accel.tensors import Mould, taken_apart
+from steering.accel.tensors import TreeSpec, taken_apart
 from steering.interventions.steer_rows import SteerRows
 from tests.steering.conftest import LoadMLLM
 
@@ -43,7 +43,7 @@ def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_
         finally:
             sys.setprofile(None)
     assert {Path("decoder/attention.py"), Path("interventions/think.py")} <= run
-    assert (Path("tower/attention.py") in run) is (family == "qwen2_vl")
+    assert (Path("vision/attention.py") in run) is (family == "qwen2_vl")
     assert {file.parts[0] for file in run} <= {*CODE}
 
 
@@ -51,16 +51,16 @@ def test_a_step_is_for_hooks_of_its_own_sizes(load_mllm: LoadMLLM) -> None:
     """Rows and tokens may be of any number, but vectors for one picture of several have hooks of another class."""
     mllm, variant = load_mllm("qwen2_vl"), Variant("prefill", "usual")
     shape = example_step(mllm, variant, None, PackedWeights(mllm))[0].shape
-    mould = Mould(shape, example_sizes(mllm, variant))
+    tree_spec = TreeSpec(shape, example_sizes(mllm, variant))
     for sizes in EXAMPLES:
-        assert mould.tensors(_hooks(mllm, variant, sizes)) is not None
+        assert tree_spec.tensors(_hooks(mllm, variant, sizes)) is not None
     hooks = _hooks(mllm, variant, EXAMPLES[0])
     (steered,) = (hook for hook in hooks if isinstance(hook, SteerRows))
     for name, axis in (("_classes", 2), ("_delta", 2)):
         held = getattr(steered, name)
         setattr(steered, name, torch.cat([held, held.narrow(axis, 0, 1)], axis))
         assert taken_apart(hooks)[0] == shape
-        assert mould.tensors(hooks) is None
+        assert tree_spec.tensors(hooks) is None
         setattr(steered, name, held)
 
 

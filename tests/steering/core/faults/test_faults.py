@@ -61,8 +61,8 @@ STAGES = {
     "fork": ("runner", "fork"),
     "first token": ("runner", "next_tokens"),
     "mask": ("generate", "_mask"),
-    "resume": ("twins", "resumed"),
-    "pair": ("twins", "pair"),
+    "resume": ("branches", "resumed"),
+    "pair": ("branches", "pair"),
     "sample": ("module", "sample"),
     "decode": ("runner", "_decode"),
     "read": ("runner", "read"),
@@ -171,7 +171,7 @@ def place_of(engine: Engine, stage: str) -> tuple[Any, str]:
     """Return the object with the function of a stage, and the function's name."""
     places = {
         "runner": engine.core.runner,
-        "twins": engine.core.steps.twins,
+        "branches": engine.core.steps.branches,
         "generate": engine.core.runner.interventions["sage.generate"],
         "module": choice,
     }

@@ -10,7 +10,7 @@ import pytest
 
 from steering import Engine, Fault, Request
 from steering.core import steps
-from steering.core.budget import FIRST, LEAST, Allowance, StepBudget, Taken
+from steering.core.budget import FIRST, LEAST, Allowance, StepBudget, StepTotals
 from steering.core.price import Price
 from tests import families
 from tests.steering.conftest import MakeEngine
@@ -162,12 +162,12 @@ def test_as_many_pictures_fit_as_if_each_cost_what_one_does(seconds: float, prom
 
 
 def test_what_is_left_of_a_step() -> None:
-    left = ALLOWED.after(Taken(1000, 2, 5000))
+    left = ALLOWED.after(StepTotals(1000, 2, 5000))
     assert left is not None
     assert left.seconds == pytest.approx(0.1 - 0.030 - 0.010 - 0.002)
     assert left.most == 3096
-    assert ALLOWED.after(Taken(3200, 2)) is None, "a pass of 1,000 tokens takes 30 ms"
-    assert ALLOWED._replace(most=1010).after(Taken(1000, 2)) is None
+    assert ALLOWED.after(StepTotals(3200, 2)) is None, "a pass of 1,000 tokens takes 30 ms"
+    assert ALLOWED._replace(most=1010).after(StepTotals(1000, 2)) is None
 
 
 def test_a_prompt_waits_for_others_where_passes_are_expensive() -> None:

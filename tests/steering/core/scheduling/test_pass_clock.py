@@ -11,7 +11,7 @@ import torch
 from steering.core.price import PassClock, Price
 
 
-class Told(Price):
+class RecordedPrice(Price):
     def __init__(self) -> None:
         super().__init__()
         self.passes: list[tuple[float, float]] = []
@@ -21,7 +21,7 @@ class Told(Price):
 
 
 def test_a_processor_is_timed_by_the_host() -> None:
-    clock, price = PassClock(torch.device("cpu")), Told()
+    clock, price = PassClock(torch.device("cpu")), RecordedPrice()
     start = clock.mark()
     time.sleep(0.02)
     clock.passed(price, 7, start)
@@ -53,7 +53,7 @@ def test_a_gpu_is_asked_when_it_has_come_there(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
-    clock, price, picture = PassClock(torch.device("cuda:1")), Told(), Told()
+    clock, price, picture = PassClock(torch.device("cuda:1")), RecordedPrice(), RecordedPrice()
     assert not clock.waits
     clock.passed(picture, 3, clock.mark())
     clock.passed(price, 440, clock.mark())

@@ -1,0 +1,75 @@
+"""The faithfulness of a description of differences, each claim compared with the truth.
+
+Source: SPD-Faith Bench, equations 14 and 15, and the error categories of its appendix B.2.
+
+A true difference matches at most one claim. A claim is faithful if type and category agree, and the attribute where both
+state one. The others are, in this order: an attribute error (type and category agree), a type confusion (the category
+agrees), a type-category mismatch (the type agrees), a fabrication. The sixth category, the quantity error, is of the answer:
+it claims another number of differences than there are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from probes.image_pairs.metrics import Claim
+
+Finding = Literal["faithful", "attribute_error", "type_confusion", "type_category_mismatch", "fabrication"]
+FINDINGS: tuple[Finding, ...] = get_args(Finding)
+ERRORS = FINDINGS[1:]
+"""The errors of a claim."""
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """The number of faithful claims in an answer, and of wrong ones by error."""
+
+    faithful: int
+    errors: Mapping[str, int]
+    quantity_error: bool
+
+    @property
+    def claims(self) -> int:
+        return self.faithful + sum(self.errors.values())
+
+    @classmethod
+    def of(cls, found: Iterable[Finding], true: int) -> Faithfulness:
+        """Count the findings on each claim, of `true` differences in all."""
+        counts = Counter(found)
+        return cls(counts["faithful"], {name: counts[name] for name in ERRORS if counts[name]}, counts.total() != true)
+
+
+def findings(claimed: Sequence[Claim], true: Sequence[Claim]) -> list[Finding]:
+    """Return the finding on each claim, in the order of the claims."""
+    left = list(true)
+    found: dict[int, Finding] = {}
+    for finding, agree in _STAGES:
+        for number, claim in enumerate(claimed):
+            match = None if number in found else next((one for one in left if agree(claim, one)), None)
+            if match is not None:
+                left.remove(match)
+                found[number] = finding
+    return [found.get(number, "fabrication") for number in range(len(claimed))]
+
+
+def _attribute(claim: Claim, one: Claim) -> bool:
+    return None in (claim.attribute, one.attribute) or claim.attribute == one.attribute
+
+
+def _category(claim: Claim, one: Claim) -> bool:
+    return claim.category is not None and claim.category == one.category
+
+
+def _type(claim: Claim, one: Claim) -> bool:
+    return claim.type is not None and claim.type == one.type
+
+
+_STAGES: tuple[tuple[Finding, Callable[[Claim, Claim], bool]], ...] = (
+    ("faithful", lambda claim, one: _type(claim, one) and _category(claim, one) and _attribute(claim, one)),
+    ("attribute_error", lambda claim, one: _type(claim, one) and _category(claim, one)),
+    ("type_confusion", _category),
+    ("type_category_mismatch", _type),
+)

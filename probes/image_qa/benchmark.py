@@ -1,0 +1,59 @@
+"""The command of a list benchmark, with the same flags for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from probes.harness.benchmark import Benchmark, Findings
+from probes.harness.options import VECTOR, Defaults, Names, Noise, Texts, sample_option
+from probes.harness.session import Session, Setup
+
+if TYPE_CHECKING:
+    from probes.image_qa.run import ListOptions
+    from probes.image_qa.task import Task
+
+
+def listed(
+    name: str, task: Callable[[], Task[Any]], *, help: str, description: str, limit: int, unit: str
+) -> Benchmark[ListOptions]:
+    """Return the benchmark `name`, whose `task` is imported when it runs.
+
+    If no file is given, the demo world draws the samples of that name, if it can.
+    """
+
+    def options(
+        setup: Setup,
+        defaults: Defaults,
+        *,
+        data: Annotated[
+            list[str] | None,
+            sample_option(metavar="PATH...", help="the published files, or their folder, instead of the demo world"),
+        ] = None,
+        images: Annotated[
+            str | None, sample_option(metavar="DIR", help="the images of --data (default: where its files lie)")
+        ] = None,
+        noise: Noise = 0.0,
+        max_tokens: Annotated[
+            int | None, Option(min=1, metavar="N", help="most tokens of an answer", show_default="the benchmark's")
+        ] = None,
+        vector: Annotated[str, Option(metavar="NAME|FILE", help="vector to steer with")] = VECTOR,
+        conditions: Names = None,
+        condition: Texts = None,
+    ) -> ListOptions:
+        from probes.harness.conditions import Wanted
+        from probes.image_qa.run import ListOptions
+
+        wanted = replace(Wanted.of(conditions, condition, defaults.vectors), vector=vector)
+        draw = defaults.draw.get(name)
+        return ListOptions(name, wanted, tuple(data or ()), images, noise, max_tokens, draw)
+
+    def run(options: ListOptions, session: Session) -> Findings:
+        from probes.image_qa.run import run
+
+        return run(options, task(), session)
+
+    return Benchmark(name, help, description, limit, options, run, unit)

@@ -1,0 +1,84 @@
+"""A run of a list benchmark, which checks the options, draws samples, evaluates and reports."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from probes.harness.benchmark import Findings
+from probes.harness.comparison import compare
+from probes.harness.conditions import Wanted
+from probes.harness.missing import check_there, whole
+from probes.harness.session import Session, Setup
+from probes.image_qa.report import report
+from probes.image_qa.task import Task
+
+
+@dataclass(frozen=True)
+class ListOptions:
+    """The benchmark's own options: conditions, its files and the folder of their images.
+
+    Without files, `demo(count, seed, noise, model)` draws samples, with that `noise` on the pictures, and also returns the
+    world in words.
+    """
+
+    name: str
+    wanted: Wanted
+    data: tuple[str, ...]
+    images: str | None
+    noise: float
+    max_tokens: int | None
+    demo: Callable[[int, int, float, str], tuple[list[Any], str]] | None
+
+    def __post_init__(self) -> None:
+        if self.images and not self.data:
+            raise ValueError("--images goes with --data, the published files")
+        if self.data and self.noise:
+            raise ValueError("--noise is for the demo world's pictures, not for those of --data")
+        check_there(self.data)
+        if not self.data and self.demo is None:
+            raise ValueError(f"--data is needed: there is no demo world here that draws samples of {self.name}")
+
+    def draw(self, task: Task[Any], setup: Setup, left: list[str]) -> tuple[list[Any], str]:
+        """Return the samples, those of files shuffled by the seed, and the name of their world.
+
+        Samples that are left out are added to `left`. Raises ValueError if there are none.
+        """
+        if not self.data:
+            assert self.demo is not None
+            return self.demo(setup.limit, setup.seed, self.noise, setup.model.path)
+        files = [Path(one) for one in self.data]
+        folder = Path(self.images) if self.images else files[0] if files[0].is_dir() else files[0].parent
+        found = task.load([file for one in files for file in task.files(one)], folder, left)
+        if not found:
+            raise ValueError(f"{', '.join(self.data)}: no samples of {task.title} are there")
+        random.Random(setup.seed).shuffle(found)
+        return whole(found, setup.limit, lambda sample: [sample.image], left), ""
+
+    def origin(self, samples: int, unit: str, scenes: str, seed: int) -> str:
+        """Return the number of samples, their source and seed in words."""
+        if self.data:
+            names = ", ".join(Path(one).name for one in self.data)
+            return f"{samples} {unit} from {names}, in the order of seed {seed}"
+        noise = f" with noise of standard deviation {self.noise:g} (of 0 to 255)" if self.noise else ""
+        return f"{samples} {unit} over held-out scenes of {scenes}{noise}, drawn with seed {seed}"
+
+
+def run(options: ListOptions, task: Task[Any], session: Session) -> Findings:
+    """Ask every sample under every condition."""
+    setup = session.setup
+    left: list[str] = []
+    samples, scenes = options.draw(task, setup, left)
+    conditions = options.wanted.conditions(session)
+    length = options.max_tokens or task.max_tokens
+    found = compare(session.answerer, conditions, task.parts(samples), max_tokens=length, quiet=setup.quiet)
+    about: dict[str, Any] = {
+        "model": session.model, "data": options.origin(len(samples), task.unit, scenes, setup.seed), "samples": len(samples),
+        "left_out": len(left),
+        "noise": options.noise, "max_tokens": length, "seed": setup.seed, "versions": session.versions,
+    }  # fmt: skip
+    totals = task.totals(found)
+    return Findings(report(task, about, found, totals), about, found, {"totals": totals} if totals else {})

@@ -1,0 +1,233 @@
+"""Contrastive decoding: a sequence's logits against those of its twin, which repeats its tokens on another prompt.
+
+A leader whose prompt is prefilled waits in its slot, its logits held, while its twin's prompt runs; from then on both decode
+side by side. A leader whose twin is remade waits once more, while the new twin is prefilled with the prompt and fed the
+answer so far (replay).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from steering.devices import fill_slot, to_device
+from steering.protocol.intervention_spec import Rule
+from steering.protocol.sequence import Pair, PrefillState, Sequence, Spec, State
+from steering.protocol.slots import Pool, PrefillChunk, Slots
+
+LOWEST = torch.finfo(torch.float32).min
+"""The least logit of a possible token."""
+REPLAY_ROWS = 128
+"""Generated tokens that a late twin is fed at once: some interventions need the attention weights of all of them."""
+
+
+@dataclass(frozen=True)
+class Twinned:
+    """The report of contrasting one answer.
+
+    made: what its twins were made from, in order. changed: the number of tokens that greedy decoding without it would have
+    changed.
+    """
+
+    made: tuple[Any, ...]
+    changed: int
+
+
+class Rules(NamedTuple):
+    """The `Rule` of each of some rows.
+
+    weight: (rows, 1). relu: (rows, 1) bool, or a bool for all rows. plausible: (rows, 1), its logarithm, None where no row
+    has any.
+    """
+
+    weight: torch.Tensor
+    relu: torch.Tensor | bool
+    plausible: torch.Tensor | None
+
+    @classmethod
+    def of(cls, rules: Iterable[Rule], device: torch.device) -> Rules:
+        """Return the rules of as many rows."""
+        weight, relu, plausible = (torch.tensor(values)[:, None] for values in zip(*rules, strict=True))
+        alike, none = len(relu.unique()) == 1, not plausible.any()
+        return cls(
+            to_device(weight, device),
+            bool(relu[0]) if alike else to_device(relu, device),
+            None if none else to_device(plausible.log(), device),
+        )
+
+
+def contrasted(full: torch.Tensor, twin: torch.Tensor, rules: Rules) -> torch.Tensor:
+    """Return the logits (rows, vocabulary) combined by the rows' rules, in few calls, because a step is short.
+
+    full, twin: (rows, vocabulary) logits. Impossible tokens stay impossible.
+    """
+    difference = full - twin
+    least: torch.Tensor | float = LOWEST
+    if rules.relu is True:
+        difference.relu_()
+    elif rules.relu is not False:
+        difference = torch.where(rules.relu, difference.relu(), difference)
+    combined = torch.addcmul(full, rules.weight, difference)
+    if rules.plausible is not None:
+        least = (full.amax(-1, keepdim=True) + rules.plausible).clamp_(min=LOWEST)
+    return combined.masked_fill_(full < least, -torch.inf)
+
+
+class ContrastSlots(Slots):
+    """Counts the tokens of every slot that the contrast changed. changed: (slots,)."""
+
+    def __init__(self, name: str, pool: Pool):
+        super().__init__(name, pool)
+        self.changed = torch.zeros(pool.slots, dtype=torch.int64, device=pool.device)
+
+    def holds(self, sequence: Sequence) -> bool:
+        return sequence.spec.contrast is not None
+
+    def place(self, sequence: Sequence) -> None:
+        fill_slot(self.changed, sequence.slot, 0)
+
+    def count(self, slots: torch.Tensor, full: torch.Tensor, combined: torch.Tensor) -> None:
+        """Count where the likeliest token changed; full, combined: logits (rows, vocabulary) of some slots."""
+        self.changed.index_add_(0, slots, (combined.argmax(-1) != full.argmax(-1)).long())
+
+
+class _Pairs(NamedTuple):
+    """A batch of leaders, each with its slot and its twin's. leaders, twins: (pairs,), these slots."""
+
+    of: list[tuple[Sequence, int, int]]
+    leaders: torch.Tensor
+    twins: torch.Tensor
+    rules: Rules
+
+
+@dataclass(frozen=True)
+class Combined:
+    """Logits (rows, vocabulary) for the sampler.
+
+    leaders, twins: (pairs,) slots of the combined ones, None where there are none; full, contrasted: the leaders' logits
+    before and after.
+    """
+
+    logits: torch.Tensor
+    leaders: torch.Tensor | None = None
+    twins: torch.Tensor | None = None
+    full: torch.Tensor | None = None
+    contrasted: torch.Tensor | None = None
+
+
+class ContrastiveBranches:
+    """Pairs sequences with their twins. `changes` counts; `queue` prefills a twin, `dismiss` ends one."""
+
+    def __init__(self, changes: ContrastSlots, queue: Callable[[Sequence], None], dismiss: Callable[[Sequence], None]):
+        self._changes = changes
+        self._queue = queue
+        self._dismiss = dismiss
+        self._pairs: _Pairs | None = None  # of the latest decode: the next one has mostly the same
+
+    # -- pairing, waiting, renewal -------------------------------------------------------------------------------------
+
+    def pair(self, leader: Sequence) -> None:
+        """Make the twin of a waiting leader and queue it, after dismissing an earlier twin."""
+        assert leader.pair is not None
+        if leader.twin is not None:
+            self._dismiss(leader.twin)
+        leader.pair.twin = twin = _twin(leader, leader.pair)
+        self._queue(twin)
+
+    def hold(self, leader: Sequence, logits: torch.Tensor) -> None:
+        """Let a leader wait for its new twin; `logits` (vocabulary,) are its next ones."""
+        assert leader.pair is not None
+        leader.pair.held, leader.state = logits, State.HELD
+
+    def resumed(self, twin: Sequence, logits: torch.Tensor) -> tuple[Sequence, torch.Tensor] | None:
+        """Return the leader that waited for a prefilled twin, and its next logits (vocabulary,).
+
+        None where it no longer waits. logits: (vocabulary,), the twin's.
+        """
+        assert twin.pair is not None
+        leader, held = twin.pair.leader, twin.pair.held
+        if not leader.held or held is None:
+            return None
+        return leader, contrasted(held[None], logits[None], Rules.of([_rule(leader)], logits.device))[0]
+
+    def end_wait(self, leader: Sequence, logits: torch.Tensor) -> None:
+        """Let a leader continue, once its token is sampled from the `logits` (vocabulary,) that `resumed` returned."""
+        assert leader.pair is not None
+        assert leader.pair.held is not None
+        slot = to_device(torch.tensor([leader.slot]), logits.device)
+        self._changes.count(slot, leader.pair.held[None], logits[None])
+        leader.pair.held, leader.state = None, State.RUNNING
+
+    # -- in a decode ---------------------------------------------------------------------------------------------------
+
+    def combine(self, running: list[Sequence], logits: torch.Tensor) -> Combined:
+        """Combine the logits (rows, vocabulary) of running leaders with those of their twins; row i is slot i.
+
+        A leader that waits, or is due for another twin, is left as it is.
+        """
+        led = [one for one in running if one.pair is not None]
+        found = [(one, one.slot, one.twin.slot) for one in led if one.twin is not None and not one.held and not one.due]
+        if not found:
+            self._pairs = None
+            return Combined(logits)
+        if self._pairs is None or self._pairs.of != found:
+            slots = to_device(torch.tensor([of[1:] for of in found]), logits.device)
+            leaders, twins = slots.unbind(1)
+            rules = Rules.of([_rule(one) for one, *_ in found], logits.device)
+            self._pairs = _Pairs(found, leaders, twins, rules)
+        _, leaders, twins, rules = self._pairs
+        full = logits.index_select(0, leaders)
+        combined = contrasted(full, logits.index_select(0, twins), rules)
+        return Combined(logits.index_copy(0, leaders, combined), leaders, twins, full, combined)
+
+    def record(self, combined: Combined) -> None:
+        """Count the tokens that the contrast changed in a decode that counts."""
+        if combined.leaders is not None and combined.full is not None and combined.contrasted is not None:
+            self._changes.count(combined.leaders, combined.full, combined.contrasted)
+
+    def take(self, leader: Sequence) -> Twinned:
+        """Return the report of a finished answer."""
+        assert leader.pair is not None
+        return Twinned(leader.pair.made, int(self._changes.changed[leader.slot]))
+
+
+def replayed(twin: Sequence, budget: int) -> tuple[PrefillChunk, tuple[int, ...]]:
+    """Return the next chunk, of at most `budget` rows, of a late twin's replay, and its tokens."""
+    fed = twin.computed - twin.prompt.length
+    tokens = twin.prefill.replay[fed : fed + min(budget, REPLAY_ROWS)]
+    complete = fed + len(tokens) == len(twin.prefill.replay)
+    return PrefillChunk([twin], [twin.computed], [len(tokens)], complete, replay=True), tokens
+
+
+def rows_of(sequences: Iterable[Sequence]) -> Iterable[Sequence]:
+    """Yield each sequence and its twin, whose tokens are the same."""
+    for sequence in sequences:
+        yield sequence
+        if sequence.twin is not None:
+            yield sequence.twin
+
+
+def _rule(leader: Sequence) -> Rule:
+    assert leader.spec.contrast is not None
+    return leader.spec.contrast.rule
+
+
+def _twin(leader: Sequence, pair: Pair) -> Sequence:
+    """Return the sequence that repeats a leader's tokens.
+
+    Its prompt is made from the latest entry of `made`, or is the prompt of its contrast.
+    """
+    spec, late = leader.spec, bool(leader.tokens)
+    prompt, edit = pair.prompt or spec.prompt, None
+    if pair.made:
+        prompt, edit = pair.made[-1].occluded(spec.prompt)
+    asked = {name: one for name, one in spec.asked.items() if not one.twin}
+    twin_spec = Spec(prompt, max_tokens=spec.max_tokens, asked=asked, edit=edit, salt=spec.salt)
+    source = None if late or leader.prefill.fork_of is None else leader.prefill.fork_of.twin
+    prefill = PrefillState(
+        source, leader.prefill.expects_forks and not late, late, tuple(leader.tokens) if late else ()
+    )
+    return Sequence(twin_spec, prefill=prefill, pair=pair)

@@ -1,0 +1,122 @@
+"""Tensors that follow from numbers of tokens and sizes of pictures alone, computed on the CPU.
+
+On a GPU each read of such a number is a sync, and a vision encoder has several in each of its layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.exporters.utils import precompute_export_inputs
+
+from steering.devices import to_device
+from steering.vision import attention
+
+GRID = "image_grid_thw"
+"""The processors' key for the number of patches of each picture, (pictures, 3)."""
+LENGTHS = ("cu_seqlens", "cu_window_seqlens")
+"""The ends of a vision encoder's packed pictures and windows, from which its layers read their lengths."""
+POSITIONS = "image_position_ids"
+"""Rows and columns of patches, (patches, 2)."""
+KEPT = 64
+"""The number of grids whose tensors are cached."""
+
+
+class Geometry:
+    """Computes these tensors for the prompts of one model; thread-safe.
+
+    wrapper: the part of the model that takes pictures.
+    """
+
+    def __init__(self, wrapper: Any):
+        self._wrapper = wrapper
+        self._made = functools.lru_cache(maxsize=KEPT)(self._packed)
+        taken = (
+            inspect.signature(wrapper.get_rope_index).parameters.values() if hasattr(wrapper, "get_rope_index") else ()
+        )
+        self._named = [one for one in taken if one.kind is not inspect.Parameter.VAR_KEYWORD]
+
+    def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Return the rotary positions of a prompt with pictures, (axes, 1, n) on the CPU.
+
+        The model must derive them from the processor's tensors, which are on the CPU. None where it derives them from
+        others, or computes them itself.
+        """
+        if GRID not in inputs or "mm_token_type_ids" not in inputs or not self._named:
+            return None
+        if any(one.default is inspect.Parameter.empty and one.name not in inputs for one in self._named):
+            return None
+        given = {one.name: inputs[one.name] for one in self._named if one.name in inputs}
+        positions: torch.Tensor = self._wrapper.get_rope_index(**given)[0]
+        return positions
+
+    @contextmanager
+    def on_the_host(self, pictures: Mapping[str, torch.Tensor], device: torch.device) -> Iterator[dict[str, Any]]:
+        """Yield further arguments of `get_image_features`, computed on the CPU from the pictures' grid.
+
+        The vision encoder would otherwise compute them on the GPU. Within the block its layers read lengths on the CPU.
+        There are none for encoders that pack no pictures.
+        """
+        tower = attention.packed_tower(self._wrapper)
+        if GRID not in pictures or tower is None or tower.config._attn_implementation not in (attention.NAME, "eager"):
+            yield {}  # other attentions compute with the lengths on the device
+            return
+        arguments, lengths = self._made(tuple(map(tuple, pictures[GRID].tolist())), device)
+
+        def swap(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            return args, {name: lengths.get(id(value), value) for name, value in kwargs.items()}
+
+        with ExitStack() as stack:
+            for block in tower.blocks:
+                stack.enter_context(block.register_forward_pre_hook(swap, with_kwargs=True))
+            yield arguments
+
+    def alike(self, pictures: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor] | None:
+        """Return the arguments of a `whole_tower` for pictures of one size: pixels and positions.
+
+        Both are (pictures, tokens, patches of a token, ...). None for pictures of several sizes, and where there is no such
+        encoder.
+        """
+        tower = self.whole_tower(device)
+        if GRID not in pictures or tower is None:
+            return None
+        grids = tuple(map(tuple, pictures[GRID].tolist()))
+        frames, height, width = grids[0]
+        if len({*grids}) > 1 or frames > 1:
+            return None
+        positions = self._made(grids, device)[0][POSITIONS]
+        assert isinstance(positions, torch.Tensor)
+        pixels, merged = to_device(pictures["pixel_values"].to(tower.dtype), device), tower.spatial_merge_size**2
+        return [one.unflatten(0, (len(grids), height * width // merged, merged)) for one in (pixels, positions)]
+
+    def whole_tower(self, device: torch.device) -> Any:
+        """Return the vision encoder if it attends to whole pictures and takes only pixels and positions; else None."""
+        tower = attention.packed_tower(self._wrapper)
+        merged = getattr(tower, "spatial_merge_size", None)
+        if merged is None or tower.config._attn_implementation != attention.NAME:
+            return None
+        made, _ = self._made(((1, merged, merged),), device)
+        tensors = {name for name, one in made.items() if isinstance(one, torch.Tensor)}
+        return tower if tensors == {f"image_{LENGTHS[0]}", POSITIONS} else None
+
+    def _packed(
+        self, grid: tuple[tuple[int, ...], ...], device: torch.device
+    ) -> tuple[dict[str, torch.Tensor | int], dict[int, torch.Tensor]]:
+        """Return an encoder's arguments for a grid on a device, and the lengths among them, by id, on the CPU.
+
+        The result is cached, because pictures of one size are frequent.
+        """
+        with torch.inference_mode(False), torch.no_grad():  # cached tensors must work in every mode
+            made: dict[str, Any] = {"grid_thw": torch.tensor(grid)}
+            precompute_export_inputs(self._wrapper.visual, made)
+            del made["grid_thw"]
+            there = {name: to_device(one, device) for name, one in made.items() if isinstance(one, torch.Tensor)}
+            numbers = {name: one for name, one in made.items() if isinstance(one, int)}
+            arguments: dict[str, torch.Tensor | int] = {f"image_{name}": one for name, one in (there | numbers).items()}
+            return arguments, {id(there[name]): made[name] for name in LENGTHS if name in there}

@@ -1,0 +1,148 @@
+"""The scores of the lists, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from demo.world import lists
+from probes.ambigcaps import samples as translations
+from probes.ambigcaps.samples import Translated
+from probes.answering.base import Reply
+from probes.chair import samples as descriptions
+from probes.chair.samples import Described
+from probes.chair.words import Vocabulary, coco
+from probes.harness.comparison import BASELINE, compare
+from probes.image_qa.report import report
+from probes.mme import samples as pairs
+from probes.mme.samples import MmePair
+from probes.mme.task import TASK as MME
+from probes.phd import samples as texts
+from probes.phd.samples import PhdSample
+from probes.tallyqa import task as numbers
+from probes.tallyqa.task import Counted
+from tests.probes.conftest import Scripted, text_of
+
+PICTURE = Image.new("RGB", (8, 8))
+
+
+def scored(module: Any, samples: Sequence[Any], answers: Sequence[Sequence[str]]) -> dict[str, float]:
+    told = [module.tally(one, [Reply(text) for text in said]) for one, said in zip(samples, answers, strict=True)]
+    sums = {name: np.array(sum(one[name] for one in told)) for name in told[0]}
+    return {name: float(value) for name, value in module.scores(sums).items()}
+
+
+def test_mme() -> None:
+    asked = [MmePair(PICTURE, (("Two?", True), ("One?", False)), task) for task in ("count", "count", "code_reasoning")]
+    found = scored(pairs, asked, [("Yes.", "No"), ("yes", "Yes"), ("Perhaps", "no.")])
+    assert found == {"acc": 4 / 6, "acc_plus": 1 / 3, "score": pytest.approx(100), "unread": 1 / 6}
+
+
+def test_mmes_totals_are_sums_of_subtasks() -> None:
+    asked = [MmePair(PICTURE, (("Two?", True), ("One?", False)), task) for task in ("count", "color", "code_reasoning")]
+    right = Scripted(lambda one: "Yes" if text_of(one) == "Two?" else "No")
+    found = compare(right, {BASELINE: ()}, MME.parts(asked), max_tokens=4, quiet=True)
+    totals = MME.totals(found)
+    assert totals == {BASELINE: {"perception": 400, "cognition": 200}}
+    page = report(MME, {"model": "m", "data": "d", "versions": {}}, found, totals).markdown()
+    assert "| baseline | 400.000 | 200.000 |" in page
+    assert "| baseline | color | 1.000" in page
+
+
+def test_chair() -> None:
+    vocabulary = Vocabulary.of([["star"], ["ring"], ["heart"]])
+    seen = [Described(PICTURE, frozenset({"star", "ring"}), vocabulary) for _ in range(2)]
+    found = scored(descriptions, seen, [("A star and a heart, two stars.",), ("A ring.",)])
+    assert found == {
+        "chair_s": 1 / 2, "chair_i": 1 / 4, "recall": 2 / 4, "mentions": 2, "words": 9 / 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "objects"),
+    [
+        ("Two ladies, men and a baby elephant.", ["person", "person", "elephant"]),
+        ("A passenger jet, two buses, some knives.", ["airplane", "bus", "knife"]),
+        ("The toilet seat is up; a seat.", ["toilet"]),
+        ("A hot dog near home plate, by the train tracks.", ["hot dog"]),
+        ("A teddy-bear in a catalogue.", ["teddy bear"]),
+        ("People at a dining table with wine glasses", ["person", "dining table", "wine glass"]),
+        ("He wears a bow tie and holds scissors.", ["tie", "scissors"]),
+    ],
+)
+def test_which_of_cocos_objects_are_named(text: str, objects: list[str]) -> None:
+    assert coco().mentioned(text) == objects
+
+
+def test_our_words_have_cocos_eighty_categories() -> None:
+    names = {name for name in coco().names.values() if name}
+    assert len(names) == 80
+    assert {"potted plant", "tv", "sports ball", "cell phone", "hair drier"} <= names
+
+
+def test_phd() -> None:
+    asked = [PhdSample(PICTURE, "", present, "counting", "icc") for present in (True, True, False, False, False)]
+    found = scored(texts, asked, [("Yes",), ("No",), ("No",), ("Yes",), ("Well",)])
+    assert found["recall"] == 1 / 2
+    assert found["recall_no"] == 1 / 3
+    assert found["index"] == pytest.approx(2 * (1 / 6) / (5 / 6))
+    assert (found["accuracy"], found["unread"]) == (2 / 5, 1 / 5)
+    assert [part.name for part in texts.parts(asked) if part.samples] == ["PhD-icc"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("There are 3 stars.", 3),
+        ("Twelve", 12),
+        ("No stars.", 0),
+        ("I see two or 3", 2),
+        ("many", None),
+        ("3.", 3),
+        ("9" * 5000, 10**9 - 1),
+    ],
+)
+def test_a_number_is_read(answer: str, said: int | None) -> None:
+    assert numbers.number(answer) == said
+
+
+def test_tallyqa() -> None:
+    asked = [Counted(PICTURE, "How many?", answer, True) for answer in (3, 2, 5)]
+    found = scored(numbers, asked, [("3",), ("four",), ("many",)])
+    assert found == {"accuracy": 1 / 3, "rmse": pytest.approx(2**0.5), "unread": 1 / 3}
+
+
+def test_bleu_of_a_corpus_is_sacrebleus() -> None:
+    sacrebleu = pytest.importorskip("sacrebleu")
+    references = ["bir yarasa ağaçta asılı duruyor", "küçük bir kedi masanın üzerinde"]
+    said = ["bir yarasa ağaçta  duruyor", "küçük kedi masanın üzerinde uyuyor"]
+    asked = [Translated(PICTURE, "English", "", one) for one in references]
+    found = scored(translations, asked, [(one,) for one in said])
+    assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(said, [references]).score)
+
+
+def test_without_sacrebleu_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probes.ambigcaps.samples.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"BLEU needs sacrebleu: pip install 'helmsight\[eval\]'"):
+        translations.check_bleu()
+
+
+@pytest.mark.parametrize("draw", [lists.mme_pairs, lists.phd_samples, lists.counted_samples, lists.described])
+def test_the_demo_worlds_samples_are_those_of_their_seed(draw: Callable[[int, int], Sequence[Any]]) -> None:
+    samples, again, other = draw(12, 3), draw(12, 3), draw(12, 4)
+    assert len(samples) == 12
+    assert [one.image.tobytes() for one in samples] == [one.image.tobytes() for one in again]
+    assert [one.image.tobytes() for one in samples] != [one.image.tobytes() for one in other]
+
+
+def test_the_demo_worlds_questions_are_balanced() -> None:
+    asked = lists.phd_samples(30, 1)
+    for mode in texts.MODES:
+        assert [one.present for one in asked if one.mode == mode] == [True, False] * 5
+    for one in lists.mme_pairs(10, 1):
+        assert [answer for _, answer in one.questions] == [True, False]
+        assert one.questions[0][0] != one.questions[1][0]
