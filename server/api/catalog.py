@@ -90,8 +90,8 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "chat_template_kwargs": sorted(capabilities.template_variables),
         "vectors": matching,
         "interventions": _interventions(capabilities),
-        "readouts": [one.name for one in _readouts(capabilities)],
-        "readout_schemas": [_described(one) for one in _readouts(capabilities)],
+        "readouts": [entry.name for entry in _readouts(capabilities)],
+        "readout_schemas": [_described(entry) for entry in _readouts(capabilities)],
         "limits": {
             "slots": int(stats["slots"]),
             "waiting": int(stats["max_waiting"]),
@@ -134,10 +134,10 @@ def _interventions(capabilities: Capabilities) -> list[dict[str, Any]]:
 
 
 def _readouts(capabilities: Capabilities) -> list[Readout]:
-    return [one for name, one in readout.REGISTRY.items() if name in capabilities.readouts]
+    return [entry for name, entry in readout.REGISTRY.items() if name in capabilities.readouts]
 
 
-def _described(one: Readout) -> dict[str, Any]:
+def _described(entry: Readout) -> dict[str, Any]:
     """Return a readout with the numbers that journal and metrics keep of it."""
-    scalars = {name: SCALARS[kind] for name, kind in one.scalars.items()}
-    return {"name": one.name, "cheap": one.cheap, "own_key": one.part_of is None, "scalars": scalars}
+    scalars = {name: SCALARS[kind] for name, kind in entry.scalars.items()}
+    return {"name": entry.name, "cheap": entry.cheap, "own_key": entry.part_of is None, "scalars": scalars}

@@ -100,9 +100,10 @@ def submit(
             images.fetch_remote(image_urls(chat.messages))  # a slow host must not hold a place for preparing
 
             def submitted(resolved: steering.Request) -> tuple[steering.Request, ServedCompletion]:
-                return skipping.until_it_applies(
-                    resolved, lambda one: turn.submit(with_readouts(one, hidden_readouts(app, serving, one)))
-                )
+                def attempt(applicable: steering.Request) -> ServedCompletion:
+                    return turn.submit(with_readouts(applicable, hidden_readouts(app, serving, applicable)))
+
+                return skipping.until_it_applies(resolved, attempt)
 
             with pictures_turn(app, serving, chat) as images.check:
                 resolved = resolve(chat, serving, app.settings, images, earlier, skipping)
@@ -152,21 +153,21 @@ def pictures_turn(app: AppContext, serving: Serving, chat: ChatRequest) -> Itera
         yield check
 
 
-def decided(app: AppContext, turn: ServedTurn, asked: steering.Request, skipping: Skipping) -> steering.Request:
+def decided(app: AppContext, turn: ServedTurn, undecided: steering.Request, skipping: Skipping) -> steering.Request:
     """Run the request's preludes and return it with their results, without those that do not apply.
 
     They are cancelled if the client leaves.
     """
-    while (prelude := steering.next_prelude(asked)) is not None:
-        without, measuring = steering.in_place_of(asked, prelude), Measuring()
+    while (prelude := steering.next_prelude(undecided)) is not None:
+        without, measuring = steering.in_place_of(undecided, prelude), Measuring()
         with skipping.of(".".join(prelude.path)), watched(app, measuring.cancel) as check:
             try:
-                without = turn.decide(asked, measuring.begun)
+                without = turn.decide(undecided, measuring.begun)
             except steering.Fault:
                 check()
                 raise
-        asked = without
-    return asked
+        undecided = without
+    return undecided
 
 
 def deadline(app: AppContext) -> float:

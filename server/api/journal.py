@@ -93,9 +93,9 @@ def list_rows() -> Response:
         return _streamed(form, filters, _integer(given, "limit", 2**31), before)
     limit = _integer(given, "limit", MAX_LIMIT) or 50
     with _reading() as database, database.engine.connect() as connection:
-        found = page(connection, filters, limit, before)
+        listed = page(connection, filters, limit, before)
     return json_response(
-        {"object": "list", "data": _whole(found.rows), "has_more": found.next is not None, "next": found.next}
+        {"object": "list", "data": _whole(listed.rows), "has_more": listed.next is not None, "next": listed.next}
     )
 
 
@@ -241,11 +241,11 @@ def _begin_heavy() -> Callable[[], None]:
         raise ApiError(
             503, "Too many others read the journal now.", code="journal_busy", retry_after=max(PATIENCE, 1.0)
         )
-    taken = [heavy]
+    held = [heavy]
 
     def release() -> None:
-        if taken:
-            taken.pop().release()
+        if held:
+            held.pop().release()
 
     return release
 
@@ -261,13 +261,13 @@ def _streamed(form: str, filters: Filters, limit: int | None, before: int | None
         raise
 
     table = form == "csv"
-    told = _table if table else _lines
+    encode = _table if table else _lines
 
     def lines() -> Iterator[str]:
         try:
-            yield (",".join(COLUMNS) + "\r\n" if table else "") + told(first)
+            yield (",".join(COLUMNS) + "\r\n" if table else "") + encode(first)
             for rows in chunks:
-                yield told(rows)
+                yield encode(rows)
         except SQLAlchemyError as error:
             # A stream that ends early must not look like one that is complete.
             log.error("journal: a stream broke off: %s", database.explain(error))

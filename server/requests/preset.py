@@ -53,20 +53,20 @@ def built_in(capabilities: Capabilities, store: VectorStore) -> dict[str, Preset
     They are one for each intervention that needs no options, one for each group of interventions and, if the model has a
     preference vector, one for each direction of steering. A member of a group has the others switched off.
     """
-    asked: dict[str, dict[str, Any]] = {}
+    bodies: dict[str, dict[str, Any]] = {}
     if Steering.name() in capabilities.interventions and has(store, VECTOR, capabilities.fingerprint, preference=True):
-        asked |= {way: {Steering.name(): {"toward": way}} for way in WAYS}
+        bodies |= {way: {Steering.name(): {"toward": way}} for way in WAYS}
     whole = [kind for name, (kind, _) in REGISTRY.items() if name in capabilities.interventions and _is_complete(kind)]
     kinds = [kind for kind in whole if known(kind, store, capabilities.fingerprint)]
     for kind in kinds:
         head, *rest = kind.path
         if not rest:
-            asked[kind.kind or head] = {head: {KIND: kind.kind} if kind.kind else True}
+            bodies[kind.kind or head] = {head: {KIND: kind.kind} if kind.kind else True}
             continue
         members = [other.path[1] for other, _ in REGISTRY.values() if other.path[0] == head]
-        asked.setdefault(head, {head: True})
-        asked[kind.name()] = {head: {member: member == rest[0] for member in members}}
-    return {name: Preset(name, fields) for name, fields in asked.items()}
+        bodies.setdefault(head, {head: True})
+        bodies[kind.name()] = {head: {member: member == rest[0] for member in members}}
+    return {name: Preset(name, fields) for name, fields in bodies.items()}
 
 
 def _is_complete(kind: type[Any]) -> TypeGuard[type[Options]]:

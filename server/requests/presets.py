@@ -81,7 +81,7 @@ class Presets:
         raise ApiError(
             404,
             f"The model {model[:128]!r} does not exist; {f'did you mean {meant!r}? This' if meant else 'this'} server has "
-            f"{serving.name!r}, alone or with a preset behind it: {', '.join(AT + one for one in known)}.",
+            f"{serving.name!r}, alone or with a preset behind it: {', '.join(AT + other for other in known)}.",
             code="model_not_found",
             param="model",
         )
@@ -103,7 +103,7 @@ class Presets:
             skipping = Skipping(preset.name, frozenset(preset.fields))
             with _named(preset):
                 request = resolve(chat, serving, settings, ImageLoader(settings), skipping=skipping)
-                twins = [".".join(one.path) for one in request.asked.values() if one.twin]
+                twins = [".".join(intervention.path) for intervention in request.asked.values() if intervention.twin]
                 if len(twins) > 1:
                     raise RequestError(f"'{twins[0]}' and '{twins[1]}' both contrast an answer with a twin; keep one.")
             for place, why in skipping.skipped.items():
@@ -148,7 +148,7 @@ def _meant(model: str, name: str, known: Iterable[str]) -> str | None:
         return None  # the time of comparing grows with the length
     base, preset = name + AT, model.removeprefix(name + AT)
     if preset != model:
-        close = [base + one for one in get_close_matches(preset, known, n=1)]
+        close = [base + other for other in get_close_matches(preset, known, n=1)]
     else:
-        close = get_close_matches(model, [name, *(base + one for one in known)], n=1, cutoff=LIKE)
+        close = get_close_matches(model, [name, *(base + other for other in known)], n=1, cutoff=LIKE)
     return close[0] if close else None

@@ -113,8 +113,8 @@ def _check_calls(chat: ChatRequest, serving: Serving) -> None:
     They are never skipped, since that would change the prompt.
     """
     if not serving.capabilities.tools:
-        for i, one in enumerate(chat.messages):
-            if one.role == "tool" or one.tool_calls:
+        for i, message in enumerate(chat.messages):
+            if message.role == "tool" or message.tool_calls:
                 raise BadRequest(_without_tools(f"messages[{i}]"), f"messages[{i}]", "unsupported_value")
 
 
@@ -126,19 +126,19 @@ def _interventions(
     chat: ChatRequest, serving: Serving, settings: Settings, skipping: Skipping
 ) -> list[InterventionSpec]:
     pictures = len(list(image_urls(chat.messages))) if chat.messages else None
-    found: list[InterventionSpec] = []
+    resolved: list[InterventionSpec] = []
     for name, given in chat.interventions.items():
-        for one in given.asked:
-            with skipping.of(place := ".".join(one.path)):
-                _supported(place, one.kind, one.name(), serving)
-                found.append(names.resolved(one, place, serving.store))
+        for spec in given.asked:
+            with skipping.of(place := ".".join(spec.path)):
+                _supported(place, spec.kind, spec.name(), serving)
+                resolved.append(names.resolved(spec, place, serving.store))
         if given.form is not None:
             with skipping.of(name):
                 _supported(name, "", name, serving)
                 if isinstance(given.form, SteeringForm):
                     steering = steers.asked(given.form, serving, settings, pictures, skipping.may(name))
-                    found += [] if steering is None else [steering]
-    return skipping.one_contrast(found)
+                    resolved += [] if steering is None else [steering]
+    return skipping.one_contrast(resolved)
 
 
 def _supported(param: str, kind: str, name: str, serving: Serving) -> None:
@@ -188,12 +188,12 @@ def diagnose_of(wire: Diagnostics | None, readouts: frozenset[str], earlier: Ear
         if option.written:
             options |= option.keywords(getattr(wire, name))
     diagnose = Diagnose(include, earlier=earlier, **options)
-    for one in diagnose.readouts:
-        if one.name not in readouts:
-            beside = one.name not in include and one.name in type(wire).model_fields
-            param = f"diagnostics.{one.name if beside else 'include'}"
+    for readout in diagnose.readouts:
+        if readout.name not in readouts:
+            beside = readout.name not in include and readout.name in type(wire).model_fields
+            param = f"diagnostics.{readout.name if beside else 'include'}"
             raise Inapplicable(
-                f"'{param}': the readout {one.name!r} is not supported by this server's engine.",
+                f"'{param}': the readout {readout.name!r} is not supported by this server's engine.",
                 param=param,
                 code="unsupported_value",
             )

@@ -67,15 +67,15 @@ class Skipping:
                 raise
             self.skipped[place] = str(error)
 
-    def one_contrast(self, asked: Sequence[InterventionSpec]) -> list[InterventionSpec]:
+    def one_contrast(self, interventions: Sequence[InterventionSpec]) -> list[InterventionSpec]:
         """Return the interventions without a preset's contrastive ones if the request itself has a contrastive one."""
-        own = [one for one in asked if one.twin and _head(_place(one)) not in self.weak]
-        weaker = [one for one in asked if own and one.twin and one not in own]
-        for one in weaker:
-            self.skipped[_place(one)] = (
-                f"'{_place(one)}' and '{_place(own[0])}' both contrast an answer with a twin; the request's own goes first."
+        own = [spec for spec in interventions if spec.twin and _head(_place(spec)) not in self.weak]
+        weaker = [spec for spec in interventions if own and spec.twin and spec not in own]
+        for spec in weaker:
+            self.skipped[_place(spec)] = (
+                f"'{_place(spec)}' and '{_place(own[0])}' both contrast an answer with a twin; the request's own goes first."
             )
-        return [one for one in asked if one not in weaker]
+        return [spec for spec in interventions if spec not in weaker]
 
     def until_it_applies(self, request: Request, submit: Callable[[Request], T]) -> tuple[Request, T]:
         """Call `submit` until every inapplicable part is skipped; return the final request and the result.
@@ -90,11 +90,11 @@ class Skipping:
 
     def _without(self, request: Request, error: Inapplicable) -> Request:
         param = error.param or ""
-        for one in request.asked.values():
-            place = _place(one)
+        for spec in request.asked.values():
+            place = _place(spec)
             if f"{param}.".startswith(f"{place}.") and self.may(place):
                 self.skipped[place] = str(error)
-                return replace(request, interventions=[other for other in request.asked.values() if other is not one])
+                return replace(request, interventions=[other for other in request.asked.values() if other is not spec])
         if _head(param) != DIAGNOSTICS or request.readouts is None or not self.may(DIAGNOSTICS):
             raise error
         option = param.removeprefix(f"{DIAGNOSTICS}.")
@@ -105,8 +105,8 @@ class Skipping:
         return replace(request, diagnose=None)
 
 
-def _place(asked: InterventionSpec) -> str:
-    return ".".join(asked.path)
+def _place(spec: InterventionSpec) -> str:
+    return ".".join(spec.path)
 
 
 def _head(place: str) -> str:

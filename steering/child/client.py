@@ -120,8 +120,8 @@ class ChildClient(Client):
 
     def _check(self, answers: int, group: str) -> None:
         """Raise Busy if the group's queue is full or was full moments ago; the other process makes every other refusal."""
-        held = [one for one in list(self._running.values()) if one.group == group]
-        waiting = int(sum(one.answers for one in held) - self._stats["slots"])
+        held = [completion for completion in list(self._running.values()) if completion.group == group]
+        waiting = int(sum(completion.answers for completion in held) - self._stats["slots"])
         if waiting >= self._stats["max_waiting"] and waiting > 0:
             raise Busy(waiting, 1.0)
         self._room.check(group)

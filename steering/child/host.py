@@ -70,11 +70,11 @@ class Host:
         """Take in new messages; wait for some if idle."""
         self._clock.rest()
         running = len(self._core.scheduler.running)
-        taken = min(MOST_TAKEN, TAKEN * max(1.0, self._core.slots / max(1, running)))
+        most = min(MOST_TAKEN, TAKEN * max(1.0, self._core.slots / max(1, running)))
         if not busy:
             with suppress(Empty):
                 self._take(self._inbox.get(timeout=_LAST_WAIT if self._stopping else _WAIT))
-        self._take_in(taken)
+        self._take_in(most)
         self._flush()
         self._clock.step()
 
@@ -125,7 +125,9 @@ class Host:
                 others.append(["output", output.request, output])
         if single:
             tokens = [output.tokens[0] for output in single]
-            others.append(["tokens", 0, [one.request for one in single], [one.answer for one in single], tokens])
+            others.append(
+                ["tokens", 0, [output.request for output in single], [output.answer for output in single], tokens]
+            )
         self._send(others)
 
     def _flush(self) -> None:
@@ -171,7 +173,9 @@ class Host:
         return ["done", number, None]
 
     def _stats(self) -> list[Any]:
-        bins = {name: [one.bounds, one.counts, one.total] for name, one in self._engine.bins.items()}
+        bins = {
+            name: [histogram.bounds, histogram.counts, histogram.total] for name, histogram in self._engine.bins.items()
+        }
         return [{**self._engine.stats(), **_memory()}, bins]
 
     def _stop(self, number: int) -> None:

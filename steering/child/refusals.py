@@ -44,15 +44,15 @@ class RefusalEstimate:
                 refusal.probing |= refusal.room <= 0
                 refusal.room -= answers
 
-    def answered(self, group: str, answers: int, found: object) -> None:
+    def answered(self, group: str, answers: int, outcome: object) -> None:
         """Record the outcome of a request of so many answers; `found` is an error or anything else for success."""
         with self._lock:
             refusal = self._refusals.get(group)
-            if isinstance(found, Busy) and answers == 1:
-                self._refusals[group] = _Refusal(found, time.monotonic())
+            if isinstance(outcome, Busy) and answers == 1:
+                self._refusals[group] = _Refusal(outcome, time.monotonic())
             elif refusal is not None and refusal.probing:  # the estimate is out of date
                 del self._refusals[group]
-            elif refusal is not None and isinstance(found, Exception):
+            elif refusal is not None and isinstance(outcome, Exception):
                 refusal.room += answers
 
     def ended(self, answers: int) -> None:

@@ -56,7 +56,7 @@ class Rate:
         """
         if count <= 0:
             return 0.0
-        left = sorted(max(min(self._tokens, most) - said, 0.0) for said, most in running)
+        left = sorted(max(min(self._tokens, most) - so_far, 0.0) for so_far, most in running)
         if not self._tokens or not left:
             return math.inf
         rounds, last = divmod(count - 1, len(left))
@@ -120,7 +120,7 @@ class AdmissionControl:
         are half as many places again for it, the share of one of two groups. No group may have more waiting than places are
         left, so that others find some after it: dynamic thresholds (Choudhury and Hahne 1998).
         """
-        held = Counter(one.queue.group for one in (*self._scheduler.waiting, *self._incoming()))
+        held = Counter(sequence.queue.group for sequence in (*self._scheduler.waiting, *self._incoming()))
         left = self._most + self._most // 2 + free - held.total()
         own = held.pop(group, 0)
         share = max(1, self._most // (len(held) + 1))
@@ -134,11 +134,13 @@ class AdmissionControl:
         prefilled.
         """
         before = [*self._scheduler.before(group), *self._incoming()]
-        taken = sum(one.rows for one in (*self._slotted(), *before) if one.slot >= 0 or not one.is_twin)
-        unread = [one for one in (*self._slotted(), *before) if one.prefill.fork_of is None]
-        tokens = sum(max(one.prompt.length - one.computed, 0) for one in unread)
-        pictures = [picture.values for one in unread if one.slot < 0 for picture in one.prompt.pictures]
-        ended = self._until_ended(taken + answers - self._scheduler.slots)
+        needed = sum(
+            sequence.rows for sequence in (*self._slotted(), *before) if sequence.slot >= 0 or not sequence.is_twin
+        )
+        unread = [sequence for sequence in (*self._slotted(), *before) if sequence.prefill.fork_of is None]
+        tokens = sum(max(sequence.prompt.length - sequence.computed, 0) for sequence in unread)
+        pictures = [picture.values for sequence in unread if sequence.slot < 0 for picture in sequence.prompt.pictures]
+        ended = self._until_ended(needed + answers - self._scheduler.slots)
         return max(ended, self._rate.until_read(tokens, pictures, self._allowance()))
 
     @property
@@ -147,12 +149,12 @@ class AdmissionControl:
         return len(self._scheduler.waiting) + len(self._incoming())
 
     def _slotted(self) -> list[Sequence]:
-        return [one for one in self._alive if one.slot >= 0]
+        return [sequence for sequence in self._alive if sequence.slot >= 0]
 
     def _until_ended(self, count: int) -> float:
         """Estimate the seconds until `count` slots are free, as if waiting sequences already held the free slots."""
         held = [*self._slotted(), *self._scheduler.waiting, *self._incoming()][: self._scheduler.slots]
-        return self._rate.until_ended(count, [(len(one.tokens), one.spec.max_tokens) for one in held])
+        return self._rate.until_ended(count, [(len(sequence.tokens), sequence.spec.max_tokens) for sequence in held])
 
 
 def _bounded(seconds: float) -> float:

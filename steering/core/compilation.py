@@ -113,10 +113,10 @@ def compiled_now(generate: Callable[[list[Request]], object], slots: int, name: 
     message = {"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text", "text": "?"}]}
     sampling = Sampling(max_tokens=3, ignore_eos=True)
     kinds = [kind for kind, _ in intervention.REGISTRY.values() if kind.rehearsed and issubclass(kind, Options)]
-    for asked in ((), *((kind(),) for kind in kinds)):
+    for interventions in ((), *((kind(),) for kind in kinds)):
         for diagnose in (None, Diagnose()):
-            request = Request([message], sampling, asked, diagnose=diagnose)
+            request = Request([message], sampling, interventions, diagnose=diagnose)
             try:
-                generate([request] * min(slots, 1 if asked else 2))
+                generate([request] * min(slots, 1 if interventions else 2))
             except Fault as fault:
                 raise UnsupportedModel(f"{name}: its decode step cannot be compiled: {fault}") from fault

@@ -248,7 +248,8 @@ class EngineCore:
                 sequence.cancelled = sequence.cancelled or sequence.finish_reason is None
 
     def _end_all(self) -> None:
-        for sequence in [one for one in self.steps.alive if not one.done]:
+        unfinished = [sequence for sequence in self.steps.alive if not sequence.done]
+        for sequence in unfinished:
             sequence.error = self._closed or Fault("The server is shutting down.")
 
     def _incoming(self) -> list[Sequence]:

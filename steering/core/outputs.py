@@ -79,9 +79,9 @@ class Outputs:
             self._bins["prefill_seconds"].add(now - sequence.times.admitted)
             sequence.times.first = now
         sequence.times.last = now
-        for one in (sequence, sequence.twin):
-            if one is not None:
-                one.tokens.append(token)
+        for branch in (sequence, sequence.twin):
+            if branch is not None:
+                branch.tokens.append(token)
         sampling, stops = sequence.spec.sampling, sequence.output.stops
         ends = token in self._mllm.stop_ids and not sampling.ignore_eos
         if not ends:

@@ -72,7 +72,7 @@ class Scheduler:
         start = self._next_start(sequences[0].queue.group)
         for sequence in sequences:
             sequence.queue.start = start
-            first = sum(1 for one in self.waiting if one.is_twin or one.queue.waited)
+            first = sum(1 for other in self.waiting if other.is_twin or other.queue.waited)
             self.waiting.insert(first if sequence.queue.waited else self._place(start), sequence)
 
     def before(self, group: str) -> list[Sequence]:

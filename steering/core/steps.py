@@ -83,7 +83,7 @@ class Steps:
         waiting = list(self.scheduler.waiting) if self.scheduler.filling is None else []
         if waiting and running:
             waiting = waiting[: self.scheduler.slots - running]
-            tokens = sum(one.prompt.length for one in waiting)
+            tokens = sum(sequence.prompt.length for sequence in waiting)
             if self.budget.holds_back(running, len(waiting), tokens, time.monotonic()):
                 return Allowance()
         return self.allowance()
@@ -93,13 +93,13 @@ class Steps:
         """Admit and prefill within the allowance, decode, put out tokens; sequences leave as they finish."""
         began = time.monotonic()
         beside = bool(self.scheduler.running)
-        last = taken = self._take_in(allowance)
+        last = totals = self._take_in(allowance)
         while last.prompts and not last.copied and self.meanwhile():
-            left = (allowance if beside else self.allowance()).after(taken)
+            left = (allowance if beside else self.allowance()).after(totals)
             if left is None:
                 break
             last = self._take_in(left)
-            taken = taken.plus(last)
+            totals = totals.plus(last)
         between = time.monotonic()
         running = len(self.scheduler.running)
         decodes = any(not sequence.held for sequence in self.scheduler.running)
@@ -107,9 +107,9 @@ class Steps:
             self._decode()
         self.counts["steps"] += 1
         now = time.monotonic()
-        self.rate.step(now - began, taken.tokens)
+        self.rate.step(now - began, totals.tokens)
         self._clock.settle()
-        if decodes and taken.waited:  # the time between two steps is part of the gap between two tokens
+        if decodes and totals.waited:  # the time between two steps is part of the gap between two tokens
             self.budget.decode.learn(running, now - between + (began - self._ended if beside else 0.0))
         self._ended = now
 
@@ -121,9 +121,8 @@ class Steps:
             forks = self.scheduler.next_forks()
             upcoming = self.scheduler.upcoming() if allowance.most and not forks else []
         start = self._clock.mark()
-        reading = [
-            one for one in upcoming if one.prefill.fork_of not in upcoming
-        ]  # copies of a prompt need no embedding
+        # Copies of a prompt need no embedding.
+        reading = [sequence for sequence in upcoming if sequence.prefill.fork_of not in upcoming]
         values, whole = self._embed_what_fits(reading, allowance)
         if values:
             self._clock.passed(self.budget.picture, values, start)
@@ -137,7 +136,10 @@ class Steps:
         before = [sequence.computed for sequence in batch]
         part = allowance.part(self.scheduler.unread(batch[0]), values)
         self._prefill(batch, part, forks=bool(forks))
-        ran = [one.computed - max(start, one.prefill.reused) for one, start in zip(batch, before, strict=True)]
+        ran = [
+            sequence.computed - max(start, sequence.prefill.reused)
+            for sequence, start in zip(batch, before, strict=True)
+        ]
         tokens = 0 if forks else len(batch) * max(0, *ran)
         if tokens:
             self._clock.passed(self.budget.prompt, tokens, start)
@@ -153,7 +155,7 @@ class Steps:
             leaders = [(sequence, row) for sequence, row in rows if sequence.is_leader]
             ready = [(sequence, row) for sequence, row in rows if sequence.pair is None]
             resumed = (self.branches.resumed(sequence, row) for sequence, row in rows if sequence.is_twin)
-            ready += [found for found in resumed if found is not None]
+            ready += [leader for leader in resumed if leader is not None]
             first = [sequence for sequence, _ in ready]
             sampled = self.runner.next_tokens(first, torch.stack([row for _, row in ready])) if ready else None
             for sequence, row in ready:
@@ -253,18 +255,19 @@ class Steps:
 
     def _let_go(self, sequences: list[Sequence]) -> None:
         """Release the sequences that are done."""
-        self._keep(self.runner.prefixes.keep_answer, [one for one in sequences if one.finish_reason is not None])
+        finished = [sequence for sequence in sequences if sequence.finish_reason is not None]
+        self._keep(self.runner.prefixes.keep_answer, finished)
         with self._changed:
             self._leave_if_done(sequences)
 
     def _leave_if_done(self, sequences: list[Sequence]) -> None:
         """Free slots, with the lock held; clear those of faulty sequences and their twins before any is moved."""
-        done = [one for one in sequences if one.done]
-        for one in rows_of(one for one in done if one.error is not None):
-            if one.slot >= 0:
-                self.runner.clear(one.slot)
-        for one in done:
-            self._leave(one)
+        done = [sequence for sequence in sequences if sequence.done]
+        for sequence in rows_of(sequence for sequence in done if sequence.error is not None):
+            if sequence.slot >= 0:
+                self.runner.clear(sequence.slot)
+        for sequence in done:
+            self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         if sequence not in self.alive:
@@ -289,9 +292,9 @@ class Steps:
         """End sequences whose step raised."""
         log.error("A step failed for %d sequences.", len(sequences), exc_info=error)
         with self._changed:
-            failed = [one if one.pair is None else one.pair.leader for one in sequences]
-            for one in failed:
-                one.error = one.error or Fault(f"The request failed in the engine: {error}")
+            failed = [sequence if sequence.pair is None else sequence.pair.leader for sequence in sequences]
+            for sequence in failed:
+                sequence.error = sequence.error or Fault(f"The request failed in the engine: {error}")
             self._leave_if_done(failed)
 
     def _enqueue_twin(self, twin: Sequence) -> None:

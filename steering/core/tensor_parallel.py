@@ -120,4 +120,4 @@ class RankMessages:
 
 def _stand(alive: Iterable[Sequence]) -> int:
     """Return a checksum of the state of every sequence."""
-    return zlib.crc32(repr([(one.slot, one.computed, len(one.tokens)) for one in alive]).encode())
+    return zlib.crc32(repr([(sequence.slot, sequence.computed, len(sequence.tokens)) for sequence in alive]).encode())

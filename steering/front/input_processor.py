@@ -72,7 +72,8 @@ def admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
 def read_prompt(mllm: MLLM, request: Request, length: int) -> Prompt:
     """Build the prompt of a request, for a context of `length` tokens; raises as `admit`."""
     with panics_raise(_unprepared):
-        texts = texts_of(request.messages) + [text for one in request.asked.values() for text in one.texts]
+        texts = texts_of(request.messages)
+        texts += [text for intervention in request.asked.values() for text in intervention.texts]
         texts += [text for text in (request.reply, request.forced) if isinstance(text, str)]
         texts += told_of_tools(mllm, request)
         if request.chat_template_kwargs:
@@ -85,8 +86,8 @@ def read_prompt(mllm: MLLM, request: Request, length: int) -> Prompt:
 
 def _room_for_prompt(mllm: MLLM, request: Request, length: int) -> int:
     """Return how many tokens the prompt may have, so that answer, baseline prompt and twin prompt fit as well."""
-    texts = [text for one in request.asked.values() for text in one.texts]
-    others = request.baseline or any(one.twin for one in request.asked.values())
+    texts = [text for intervention in request.asked.values() for text in intervention.texts]
+    others = request.baseline or any(intervention.twin for intervention in request.asked.values())
     beside = (
         (BESIDE + sum(len(ids) for ids in mllm.tokenizer(texts).input_ids)) if others and texts else BESIDE * others
     )
@@ -115,8 +116,8 @@ def told_of_tools(mllm: MLLM, request: Request) -> list[str]:
     """Return the texts that tools and their calls add to the prompt; raise RequestError where the model supports none."""
     calls = [message["tool_calls"] for message in request.messages if message.get("tool_calls")]
     tool = "tools" if request.tools is not None else "messages"
-    asked = request.tools is not None or calls or any(message["role"] == "tool" for message in request.messages)
-    if asked and format_of(mllm) is None:
+    uses_tools = request.tools is not None or calls or any(message["role"] == "tool" for message in request.messages)
+    if uses_tools and format_of(mllm) is None:
         raise RequestError(
             f"'{tool}': this model's chat template knows no tools, or none of a known format.",
             param=tool,
@@ -124,7 +125,7 @@ def told_of_tools(mllm: MLLM, request: Request) -> list[str]:
         )
     return (
         [json.dumps(calls, ensure_ascii=False, default=str), json.dumps(request.tools.told) if request.tools else ""]
-        if asked
+        if uses_tools
         else []
     )
 
@@ -152,26 +153,26 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
             f"{request.state_position}.",
             param="state_position",
         )
-    asked = list(request.asked.values())
-    contrasts = [one for one in asked if one.twin]
+    interventions = list(request.asked.values())
+    contrasts = [contrast for contrast in interventions if contrast.twin]
     if len(contrasts) > 1:
-        first, second = sorted(".".join(one.path) for one in contrasts)[:2]
+        first, second = sorted(".".join(contrast.path) for contrast in contrasts)[:2]
         raise RequestError(
             f"'{first}' and '{second}' both contrast an answer with a twin; ask for one of them.", param=first
         )
     with fitting():
         if request.divergence:
             mllm.need_updates("divergence")
-        for one in asked:
-            _check_decided(one)
-            _check_image(one, images)
-            one.check(mllm, prompt)
+        for intervention in interventions:
+            _check_decided(intervention)
+            _check_image(intervention, images)
+            intervention.check(mllm, prompt)
         if request.readouts is not None:
             request.readouts.check(mllm, prompt.layout, max_tokens)
     twin_prompt = None
-    for one in contrasts:
+    for contrast in contrasts:
         with fitting():
-            twin_prompt = one.twin_prompt(mllm, chat, prompt)
+            twin_prompt = contrast.twin_prompt(mllm, chat, prompt)
         if twin_prompt is not None:
             max_tokens = min(max_tokens, _room(longest, least, twin_prompt, limits.length))
     if request.sampling.min_tokens > max_tokens:
@@ -183,30 +184,30 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
     return Admitted(prompt, baseline_prompt, twin_prompt, max_tokens, forced)
 
 
-def _check_decided(asked: InterventionSpec) -> None:
-    if isinstance(asked, Prelude):
-        param = ".".join(asked.path)
+def _check_decided(intervention: InterventionSpec) -> None:
+    if isinstance(intervention, Prelude):
+        param = ".".join(intervention.path)
         raise RequestError(
             f"'{param}' follows from other requests, which steering.decide runs before this one.", param=param
         )
 
 
-def _check_image(asked: InterventionSpec, images: int) -> None:
-    if asked.needs_image and not images:
-        param = ".".join(asked.path)
-        of_kind = f" of kind {asked.kind}" if asked.kind else ""
+def _check_image(intervention: InterventionSpec, images: int) -> None:
+    if intervention.needs_image and not images:
+        param = ".".join(intervention.path)
+        of_kind = f" of kind {intervention.kind}" if intervention.kind else ""
         raise RequestError(f"'{param}'{of_kind} needs an image in the request.", param=param)
 
 
-def _room(asked: int | None, least: int | None, prompt: Prompt, max_length: int) -> int:
-    """Return how many tokens may be generated after a prompt (the request's or its twin's), at most `asked`.
+def _room(requested: int | None, least: int | None, prompt: Prompt, max_length: int) -> int:
+    """Return how many tokens may be generated after a prompt (the request's or its twin's), at most `requested`.
 
     Raises ContextOverflow where that is less than `least`.
     """
     room = max_length - prompt.length
     if room < (least or 1):
         raise ContextOverflow(max_length, prompt.length + (least or 1), prompt.length)
-    return room if asked is None else min(asked, room)
+    return room if requested is None else min(requested, room)
 
 
 class InputProcessor:
@@ -257,7 +258,7 @@ class InputProcessor:
     def _readout_context(self, request: Request, layout: Layout) -> ReadoutContext:
         readouts = () if request.readouts is None else request.readouts.readouts
         pictures = [] if request.readouts is None else pictures_of(request.messages)
-        tilings = [tiling_of(self.mllm, *one) for one in zip(pictures, layout.images, strict=bool(pictures))]
+        tilings = [tiling_of(self.mllm, *placed) for placed in zip(pictures, layout.images, strict=bool(pictures))]
         discounts = request.readouts is not None and request.readouts.given.get("discount_sinks", False)
         calibration = self.mllm.calibration
         sinks = calibration.sinks if discounts and calibration is not None else None
@@ -265,7 +266,7 @@ class InputProcessor:
             self.limits.focus_layers,
             lambda token: self._token_text(token)[0],
             tilings,
-            pictures if any(one.needs_pictures for one in readouts) else (),
+            pictures if any(readout.needs_pictures for readout in readouts) else (),
             None if sinks is None else torch.tensor(sinks),
             None if calibration is None else calibration.flags,
             None if calibration is None else calibration.alarm,
@@ -279,16 +280,17 @@ def check_slots(request: Request, slots: int) -> None:
     """
     if request.n < 1:
         raise RequestError(f"'n' must be at least 1; got {request.n}.", param="n")
-    answers = request.n * (1 + request.baseline + any(one.twin for one in request.asked.values()))
+    answers = request.n * (1 + request.baseline + any(intervention.twin for intervention in request.asked.values()))
     if answers <= slots:
         return
     if request.n > 1:
-        said = f"'n' is too large: this server runs {slots} answers at once (baselines and twins count)."
-        raise RequestError(said, param="n")
-    names = [".".join(one.path) for one in request.asked.values() if one.twin] + ["baseline"] * request.baseline
-    said = " and ".join(f"'{name}'" for name in names)
+        message = f"'n' is too large: this server runs {slots} answers at once (baselines and twins count)."
+        raise RequestError(message, param="n")
+    names = [".".join(intervention.path) for intervention in request.asked.values() if intervention.twin]
+    names += ["baseline"] * request.baseline
+    listed = " and ".join(f"'{name}'" for name in names)
     raise RequestError(
-        f"{said} {'needs' if len(names) == 1 else 'need'} {answers} slots, one for each answer and twin; this server has "
+        f"{listed} {'needs' if len(names) == 1 else 'need'} {answers} slots, one for each answer and twin; this server has "
         f"{slots}.",
         param=names[0],
     )

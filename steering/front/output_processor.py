@@ -74,7 +74,7 @@ class OutputProcessor:
                 return chunk if chunk.text or chunk.logprobs or chunk.calls else None
             self._held[index] = chunk
         both = self._answers[index :: self.n]
-        if index not in self._held or any(one.ended is None for one in both):
+        if index not in self._held or any(reply.ended is None for reply in both):
             return None
         choice = self.choices[index] = self._choice(both[0], index, both[1] if len(both) > 1 else None)
         return replace(self._held.pop(index), choice=choice)
@@ -141,11 +141,11 @@ class OutputProcessor:
             timing=ended.timing,
         )
 
-    def _applied(self, answer: _Answer, asked: Mapping[str, InterventionSpec]) -> dict[str, Any] | None:
+    def _applied(self, answer: _Answer, interventions: Mapping[str, InterventionSpec]) -> dict[str, Any] | None:
         """Return what interventions did, and which pictures were scaled down; None where nothing was done."""
         assert answer.ended is not None
-        pictures = [one.report() for one in answer.shrunk]
-        report = applied(asked, answer.ended.taken) or {}
+        pictures = [picture.report() for picture in answer.shrunk]
+        report = applied(interventions, answer.ended.taken) or {}
         return report | ({"pictures": pictures} if pictures else {}) or None
 
     def _diagnostics(self, answer: _Answer, baseline: _Answer | None) -> dict[str, Any] | None:

@@ -73,7 +73,7 @@ def parts(value: Any, more: Sequence[type] = (), shared: Shared | None = None) -
             shared.forget()  # some values may have been marked as sent
         raise
     if shared is not None:
-        shared.was_told()
+        shared.mark_sent()
     return [len(head).to_bytes(_HEAD, "big") + head, *writer.blobs]
 
 
@@ -99,62 +99,62 @@ class Shared:
     KINDS = (SteeringVector, Picture, Image.Image)
 
     def __init__(self) -> None:
-        self._told: OrderedDict[int, _Told] = OrderedDict()  # by id, which stays unique while the value is kept
+        self._sent: OrderedDict[int, _Sent] = OrderedDict()  # by id, which stays unique while the value is kept
         self._bytes = 0
         self._numbers = itertools.count()
         self._gone: list[int] = []
-        self.heard: dict[int, Any] = {}
+        self.received: dict[int, Any] = {}
 
-    def tell(self, one: Any) -> tuple[int, list[int] | None] | None:
+    def reference(self, value: Any) -> tuple[int, list[int] | None] | None:
         """Return a value's number and, if it is new, the numbers that the other end has to drop.
 
-        None for a value that is too large to be kept. It counts as sent once `was_told` is called.
+        None for a value that is too large to be kept. It counts as sent once `mark_sent` is called.
         """
-        if (known := self._told.get(id(one))) is not None:
-            self._told.move_to_end(id(one))
+        if (known := self._sent.get(id(value))) is not None:
+            self._sent.move_to_end(id(value))
             return known.number, None
-        if (size := _bytes(one)) > self.BYTES:
+        if (size := _bytes(value)) > self.BYTES:
             return None
-        while self._told and (len(self._told) >= self.MOST or self._bytes + size > self.BYTES):
-            self._let_go(next(iter(self._told)))
-        self._told[id(one)] = told = _Told(next(self._numbers), one, size)
+        while self._sent and (len(self._sent) >= self.MOST or self._bytes + size > self.BYTES):
+            self._let_go(next(iter(self._sent)))
+        self._sent[id(value)] = entry = _Sent(next(self._numbers), value, size)
         self._bytes += size
-        return told.number, [*self._gone]
+        return entry.number, [*self._gone]
 
-    def was_told(self) -> None:
+    def mark_sent(self) -> None:
         """Count the values of a message as sent."""
         self._gone.clear()
 
-    def hear(self, number: int, gone: Sequence[int], first: Any) -> Any:
+    def receive(self, number: int, gone: Sequence[int], first: Any) -> Any:
         """Record a value from the other end, dropping the numbers that are gone."""
-        for one in gone:
-            self.heard.pop(one, None)
-        self.heard[number] = first
+        for dropped in gone:
+            self.received.pop(dropped, None)
+        self.received[number] = first
         return first
 
     def forget(self) -> None:
         """Forget all sent values, so that they are sent whole again."""
-        for one in list(self._told):
-            self._let_go(one)
+        for key in list(self._sent):
+            self._let_go(key)
 
-    def _let_go(self, one: int) -> None:
-        told = self._told.pop(one)
-        self._bytes -= told.bytes
-        self._gone.append(told.number)
+    def _let_go(self, key: int) -> None:
+        entry = self._sent.pop(key)
+        self._bytes -= entry.bytes
+        self._gone.append(entry.number)
 
 
-class _Told(NamedTuple):
+class _Sent(NamedTuple):
     number: int
-    one: Any
+    value: Any
     bytes: int
 
 
-def _bytes(one: Any) -> int:
+def _bytes(shared: Any) -> int:
     """Return the size in bytes of an image (Pillow takes four a pixel), or of an object's tensors, also in mappings."""
-    if isinstance(one, Image.Image):
-        return 4 * one.width * one.height
+    if isinstance(shared, Image.Image):
+        return 4 * shared.width * shared.height
     values = [
-        part for value in vars(one).values() for part in (value.values() if isinstance(value, Mapping) else [value])
+        part for value in vars(shared).values() for part in (value.values() if isinstance(value, Mapping) else [value])
     ]
     return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
@@ -170,22 +170,24 @@ class _Writer:
         """Return a value as JSON."""
         if type(value) in _SCALARS:
             return value
-        told = self._shared.tell(value) if self._shared is not None and isinstance(value, Shared.KINDS) else None
-        if told is None:
+        reference = (
+            self._shared.reference(value) if self._shared is not None and isinstance(value, Shared.KINDS) else None
+        )
+        if reference is None:
             return self._whole(value)
-        number, gone = told
+        number, gone = reference
         return {"known": number} if gone is None else {"known": number, "gone": gone, "first": self._whole(value)}
 
     def _whole(self, value: Any) -> Any:
         if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-            parts = list(value) if _SCALARS.issuperset(map(type, value)) else [self.plain(one) for one in value]
+            parts = list(value) if _SCALARS.issuperset(map(type, value)) else [self.plain(member) for member in value]
             return {"tuple": parts} if isinstance(value, tuple) else parts
         if isinstance(value, array):
             return {"array": value.typecode, "blob": self._blob(value.tobytes())}
         if isinstance(value, BaseException):
             return {"error": self.plain(error_to_data(value))}
         if isinstance(value, Mapping):
-            return {"dict": [[self.plain(key), self.plain(one)] for key, one in value.items()]}
+            return {"dict": [[self.plain(key), self.plain(item)] for key, item in value.items()]}
         if isinstance(value, bool | int | float | str) and not isinstance(value, Enum):
             return value
         if isinstance(value, bytes):
@@ -199,9 +201,9 @@ class _Writer:
             raw = value.tobytes() if value.mode in _RAW else _png(value)
             return {"image": value.mode, "size": list(value.size), "blob": self._blob(raw)}
         if isinstance(value, Set):
-            return {"set": [self.plain(one) for one in sorted(value, key=repr)]}
+            return {"set": [self.plain(member) for member in sorted(value, key=repr)]}
         if isinstance(value, Sequence) and not hasattr(value, "_fields"):
-            return [self.plain(one) for one in value]
+            return [self.plain(member) for member in value]
         if isinstance(value, Prompt):  # its inputs hold the pictures' tensors a second time
             texts = {name: value.inputs[name] for name in value.inputs if name in TEXT_INPUTS}
             value = dataclasses.replace(value, inputs=texts)
@@ -228,27 +230,29 @@ class _Reader:
     def made(self, value: Any) -> Any:
         """Return the value of some JSON."""
         if isinstance(value, list):
-            return value if _SCALARS.issuperset(map(type, value)) else [self.made(one) for one in value]
+            return value if _SCALARS.issuperset(map(type, value)) else [self.made(member) for member in value]
         if not isinstance(value, dict):
             return value
         match value:
             case {"tuple": list(members)}:
                 return tuple(self.made(members))
             case {"made": str(name), "of": dict(fields)} if (kind := _kind(name, self._modules)) is not None:
-                made = kind(**{key: self.made(one) for key, one in fields.items()})
-                return dataclasses.replace(made, inputs=Inputs(made.inputs, made.pictures)) if kind is Prompt else made
+                built = kind(**{key: self.made(item) for key, item in fields.items()})
+                return (
+                    dataclasses.replace(built, inputs=Inputs(built.inputs, built.pictures)) if kind is Prompt else built
+                )
             case {"member": str(name), "of": str(member)} if (kind := _kind(name, self._modules)) is not None:
                 return kind[member]
-            case {"error": list(told)}:
-                return error_from_data(*self.made(told))
+            case {"error": list(parts)}:
+                return error_from_data(*self.made(parts))
             case {"array": ("d" | "q") as code, "blob": int(blob)}:
                 return array(code, bytes(self._blobs[blob]))
             case {"known": int(number), "gone": list(gone), "first": dict(first)} if self._shared is not None:
-                return self._shared.hear(number, gone, self.made(first))
-            case {"known": int(number)} if self._shared is not None and number in self._shared.heard:
-                return self._shared.heard[number]
+                return self._shared.receive(number, gone, self.made(first))
+            case {"known": int(number)} if self._shared is not None and number in self._shared.received:
+                return self._shared.received[number]
             case {"dict": list(pairs)}:
-                return {self.made(key): self.made(one) for key, one in pairs}
+                return {self.made(key): self.made(item) for key, item in pairs}
             case {"set": list(members)}:
                 return frozenset(self.made(members))
             case {"bytes": int(blob)}:
@@ -301,11 +305,11 @@ def _kind(name: str, modules: frozenset[str]) -> Any:
     module, _, qualified = name.partition(":")
     if module not in modules:
         return None
-    found = vars(sys.modules[module]).get(qualified)
-    if not isinstance(found, type):
+    kind = vars(sys.modules[module]).get(qualified)
+    if not isinstance(kind, type):
         return None
-    data = dataclasses.is_dataclass(found) or issubclass(found, BaseModel | Enum) or hasattr(found, "_fields")
-    return found if data else None
+    data = dataclasses.is_dataclass(kind) or issubclass(kind, BaseModel | Enum) or hasattr(kind, "_fields")
+    return kind if data else None
 
 
 @lru_cache(maxsize=1024)

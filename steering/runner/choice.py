@@ -39,7 +39,7 @@ class Chooser:
         This happens before any contrast, so that plausibility is among the allowed tokens; the logits of a waiting sequence
         were masked when it began to wait.
         """
-        return self._masks.apply([None if one.held else one.matcher for one in sequences], logits)
+        return self._masks.apply([None if sequence.held else sequence.matcher for sequence in sequences], logits)
 
     def sampled(
         self,
@@ -69,9 +69,9 @@ class Chooser:
 def _force(sampled: Sampled, logits: torch.Tensor, sequences: list[Sequence]) -> None:
     """Replace sampled tokens with forced ones, where a sequence has any left. logits: (rows, vocabulary)."""
     forced = [
-        (row, one.spec.forced[len(one.tokens)])
-        for row, one in enumerate(sequences)
-        if len(one.tokens) < len(one.spec.forced)
+        (row, sequence.spec.forced[len(sequence.tokens)])
+        for row, sequence in enumerate(sequences)
+        if len(sequence.tokens) < len(sequence.spec.forced)
     ]
     if forced:
         rows, tokens = to_device(torch.tensor(forced), logits.device).unbind(1)

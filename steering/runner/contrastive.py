@@ -168,16 +168,20 @@ class ContrastiveBranches:
 
         A leader that waits, or is due for another twin, is left as it is.
         """
-        led = [one for one in running if one.pair is not None]
-        found = [(one, one.slot, one.twin.slot) for one in led if one.twin is not None and not one.held and not one.due]
-        if not found:
+        led = [leader for leader in running if leader.pair is not None]
+        paired = [
+            (leader, leader.slot, leader.twin.slot)
+            for leader in led
+            if leader.twin is not None and not leader.held and not leader.due
+        ]
+        if not paired:
             self._pairs = None
             return Combined(logits)
-        if self._pairs is None or self._pairs.of != found:
-            slots = to_device(torch.tensor([of[1:] for of in found]), logits.device)
+        if self._pairs is None or self._pairs.of != paired:
+            slots = to_device(torch.tensor([of[1:] for of in paired]), logits.device)
             leaders, twins = slots.unbind(1)
-            rules = Rules.of([_rule(one) for one, *_ in found], logits.device)
-            self._pairs = _Pairs(found, leaders, twins, rules)
+            rules = Rules.of([_rule(leader) for leader, *_ in paired], logits.device)
+            self._pairs = _Pairs(paired, leaders, twins, rules)
         _, leaders, twins, rules = self._pairs
         full = logits.index_select(0, leaders)
         combined = contrasted(full, logits.index_select(0, twins), rules)
@@ -224,7 +228,7 @@ def _twin(leader: Sequence, pair: Pair) -> Sequence:
     prompt, edit = pair.prompt or spec.prompt, None
     if pair.made:
         prompt, edit = pair.made[-1].occluded(spec.prompt)
-    asked = {name: one for name, one in spec.asked.items() if not one.twin}
+    asked = {name: intervention for name, intervention in spec.asked.items() if not intervention.twin}
     twin_spec = Spec(prompt, max_tokens=spec.max_tokens, asked=asked, edit=edit, salt=spec.salt)
     source = None if late or leader.prefill.fork_of is None else leader.prefill.fork_of.twin
     prefill = PrefillState(

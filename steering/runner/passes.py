@@ -44,7 +44,7 @@ class Passes:
     def __init__(self, mllm: MLLM, pool: KVPool, hook_plans: HookPlans, embedder: Embedder):
         self._mllm, self._pool, self._hook_plans, self._embedder = mllm, pool, hook_plans, embedder
         self._fast: FastPasses | None = None
-        self._weights = sum(one.nbytes for one in mllm.decoder.parameters())
+        self._weights = sum(parameter.nbytes for parameter in mllm.decoder.parameters())
         self._always = torch.ones(pool.slots, 1, 1, device=mllm.device)
 
     def use(self, backend: Backend | None) -> None:

@@ -167,7 +167,9 @@ class PrefixCache:
 
     def measured(self, chunk: PrefillChunk, hooks: Mapping[str, Hook | None], computed: Computed) -> None:
         """Record the measurements of a chunk's tokens."""
-        runs = [(row, run) for row, one in enumerate(chunk.sequences) if (run := self._runs.get(one)) is not None]
+        runs = [
+            (row, run) for row, sequence in enumerate(chunk.sequences) if (run := self._runs.get(sequence)) is not None
+        ]
         needed = frozenset[str]().union(*[run.plan.needed for _, run in runs])
         for part in self._hook_plans.of(chunk.sequences).keeping if needed else ():
             if part.name in needed and (values := part.by_row(chunk, hooks.get(part.name), computed)) is not None:
@@ -246,12 +248,12 @@ class PrefixCache:
 
     def _found(self, plan: _Plan) -> list[_Block]:
         """Return the cached blocks of a prompt's beginning; none where they are too few to be useful."""
-        found = []
+        blocks = []
         for key in plan.keys[: plan.most]:
             if not self._has(key, plan.needed):
                 break
-            found.append(self._blocks[key])
-        return found if len(found) >= plan.least else []
+            blocks.append(self._blocks[key])
+        return blocks if len(blocks) >= plan.least else []
 
     def _has(self, key: _Key, needed: frozenset[str]) -> bool:
         block = self._blocks.get(key)

@@ -42,8 +42,8 @@ def allotted(mllm: MLLM, slots: int, length: int, graphs: bool = False, share: f
         column = mllm.column()
         if column.bytes * slots * length <= COMMITTED:
             pool.allot(column)
-            for one in pool.tensors:
-                one.zero_()
+            for tensor in pool.tensors:
+                tensor.zero_()
     return pool
 
 

@@ -68,10 +68,10 @@ class Runner:
         self.position = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
         self.rope_delta = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
         size = Pool(mllm, slots, length, max_images)
-        interventions = {name: made for name, (_, made) in intervention.REGISTRY.items() if made is not None}
+        interventions = {name: kind for name, (_, kind) in intervention.REGISTRY.items() if kind is not None}
         self.changes = ContrastSlots("twins", size)
-        self.recorders = {name: made(name, size) for name, made in recorder.REGISTRY.items()}
-        self.interventions = {name: made(name, size) for name, made in interventions.items()}
+        self.recorders = {name: kind(name, size) for name, kind in recorder.REGISTRY.items()}
+        self.interventions = {name: kind(name, size) for name, kind in interventions.items()}
         self._held: defaultdict[str, set[int]] = defaultdict(set)  # by part, the slots that are not neutral
         self.hook_plans = HookPlans(self.recorders, self.interventions)
         self.prefixes = PrefixCache(self.pool, self.hook_plans, prefix_cache_bytes if mllm.rotates_alike else 0)
@@ -187,8 +187,8 @@ class Runner:
     @torch.inference_mode()
     def next_tokens(self, sequences: list[Sequence], logits: torch.Tensor) -> Sampled:
         """Sample outside of a decode: the first token, or the one that ends a wait. logits: (rows, vocabulary)."""
-        for one in rows_of(sequences):
-            fill_slot(self.position, one.slot, one.computed + len(one.tokens))
+        for sequence in rows_of(sequences):
+            fill_slot(self.position, sequence.slot, sequence.computed + len(sequence.tokens))
         for sequence in sequences:
             if sequence.held:  # meanwhile its row counted tokens that do not exist
                 self.choice.place(sequence)
@@ -226,7 +226,7 @@ class Runner:
         try:
             branches.record(combined)
         except Exception as error:
-            spoilt |= dict.fromkeys((one for one in running if one.pair is not None), error)
+            spoilt |= dict.fromkeys((sequence for sequence in running if sequence.pair is not None), error)
         self.token[rows] = sampled.tokens
         if combined.leaders is not None and combined.twins is not None:
             self.token[combined.twins] = sampled.tokens[combined.leaders]
@@ -243,12 +243,12 @@ class Runner:
 
     def blamed(self, error: Exception, running: list[Sequence]) -> list[Sequence]:
         """Return the sequences whose intervention or recorder raised in a decode of `running`; all where none did."""
-        own = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-        modules = {kind.__module__ for one in own if isinstance(one, Slots | Hook) for kind in type(one).__mro__}
+        owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        modules = {
+            kind.__module__ for owner in owners if isinstance(owner, Slots | Hook) for kind in type(owner).__mro__
+        }
         parts = [part for part in self._every if type(part).__module__ in modules]
-        return [
-            one for one in running if any(part.concerns(one.spec.asked, one.spec.signals) for part in parts)
-        ] or running
+        return [sequence for sequence in running if any(_concerns(part, sequence) for part in parts)] or running
 
     def _decode(self, running: list[Sequence]) -> tuple[DecodeBatch, Passed]:
         """Feed every running sequence's last token; write nothing but that token's columns of the pool."""
@@ -264,9 +264,7 @@ class Runner:
             try:
                 part.record(batch, passed.hooks.get(part.name), passed.computed)
             except Exception as error:
-                spoilt |= dict.fromkeys(
-                    (one for one in batch.sequences if part.concerns(one.spec.asked, one.spec.signals)), error
-                )
+                spoilt |= dict.fromkeys((sequence for sequence in batch.sequences if _concerns(part, sequence)), error)
         self.position[batch.rows].add_(batch.active.flatten().long())  # += would copy the view onto itself
         return spoilt
 
@@ -298,8 +296,8 @@ class Runner:
     def read(self, sequence: Sequence, branches: ContrastiveBranches) -> None:
         """Move the measurements of a finished sequence from its slot to the CPU."""
         for name, part in (*self.recorders.items(), *self.interventions.items()):
-            if (taken := part.take(sequence)) is not None:
-                sequence.output.taken[name] = taken
+            if (measured := part.take(sequence)) is not None:
+                sequence.output.taken[name] = measured
         contrast = sequence.spec.contrast
         if contrast is not None:
             sequence.output.taken[contrast.name()] = branches.take(sequence)
@@ -318,3 +316,8 @@ class Runner:
                 part.place(sequence)
             if not holds:
                 held.discard(sequence.slot)
+
+
+def _concerns(part: Slots, sequence: Sequence) -> bool:
+    """Return True where an intervention or recorder takes part in the passes of a sequence."""
+    return part.concerns(sequence.spec.asked, sequence.spec.signals)

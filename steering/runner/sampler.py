@@ -80,12 +80,12 @@ class Sampled:
     def read(self) -> Read:
         """Copy everything to the CPU in one transfer, for which the host waits."""
         if self.logprob is None:
-            said, finite = torch.stack((self.tokens, self.finite)).tolist()
-            return Read(said, finite, None)
+            tokens, finite = torch.stack((self.tokens, self.finite)).tolist()
+            return Read(tokens, finite, None)
         if self.top_logprob is None or self.top_id is None:  # a double holds any token id exactly
-            found = torch.stack((self.tokens.double(), self.finite.double(), self.logprob.double()))
-            said, finite, logprobs = found.tolist()
-            return Read([*map(int, said)], finite, [(one, [], []) for one in logprobs])
+            joined = torch.stack((self.tokens.double(), self.finite.double(), self.logprob.double()))
+            tokens, finite, logprobs = joined.tolist()
+            return Read([*map(int, tokens)], finite, [(logprob, [], []) for logprob in logprobs])
         tokens, finite = self.tokens[:, None], self.finite[:, None].long()
         floats = torch.cat([self.logprob[:, None], self.top_logprob], 1).double().view(torch.int64)
         host = torch.cat([tokens, finite, self.top_id, floats], 1).cpu()

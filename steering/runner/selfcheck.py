@@ -61,7 +61,9 @@ def check_model(mllm: MLLM, fast: bool = False) -> None:
             references = [_Reference.of(mllm, prompt) for prompt in prompts]
             mllm.settle(fast)
             if mllm.quantization is not None:
-                references = [one.computed_anew(mllm, prompt) for one, prompt in zip(references, prompts, strict=True)]
+                references = [
+                    reference.computed_anew(mllm, prompt) for reference, prompt in zip(references, prompts, strict=True)
+                ]
             tokens = [reference.tokens for reference in references]
             ours, _ = _engine_logits(mllm, prompts, tokens, graphs=fast and mllm.device.type != "cpu")
             explicit, looked = _engine_logits(mllm, prompts, tokens, graphs=False, observed=True)
@@ -78,8 +80,8 @@ def check_model(mllm: MLLM, fast: bool = False) -> None:
         _compare_logits(mllm, prompts, references, got)
     if mllm.rounds:
         log.info("%s: %s", mllm.quantization or mllm.dtype, _agreement(references, ours))
-    for reference, found in zip(references, looked, strict=True):
-        difference = float((found - reference.attention).abs().max())
+    for reference, seen in zip(references, looked, strict=True):
+        difference = float((seen - reference.attention).abs().max())
         if not difference <= (HALF_TOLERANCE if mllm.rounds else TOLERANCE):
             raise UnsupportedModel(
                 f"{mllm.name} cannot be served exactly: its attention to an image is read {difference:.1e} off."
@@ -126,7 +128,7 @@ def checked_prompts(mllm: MLLM) -> list[Prompt]:
 
 def _agreement(references: list[_Reference], ours: list[torch.Tensor]) -> str:
     """Describe the distance between logits (steps, vocabulary) of the prompts and those in float32."""
-    exact, got = torch.cat([one.exact for one in references]), torch.cat(ours)
+    exact, got = torch.cat([reference.exact for reference in references]), torch.cat(ours)
     same = int((exact.argmax(-1) == got.argmax(-1)).sum())
     apart = torch.nn.functional.kl_div(
         got.log_softmax(-1), exact.log_softmax(-1), reduction="batchmean", log_target=True
@@ -307,7 +309,7 @@ def _engine_logits(
     elif observed:
         mllm.updates_add_up = False
         log.warning("%s: its layers add something else than attention's and the FFN's updates", mllm.name)
-    looked = [image_sums(one.captured[NAME].last_sums).sum(-1) for one in sequences] if observed else []
+    looked = [image_sums(sequence.captured[NAME].last_sums).sum(-1) for sequence in sequences] if observed else []
     return [torch.stack(rows) for rows in logits], looked
 
 
@@ -325,8 +327,10 @@ def _first_difference(mllm: MLLM, prompt: Prompt) -> str:
     with _recorded(mllm) as got:
         runner.prefill([checked_sequence(prompt, 0)], budget=prompt.length)
     tolerance = HALF_TOLERANCE if mllm.rounds else TOLERANCE
-    for layer, (one, other) in enumerate(zip(expected, got, strict=True)):
-        difference = (one.float() - other.float()).norm(dim=-1) / one.float().norm(dim=-1).clamp(min=1e-6)  # (1, n)
+    for layer, (plainly, ours) in enumerate(zip(expected, got, strict=True)):
+        difference = (plainly.float() - ours.float()).norm(dim=-1) / plainly.float().norm(dim=-1).clamp(
+            min=1e-6
+        )  # (1, n)
         if not bool((difference <= tolerance).all()):
             return f"decoder layer {layer} ({type(mllm.layers[layer]).__name__})"
     return "the prompt's last logits"

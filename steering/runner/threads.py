@@ -24,7 +24,12 @@ class PassThreads:
 
     def __init__(self, mllm: MLLM):
         self._most = torch.get_num_threads()
-        weights = (one.weight.numel() for layer in mllm.layers for one in layer.modules() if isinstance(one, nn.Linear))
+        weights = (
+            module.weight.numel()
+            for layer in mllm.layers
+            for module in layer.modules()
+            if isinstance(module, nn.Linear)
+        )
         self._small = mllm.device.type == "cpu" and max(weights, default=SMALL) < SMALL
 
     def of(self, tokens: int) -> int:

@@ -134,9 +134,9 @@ def vector(seed: int) -> SteeringVector:
 def test_a_stream_tells_a_vector_once() -> None:
     here, there, one = serialization.Shared(), serialization.Shared(), vector(1)
     sent = [b"".join(serialization.parts(["submit", one, one], shared=here)) for _ in range(2)]
-    heard = [told for each in sent for told in serialization.read(each, shared=there)[1:]]
-    assert same(heard[0], one)
-    assert all(told is heard[0] for told in heard)
+    received = [told for each in sent for told in serialization.read(each, shared=there)[1:]]
+    assert same(received[0], one)
+    assert all(told is received[0] for told in received)
     assert len(sent[1]) < 100 < len(sent[0])
 
 
@@ -145,7 +145,7 @@ def test_both_ends_let_go_of_the_same_vectors() -> None:
     vectors = [vector(seed) for seed in range(serialization.Shared.MOST + 8)]
     for one in (*vectors, vectors[0], *vectors[-serialization.Shared.MOST :], *vectors):
         assert same(serialization.read(b"".join(serialization.parts(one, shared=here)), shared=there), one)
-    assert len(there.heard) == len(here._told) == serialization.Shared.MOST
+    assert len(there.received) == len(here._sent) == serialization.Shared.MOST
 
 
 def processed(seed: int, tokens: int = 4) -> Picture:
@@ -163,23 +163,23 @@ def test_a_stream_tells_a_picture_once_and_keeps_no_more_than_so_many_bytes(monk
 
     small = [processed(seed) for seed in range(12)]  # of 120 bytes
     for one in (*small, small[11], small[0], small[6]):
-        heard, _ = sent(one)
-        assert heard.key == one.key
-        assert torch.equal(heard.tensors["pixel_values"], one.tensors["pixel_values"])
-        assert here._bytes == sum(map(serialization._bytes, there.heard.values())) <= 800
+        received, _ = sent(one)
+        assert received.key == one.key
+        assert torch.equal(received.tensors["pixel_values"], one.tensors["pixel_values"])
+        assert here._bytes == sum(map(serialization._bytes, there.received.values())) <= 800
     assert sent(small[11])[1] < sent(processed(12))[1] / 2
     with pytest.raises(RequestError, match="cannot be sent"):
         serialization.parts([processed(13), object()], (Picture,), here)
     assert sent(small[11])[0].key == small[11].key
-    assert [*there.heard] == [told.number for told in here._told.values()]  # and nothing that was told before
+    assert [*there.received] == [value.number for value in here._sent.values()]  # and nothing that was told before
     photo = Image.new("RGB", (10, 10), "red")  # of 400 bytes
     for _ in range(2):
-        heard, size = sent(photo)
-        assert heard.tobytes() == photo.tobytes()
+        received, size = sent(photo)
+        assert received.tobytes() == photo.tobytes()
     assert size < 100
     large = processed(14, 40)
     assert sent(large)[0].key == large.key
-    assert len(there.heard) == 2
+    assert len(there.received) == 2
 
 
 def test_what_was_not_sent_after_all_is_told_again() -> None:
