@@ -33,8 +33,8 @@ def roles_for(rule: str, method: str) -> tuple[Role, ...]:
 
 def caller() -> Holder:
     """Return the holder of the current request's key."""
-    found: Holder = g.get("holder", ANYONE)
-    return found
+    current: Holder = g.get("holder", ANYONE)
+    return current
 
 
 def register(app: Flask, keys: KeyRing) -> None:
@@ -80,7 +80,7 @@ def _holder(keys: KeyRing) -> Holder:
             code="missing_api_key",
             headers=_CHALLENGE,
         )
-    found = keys.holder(key.strip())
-    if found is None:
+    known = keys.holder(key.strip())
+    if known is None:
         raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=_CHALLENGE)
-    return found
+    return known

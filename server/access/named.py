@@ -58,13 +58,13 @@ class NamedKey(BaseModel):
 def rate_of(text: str) -> RateLimitItem:
     """Parse a rate such as 60/minute, 1000/day or 5/10 seconds; raises ValueError."""
     try:
-        (found,) = parse_many(text)
+        (limit,) = parse_many(text)
     except ValueError:  # raised for several rates, too
-        found = None
-    wrong = found is None or not 0 < found.amount <= MOST or not 0 < found.get_expiry() <= LONGEST
-    if found is None or wrong or re.search(r"(/|per)\s*0", text):  # the library reads 0 as 1
+        limit = None
+    wrong = limit is None or not 0 < limit.amount <= MOST or not 0 < limit.get_expiry() <= LONGEST
+    if limit is None or wrong or re.search(r"(/|per)\s*0", text):  # the library reads 0 as 1
         raise ValueError(f"a rate is written as 60/minute, 1000/day or 5/10 seconds; got {text[:64]!r}")
-    return found
+    return limit
 
 
 def new_key(
@@ -74,9 +74,9 @@ def new_key(
     key = PREFIX + secrets.token_urlsafe(BYTES)
     today = datetime.now(UTC).date().isoformat()
     fields = {"rate": rate, "concurrent": concurrent, "created": today}
-    asked = tuple(dict.fromkeys(roles)) or ROLES[:1]
+    given_roles = tuple(dict.fromkeys(roles)) or ROLES[:1]
     try:
-        return key, NamedKey.model_validate({"name": name, "digest": digest_of(key), "roles": asked, **fields})
+        return key, NamedKey.model_validate({"name": name, "digest": digest_of(key), "roles": given_roles, **fields})
     except ValidationError as error:
         raise ValueError(_first(error)) from None
 
@@ -96,12 +96,12 @@ def read(path: Path) -> tuple[NamedKey, ...]:
             or not isinstance(content.get("keys"), list)
         ):
             raise ValueError(f"it must have 'format': {FORMAT!r} and a list 'keys', as 'helmsight keys add' writes it")
-        keys = tuple(NamedKey.model_validate(one) for one in content["keys"])
+        keys = tuple(NamedKey.model_validate(key) for key in content["keys"])
     except ValidationError as error:
         raise ValueError(_first(error)) from None
     for what in ("name", "digest"):
-        found = [getattr(key, what) for key in keys]
-        if twice := next((one for one in found if found.count(one) > 1), None):
+        values = [getattr(key, what) for key in keys]
+        if twice := next((value for value in values if values.count(value) > 1), None):
             raise ValueError(f"two keys have the {what} {twice!r}")
     return keys
 
@@ -133,6 +133,8 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
 def _first(error: ValidationError) -> str:
     problem = error.errors(include_url=False)[0]
     field = next((str(part) for part in problem["loc"]), "a key")
-    said = problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
-    said = re.sub("^String should match pattern .*", f"must match {NAME}" if field == "name" else "is no digest", said)
-    return f"'{field}': {said}"
+    reason = problem["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    reason = re.sub(
+        "^String should match pattern .*", f"must match {NAME}" if field == "name" else "is no digest", reason
+    )
+    return f"'{field}': {reason}"

@@ -68,8 +68,8 @@ class KeyRing:
     def holder(self, key: str) -> Holder | None:
         """Return the holder of this key, which is compared with every known one in constant time."""
         digest = digest_of(key)
-        found = [holder for known, holder in (*self._plain, *self._current()) if hmac.compare_digest(digest, known)]
-        return found[0] if found else None
+        matches = [holder for known, holder in (*self._plain, *self._current()) if hmac.compare_digest(digest, known)]
+        return matches[0] if matches else None
 
     def _current(self) -> tuple[tuple[str, Holder], ...]:
         """Return the named keys as of now."""
@@ -91,14 +91,14 @@ def checked(path: Path) -> tuple[tuple[str, Holder], ...]:
     try:
         return tuple((key.digest, Holder.of(key)) for key in read(path))
     except (OSError, ValueError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        raise SettingsError(f"--named-key-file {path}: {said}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError(f"--named-key-file {path}: {reason}") from None
 
 
 def _state(path: Path) -> tuple[int, ...]:
     """Return a state that changes with the file; empty if it does not exist."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return ()
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -324,12 +324,12 @@ def _ask_transformers(settings: Settings) -> None:
         *(["--download"] if settings.download else []),
     ]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=ASKING_SECONDS, check=False)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=ASKING_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return  # loading will report the error
-    said = asked.stdout.strip().rpartition("\n")[2]
-    if asked.returncode == 1 and said:
-        raise SettingsError(f"the model {settings.model!r} cannot be served: {said}")
+    reason = completed.stdout.strip().rpartition("\n")[2]
+    if completed.returncode == 1 and reason:
+        raise SettingsError(f"the model {settings.model!r} cannot be served: {reason}")
 
 
 def refusal(model: str, download: bool) -> str | None:

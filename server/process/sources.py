@@ -77,11 +77,11 @@ def merged(flags: Mapping[str, Any], environ: Mapping[str, str], config: str | N
         lines = []
         for problem in error.errors(include_url=False, include_input=False):
             name = str(problem["loc"][0])
-            said = problem["msg"].replace("Input should", "must").removeprefix("Value error, ")
+            reason = problem["msg"].replace("Input should", "must").removeprefix("Value error, ")
             if problem["type"] == "extra_forbidden":
                 close = get_close_matches(name, Settings.model_fields, n=1)
-                said = "there is no such setting" + (f"; did you mean {close[0]!r}?" if close else "")
-            lines.append(f"setting {name!r} ({source.get(name, 'default')}): {said}")
+                reason = "there is no such setting" + (f"; did you mean {close[0]!r}?" if close else "")
+            lines.append(f"setting {name!r} ({source.get(name, 'default')}): {reason}")
         raise SettingsError("; ".join(lines)) from None
 
 
@@ -105,8 +105,8 @@ def _with_presets(values: dict[str, Any], source: str) -> dict[str, Any]:
 def _file(path: str) -> dict[str, Any]:
     file = Path(path).expanduser()
     if not file.is_file():  # the source would treat it as empty
-        said = "is no file" if file.exists() else "there is no such file"
-        raise SettingsError(f"config file {path}: {said}")
+        reason = "is no file" if file.exists() else "there is no such file"
+        raise SettingsError(f"config file {path}: {reason}")
     try:
         return TomlConfigSettingsSource(Sourced, file)()
     except (OSError, TOMLDecodeError, UnicodeDecodeError) as error:

@@ -171,7 +171,7 @@ class Worker(BaseWorker):
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP
             self.notify()
-            late = [one for one in self._connections if one.late(now)]
+            late = [connection for connection in self._connections if connection.late(now)]
             for connection in late[:ACCEPTED]:
                 self._too_late(connection)
             if len(late) > ACCEPTED:  # the others follow in the next turn, so that the loop is not blocked
@@ -301,7 +301,7 @@ class Worker(BaseWorker):
     def _bound_input(self) -> None:
         """Refuse the largest incoming requests while all of them together are too large."""
         held = sum(connection.intake.held for connection in self._reading)
-        for connection in sorted(self._reading, key=lambda one: one.intake.held, reverse=True):
+        for connection in sorted(self._reading, key=lambda other: other.intake.held, reverse=True):
             if held <= ALL_INPUT:
                 break
             held -= connection.intake.held

@@ -45,7 +45,7 @@ class RefusalEstimate:
                 refusal.room -= answers
 
     def answered(self, group: str, answers: int, outcome: object) -> None:
-        """Record the outcome of a request of so many answers; `found` is an error or anything else for success."""
+        """Record the outcome of a request of so many answers; `outcome` is an error or anything else for success."""
         with self._lock:
             refusal = self._refusals.get(group)
             if isinstance(outcome, Busy) and answers == 1:

@@ -196,7 +196,11 @@ class ImageCache:
         """Return a prompt's new pictures, each once, or one for all where they cannot be separated."""
         if not self._separable:
             pictures = (Picture.join(pictures),) if pictures else ()
-        new = {one.key: one for one in pictures if one.key not in self._entries and one.key not in self._ahead}
+        new = {
+            picture.key: picture
+            for picture in pictures
+            if picture.key not in self._entries and picture.key not in self._ahead
+        }
         return list(new.values())
 
     def encode_next(self, encode: Encode, pictures: Sequence[Picture], values: float = 0) -> int:
@@ -230,7 +234,7 @@ class ImageCache:
         Pictures whose keys are `unseen` may get zeros.
         """
         if not self._separable:
-            unseen = {Picture.join(some).key for some in prompts if all(one.key in unseen for one in some)}
+            unseen = {Picture.join(some).key for some in prompts if all(picture.key in unseen for picture in some)}
             prompts = [(Picture.join(pictures),) for pictures in prompts]
         found: dict[bytes, KeptFeatures] = {}
         missing: dict[tuple[object, ...], dict[bytes, Picture]] = {}

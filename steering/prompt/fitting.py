@@ -83,19 +83,19 @@ def shrunk(mllm: MLLM, parts: Sequence[Part], text: str, room: int) -> tuple[Shr
     flexible = [number for number, part in enumerate(parts) if part.get("detail") != "high"]
     left -= sum(tokens) - (wanted := sum(tokens[number] for number in flexible))
     left -= left % max(1, room // STEPS)
-    found = []
+    shrunk = []
     for number in flexible:
         part, share = parts[number], left * tokens[number] // wanted
         if share * bounds.factor**2 < max(bounds.least, part.get("min_pixels") or 0):
             return ()
         after = bounds.size(part["image"], part.get("min_pixels"), share * bounds.factor**2)
-        found.append(Shrunk(number, part["image"].size, after))
-    return tuple(found)
+        shrunk.append(Shrunk(number, part["image"].size, after))
+    return tuple(shrunk)
 
 
 def resized(parts: Sequence[Part], pictures: Sequence[Shrunk]) -> list[Part]:
     """Return the parts of a prompt's pictures with the shrunk ones scaled down."""
-    sizes = {one.number: one.after for one in pictures}
+    sizes = {picture.number: picture.after for picture in pictures}
     return [_resized(part, sizes[number]) if number in sizes else part for number, part in enumerate(parts)]
 
 
@@ -111,9 +111,9 @@ def resized_chat(messages: Sequence[Mapping[str, Any]], pictures: Sequence[Shrun
         for place, part in enumerate(message["content"])
         if part["type"] == "image"
     ]
-    for one in pictures:
-        content, place = places[one.number]
-        content[place] = _resized(content[place], one.after)
+    for picture in pictures:
+        content, place = places[picture.number]
+        content[place] = _resized(content[place], picture.after)
     return chat
 
 

@@ -16,27 +16,27 @@ REGISTRY: dict[str, tuple[type[InterventionSpec], type[Slots] | None]] = {}
 """Every intervention by name, in the order in which they act."""
 
 
-def register(asked: type[InterventionSpec], slots: type[Slots] | None = None) -> None:
+def register(spec: type[InterventionSpec], slots: type[Slots] | None = None) -> None:
     """Make an intervention known to requests, engine, reports, metrics, journal and catalogue.
 
-    `asked` is its options; `slots` keeps its state, if it has any. Raises ValueError where its name or its place in a
+    `spec` is its options; `slots` keeps its state, if it has any. Raises ValueError where its name or its place in a
     request is taken or invalid.
     """
-    if not 1 <= len(asked.path) <= 2:
-        raise ValueError(f"The path of {asked.__name__} must have one name or two; got {asked.path!r}.")
-    for name in (*asked.path, *([asked.kind] if asked.kind else ())):
-        check_name(name, f"The names in the path and the kind of {asked.__name__}")
+    if not 1 <= len(spec.path) <= 2:
+        raise ValueError(f"The path of {spec.__name__} must have one name or two; got {spec.path!r}.")
+    for name in (*spec.path, *([spec.kind] if spec.kind else ())):
+        check_name(name, f"The names in the path and the kind of {spec.__name__}")
     for other, _ in REGISTRY.values():
-        if other.name() == asked.name():
-            raise ValueError(f"There is an intervention {asked.name()!r} already.")
-        if other.path == asked.path and not (other.kind and asked.kind):
-            raise ValueError(f"Interventions that share the path {'.'.join(asked.path)!r} need a kind each.")
-        if len(other.path) != len(asked.path) and other.path[0] == asked.path[0]:
-            raise ValueError(f"{asked.path[0]!r} cannot be both an intervention and a group of them.")
-    REGISTRY[asked.name()] = (asked, slots)
+        if other.name() == spec.name():
+            raise ValueError(f"There is an intervention {spec.name()!r} already.")
+        if other.path == spec.path and not (other.kind and spec.kind):
+            raise ValueError(f"Interventions that share the path {'.'.join(spec.path)!r} need a kind each.")
+        if len(other.path) != len(spec.path) and other.path[0] == spec.path[0]:
+            raise ValueError(f"{spec.path[0]!r} cannot be both an intervention and a group of them.")
+    REGISTRY[spec.name()] = (spec, slots)
 
 
-def applied(asked: Mapping[str, InterventionSpec], taken: Mapping[str, object]) -> dict[str, object] | None:
+def applied(interventions: Mapping[str, InterventionSpec], measured: Mapping[str, object]) -> dict[str, object] | None:
     """Return the `applied` report of an answer: what each intervention did, by its path.
 
     None when no intervention was asked for. A group with at least one active member lists all members, None where they are
@@ -44,15 +44,15 @@ def applied(asked: Mapping[str, InterventionSpec], taken: Mapping[str, object]) 
     """
     report: dict[str, object] = {}
     for name, (kind, _) in REGISTRY.items():
-        said = asked[name].report(taken.get(name)) if name in asked else None
+        own = interventions[name].report(measured.get(name)) if name in interventions else None
         head, *rest = kind.path
         if not rest:
-            if name in asked:
-                report[head] = said
-        elif any(other.path[0] == head for other in asked.values()):
+            if name in interventions:
+                report[head] = own
+        elif any(other.path[0] == head for other in interventions.values()):
             group = report.setdefault(head, {})
             assert isinstance(group, dict)
-            group[rest[0]] = said
+            group[rest[0]] = own
     return report or None
 
 
@@ -80,12 +80,12 @@ class Prelude(InterventionSpec):
 
 def next_prelude(request: Request) -> Prelude | None:
     """Return the first undecided prelude of a request; None where there is none."""
-    return next((asked for asked in request.asked.values() if isinstance(asked, Prelude)), None)
+    return next((intervention for intervention in request.asked.values() if isinstance(intervention, Prelude)), None)
 
 
 def in_place_of(request: Request, prelude: Prelude, decided: Sequence[InterventionSpec] = ()) -> Request:
     """Return the request with other interventions in place of a prelude."""
     interventions: list[InterventionSpec] = []
-    for asked in request.asked.values():
-        interventions += decided if asked is prelude else [asked]
+    for intervention in request.asked.values():
+        interventions += decided if intervention is prelude else [intervention]
     return replace(request, interventions=interventions)

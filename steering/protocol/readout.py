@@ -187,21 +187,25 @@ class Diagnose:
     @property
     def readouts(self) -> tuple[Readout, ...]:
         """The requested readouts in the order of the envelope; some, as heat maps, have an option of their own."""
-        return tuple(one for one in REGISTRY.values() if one.name in self.include or one.asked_beside(self))
+        return tuple(
+            readout for readout in REGISTRY.values() if readout.name in self.include or readout.asked_beside(self)
+        )
 
     @property
     def signals(self) -> frozenset[Signal]:
         """The signals that the readouts need captured."""
-        return frozenset().union(*(one.signals(self) for one in self.readouts))
+        return frozenset().union(*(readout.signals(self) for readout in self.readouts))
 
     def check(self, mllm: MLLM, layout: Layout, tokens: int) -> None:
         """Raise RequestError where the readouts do not fit a model, a prompt of this layout or so long an answer."""
         for option in readout_options().values():
             option.fits(self[option], mllm, layout)
-        for one in self.readouts:
-            if not OF_UPDATES.isdisjoint(one.signals(self)):
-                mllm.need_updates(f"diagnostics.{one.name}")
-        values = sum(one.values(self, mllm.num_layers, len(layout.image_columns), tokens) for one in self.readouts)
+        for readout in self.readouts:
+            if not OF_UPDATES.isdisjoint(readout.signals(self)):
+                mllm.need_updates(f"diagnostics.{readout.name}")
+        values = sum(
+            readout.values(self, mllm.num_layers, len(layout.image_columns), tokens) for readout in self.readouts
+        )
         if values > MAX_VALUES:
             raise RequestError(
                 f"'diagnostics' may return at most {MAX_VALUES} numbers in maps, and this request could need {values}: ask "

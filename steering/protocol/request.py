@@ -168,7 +168,7 @@ class Request:
         wanted = {
             Signal.PROMPT_STATE: self.states, Signal.DIVERGENCE: self.divergence, Signal.REPLY: self.reply is not None,
         }  # fmt: skip
-        return frozenset(signal for signal, asked in wanted.items() if asked)
+        return frozenset(signal for signal, needed in wanted.items() if needed)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", chat_of(self.messages))
@@ -188,29 +188,33 @@ class Request:
         _check_template(self)
         whole: list[InterventionSpec] = []
         parts: dict[type[Part], list[Part]] = {}
-        for one in _each(self.interventions):
-            if isinstance(one, Part):
-                parts.setdefault(type(one), []).append(one)
+        for given in _each(self.interventions):
+            if isinstance(given, Part):
+                parts.setdefault(type(given), []).append(given)
             else:
-                whole.append(one)
+                whole.append(given)
         asked: dict[str, InterventionSpec] = {}
-        for one in (*whole, *(kind.together(some) for kind, some in parts.items())):
-            if one.name() in asked:
-                raise RequestError(f"'{one.name()}' may be asked for once.", param=one.name())
-            asked[one.name()] = one
+        for intervention in (*whole, *(kind.together(some) for kind, some in parts.items())):
+            if intervention.name() in asked:
+                raise RequestError(f"'{intervention.name()}' may be asked for once.", param=intervention.name())
+            asked[intervention.name()] = intervention
         object.__setattr__(self, "interventions", tuple(asked.values()))
 
     @cached_property
     def asked(self) -> dict[str, InterventionSpec]:
         """The interventions by name."""
-        return {one.name(): one for one in _each(self.interventions) if isinstance(one, InterventionSpec)}
+        return {
+            intervention.name(): intervention
+            for intervention in _each(self.interventions)
+            if isinstance(intervention, InterventionSpec)
+        }
 
     @cached_property
     def chat(self) -> Sequence[Mapping[str, Any]]:
         """The messages as the model reads them, with the texts that interventions insert."""
         messages = self.messages
-        for one in self.asked.values():
-            messages = one.chat(messages)
+        for intervention in self.asked.values():
+            messages = intervention.chat(messages)
         return messages
 
     @property
@@ -230,8 +234,8 @@ def _check_grammar(request: Request) -> None:
     for param in params:
         if tools is not None and grammar is not None:
             raise RequestError(f"'{param}' and 'tools' exclude one another.", param="tools")
-        for name, asked in against.items():
-            if asked:
+        for name, present in against.items():
+            if present:
                 raise RequestError(f"'{param}' and '{name}' exclude one another.", param=name)
 
 
@@ -267,8 +271,8 @@ def _each(given: Any) -> Iterator[InterventionSpec | Part]:
     if isinstance(given, InterventionSpec | Part):
         yield given
     elif isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
-        for one in given:
-            yield from _each(one)
+        for member in given:
+            yield from _each(member)
     elif given is not None:
         if isinstance(given, type) and issubclass(given, InterventionSpec | Part):
             raise RequestError(
@@ -356,12 +360,12 @@ class Choice:
     @property
     def reply_logprobs(self) -> torch.Tensor | None:
         """The log-probabilities (nats) of the reply's tokens, (tokens,) float32."""
-        found: torch.Tensor | None = self.measured.get("reply")
-        return found
+        value: torch.Tensor | None = self.measured.get("reply")
+        return value
 
     def _of(self, name: str, tensor: str) -> torch.Tensor | None:
-        found: torch.Tensor | None = getattr(self.measured.get(name), tensor, None)
-        return found
+        value: torch.Tensor | None = getattr(self.measured.get(name), tensor, None)
+        return value
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Spec:
     def signals(self) -> frozenset[Signal]:
         """All signals to capture."""
         readouts = frozenset[Signal]() if self.diagnose is None else self.diagnose.signals
-        return self.captured.union(readouts, *(one.signals for one in self.asked.values()))
+        return self.captured.union(readouts, *(intervention.signals for intervention in self.asked.values()))
 
     @cached_property
     def concern(self) -> tuple[frozenset[str], frozenset[Signal]]:
@@ -67,7 +67,7 @@ class Spec:
     @cached_property
     def contrast(self) -> InterventionSpec | None:
         """The intervention that has a twin."""
-        return next((one for one in self.asked.values() if one.twin), None)
+        return next((intervention for intervention in self.asked.values() if intervention.twin), None)
 
 
 @dataclass(eq=False)

@@ -271,7 +271,7 @@ class HookPlans:
         if (asked, signals) not in self._known:
 
             def those(parts: Mapping[str, Slots]) -> list[Slots]:
-                return [one for one in parts.values() if one.concerns(asked, signals)]
+                return [part for part in parts.values() if part.concerns(asked, signals)]
 
             recorders, interventions = those(self._recorders), those(self._interventions)
             self._known[asked, signals] = HookPlan([*interventions, *recorders], [*recorders, *interventions])
