@@ -14,11 +14,8 @@ import http.client
 import json
 import multiprocessing
 import os
-import socket
-import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,6 +23,7 @@ import numpy as np
 
 from benchmarks.load.run import shape
 from benchmarks.load.workloads import WORKLOADS
+from benchmarks.serving import serving
 from server.engine.resources import raise_file_limit
 
 BETWEEN = 1.0
@@ -33,27 +31,6 @@ BETWEEN = 1.0
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
 BODY = b'POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n{"messages": ['
 Times = dict[str, list[float]]
-
-
-@contextlib.contextmanager
-def served(flags: Sequence[str]) -> Iterator[int]:
-    """Run a server within the block and yield its port once it is ready."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    command = [sys.executable, "-m", "server.cli", "serve", "--journal", "off", "--no-access-log", "--port", str(port)]
-    process = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
-                break
-            if process.poll() is not None:
-                raise RuntimeError("The server ended before it was ready.")
-            time.sleep(0.2)
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
 
 
 class Drips:
@@ -153,7 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=8, help="tokens of each chat's answer")
     parser.add_argument("flags", nargs="*", help="more flags of helmsight serve, after --")
     options = parser.parse_args(argv)
-    with served(options.flags) as port:
+    with serving(*options.flags) as server:
+        port = server.port
         ask(port, min(2.0, options.seconds), options.tokens)
         alone = ask(port, options.seconds, options.tokens)
         drips = Drips(port, options.connections)

@@ -9,16 +9,15 @@ import argparse
 import contextlib
 import os
 import signal
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import requests
+
+from benchmarks.serving import serving
 
 PATIENCE = 120.0
 CHAT = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
@@ -30,35 +29,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args(argv)
     found: dict[str, list[float]] = {"worker": [], "engine": []}
-    with _served() as (master, url):
-        _until_answered(url)
+    with serving() as server:
+        _until_answered(server.url)
         for _ in range(options.repeats):
             for name, times in found.items():
-                (worker,) = _children(master)
+                (worker,) = _children(server.pid)
                 (engine,) = _children(worker)
                 os.kill(worker if name == "worker" else engine, signal.SIGKILL)
                 killed = time.monotonic()
-                _until_answered(url)
+                _until_answered(server.url)
                 times.append(time.monotonic() - killed)
     print("| killed | answers again after (s): median | shortest | longest |\n|---|---:|---:|---:|")
     for name, times in found.items():
         print(f"| {name} | {statistics.median(times):.1f} | {min(times):.1f} | {max(times):.1f} |")
     return 0
-
-
-@contextlib.contextmanager
-def _served() -> Iterator[tuple[int, str]]:
-    """Run a server within the block and yield its process id and its URL."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
-    options = ["--port", str(port), "--journal", "off", "--no-access-log"]
-    with tempfile.TemporaryFile() as log:
-        server = subprocess.Popen([sys.executable, "-m", "server.cli", "serve", *options], stdout=log, stderr=log)
-        try:
-            yield server.pid, f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-            server.wait(PATIENCE)
 
 
 def _children(process: int) -> list[int]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,6 @@ from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from statistics import median, quantiles
-from threading import Thread
 
 TOKENS = 64
 
@@ -119,28 +117,13 @@ class Side:
 def served(checkouts: Sequence[Path], clients: Sequence[int], rounds: int) -> None:
     """Start a server of each checkout and print a table of both under the same loads, a new picture a request."""
     from benchmarks.load import run  # noqa: PLC0415
+    from benchmarks.serving import COMPILED, READY, serving  # noqa: PLC0415
 
     with ExitStack() as ends:
         names = []
         for name, folder in zip(("old", "new"), checkouts, strict=True):
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
-            command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--journal", "off"]
-            environment = os.environ | {"PYTHONPATH": str(folder.resolve())}
-            process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-            )  # the access log would hide the table
-            ends.callback(process.wait)
-            ends.callback(process.terminate)
-            assert process.stderr is not None
-            missing = {"steps are compiled", "is ready after"}  # in either order
-            while missing:
-                if not (line := process.stderr.readline()):
-                    raise SystemExit(f"the server of {folder} has ended")
-                missing = {words for words in missing if words not in line}
-            Thread(target=process.stderr.read, daemon=True).start()
-            names.append(f"{name}=http://127.0.0.1:{port}/v1=helmsight-demo")
+            server = ends.enter_context(serving(checkout=folder, until=(READY, COMPILED)))
+            names.append(f"{name}={server.url}/v1=helmsight-demo")
         loads = ["--workloads", "picture", "--tokens", str(TOKENS), "--repeats", str(rounds)]
         run.main([*names, *loads, "--clients", *map(str, clients)])
 

@@ -14,9 +14,8 @@ from flask.testing import FlaskClient
 
 import steering
 from server.app import create_app
-from server.engine import local
 from server.settings import Settings
-from steering import Histogram
+from steering import Histogram, devices
 from steering.core.budget import StepBudget
 from tests.server.api.test_operations import samples
 from tests.server.conftest import ask, data_uri
@@ -115,8 +114,8 @@ def test_memory_of_gpus(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> No
         memory_allocated=lambda device: 50,
         memory_reserved=lambda device: 60,
     )
-    monkeypatch.setattr(local.torch, "cuda", told)
-    memory = local.gpu_memory([torch.device(name) for name in ("cpu", "cuda:0", "cuda:1")])
+    monkeypatch.setattr(devices.torch, "cuda", told)
+    memory = devices.gpu_memory([torch.device(name) for name in ("cpu", "cuda:0", "cuda:1")])
     fake.numbers |= memory
     found = samples(create_app(Settings(), engine=fake).test_client())  # type: ignore[arg-type]
     sizes = {
