@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from flask import Blueprint, Response
@@ -140,4 +141,6 @@ def _readouts(able: Capabilities) -> list[Readout]:
 def _described(one: Readout) -> dict[str, Any]:
     """Return a readout with the numbers that journal and metrics keep of it."""
     scalars = {name: SCALARS[kind] for name, kind in one.scalars.items()}
-    return {"name": one.name, "cheap": one.cheap, "own_key": one.part_of is None, "scalars": scalars}
+    quantities = {name: asdict(quantity) for name, quantity in one.quantities.items()}
+    own_key = one.part_of is None
+    return {"name": one.name, "cheap": one.cheap, "own_key": own_key, "scalars": scalars, "quantities": quantities}
