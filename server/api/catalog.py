@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from flask import Blueprint, Response
@@ -140,4 +141,6 @@ def _readouts(capabilities: Capabilities) -> list[Readout]:
 def _described(entry: Readout) -> dict[str, Any]:
     """Return a readout with the numbers that journal and metrics keep of it."""
     scalars = {name: SCALARS[kind] for name, kind in entry.scalars.items()}
-    return {"name": entry.name, "cheap": entry.cheap, "own_key": entry.part_of is None, "scalars": scalars}
+    quantities = {name: asdict(quantity) for name, quantity in entry.quantities.items()}
+    own_key = entry.part_of is None
+    return {"name": entry.name, "cheap": entry.cheap, "own_key": own_key, "scalars": scalars, "quantities": quantities}

@@ -13,21 +13,16 @@ from server.telemetry.collectors import EngineCollector, JournalCollector
 from server.telemetry.refusals import RequestCounters
 from steering import Choice, Request
 from steering.protocol.readout import REGISTRY as READOUTS
+from steering.protocol.readout import Quantity
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-SLOPES = (-0.1, -0.03, -0.01, -0.003, -0.001, 0.0, 0.001, 0.003, 0.01, 0.03, 0.1)
-DOSES = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 5.0)
-RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 2.0, 5.0)
-
 WIDE = tuple(base * 10.0**power for power in range(-3, 4) for base in (1, 3))
-_NUMBERS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "attention_ratio": ("Attention ratio of finished answers", RATIOS),
-    "focus_share": ("The focused image's share of the attention factors of finished answers", SHARES),
-    "decay_slope": ("Change of the vision share per token of finished answers", SLOPES),
-    "dose": ("Mean steering dose of finished answers", DOSES),
-}
-"""Help texts and buckets of the histograms of scalars; others have the buckets `WIDE`."""
+EITHER = (*(-bound for bound in reversed(WIDE)), 0.0, *WIDE)
+"""Buckets of numbers of which nothing is known."""
+DOSE = Quantity(
+    "Mean steering dose: the norm of the added vectors as a share of the residual stream's",
+    buckets=(0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 2.0, 3.0, 5.0),
+)
 NONE = "none"
 """The kind of intervention of an answer without any."""
 CORRECT = "correct"
@@ -72,10 +67,12 @@ class Metrics(RequestCounters):
             registry=registry,
         )
         self.readouts = Counter("helmsight_diagnostics", "Requested readouts", ["readout"], registry=registry)
-        kept = {name: kind for one in READOUTS.values() for name, kind in one.scalars.items()}
-        self.truths = frozenset(name for name, kind in kept.items() if kind is bool) - {CORRECT}
-        self.histograms = {name: _histogram(name, registry) for name, kind in kept.items() if kind is float}
-        self.histograms["dose"] = _histogram("dose", registry)
+        kept = [
+            (name, kind, one.quantities.get(name)) for one in READOUTS.values() for name, kind in one.scalars.items()
+        ]
+        self.truths = frozenset(name for name, kind, _ in kept if kind is bool) - {CORRECT}
+        numbers = {name: quantity for name, kind, quantity in kept if kind is float} | {"dose": DOSE}
+        self.histograms = {name: _histogram(name, quantity, registry) for name, quantity in numbers.items()}
         self.flags = Counter("helmsight_flags", "Finished answers by flag", ["flag", "raised"], registry=registry)
         self.focus = Counter(
             "helmsight_focus", "Finished answers whose focused image was the target", ["correct"], registry=registry
@@ -112,8 +109,10 @@ class Metrics(RequestCounters):
         return generate_latest(self.registry)
 
 
-def _histogram(name: str, registry: CollectorRegistry) -> Histogram:
-    text, buckets = _NUMBERS.get(name, (f"{name} of finished answers", WIDE))
+def _histogram(name: str, quantity: Quantity | None, registry: CollectorRegistry) -> Histogram:
+    quantity = quantity or Quantity(name)
+    unit = f" ({quantity.unit})" if quantity.unit else ""
+    text, buckets = f"{quantity.about}{unit}, of finished answers", quantity.buckets or EITHER
     return Histogram(f"helmsight_{name}", text, buckets=buckets, registry=registry)
 
 

@@ -57,6 +57,16 @@ class InterventionCard(AnswerBody):
     """The JSON schema of its options."""
 
 
+class QuantityCard(AnswerBody):
+    """The meaning of a number: its unit ("" for a ratio), its range (null: unbounded), the bounds of its histogram."""
+
+    about: str
+    unit: str
+    low: float | None
+    high: float | None
+    buckets: list[float]
+
+
 class ReadoutCard(AnswerBody):
     """An available readout."""
 
@@ -67,6 +77,8 @@ class ReadoutCard(AnswerBody):
     """True if it has a key of its own in the diagnostics."""
     scalars: dict[str, Literal["number", "integer", "boolean"]]
     """The numbers that journal and metrics keep of it."""
+    quantities: dict[str, QuantityCard]
+    """Descriptions of those of them that are floats."""
 
 
 class ModelCard(AnswerBody):

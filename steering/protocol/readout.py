@@ -52,6 +52,20 @@ class ReadoutContext:
 
 
 @dataclass(frozen=True)
+class Quantity:
+    """A number that a readout keeps: its meaning, its unit ("" for a ratio), its range, and bounds for its histogram.
+
+    Choose `buckets` so that less than nine tenths of usual answers lie in one of the outermost.
+    """
+
+    about: str
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    buckets: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class Earlier:
     """Another answer, by name: its states (2, layers, d), the mean over its rows and those at the last row."""
 
@@ -272,6 +286,8 @@ class Readout(ABC):
     needs_pictures: ClassVar[bool] = False
     scalars: ClassVar[Mapping[str, type]] = {}
     """The values that the journal and the metrics keep, each a float, int or bool."""
+    quantities: ClassVar[Mapping[str, Quantity]] = {}
+    """Descriptions of those that are floats."""
 
     @abstractmethod
     def signals(self, options: Diagnose) -> frozenset[Signal]:
@@ -311,6 +327,10 @@ def register(readout: Readout) -> None:
     taken = {scalar for other in REGISTRY.values() for scalar in other.scalars}
     if readout.name in (*REGISTRY, *ENVELOPE) or taken & set(readout.scalars):
         raise ValueError(f"There is a readout {readout.name!r} already, or one with a scalar of the same name.")
+    if strange := sorted(readout.quantities.keys() - {name for name, kind in readout.scalars.items() if kind is float}):
+        raise ValueError(
+            f"{type(readout).__name__} has quantities that are no scalars of kind float: {', '.join(strange)}."
+        )
     for option in readout.options:
         check_name(option.name, f"The names of the options of {type(readout).__name__}")
         if option.name in RESERVED or readout_options().get(option.name, option) is not option:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from steering.protocol.readout import REGISTRY, Diagnose, FinishedAnswer, Readout, Scalar
+from steering.protocol.readout import REGISTRY, Diagnose, FinishedAnswer, Quantity, Readout, Scalar
 from steering.protocol.signals import Signal
 from steering.readouts.decay import SPANS
 
@@ -31,6 +31,16 @@ class ConfidenceReadout(Readout):
 
     name = "confidence"
     scalars: ClassVar[dict[str, type]] = {"mean_logprob": float, "least_logprob": float}
+    quantities: ClassVar[dict[str, Quantity]] = {
+        "mean_logprob": Quantity(
+            "Mean log-probability of the answer's tokens", unit="nats", high=0.0,
+            buckets=(-10, -5, -3, -2, -1.5, -1, -0.7, -0.5, -0.3, -0.2, -0.1, -0.05, -0.02, -0.01, -0.003, -0.001, 0),
+        ),
+        "least_logprob": Quantity(
+            "Least log-probability of a token of the answer", unit="nats", high=0.0,
+            buckets=(-20, -15, -10, -7, -5, -4, -3, -2, -1.5, -1, -0.7, -0.5, -0.3, -0.1, -0.03, -0.01, 0),
+        ),
+    }  # fmt: skip
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.LOGPROBS})
@@ -58,7 +68,13 @@ class AlarmReadout(Readout):
 
     name = "alarm"
     options = (SPANS,)
-    scalars: ClassVar[dict[str, type]] = {"alarm": bool}
+    scalars: ClassVar[dict[str, type]] = {"alarm": bool, "alarm_score": float}
+    quantities: ClassVar[dict[str, Quantity]] = {
+        "alarm_score": Quantity(
+            "Log-odds that the answer is wrong", unit="nats",
+            buckets=(-10, -7, -5, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 5, 7, 10),
+        ),
+    }  # fmt: skip
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset().union(*(REGISTRY[name].signals(options) for name in READ))
@@ -81,4 +97,4 @@ class AlarmReadout(Readout):
         }
 
     def summary(self, said: Any) -> dict[str, Scalar]:
-        return {"alarm": said["alarm"]}
+        return {"alarm": said["alarm"], "alarm_score": said["score"]}

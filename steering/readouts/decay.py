@@ -9,7 +9,7 @@ import torch
 
 from steering.measures import known
 from steering.prompt.spans import PARTITIONS
-from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, ReadoutOption, Scalar
+from steering.protocol.readout import Diagnose, FinishedAnswer, Quantity, Readout, ReadoutOption, Scalar
 from steering.protocol.signals import Signal
 from steering.recorders.attention import NAME, Attention
 
@@ -43,6 +43,13 @@ class DecayReadout(Readout):
     cheap = True
     options = (SPANS,)
     scalars: ClassVar[dict[str, type]] = {"decay_slope": float}
+    quantities: ClassVar[dict[str, Quantity]] = {
+        "decay_slope": Quantity(
+            "Change of the image's share of attention with each token of the answer",
+            unit="1/token", low=-1.0, high=1.0,
+            buckets=(-0.1, -0.03, -0.01, -0.003, -0.001, -0.0003, 0.0, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1),
+        ),
+    }  # fmt: skip
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.DECAY})

@@ -12,7 +12,7 @@ from steering.errors import RequestError
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Layout
 from steering.prompt.spans import FIRST_IMAGE
-from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, ReadoutOption, Scalar
+from steering.protocol.readout import Diagnose, FinishedAnswer, Quantity, Readout, ReadoutOption, Scalar
 from steering.protocol.signals import Signal
 from steering.protocol.wording import counted, is_whole, must, shown
 from steering.recorders.attention import NAME, Attention
@@ -127,6 +127,12 @@ class FocusReadout(Readout):
     options = (TARGET_IMAGE,)
     scalars: ClassVar[dict[str, type]] = {
         "focused_image": int, "focus_share": float, "target_image": int, "correct": bool,
+    }  # fmt: skip
+    quantities: ClassVar[dict[str, Quantity]] = {
+        "focus_share": Quantity(
+            "The focused image's share of the attention factors of all images",
+            low=0.0, high=1.0, buckets=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0),
+        ),
     }  # fmt: skip
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:

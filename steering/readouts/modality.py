@@ -9,7 +9,7 @@ import torch
 
 from steering.measures import known
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE
-from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, Scalar
+from steering.protocol.readout import Diagnose, FinishedAnswer, Quantity, Readout, Scalar
 from steering.protocol.signals import Signal
 from steering.recorders.attention import NAME, Attention
 
@@ -36,6 +36,12 @@ class ModalityReadout(Readout):
     name = "modality"
     cheap = True
     scalars: ClassVar[dict[str, type]] = {"attention_ratio": float}
+    quantities: ClassVar[dict[str, Quantity]] = {
+        "attention_ratio": Quantity(
+            "The image's share of the mean attention to a token of the image and of the text context",
+            low=0.0, high=1.0, buckets=(0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+        ),
+    }  # fmt: skip
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.SPANS})

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from steering.measures import known, mean
-from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, ReadoutOption, Scalar
+from steering.protocol.readout import Diagnose, FinishedAnswer, Quantity, Readout, ReadoutOption, Scalar
 from steering.protocol.signals import Signal
 from steering.recorders.residual import NAME, NAMES, Residual
 
@@ -27,6 +27,12 @@ class ResidualReadout(Readout):
     name = NAME
     options = (ROWS,)
     scalars: ClassVar[dict[str, type]] = {"kl": float}
+    quantities: ClassVar[dict[str, Quantity]] = {
+        "kl": Quantity(
+            "Divergence of the updates of attention and FFN, mean over layers",
+            unit="nats", low=0.0, buckets=(0.01, 0.03, 0.1, 0.3, 1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 200, 500, 1000),
+        ),
+    }  # fmt: skip
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.UPDATES})
