@@ -48,7 +48,7 @@ def load(file: str | Path, left: list[str] | None = None) -> list[Told]:
 def _told(folder: Path, row: Mapping[str, Any], number: int) -> Told:
     names, question, *answers = (rows.texts(row, name) for name in ("images", "question", "faithful", "unfaithful"))
     if any(len(one) > 1 for one in (question, *answers)):
-        raise ValueError("'question', 'faithful' and 'unfaithful' must be a text each")
+        raise ValueError("'question', 'faithful' and 'unfaithful' must be strings")
     (faithful,), (unfaithful,) = answers
     if faithful == unfaithful:
         raise ValueError("the two answers are the same")

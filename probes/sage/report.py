@@ -56,7 +56,7 @@ def _differences(page: Report, found: Mapping[str, Any]) -> None:
         page.heading(heading, 3)
         table(page, found, "differences", metrics)
     for part in ("precision", "recall"):
-        page.heading(f"{part.capitalize()} by type, and of categories", 3)
+        page.heading(f"{part.capitalize()} by type and category", 3)
         names = {kind: f"{kind}_{part}" for kind in (*TYPES, "category")}
         table(page, found, "differences", names, differences=False)
     settings = [name for name in found[BASELINE]["differences"] if name != "all"]

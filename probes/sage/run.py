@@ -41,7 +41,7 @@ class SageOptions:
         if self.pope and not self.images:
             raise ValueError("--pope needs --images, the folder of COCO val2014")
         if not self.pope and self.demo is None:
-            raise ValueError("--pope is needed: there is no demo world here to draw questions from")
+            raise ValueError("--pope is needed: the demo world, which draws questions, is not installed")
 
     def draw(self, setup: Setup, left: list[str]) -> Drawn:
         """Return POPE's questions if files are given, otherwise the demo world's with pairs and names of objects.

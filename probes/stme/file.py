@@ -97,7 +97,7 @@ def _sample(
         task, number, context = str(row["dataset_name"]), row["sample_id"], str(row["context"])
         names, target, response = list(row["raw_img_list"]), row.get("target_id"), str(row["response"]).strip()
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{where}: no sample of STME: {error!r}") from error
+        raise ValueError(f"{where}: not a sample of STME: {error!r}") from error
     texts = context.split(PLACE)
     if len(texts) != len(names) + 1:
         raise ValueError(f"{where}: {len(names)} pictures for {len(texts) - 1} times {PLACE}")
@@ -116,7 +116,7 @@ def _sample(
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     if choices and response not in choices:
-        raise ValueError(f"{where}: the response {response!r} is none of the options")
+        raise ValueError(f"{where}: the response {response!r} is not among the options")
     if task != CAPTION and texts[-1].rstrip().endswith(PROMPT.rstrip()):
         texts[-1] = texts[-1].rstrip(PROMPT)  # strips characters: at another end it would cut letters
     pixels = next(pixels for most, pixels in PIXELS if len(names) >= most)

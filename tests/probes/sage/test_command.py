@@ -148,7 +148,7 @@ def test_popes_questions_are_asked_in_place_of_the_demo_worlds(
     ("more", "message"),
     [
         (("--pope", "x.json"), "--pope needs --images, the folder of COCO val2014"),
-        ((), "--pope is needed: there is no demo world here to draw questions from"),
+        ((), "--pope is needed: the demo world, which draws questions, is not installed"),
     ],
 )
 def test_without_samples_the_command_is_refused(

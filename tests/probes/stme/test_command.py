@@ -127,7 +127,7 @@ def test_without_diagnostics_answers_alone_are_scored(
     found = strict(tmp_path / "out" / "report.json")
     assert found["conditions"]["baseline"]["samples"]["all"]["answers"]["value"] > 0
     assert not {"attention", "hidden", "shuffles", "cases"} & found.keys()
-    assert "has no diagnostics, so nothing is known of where it looked" in (tmp_path / "out" / "report.md").read_text()
+    assert "has no diagnostics, so the attention is unknown" in (tmp_path / "out" / "report.md").read_text()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -157,8 +157,8 @@ def test_a_model_is_asked_under_a_condition_of_ones_own(model: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--data", "x.json"), "--data needs --images, the folder of its pictures"),
-        ((), "--data is needed: there is no demo world here to draw samples from"),
+        (("--data", "x.json"), "--data needs --images, the folder of its images"),
+        ((), "--data is needed: the demo world, which draws samples, is not installed"),
     ],
 )
 def test_without_samples_the_command_is_refused(

@@ -100,8 +100,8 @@ def test_what_cannot_be_asked_is_left_out_and_named(folder: Path, rows: Rows, ca
         ([CM, CM], "row 2: sample CM-1189 stands in .*, row 1 already"),
         ([CM | {"context": "Which image?"}], "row 1: 2 pictures for 0 times <ImageHere>"),
         ([CM | {"response": "the dogs"}], "the response to a caption is a picture's number; got 'the dogs'"),
-        ([TQA | {"choice_list": ["1", "2"]}], "the response '27' is none of the options"),
-        ([{"dataset_name": "CM"}], "row 1: no sample of STME: KeyError\\('sample_id'\\)"),
+        ([TQA | {"choice_list": ["1", "2"]}], "the response '27' is not among the options"),
+        ([{"dataset_name": "CM"}], "row 1: not a sample of STME: KeyError\\('sample_id'\\)"),
         ([], "must be a list of samples"),
     ],
 )
