@@ -73,7 +73,7 @@ class Skipping:
         weaker = [one for one in asked if own and one.twin and one not in own]
         for one in weaker:
             self.skipped[_place(one)] = (
-                f"'{_place(one)}' and '{_place(own[0])}' both contrast an answer with a twin; the request's own goes first."
+                f"'{_place(one)}' and '{_place(own[0])}' both need the contrast branch; the request's own is used."
             )
         return [one for one in asked if one not in weaker]
 

@@ -74,7 +74,7 @@ export function tableRow(row, open) {
   const said = row.diagnostics ?? {};
   const asked = interventionsOf(row);
   const focus = said.focused_image
-    ? [`picture ${said.focused_image}`, said.focus_share === null ? "" : ` ${percent(said.focus_share)}`].join("")
+    ? [`image ${said.focused_image}`, said.focus_share === null ? "" : ` ${percent(said.focus_share)}`].join("")
     : "–";
   const right =
     said.correct === null || said.correct === undefined

@@ -56,7 +56,7 @@ class Metrics(RequestCounters):
             registry=registry,
         )
         self.disconnects = Counter(
-            "helmsight_disconnects", "Answers given up: client gone, or timed out", ["reason"], registry=registry
+            "helmsight_disconnects", "Answers cancelled: client disconnected, or timed out", ["reason"], registry=registry
         )
         self.choices = Counter("helmsight_choices", "Finished answers", ["finish_reason"], registry=registry)
         self.interventions = Counter(

@@ -169,5 +169,5 @@ def test_an_engine_that_tells_nothing_of_itself_has_a_page_all_the_same(
 ) -> None:
     page = visit().page
     page.goto(live(create_app(Settings(journal="off"), engine=FakeEngine())) + "/model")  # type: ignore[arg-type]
-    page.get_by_text("This engine tells of none.").wait_for()
+    page.get_by_text("This engine reports no self-check.").wait_for()
     assert page.get_by_text("not measured: helmsight probe --calibrate-flags").count() == 1
