@@ -51,7 +51,7 @@ def _differences(page: Report, found: Mapping[str, Any]) -> None:
         'What each number is stands in docs/study.md, "The numbers of SPD-Faith". Claims are read off the answers by '
         f'rules; cr is of the answers to "{QUESTIONS[3]}" and "{QUESTIONS[4]}".'
     )
-    power(page, found, "differences", "dqr_exact", "pairs of pictures")
+    power(page, found, "differences", "dqr_exact", "pairs of images")
     for heading, metrics in _DIFFERENCES.items():
         page.heading(heading, 3)
         table(page, found, "differences", metrics)

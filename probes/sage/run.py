@@ -64,7 +64,7 @@ class SageOptions:
             return f"{questions} existence questions from {names}, in the order of seed {seed}"
         noise = f" with noise of standard deviation {self.noise:g} (of 0 to 255)" if self.noise else ""
         return (
-            f"{questions} existence questions and {pairs} pairs of pictures over held-out scenes of {scenes}{noise}, "
+            f"{questions} existence questions and {pairs} pairs of images over held-out scenes of {scenes}{noise}, "
             f"drawn with seed {seed}"
         )
 

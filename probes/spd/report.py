@@ -93,7 +93,7 @@ def _agreement(page: Report, agreed: Mapping[str, Sequence[Mapping[str, Any]]]) 
 
 def _single(page: Report, found: Mapping[str, Any]) -> None:
     page.heading("One difference")
-    power(page, found, "single", "contradictions", "pairs of pictures")
+    power(page, found, "single", "contradictions", "pairs of images")
     table(page, found, "single", _SINGLE)
     settings = [name for name in found[BASELINE]["single"] if name != "all"]
     if len(settings) > 1:
@@ -103,7 +103,7 @@ def _single(page: Report, found: Mapping[str, Any]) -> None:
 
 def _several(page: Report, found: Mapping[str, Any]) -> None:
     page.heading("Several differences")
-    power(page, found, "several", "dqr_exact", "pairs of pictures")
+    power(page, found, "several", "dqr_exact", "pairs of images")
     if "Zoom-Refine" in found:
         page.text("Zoom-Refine gives the baseline's answer wherever the model names no region.")
     table(page, found, "several", _SEVERAL)

@@ -162,7 +162,7 @@ def _cases(page: Report, cases: Sequence[Json]) -> None:
         figure = plots.heat(shares, xlabel="picture", ylabel="layer", label="part of the factors", marks=marks)
         page.plot(
             f"case-{number}", figure,
-            f"A right answer that looks {case['case']} ({case['sample']}): attention factor by layer and picture. "
+            f"A right answer that looks {case['case']} ({case['sample']}): attention factor by layer and image. "
             f"{case['question']} {case['answer']}",
         )  # fmt: skip
 
@@ -218,7 +218,7 @@ def _controls(page: Report, more: Json) -> None:
             f"{_share(needed['answers'])} are answered rightly, with attention accuracy {_share(best) if best else '-'}."
         )
     if "hidden" in more:
-        page.heading("One picture hidden")
+        page.heading("One image hidden")
         page.text(
             "The share of answers that change when a gray image replaces the focused image, and when it replaces another "
             "one: the target if that is not focused, else a random one. An answer should change when the image that it "
@@ -245,7 +245,7 @@ def _controls(page: Report, more: Json) -> None:
 
 
 def _shuffles(page: Report, more: Json) -> None:
-    page.heading("Other orders of the pictures")
+    page.heading("Other orders of the images")
     names = {
         "answers": "answers right", "attention_best": "attention, best metric and N of each order",
         "attention": "attention, the model's own",

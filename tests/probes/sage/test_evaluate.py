@@ -131,7 +131,7 @@ def test_the_report_holds_every_condition_with_its_difference_and_says_what_it_c
         "a difference of 2.8 points" in page
     )
     assert (
-        "1 pairs of pictures. By dqr_exact, no condition changes any from right to wrong or back (where 2 % change"
+        "1 pairs of images. By dqr_exact, no condition changes any from right to wrong or back (where 2 % change"
         in page
     )
     assert (

@@ -97,7 +97,7 @@ def test_a_run_is_scored_by_answers_and_looks(words: list[str], tmp_path: Path) 
     anchor = found["anchor"]["every"]
     assert anchor["image"]["curves"]["lnd"][0] + anchor["text"]["curves"]["lnd"][0] <= 1  # the first, the second
     page = (tmp_path / "out" / "report.md").read_text()
-    for heading in ("Four quadrants", "Other orders of the pictures", "One picture hidden", "An anchor"):
+    for heading in ("Four quadrants", "Other orders of the images", "One image hidden", "An anchor"):
         assert f"# {heading}" in page
     assert (tmp_path / "out" / "case-1.svg").is_file()
 

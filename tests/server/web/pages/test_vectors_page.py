@@ -150,7 +150,7 @@ def test_the_model_is_told_as_the_server_says(opened: Open, engine: steering.Eng
     assert page.locator("h1").inner_text() == "helmsight-demo"
     text = page.locator("main").inner_text()
     for said in (
-        "Qwen2VLForConditionalGeneration", "8 layers of 192", "4 decoding steps", "equal within 0.001",
+        "Qwen2VLForConditionalGeneration", "8 layers of 192", "4 decode steps", "equal within 0.001",
         "7,092 tokens of 128 prompts", "raised on 5.5 % of right and 9.1 % of wrong answers", "qwen2_5_vl",
     ):  # fmt: skip
         assert said in text, said
