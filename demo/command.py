@@ -47,7 +47,7 @@ def train(
     ] = None,
     device: Annotated[str | None, Option(help="cpu or cuda (default cpu)")] = None,
 ) -> None:
-    """Train from nothing, or resume; rerun the same command to go on."""
+    """Train from nothing, or resume; run the same command again to continue."""
     from demo.training.options import TrainingOptions
     from demo.training.recipes import organism_options
     from demo.training.train import train as run
@@ -159,7 +159,7 @@ def conflicts(
     replace: Annotated[bool, Option("--replace", help="overwrite existing conflicts")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write held-out conflicts of picture and text as files, as MC2 has them."""
+    """Write held-out conflicts of image and text as files, as MC2 has them."""
     from demo.world.conflicts import CONFLICTS, drawn_conflicts, write_conflicts
 
     if (there := folder / CONFLICTS).exists() and not replace:

@@ -117,7 +117,7 @@ def probe(
 ) -> None:  # fmt: skip
     """Build a steering vector from conflicting samples, calibrate its strength on others, and save it with a report.
 
-    Run again after an interruption, it continues where it stopped.
+    Run it again after an interruption to continue.
     """
     log_warnings()
     # If several are given, the first one counts.

@@ -49,7 +49,7 @@ def reproduce(
 ) -> None:
     """Run what the papers' tables and figures need, and report for each whether its finding appears.
 
-    Run again after an interruption, it continues where it stopped.
+    Run it again after an interruption to continue.
     """
     from probes.answering.versions import versions
     from probes.reproduce.parallel import MOST, processors
