@@ -48,7 +48,7 @@ def _existence(page: Report, found: Mapping[str, Any]) -> None:
 def _differences(page: Report, found: Mapping[str, Any]) -> None:
     page.heading("Spot the difference (SPD-Faith)")
     page.text(
-        'What each number is stands in docs/study.md, "The numbers of SPD-Faith". Claims are read off the answers by '
+        'docs/study.md, "The numbers of SPD-Faith", defines each number. Claims are read off the answers by '
         f'rules; cr is of the answers to "{QUESTIONS[3]}" and "{QUESTIONS[4]}".'
     )
     power(page, found, "differences", "dqr_exact", "pairs of images")

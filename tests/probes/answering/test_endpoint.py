@@ -53,7 +53,7 @@ def test_what_is_no_address_is_named(url: str) -> None:
 
 def test_one_of_several_models_has_to_be_named(server: Server) -> None:
     server.models = [PLAIN, PLAIN | {"id": "large"}]
-    with pytest.raises(ValueError, match="2; choose one: small, large"):
+    with pytest.raises(ValueError, match="has 2 models; choose one: small, large"):
         Endpoint(server.url)
     list(Endpoint(server.url, model="large").answers([asked("?")]))
     assert server.bodies[0]["model"] == "large"
