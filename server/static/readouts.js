@@ -376,7 +376,7 @@ function appliedCard(applied, diagnostics) {
   const lines = appliedLines(applied);
   return card(
     "applied",
-    "What was applied",
+    "Applied to this answer",
     null,
     lines.length
       ? h(

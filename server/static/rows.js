@@ -189,7 +189,7 @@ export function rowDetail(row) {
     part("Request", list(facts)),
     row.metadata && part("Metadata", list(Object.entries(row.metadata).map(([name, value]) => [name, String(value)]))),
     Object.keys(asked).length > 0 &&
-      part("Asked", h("pre", { tabindex: 0, "aria-label": "What was asked" }, pretty(asked))),
+      part("Requested options", h("pre", { tabindex: 0, "aria-label": "Requested options" }, pretty(asked))),
     rawJson(row),
   );
 }

@@ -56,7 +56,10 @@ class Metrics(RequestCounters):
             registry=registry,
         )
         self.disconnects = Counter(
-            "helmsight_disconnects", "Answers cancelled: client disconnected, or timed out", ["reason"], registry=registry
+            "helmsight_disconnects",
+            "Answers cancelled: client disconnected, or timed out",
+            ["reason"],
+            registry=registry,
         )
         self.choices = Counter("helmsight_choices", "Finished answers", ["finish_reason"], registry=registry)
         self.interventions = Counter(

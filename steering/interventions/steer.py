@@ -84,7 +84,7 @@ class Steer(Part):
         if vector.positive is None:
             raise RequestError(
                 f"'steering.toward' needs a vector of kind {PREFERENCE!r}, but {vector.name!r} is of kind "
-                "{vector.kind[:64]!r}. Give it a signed 'scale' in 'steering.vectors' instead.",
+                f"{vector.kind[:64]!r}. Give it a signed 'scale' in 'steering.vectors' instead.",
                 param="steering.vector",
                 code="not_a_preference",
             )

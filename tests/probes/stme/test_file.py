@@ -90,7 +90,7 @@ def test_what_cannot_be_asked_is_left_out_and_named(folder: Path, rows: Rows, ca
     said = "2 samples are left out: an image is missing: CM-1189; no image is the target: TQA-171"
     assert caplog.messages == [said]
     few = rows(CM, TQA | {"target_id": 3})
-    with pytest.raises(ValueError, match=r"1 of 2 samples cannot be asked \(at most 10% may be missing\): no picture"):
+    with pytest.raises(ValueError, match=r"1 of 2 samples cannot be asked \(at most 10% may be missing\): no image"):
         load([few], folder)
 
 

@@ -123,7 +123,7 @@ def test_what_was_asked_before_is_gone_back_to(playground: Callable[..., Visit])
     steer(page, 0)
     second = send(page)
     settle(page)
-    page.get_by_role("button", name="Asked before").click()
+    page.get_by_role("button", name="History").click()
     rows = page.locator("#history-list button")
     until(page, "document.querySelectorAll('#history-list button').length === 2")
     assert second in rows.nth(0).inner_text()
@@ -132,7 +132,7 @@ def test_what_was_asked_before_is_gone_back_to(playground: Callable[..., Visit])
     assert page.locator("#question").input_value() == "What color is the star?"
     assert page.locator("#answer").inner_text().count(first) == 1
     assert page.locator("#views figure").count() == 1
-    page.get_by_role("button", name="Asked before").click()
+    page.get_by_role("button", name="History").click()
     page.get_by_role("button", name="Forget all").click()
     page.get_by_text("Nothing yet.").wait_for()
     assert page.evaluate("indexedDB.databases().then((all) => all.length)") >= 1
