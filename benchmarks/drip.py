@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.load.run import shape
+from benchmarks.load.serving import serving
 from benchmarks.load.workloads import WORKLOADS
-from benchmarks.serving import serving
 from server.engine.resources import raise_file_limit
 
 BETWEEN = 1.0

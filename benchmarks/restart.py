@@ -17,7 +17,7 @@ from pathlib import Path
 
 import requests
 
-from benchmarks.serving import serving
+from benchmarks.load.serving import serving
 
 PATIENCE = 120.0
 CHAT = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 1}

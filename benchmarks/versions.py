@@ -117,7 +117,7 @@ class Side:
 def served(checkouts: Sequence[Path], clients: Sequence[int], rounds: int) -> None:
     """Start a server of each checkout and print a table of both under the same loads, a new picture a request."""
     from benchmarks.load import run  # noqa: PLC0415
-    from benchmarks.serving import COMPILED, READY, serving  # noqa: PLC0415
+    from benchmarks.load.serving import COMPILED, READY, serving  # noqa: PLC0415
 
     with ExitStack() as ends:
         names = []

@@ -21,7 +21,7 @@ def located(model: str) -> str:
     name, folders = model.removeprefix(PREFIX), shipped()
     if name not in folders:
         raise ValueError(
-            f"the model {model!r} does not ship, {' and '.join(PREFIX + one for one in folders)} do; "
+            f"the model {model!r} is not shipped, {' and '.join(PREFIX + one for one in folders)} are; "
             "'helmsight demo train --organism NAME' trains others into build/organisms/NAME/checkpoint"
         )
     return str(folders[name])

@@ -30,23 +30,24 @@ def register(to: typer.Typer) -> None:
 @app.command(cls=Command)
 def train(
     organism: Annotated[
-        str | None, Option(metavar="NAME", help="the recipe of another model than the default, such as prior")
+        str | None, Option(metavar="NAME", help="recipe of a model other than the default, such as prior")
     ] = None,
     folder: Annotated[
-        Path | None, Option(help="the run's folder (default build/demo, or build/organisms/NAME)", show_default=False)
+        Path | None, Option(help="folder of the run (default build/demo, or build/organisms/NAME)", show_default=False)
     ] = None,
     steps: Annotated[int | None, Option(help="total steps; may be changed when resuming")] = None,
     decay: Annotated[
-        float | None, Option(help="last share of the steps, in which the rate falls to 0 (default 0.3)")
+        float | None,
+        Option(help="share of the steps, the last ones, over which the learning rate falls to 0 (default 0.3)"),
     ] = None,
     vision_steps: Annotated[int | None, Option(help="steps of the vision stage (default 700)")] = None,
-    seed: Annotated[int | None, Option(help="decides weights and data (default 1)")] = None,
+    seed: Annotated[int | None, Option(help="seed of weights and data (default 1)")] = None,
     ranks: Annotated[
         int | None, Option(help="data-parallel processes of one thread each (default 2; 1 on a GPU)")
     ] = None,
     device: Annotated[str | None, Option(help="cpu or cuda (default cpu)")] = None,
 ) -> None:
-    """Train from nothing, or resume; rerun the same command to go on."""
+    """Train from nothing, or resume; run the same command again to continue."""
     from demo.training.options import TrainingOptions
     from demo.training.recipes import organism_options
     from demo.training.train import train as run
@@ -62,7 +63,7 @@ def train(
     try:
         checkpoint = run(options)
     except KeyboardInterrupt:
-        print("\nStopped. The same command goes on from the last step that was saved.", file=sys.stderr)
+        print("\nStopped. Run the same command again to resume from the last saved step.", file=sys.stderr)
         raise
     print(f"checkpoint: {checkpoint}")
 
@@ -92,8 +93,8 @@ def evaluate(
 
 @app.command(cls=Command)
 def organisms(
-    folder: Annotated[Path, Option(help="where organisms were trained")] = Path("build/organisms"),
-    count: Annotated[int, Option(help="conflicts, and questions about several pictures")] = 400,
+    folder: Annotated[Path, Option(help="folder of the trained organisms")] = Path("build/organisms"),
+    count: Annotated[int, Option(help="number of conflicts, and of questions about several images")] = 400,
     seed: Seed = 1,
     out: Annotated[Path, Option(help="folder of the report", show_default="demo/reports/organisms")] = REPORT,
     threads: int = 2,
@@ -152,18 +153,18 @@ def samples(
 
 @app.command(cls=Command)
 def conflicts(
-    count: Annotated[int, Option(min=1, help="conflicts, the tasks in turn")] = 400,
+    count: Annotated[int, Option(min=1, help="number of conflicts, over the tasks in turn")] = 400,
     seed: Seed = 1,
     folder: Annotated[Path, Option(help="where to")] = Path("conflicts"),
-    replace: Annotated[bool, Option("--replace", help="write over conflicts that are there already")] = False,
+    replace: Annotated[bool, Option("--replace", help="overwrite existing conflicts")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write held-out conflicts of picture and text as files, as MC2 has them."""
+    """Write held-out conflicts of image and text as files, as MC2 has them."""
     from demo.world.conflicts import CONFLICTS, drawn_conflicts, write_conflicts
 
     if (there := folder / CONFLICTS).exists() and not replace:
-        raise FileExistsError(f"{there} exists already; --replace writes over it, --folder names another place")
+        raise FileExistsError(f"{there} already exists; --replace overwrites it, --folder names another folder")
     check_writable(folder)
     samples = tracked(drawn_conflicts(count, seed), count, "Drawing", unit="conflicts", quiet=quiet)
     files = write_conflicts(samples, folder)
-    print(f"{count} conflicts in {files[-1]}, their pictures in {folder / 'images'}")
+    print(f"{count} conflicts in {files[-1]}, their images in {folder / 'images'}")

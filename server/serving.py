@@ -89,7 +89,7 @@ class Gunicorn(BaseApplication):
 def _end_with_worker(arbiter: Arbiter, worker: Worker) -> None:
     """End the server, since a worker that shared its model with other processes cannot be replaced alone."""
     if arbiter.LISTENERS:  # the server was not stopped
-        raise HaltServer("The worker ended, and with it what shares its model.")
+        raise HaltServer("The worker ended, and with it the processes that share its model.")
 
 
 def gunicorn_options(settings: Settings) -> dict[str, Any]:
@@ -220,9 +220,9 @@ def follow(settings: Settings) -> None:
     engine = local.make_engine(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # answers may be running; the first process decides when to end
-    log.info("this is rank %s of %s, which follows the first one", os.environ["RANK"], os.environ["WORLD_SIZE"])
+    log.info("this is rank %s of %s, which follows rank 0", os.environ["RANK"], os.environ["WORLD_SIZE"])
     try:
         engine.follow()
     except RuntimeError as error:
-        log.critical("the first rank can no longer be followed: %s", str(error).partition("\n")[0])
+        log.critical("rank 0 can no longer be followed: %s", str(error).partition("\n")[0])
         end_server()

@@ -19,11 +19,11 @@ def report(about: Mapping[str, str], organisms: Mapping[str, Found]) -> Report:
     page = Report("The embedded organisms")
     page.facts(about)
     page.text(
-        "Each is trained by `helmsight demo train --organism NAME`, unattended and seeded, and measured by `helmsight demo "
-        "organisms`. Vision ratio: of the conflicts of picture and text that are answered alike in both orders of their "
-        "options, the share that follows the picture. Right: the share of the same questions that is answered rightly in "
-        "both orders without a text; a model that was not taught to choose options decides few. Intervals are Wilson's of "
-        "95 %. Minutes are of one core that other programs shared."
+        "`helmsight demo train --organism NAME` trains each organism, unattended and seeded, and `helmsight demo "
+        "organisms` measures it. Vision ratio: of the conflicts of image and text that are answered alike in both orders of "
+        "their options, the share that follows the image. Right: the share of the same questions that is answered rightly "
+        "in both orders without a text; a model that was not taught to choose options decides few. Intervals are Wilson's "
+        "of 95 %. Minutes are of one core that other programs shared."
     )
     page.table(
         ("organism", "parameters", "questions", "minutes", "right", "vision ratio", "decided", "sha256"),
@@ -58,9 +58,9 @@ def _conflicts(page: Report, organisms: Mapping[str, Found]) -> None:
         return
     page.heading("Share of conflict data in the training")
     page.text(
-        "As in the modality-preference paper (figure 3, middle), a model that is trained already goes on with questions of "
-        "which some come with a text that contradicts the picture, and the picture is right. The default model, which all "
-        "begin with, is the line."
+        "As in the modality-preference paper (figure 3, middle), a trained model continues with questions of which some "
+        "have a text that contradicts the image, and the image is right. The line is the default model, from which all "
+        "start."
     )
     found = {share: _conflict(organisms[f"conflicts-{share}"]) for share in shares}
     page.table(
@@ -104,12 +104,13 @@ def _attention(page: Report, organisms: Mapping[str, Found]) -> None:
     looked = {name: found["attention"] for name, found in organisms.items() if found.get("attention")}
     if not looked:
         return
-    page.heading("Which picture an answer rests on")
+    page.heading("The image that an answer rests on")
     page.text(
-        "Questions about one of three pictures, of which only those count that are answered rightly. The focused picture is "
-        "that of the metric (implicit-visual-misunderstanding paper, section 3) that is best on the first half of them; the "
-        "second half is measured. Then the focused picture is hidden behind gray, or another one at random, and the same "
-        "question is asked again: where attention shows what was used, only the first changes answers."
+        "Questions about one of three images; only rightly answered ones count. The metric "
+        "(implicit-visual-misunderstanding paper, section 3) that is best on the first half of them determines the "
+        "focused image; the second half is measured. Then the same question is asked again with the focused image, or "
+        "another one at random, replaced by gray. Where attention shows which image was used, only hiding the focused one "
+        "changes answers."
     )
     page.table(
         ("organism", "answered rightly", "metric", "attention accuracy", "change: focused hidden", "change: another", "n"),
@@ -124,7 +125,7 @@ def _attention(page: Report, organisms: Mapping[str, Found]) -> None:
     wrong = {name: one["changed_where_wrong"] for name, one in looked.items() if one["changed_where_wrong"]}
     if wrong:
         page.text(
-            "Of the right answers whose focused picture is not the one asked about (the paper's implicit misunderstandings):"
+            "Right answers whose focused image is not the one asked about (the paper's implicit misunderstandings):"
         )
         page.table(
             ("organism", "change: focused hidden", "change: the one asked about hidden", "n"),
@@ -139,11 +140,11 @@ def _awareness(page: Report, organisms: Mapping[str, Found]) -> None:
     asked = {name: found["awareness"] for name, found in organisms.items() if found.get("awareness")}
     if not asked:
         return
-    page.heading("What it refuses")
+    page.heading("Refusals")
     page.text(
-        "MM-SAP's parts as the demo world has them (`helmsight eval mm-sap` measures more), each question once: kk is "
-        "answered rightly, ku rightly refused, answered is not refused. What no picture tells is asked in other words than "
-        "those that the refuser learnt from, and nothing of what is never seen was."
+        "MM-SAP's parts in the demo world (`helmsight eval mm-sap` measures more), each question once. kk: answered "
+        "rightly. ku: rightly refused. answered: not refused. Questions that no image answers have other wordings than "
+        "those that the refuser was trained on, and things that are never seen did not occur in training."
     )
     page.table(
         ("organism", "part", "kk", "ku", "answered", "n"),

@@ -30,7 +30,7 @@ class Organism:
 def organism_options(name: str, **given: Any) -> TrainingOptions:
     """Return the options of a recipe, overridden by the given ones; raise ValueError for an unknown name."""
     if name not in ORGANISMS:
-        raise ValueError(f"--organism {name}: there is no such recipe; there are {', '.join(ORGANISMS)}")
+        raise ValueError(f"--organism {name}: unknown recipe; known are {', '.join(ORGANISMS)}")
     chosen = {"folder": FOLDER / name, "ranks": 1, **ORGANISMS[name].settings, **given}
     return TrainingOptions(organism=name, **chosen)
 

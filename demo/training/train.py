@@ -152,7 +152,7 @@ def only_run(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise RuntimeError(f"another run is training in {folder}") from error
+            raise RuntimeError(f"another run is using {folder}") from error
         yield
 
 

@@ -28,15 +28,15 @@ def _options(
         list[float],
         sample_option(
             metavar="SD...",
-            help="noise on the demo world's pictures in turn, standard deviations on the scale of 0 to 255, so that "
-            "the model is both right and wrong",
+            help="standard deviations of the noise on the demo world's images, used in turn, on the scale of 0 to 255, "
+            "so that the model gives right and wrong answers",
         ),
     ] = NOISES,
     keep: Annotated[
         bool,
-        file_option("--keep", help="keep the alarm with the model's thresholds, for the readout 'alarm'"),
+        file_option("--keep", help="save the alarm with the model's thresholds, for the readout 'alarm'"),
     ] = False,
-    replace: Annotated[bool, file_option("--replace", help="replace an alarm that was kept before")] = False,
+    replace: Annotated[bool, file_option("--replace", help="replace a saved alarm")] = False,
 ) -> AlarmOptions:
     from probes.alarm.run import AlarmOptions, check_keep
 
@@ -53,9 +53,9 @@ def _run(options: AlarmOptions, session: Session) -> Findings:
 
 BENCHMARK = Benchmark(
     name="alarm",
-    help="the numbers beside an answer that show that it is wrong",
-    description="Ask questions whose answers can be checked, and tell how well each number that is read beside an answer, "
-    "and a logistic combination of them, parts wrong answers from right ones.",
+    help="find the numbers beside an answer that show that it is wrong",
+    description="Ask questions whose answers can be checked. Measure how well each number that is read beside an answer, "
+    "and a logistic combination of them, separates wrong answers from right ones.",
     limit=1200,
     options=_options,
     run=_run,

@@ -118,8 +118,8 @@ def check_enough(count: int) -> None:
     """Raise ValueError if there are too few questions for the right and wrong answers that are needed."""
     if count < 4 * LEAST:
         raise ValueError(
-            f"{count} questions are too few: what tells wrong answers from right ones takes at least {LEAST} of either in "
-            f"each half, which is {4 * LEAST} in all. Ask more (--limit)."
+            f"{count} questions are too few: each half needs at least {LEAST} right and {LEAST} wrong answers, "
+            f"{4 * LEAST} in all. Ask more (--limit)."
         )
 
 
@@ -130,8 +130,8 @@ def halves(judged: Judged, seed: int) -> tuple[Judged, Judged]:
         wrong = int(half.wrong.sum())
         if min(wrong, len(half.wrong) - wrong) < LEAST:
             raise ValueError(
-                f"{int(judged.wrong.sum())} of {len(judged.wrong)} answers are wrong: what tells wrong answers from right "
-                f"ones takes at least {LEAST} of either in each half. Ask more (--limit), or harder (--noise)."
+                f"{int(judged.wrong.sum())} of {len(judged.wrong)} answers are wrong: each half needs at least {LEAST} "
+                f"right and {LEAST} wrong answers. Ask more (--limit), or harder ones (--noise)."
             )
     return fitted, tested
 

@@ -13,12 +13,12 @@ from probes.reporting.report import Report
 from probes.reporting.tables import Measured
 
 READING = f"""\
-AUROC: of a wrong and a right answer, how often the wrong one has the greater number (the smaller one, where the sign is -);
-0.5 tells nothing. One half of the answers decides the signs, the weights of the combination and its threshold; everything
-here is of the other half, with 95 % intervals. *alike*: only answers to the same kind of question on pictures with as much
-noise are compared, so that a number that merely tells hard questions from easy ones is at 0.5. *combination*: the logistic
-one of all numbers; *alarm*: that of those, among what the `alarm` readout reads beside every answer, which raise the area in
-folds of the deciding half. It is raised above what {100 * (1 - FALSE_ALARMS):g} % of that half's right answers are below."""
+AUROC: how often a wrong answer has a greater number than a right one (a smaller one, where the sign is -); 0.5 is chance.
+One half of the answers sets the signs, the weights of the combination and its threshold; all figures are measured on the
+other half, with 95 % intervals. *alike*: compares only answers to the same kind of question on images with as much noise,
+so that a number that merely separates hard questions from easy ones is at 0.5. *combination*: a logistic regression on all
+numbers. *alarm*: one on those numbers that the `alarm` readout reads beside every answer and that raise the area in folds of
+the first half. The alarm's threshold has {100 * (1 - FALSE_ALARMS):g} % of that half's right answers below it."""
 
 
 def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:

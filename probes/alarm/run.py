@@ -36,7 +36,7 @@ class AlarmOptions:
     def __post_init__(self) -> None:
         check_there([] if self.data is None else [self.data])
         if self.data is None and self.demo is None:
-            raise ValueError("--data is needed: there is no demo world here to draw questions from")
+            raise ValueError("--data is needed: the demo world, which draws questions, is not installed")
 
     def draw(self, setup: Setup, left: list[str]) -> list[Checked]:
         """Return the questions, those of a file shuffled by the seed; questions left out are added to `left`."""
@@ -61,14 +61,14 @@ class AlarmOptions:
 def check_keep(setup: Setup) -> None:
     """Raise ValueError or PermissionError if no alarm of the model can be kept."""
     if setup.base_url is not None:
-        raise ValueError("--keep is for a model in this process: a server's thresholds are its own")
+        raise ValueError("--keep needs a model in this process, not --base-url")
     check_writable(setup.model.calibrations)
 
 
 def run(options: AlarmOptions, session: Session) -> Findings:
     """Ask every question, and evaluate how well the readouts show wrong answers."""
     if session.endpoint is not None and not session.endpoint.is_helmsight:
-        raise ValueError(f"{session.model} is no Helmsight server: no other reads anything beside its answers.")
+        raise ValueError(f"{session.model} is not a Helmsight server: no other server reports readouts.")
     setup, folder = session.setup, session.setup.model.calibrations
     if options.keep and session.engine is not None:
         check_place(session.engine.mllm.fingerprint, folder, "alarm", replaced=options.replace)
@@ -83,6 +83,6 @@ def run(options: AlarmOptions, session: Session) -> Findings:
     }  # fmt: skip
     if options.keep and session.engine is not None:
         if found["alarm"] is None:
-            raise ValueError("--keep: none of the numbers that an alarm goes by was different between these answers")
+            raise ValueError("--keep: all numbers that an alarm can use are the same for these answers")
         replace(known(session.engine), alarm=Alarm.of(found["alarm"])).keep(folder)
     return Findings(report(about, found), about, {}, found)

@@ -61,9 +61,9 @@ def load(file: str | Path, left: list[str] | None = None) -> list[Checked]:
 def _checked(folder: Path, row: Mapping[str, Any], number: int) -> Checked:
     names, question, answers = (rows.texts(row, name) for name in ("images", "question", "answer"))
     if len(question) > 1:
-        raise ValueError("'question' must be a text")
+        raise ValueError("'question' must be a string")
     if not all(map(_words, answers)):
-        raise ValueError("'answer' must hold words")
+        raise ValueError("'answer' must contain words")
     part = str(row.get("part", "answers"))
     images = tuple(rows.image(folder, name) for name in names)
     return Checked(images, question[0], answers, part, part, rows.named(images[0], number))

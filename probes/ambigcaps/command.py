@@ -20,10 +20,10 @@ def _task() -> Task[Translated]:
 BENCHMARK = listed(
     "ambigcaps",
     _task,
-    help="AmbigCaps: translation of ambiguous captions beside their picture",
-    description="Have captions that are ambiguous without their picture translated from English into Turkish and "
-    "back, scored by BLEU. Asked plainly, steered, with SAGE and with the contrastive decoders; each is "
-    "compared with the plain answers to the same samples.",
+    help="AmbigCaps: translation of ambiguous captions beside their image",
+    description="Let the model translate captions that are ambiguous without their image from English into Turkish and "
+    "back, scored by BLEU. It answers plainly, steered, with SAGE and with the contrastive decoders; each is compared "
+    "with its plain answers to the same samples.",
     limit=500,
     unit="captions",
 )

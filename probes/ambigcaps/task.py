@@ -39,7 +39,7 @@ def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> l
         return [one for file in data for pair in rows.made(file, rows.read(file), both, left) for one in pair]
     others = [file for file in data if file not in texts.values()]
     if len(texts) != 2 or len(others) != 1:
-        raise ValueError("--data needs NAME.en, NAME.tr and a file of the images' names, a line each")
+        raise ValueError("--data needs NAME.en, NAME.tr and a file of image names, one per line")
     files = {"image": others[0], "en": texts[".en"], "tr": texts[".tr"]}
     lines = {name: text_of(file).splitlines() for name, file in files.items()}
     if len({*map(len, lines.values())}) != 1:

@@ -122,7 +122,7 @@ class Endpoint:
             raise ValueError(f"{response.url} did not answer with a list of models.") from None
         alone = [name for name, entry in listed.items() if not entry.get("preset")]
         if model is None and len(alone) != 1:
-            raise ValueError(f"{self.base_url} does not have one model but {len(alone)}; name one: {', '.join(alone)}")
+            raise ValueError(f"{self.base_url} has {len(alone)} models; choose one: {', '.join(alone)}")
         model = alone[0] if model is None else model
         entry = listed.get(model, {})
         return model, {**listed.get(entry.get("root", ""), {}), **entry}  # a preset inherits its model's entry
@@ -146,7 +146,7 @@ class Endpoint:
                 applied = choice["applied"]["steering"][0]
                 auto = {"toward": applied["toward"], **applied["auto"]}
         except (KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"{response.url} left out what was measured: {error!r}.") from None
+            raise ValueError(f"{response.url} left out measured values: {error!r}.") from None
         return Reply(text or "", diagnostics, auto, logprobs)
 
     def _body(self, question: Question) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class Endpoint:
     def check_interventions(self) -> None:
         """Raise ValueError if the server supports no interventions."""
         if not self.is_helmsight:
-            raise ValueError(f"{self.model} at {self.base_url} cannot be steered: that is not a Helmsight server.")
+            raise ValueError(f"{self.model} at {self.base_url} cannot be steered: it is not a Helmsight server.")
 
     def _check_vector(self, name: str) -> None:
         self.check_interventions()

@@ -79,7 +79,7 @@ class InProcess:
         steers: tuple[Steer, ...] = ()
         if (push := question.push) is not None:
             if isinstance(push.vector, str):
-                raise ValueError(f"In process the vector {push.vector!r} must be given itself, not by name.")
+                raise ValueError(f"In process, give the vector {push.vector!r} as an object, not by its name.")
             if push.toward in SIGNS:
                 steers = (Steer(push.vector, SIGNS[push.toward] * push.strength, push.layers),)
             else:

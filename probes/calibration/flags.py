@@ -80,7 +80,9 @@ def ask(engine: Engine, samples: Sequence[ConflictSample], seed: int = 0, quiet:
         (np.array(column) for column in zip(*rows, strict=True)) if rows else [np.zeros(0)] * 7
     )
     if right.all() or not right.any():
-        raise ValueError(f"Of {len(rows)} answers {int(right.sum())} are right: flags need right ones and wrong ones.")
+        raise ValueError(
+            f"Of {len(rows)} answers {int(right.sum())} are right: flags need both right and wrong answers."
+        )
     return Answered(right, task, severity_, dict(zip(NUMBERS, values, strict=True)))
 
 

@@ -23,11 +23,11 @@ def report(name: str, data_from: str, answers: Answered, thresholds: Thresholds)
     page = Report(f"Flags on {name}")
     page.facts({"Data": data_from, "Model": name, "Versions": in_words(versions())})
     page.text(
-        f"{len(answers.right)} questions, each with its picture alone, of which from none to {SEVERITIES[-1]:.0%} is "
-        f"noise. {thresholds.answers} of them choose the thresholds: the greatest that raise either flag on {RATE:.0%} of "
-        f"the right answers at most. What follows is measured on the other {len(held_out.right)}, of which "
-        f"{int(held_out.right.sum())} are answered rightly. Intervals are of 95 %: Wilson's of shares, "
-        "bootstrap of what compares pairs of answers."
+        f"{len(answers.right)} questions, each with its image alone, of which none to {SEVERITIES[-1]:.0%} is noise. "
+        f"{thresholds.answers} of them choose the thresholds: the greatest that raise either flag on at most {RATE:.0%} of "
+        f"the right answers. All other figures are measured on the remaining {len(held_out.right)}, of which "
+        f"{int(held_out.right.sum())} are answered rightly. Intervals are of 95 %: Wilson's for shares, "
+        "bootstrap for comparisons of pairs of answers."
     )
     page.text(
         f"Thresholds: attention is concentrated from {thresholds.attention:.3f}, activation from "
@@ -44,9 +44,9 @@ def report(name: str, data_from: str, answers: Answered, thresholds: Thresholds)
 def _rates(page: Report, thresholds: Thresholds) -> None:
     page.heading("How often each flag is raised")
     page.text(
-        "Alike are questions of one task with pictures of one severity: the last columns compare only answers to these, as "
-        "the share of pairs of a right and a wrong answer in which the wrong one raises the flag (neither or both: half; .5 "
-        "is chance), so that neither the kind of the question nor the noise can tell them apart."
+        "Alike are questions of one task with images of one severity. The last columns compare only answers to these: the "
+        "share of pairs of a right and a wrong answer in which the wrong one raises the flag (neither or both: half; .5 is "
+        "chance). So neither the kind of the question nor the noise can separate them."
     )
     rows = [
         (flag, *(_range(found.get(name)) for name in ("right", "wrong", "area")), found["separates"])
@@ -56,16 +56,16 @@ def _rates(page: Report, thresholds: Thresholds) -> None:
     for flag, found in thresholds.raised.items():
         if not found["separates"]:
             page.text(
-                f"{flag} does NOT tell wrong answers from right ones to alike questions on this model: it says what the "
-                "maps look like, and no more."
+                f"{flag} does NOT tell wrong answers from right ones to alike questions on this model: it only describes "
+                "the maps."
             )
 
 
 def _numbers(page: Report, held_out: Answered) -> None:
     page.heading("Each number alone")
     page.text(
-        "How often a wrong answer has the lower number of a wrong and a right one; .5 is chance. Overlap is the share of "
-        "common patches among the strongest fifths, and no flag goes by it."
+        "How often the wrong answer of a right and a wrong one has the lower number; .5 is chance. Overlap is the share of "
+        "common patches among the strongest fifths; no flag uses it."
     )
     page.table(
         ["number", "all answers", "among alike questions"],

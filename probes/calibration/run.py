@@ -45,7 +45,7 @@ def check_place(fingerprint: str, calibrations: Path, name: str, *, replaced: bo
     """Raise FileExistsError if this part was already measured for the model with this fingerprint."""
     path = place_of(fingerprint, calibrations)
     if name in measured(path) and not replaced:
-        raise FileExistsError(f"{path} has the {name} already; --replace measures it anew")
+        raise FileExistsError(f"{path} already has the {name}; --replace measures it again")
 
 
 def run(options: CalibrationOptions) -> None:

@@ -20,10 +20,10 @@ def _task() -> Task[Described]:
 BENCHMARK = listed(
     "chair",
     _task,
-    help="CHAIR: objects that a description names although they are not there",
-    description="Have pictures described, and find the objects that a description names and the picture does not "
-    "show. Asked plainly, steered, with SAGE and with the contrastive decoders; each is compared with the "
-    "plain answers to the same samples.",
+    help="CHAIR: objects that a description names but the image does not show",
+    description="Let the model describe images, and find the objects that a description names but the image does not "
+    "show. It answers plainly, steered, with SAGE and with the contrastive decoders; each is compared with its plain "
+    "answers to the same samples.",
     limit=200,
     unit="pictures",
 )

@@ -39,9 +39,9 @@ def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> l
                 for one in content["annotations"]:
                     captions[int(one["image_id"])].append(one["caption"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{file} is no file of COCO's annotations: {error!r}") from error
+            raise ValueError(f"{file} is not a file of COCO annotations: {error!r}") from error
     if not objects:
-        raise ValueError("--data needs COCO's instances_*.json, which says what is in each image")
+        raise ValueError("--data needs COCO's instances_*.json, which lists the objects of each image")
     found = []
     for number, own in objects.items():
         place = _there(images, names[number])

@@ -21,8 +21,9 @@ TASK = Task(
     metrics=("chair_s", "chair_i", "recall", "mentions", "words"),
     published=("instances_val2014.json", "captions_val2014.json"),
     share="chair_s",
-    reading="*chair_s*: the share of descriptions that name an object that is not there. *chair_i*: the share of mentions "
-    "of objects that do. *recall*: the share of the objects that are named. *mentions*, *words*: a description's.",
+    reading="*chair_s*: the share of descriptions that name an object that is not there. *chair_i*: the share of "
+    "mentioned objects that are not there. *recall*: the share of the objects that are named. *mentions*, *words*: of a "
+    "description.",
     unit="pictures",
     max_tokens=512,
 )

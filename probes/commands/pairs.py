@@ -31,8 +31,8 @@ _calibration = partial(Option, rich_help_panel="The calibration")
 def build(
     context: typer.Context,
     pairs: Annotated[Path, Option(
-        metavar="FILE", help='JSONL, an object a line: the messages "toward" one side and those "away" from it; pictures '
-        "are files, relative to this one, or data: URLs",
+        metavar="FILE", help='JSON Lines with an object per line: the messages "toward" one side and those "away" from '
+        'it; images are files, relative to this one, or data: URLs',
     )],
     model: Model = None,
     seed: Seed = 0,
@@ -49,10 +49,10 @@ def build(
     )] = None,
     score: Annotated[Literal["holds", "begins"] | None, _calibration(
         help='calibrate on lines that also have a "question" and "expect": {"toward": text, "away": text}: an answer '
-        "belongs to the side whose text it holds, or begins with",
+        'counts for the side whose text it contains, or begins with',
     )] = None,
     calibration_samples: Annotated[int, _calibration(
-        min=1, metavar="N", help="lines that are held back for the calibration, at most a third of all",
+        min=1, metavar="N", help="lines held back for the calibration, at most a third of all",
     )] = 64,
     strengths: Annotated[list[float] | None, _calibration(
         metavar="S...", help="strengths to try, in published units",
@@ -64,8 +64,8 @@ def build(
     )] = None,
     replace: Annotated[bool, file_option("--replace", help="overwrite an existing vector")] = False,
     report: Annotated[Path | None, file_option(
-        metavar="DIR", help="folder for the report, and for what an interrupted run continues from "
-        "(default: build/pairs/NAME)",
+        metavar="DIR", help="folder for the report and the state that an interrupted run resumes from (default: "
+        "build/pairs/NAME)",
     )] = None,
     force: Annotated[bool, file_option(
         "--force", help="save the vector even if there are doubts about it",

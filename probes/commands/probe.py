@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 _direction = partial(Option, rich_help_panel="The direction")
 _calibration = partial(Option, rich_help_panel="The calibration")
-_instead = partial(Option, rich_help_panel="What is measured instead of a vector")
+_instead = partial(Option, rich_help_panel="Measurements instead of a vector")
 
 
 def probe(
     context: typer.Context,
     part: Annotated[Literal["reliability"] | None, Argument(
-        help="instead of building a vector, report the modality that the answers of each task rest on, right or wrong: a "
-        "question votes for the one without which its answer's probability drops more",
+        help="instead of building a vector, report the modality that the answers of each task rely on, right or wrong: a "
+        "question votes for the modality whose removal lowers the answer's probability more",
     )] = None,
     model: Model = None,
     seed: Seed = 0,
@@ -54,20 +54,20 @@ def probe(
     wording: Instructions = "paper",
     samples: Annotated[int, sample_option(min=1, metavar="N", help="samples to probe")] = 128,
     position: Annotated[int, _direction(
-        metavar="P", help="token whose state is read, from the prompt's end: -1 the last one as in the paper, -2 the one "
-        "before as in the authors' plots",
+        metavar="P", help="prompt token whose hidden state is read, counted from the end: -1 (the last) as in the paper, "
+        "-2 as in the authors' plots",
     )] = -1,
     weight_size: Annotated[Literal["queries", "mean", "l2"], _direction(
-        help="the direction's size in the weight: the mean over queries of |v(q)|, |mean v|, or L2 norms of "
-        "direction and states",
+        help="norm of the direction in the weight: the mean over queries of |v(q)|, |mean v|, or L2 norms of direction "
+        "and states",
     )] = "queries",
     weight_states: Annotated[Literal["plain", "instructed"], _direction(
-        help="the prompts whose states set the direction's size",
+        help="prompts whose hidden states set the norm of the direction",
     )] = "plain",
     layers: Annotated[list[int] | None, _direction(
         metavar="L...", help="only consider these layers, counted from 0",
     )] = None,
-    states: Annotated[int, _direction(metavar="N", help="samples in the plot of states, 0 for none")] = 100,
+    states: Annotated[int, _direction(metavar="N", help="samples in the plot of hidden states, 0 for none")] = 100,
     name: Annotated[str, file_option(help="name of the vector")] = VECTOR,
     out: Annotated[Path | None, file_option(
         metavar="FILE", help="where to save it (default: NAME.safetensors in the first folder of vectors, "
@@ -77,36 +77,38 @@ def probe(
         "--replace", help="overwrite an existing vector or calibration",
     )] = False,
     report: Annotated[Path | None, file_option(
-        metavar="DIR", help="folder for the report, and for what an interrupted run continues from "
-        "(default: build/probe/NAME)",
+        metavar="DIR", help="folder for the report and the state that an interrupted run resumes from (default: "
+        "build/probe/NAME)",
     )] = None,
     force: Annotated[bool, file_option(
         "--force", help="save the vector even if no reliable direction was found",
     )] = False,
     calibrate: Annotated[bool, Option(
-        help="find the layer and strength that steer both ways with the least damage",
+        help="find the layer and strength that steer in both directions with the least damage",
     )] = True,
     calibration_samples: Annotated[int, _calibration(min=1, metavar="N", help="samples for the calibration")] = 64,
     strengths: Annotated[list[float] | None, _calibration(
         "--strengths", "--doses", metavar="S...", help="strengths to try, in published units",
     )] = None,
     budget: Annotated[list[str] | None, _calibration(
-        metavar="NAME=MOST...",
-        help="most damage allowed: others (rise of their share), accuracy (fall), kl (nats), repetition (rise)",
+        metavar="NAME=LIMIT...",
+        help="largest damage allowed: others (rise of their share), accuracy (fall), kl (nats), repetition (rise)",
     )] = None,
     calibrate_sage: Annotated[bool, _instead(
-        "--calibrate-sage", help="the thresholds of SAGE's Think, on --samples prompts, kept beside the vectors",
+        "--calibrate-sage",
+        help="measure the thresholds of SAGE's Think on --samples prompts, and save them beside the vectors",
     )] = False,
     calibrate_sinks: Annotated[bool, _instead(
-        "--calibrate-sinks", help="the places of images that always attract attention, kept beside the vectors",
+        "--calibrate-sinks",
+        help="measure the image positions that always attract attention (sinks), and save them beside the vectors",
     )] = False,
     calibrate_flags: Annotated[bool, _instead(
-        "--calibrate-flags", help="the thresholds of the flags, chosen on --samples questions with clean and noisy "
-        "pictures, and the rates at which they raise each on right and on wrong answers, kept there, too",
+        "--calibrate-flags", help="choose the thresholds of the flags on --samples questions with clean and noisy "
+        "images, measure how often each flag is raised on right and on wrong answers, and save them beside the vectors",
     )] = False,
     calibrate_surprise: Annotated[bool, _instead(
-        "--calibrate-surprise", help="the surprise of clean text contexts, the bound of steering 'auto' by surprise, "
-        "kept beside the vectors",
+        "--calibrate-surprise", help="measure the surprise of clean text contexts, the bound that steering 'auto' by "
+        "surprise uses, and save it beside the vectors",
     )] = False,
     markdown: Annotated[Path | None, _instead(
         metavar="FILE", help="with --calibrate-flags: write its report to this file",
@@ -115,7 +117,7 @@ def probe(
 ) -> None:  # fmt: skip
     """Build a steering vector from conflicting samples, calibrate its strength on others, and save it with a report.
 
-    Run again after an interruption, it continues where it stopped.
+    Run it again after an interruption to continue.
     """
     log_warnings()
     # If several are given, the first one counts.
@@ -124,9 +126,11 @@ def probe(
     }  # fmt: skip
     measured = next((one for one, asked in parts.items() if asked), None)
     if part is None and json is not None:
-        raise ValueError("--json goes with 'probe reliability'; a probe's numbers are in the report.json of --report")
+        raise ValueError(
+            "--json goes with 'probe reliability'; the numbers of a probe are in report.json in the folder of --report"
+        )
     if part is None and markdown is not None and measured != "flags":
-        raise ValueError("--markdown goes with --calibrate-flags; a probe's report is in the folder of --report")
+        raise ValueError("--markdown goes with --calibrate-flags; the report of a probe is in the folder of --report")
     defaults: Defaults = context.obj
     asked = ModelOptions.of(defaults, model, device, threads, slots, chat_template)
     data = Data.of(defaults, mc2, images, tasks, seed)
@@ -171,5 +175,5 @@ def place(out: Path | None, name: str, defaults: Defaults) -> Path:
     if out is not None:
         return out.expanduser()
     if not (folders := defaults.vectors()):
-        raise ValueError("there is no folder of vectors to put it into: give --out")
+        raise ValueError("there is no folder of vectors to save it in: give --out")
     return folders[0] / f"{name}.safetensors"

@@ -49,8 +49,8 @@ def load(
     named = ", ".join(missing[:20]) + (", ..." if len(missing) > 20 else "")
     if len(missing) > max_missing * len(rows):
         raise ValueError(
-            f"{len(missing)} of the {len(rows)} images of {json_path} are not in {image_folder}, neither as files of that "
-            f"name nor as COCO 2014 names them (at most {max_missing:.0%} may be missing): {named}"
+            f"{len(missing)} of the {len(rows)} images of {json_path} are not in {image_folder}, under their own or "
+            f"their COCO 2014 names (at most {max_missing:.0%} may be missing): {named}"
         )
     if missing:
         _log.warning(

@@ -20,13 +20,13 @@ PROBE_SEEDS = 1_000_000_000
 MC2File = Annotated[
     str | None, sample_option("--mc2", metavar="JSON", help="MC2's samples (default: conflicts of the demo world)")
 ]
-Images = Annotated[str | None, sample_option(metavar="DIR", help="the COCO images of --mc2")]
-Tasks = Annotated[list[str] | None, sample_option(metavar="TASK...", help="only samples of these tasks")]
+Images = Annotated[str | None, sample_option(metavar="DIR", help="folder of the COCO images of --mc2")]
+Tasks = Annotated[list[str] | None, sample_option(metavar="TASK...", help="use only samples of these tasks")]
 Instructions = Annotated[
     Literal["paper", "v2", "v1", "case"],
     sample_option(
-        help="the authors' instructions, word for word: those they mark as used in the paper, their version 2 or version 1, "
-        "or the short one of the paper's figure 12"
+        help="wording of the authors' instructions: the one they mark as used in the paper, their version 2 or 1, or the "
+        "short one of the paper's figure 12"
     ),
 ]
 
@@ -50,7 +50,7 @@ class Data:
     ) -> Data:
         """Return the data that the command line selects; raise ValueError for images without the file of their samples."""
         if images is not None and mc2 is None:
-            raise ValueError("--images goes with --mc2, the file of the samples that the pictures belong to")
+            raise ValueError("--images needs --mc2, the file of the samples that the images belong to")
         return cls(mc2, images, frozenset(tasks or ()), seed, defaults.draw.get("conflicts"))
 
     def draw(
@@ -72,13 +72,13 @@ class Data:
         wanted = [sample for sample in found if not self.tasks or sample.task in self.tasks]
         chosen = file.whole(wanted, count, left=left) if self.mc2 else wanted[:count]
         if len(chosen) < count:
-            logging.getLogger(__name__).warning("There are %d samples, %d were asked for.", len(chosen), count)
+            logging.getLogger(__name__).warning("There are only %d samples; %d were requested.", len(chosen), count)
         return chosen
 
     def _file(self, used: frozenset[str], left: list[str] | None) -> list[ConflictSample]:
         assert self.mc2 is not None
         if not self.images:
-            raise ValueError("--mc2 needs --images, the folder of its pictures (COCO 2014)")
+            raise ValueError("--mc2 needs --images, the folder of its images (COCO 2014)")
         from probes.conflicts import file
 
         found = file.load(self.mc2, self.images, left=left)
@@ -87,6 +87,6 @@ class Data:
 
     def _demo(self, count: int, seed: int) -> list[ConflictSample]:
         if self.demo is None:
-            raise ValueError("--mc2 is needed: there is no demo world here to draw conflicts from")
+            raise ValueError("--mc2 is needed: the demo world, which draws conflicts, is not installed")
         # Tasks alternate, so a draw of several times the count holds enough of each.
         return list(self.demo(count * 8 if self.tasks else count, seed))

@@ -38,9 +38,9 @@ def _run(options: ToldOptions, session: Session) -> Findings:
 
 BENCHMARK = Benchmark(
     name="faithfulness",
-    help="the inside of a model while it says faithful and unfaithful answers",
-    description="Force a faithful and an unfaithful answer to every question through the model, and compare drift, residual "
-    "stream, divergence and neurons by layer, and attention token by token.",
+    help="the hidden states and attention of a model during faithful and unfaithful answers",
+    description="Force a faithful and an unfaithful answer to every question, and compare drift, residual stream, "
+    "divergence and neurons by layer, and attention by token.",
     limit=200,
     options=_options,
     run=_run,

@@ -13,8 +13,8 @@ from probes.reporting.report import Report
 from probes.reporting.tables import Measured
 
 TITLES = {
-    "mha_cosine": "cos(h_in, h_mid): what attention leaves as it was (Figure 8b)",
-    "ffn_cosine": "cos(h_mid, h_out): what the FFN leaves as it was (Figure 8b)",
+    "mha_cosine": "cos(h_in, h_mid): states before and after attention (Figure 8b)",
+    "ffn_cosine": "cos(h_mid, h_out): states before and after the FFN (Figure 8b)",
     "mha_norm": "|update of attention|",
     "ffn_norm": "|update of the FFN|",
     "update_norm": "|update of the layer|",
@@ -23,8 +23,8 @@ TITLES = {
     "gate_ratio": "share of open gates",
 }
 READING = """\
-Both answers to every question are given, and read while the model says them. Differences are the unfaithful answer's less
-the faithful one's, means over samples with their 95 % bootstrap intervals; nothing is corrected for the number of layers."""
+Both answers to every question are forced, and read while they are generated. Differences are the unfaithful answer's value
+minus the faithful one's, means over samples with 95 % bootstrap intervals, not corrected for the number of layers."""
 
 
 def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
@@ -62,9 +62,9 @@ def _scalars(page: Report, scalars: Mapping[str, Any], maps: Mapping[str, Any]) 
             rows.append([what, one["faithful"][0], one["unfaithful"][0], change])
     page.table(["", *SIDES, "difference"], rows)
     page.text(
-        "The strongest fifth of the patches holds of the attention a share of "
-        f"{_said(maps['attention'])}, of the token activation map {_said(maps['activation'])} (of a flat map a fifth); the "
-        f"two correlate at {_said(maps['agreement'])}. (Faithful answers.)"
+        f"For faithful answers, the strongest fifth of the patches holds {_said(maps['attention'])} of the attention and "
+        f"{_said(maps['activation'])} of the token activation map (a flat map: 0.2); the two correlate at "
+        f"{_said(maps['agreement'])}."
     )
 
 
@@ -84,7 +84,7 @@ def _by_layer(page: Report, name: str, one: Mapping[str, Any]) -> None:
         name.replace("_", "-"),
         plots.curves(layers, {"unfaithful - faithful": one["difference"]}, xlabel="layer", ylabel="difference",
                      intervals={"unfaithful - faithful": intervals}),
-        f"{TITLES[name]}: unfaithful less faithful answers, by layer.",
+        f"{TITLES[name]}: unfaithful minus faithful answers, by layer.",
     )  # fmt: skip
     page.table(
         ["layer", *SIDES, "difference"],
@@ -101,8 +101,8 @@ def _separated(page: Report, found: Mapping[str, Any]) -> None:
         return
     page.heading("What tells the two apart")
     page.text(
-        "The share of pairs in which the unfaithful answer has the greater number, in the layer where half of the samples "
-        "are parted best, of the other half; 0.5 where nothing tells them apart."
+        "The share of pairs in which the unfaithful answer has the greater number, measured on one half of the samples, "
+        "in the layer that separates the other half best; 0.5 is chance."
     )
     rows = [
         [TITLES[name], one["layer"], Measured(one["share"], one["share_95"]), one["n"]] for name, one in found.items()
@@ -130,7 +130,7 @@ def _decay(page: Report, decay: Mapping[str, Any]) -> None:
     series = {f"{span}, {side}": decay[side][span][:steps] for span in SPANS for side in SIDES}
     page.plot(
         "decay", plots.curves(range(1, steps + 1), series, xlabel="generated token", ylabel="share of attention"),
-        "Shares of attention to the images, to what stands before them, and to the rest of the prompt.",
+        "Shares of attention to the images, to the text before them, and to the rest of the prompt.",
     )  # fmt: skip
     page.table(["token", *series], [[step + 1, *(values[step] for values in series.values())] for step in range(steps)])
 
@@ -138,8 +138,8 @@ def _decay(page: Report, decay: Mapping[str, Any]) -> None:
 def _apart(page: Report, apart: Mapping[str, Any]) -> None:
     page.heading("Semantic drift (Figures 8a and 21)")
     page.text(
-        "The cosine similarity of the mean states of two answers: of the faithful and the unfaithful one to a question, and "
-        "of faithful ones to different questions of one kind."
+        "The cosine similarity of two answers' mean states: of the faithful and the unfaithful answer to a question, and of "
+        "faithful answers to different questions of one kind."
     )
     layers = range(len(next(iter(apart.values()))["mean"]))
     intervals = {name: [(low, high) for low, high in one["mean_95"]] for name, one in apart.items()}

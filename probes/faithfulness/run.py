@@ -27,7 +27,7 @@ class ToldOptions:
     def __post_init__(self) -> None:
         check_there([] if self.data is None else [self.data])
         if self.data is None and self.demo is None:
-            raise ValueError("--data is needed: there is no demo world here to draw samples from")
+            raise ValueError("--data is needed: the demo world, which draws samples, is not installed")
 
     def draw(self, setup: Setup, left: list[str]) -> list[ForcedAnswerSample]:
         """Return the samples, those of a file shuffled by the seed; samples left out are added to `left`."""
@@ -49,7 +49,9 @@ class ToldOptions:
 def run(options: ToldOptions, session: Session) -> Findings:
     """Force both answers to every question, and compare their readouts."""
     if session.endpoint is not None and not session.endpoint.is_helmsight:
-        raise ValueError(f'{session.model} is no Helmsight server: no other reads answers that are given ("force").')
+        raise ValueError(
+            f'{session.model} is not a Helmsight server: no other server accepts a forced answer ("force").'
+        )
     setup = session.setup
     left: list[str] = []
     samples = options.draw(setup, left)

@@ -48,7 +48,7 @@ def load(file: str | Path, left: list[str] | None = None) -> list[ForcedAnswerSa
 def _sample(folder: Path, row: Mapping[str, Any], number: int) -> ForcedAnswerSample:
     names, question, *answers = (rows.texts(row, name) for name in ("images", "question", "faithful", "unfaithful"))
     if any(len(one) > 1 for one in (question, *answers)):
-        raise ValueError("'question', 'faithful' and 'unfaithful' must be a text each")
+        raise ValueError("'question', 'faithful' and 'unfaithful' must be strings")
     (faithful,), (unfaithful,) = answers
     if faithful == unfaithful:
         raise ValueError("the two answers are the same")

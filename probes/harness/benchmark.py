@@ -43,12 +43,12 @@ BaseUrl = Annotated[
     str | None,
     model_option(
         metavar="URL",
-        help="ask this OpenAI-compatible server instead of a model in this process; --model then names its model, the "
-        "environment's OPENAI_API_KEY its key",
+        help="use this OpenAI-compatible server instead of a model in this process; --model names its model, the "
+        "variable OPENAI_API_KEY its key",
     ),
 ]
 Json = Annotated[Path | None, file_option(metavar="FILE", help="also write the conditions' scores to this file")]
-OUT = "folder for the report, and for the answers from which an interrupted run continues"
+OUT = "folder for the report and the answers that an interrupted run resumes from"
 Markdown = Annotated[Path | None, file_option(metavar="FILE", help="also write the report to this file")]
 
 
@@ -119,7 +119,7 @@ def register(app: typer.Typer, benchmark: Benchmark) -> None:
         flag("out", Path, file_option(metavar="DIR", help=OUT), Path("build", benchmark.name)),
         *flags_of(benchmark.options),
     ]
-    text = f"{benchmark.description} Run again after an interruption, it continues where it stopped."
+    text = f"{benchmark.description} Run it again after an interruption to continue."
     app.command(benchmark.name, cls=Command, short_help=benchmark.help, help=text)(with_flags(command, flags))
 
 
@@ -131,7 +131,7 @@ def _check_whose(folder: Path, name: str) -> None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return
     if other != name:
-        raise ValueError(f"--out {folder}: there the report of 'eval {other}' would be lost; name another folder")
+        raise ValueError(f"--out {folder} holds the report of 'eval {other}'; choose another folder")
 
 
 def _write(name: str, found: Findings, setup: Setup, said: str) -> None:

@@ -11,12 +11,12 @@ from probes.reporting.report import Report
 from probes.reporting.tables import Measured
 
 READING = """\
-Every condition answers the same samples as the baseline. Values stand with their 95 % intervals: Wilson's of shares (where
-several questions are about one picture, of as many independent ones as say as much), bootstrap over pictures of means, F1
-and quotients. Differences to the baseline stand with their paired 95 % intervals (bootstrap over pictures, the same in
-both) and, for shares of the same samples, the exact p of McNemar's test. Neither is corrected for the number of
-comparisons. Where no resample differs, which does not say that nothing does, a share's difference has its score interval
-(Tango 1998), and any other metric's difference of 0 has none."""
+Every condition answers the same samples as the baseline. Values have 95 % intervals: Wilson's for shares (reduced to
+independent questions where several are about one image), bootstrap over images for means, F1 and quotients. Differences
+to the baseline have paired 95 % intervals (bootstrap over images, the same in both) and, for shares of the same samples,
+the exact p of McNemar's test. Neither is corrected for the number of comparisons. Where no resample differs, which does not
+prove that there is no difference, a share's difference has its score interval (Tango 1998), and any other metric's
+difference of 0 has none."""
 
 
 def power(page: Report, found: Mapping[str, Any], part: str, metric: str, what: str) -> None:
@@ -31,14 +31,14 @@ def power(page: Report, found: Mapping[str, Any], part: str, metric: str, what: 
     most = max(turned, key=lambda name: turned[name])
     points = {share: f"{100 * detectable(share, samples):.1f}" for share in (turned[most], 0.02, 0.05)}
     seen = (
-        f"the condition that turns most of them, {most}, turns {100 * turned[most]:.1f} % from right to wrong or back; "
-        f"where as many turn, a difference of {points[turned[most]]} points is found in four of five such evaluations"
+        f"{most} has the most changes, {100 * turned[most]:.1f} %, from right to wrong or back; at that rate, four of "
+        f"five such evaluations detect a difference of {points[turned[most]]} points"
         if turned[most]
-        else "no condition turns any from right to wrong or back"
+        else "no condition changes any from right to wrong or back"
     )
     page.text(
-        f"{samples} {what}. By {metric}, {seen} (where 2 % turn, a difference of {points[0.02]} points is found in four of "
-        f"five; where 5 % do, one of {points[0.05]})."
+        f"{samples} {what}. By {metric}, {seen} (where 2 % change, four of five detect {points[0.02]} points; where 5 % "
+        f"change, {points[0.05]})."
     )
 
 

@@ -91,7 +91,7 @@ class Remembering:
         except Unanswered as error:
             if not self._known:
                 raise
-            kept = f"{len(self._known)} answers are kept in {self.path}: the same command goes on from there."
+            kept = f"{len(self._known)} answers are kept in {self.path}: run the same command again to continue."
             raise Unanswered(f"{str(error).rstrip('.')}. {kept}") from error
 
     def tell(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -214,7 +214,7 @@ def _read(path: Path) -> dict[str, Reply]:
                 if "attention_ratio" not in row:  # earlier versions wrote other keys
                     known[name] = Reply(**row, kept=True)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                _log.warning("%s: line %d is damaged and asked again: %s", path, number + 1, error)
+                _log.warning("%s: line %d is damaged; its question is asked again: %s", path, number + 1, error)
             whole += len(line) if line.endswith(b"\n") else 0
         file.truncate(whole)
     return known

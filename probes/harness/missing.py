@@ -48,7 +48,7 @@ def leave_out(why: Sequence[str], of: int, left: list[str] | None = None) -> Non
 def left_out(about: Mapping[str, Any]) -> dict[str, str]:
     """Return the report's entry on samples that were left out, if there are any."""
     count = about.get("left_out")
-    return {"Left out": f"{count}, because something of them is missing or does not decode"} if count else {}
+    return {"Left out": f"{count}, because their files are missing or do not decode"} if count else {}
 
 
 def check_there(data: Iterable[str]) -> None:

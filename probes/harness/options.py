@@ -39,10 +39,12 @@ Model = Annotated[
 Device = Annotated[str, model_option(help="cpu, cuda, ...")]
 Template = Annotated[
     str | None,
-    model_option("--chat-template", metavar="FILE", help="a Jinja chat template that replaces the checkpoint's own"),
+    model_option(
+        "--chat-template", metavar="FILE", help="file with a Jinja chat template that replaces the checkpoint's own"
+    ),
 ]
 Threads = Annotated[int | None, model_option(min=1, metavar="N", help="CPU threads")]
-Slots = Annotated[int, model_option(min=1, metavar="N", help="prompts in a batch")]
+Slots = Annotated[int, model_option(min=1, metavar="N", help="prompts per batch")]
 Seed = Annotated[int, Option(help="seed of all random choices")]
 Noise = Annotated[
     float,
@@ -50,14 +52,14 @@ Noise = Annotated[
         min=0,
         max=255,
         metavar="SD",
-        help="noise on the demo world's pictures, standard deviation on the scale of 0 to 255",
+        help="standard deviation of the noise on the demo world's images, on the scale of 0 to 255",
         show_default="none",
     ),
 ]
 Quiet = Annotated[bool, Option("--quiet", help="no progress bars")]
 Names = Annotated[
     list[str] | None,
-    Option(metavar="NAME...", help="only these conditions beside the baseline: names, or patterns such as 'SAGE*'"),
+    Option(metavar="NAME...", help="use only these conditions beside the baseline: names, or patterns such as 'SAGE*'"),
 ]
 Texts = Annotated[
     list[str] | None,
@@ -192,7 +194,7 @@ def goes_on() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("\nStopped. What was done is kept: the same command goes on from here.", file=sys.stderr)
+        print("\nStopped. Finished work is kept: run the same command again to continue.", file=sys.stderr)
         raise
 
 

@@ -19,7 +19,7 @@ def parsed(text: str) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeEncodeError as error:
-        raise ValueError(f"it holds {error.object[error.start : error.end]!r}, which is half a character") from None
+        raise ValueError(f"it holds {error.object[error.start : error.end]!r}, half of a surrogate pair") from None
     return found
 
 
@@ -30,4 +30,4 @@ def text_of(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text in UTF-8: {error}") from error
+        raise ValueError(f"{file} is not UTF-8 text: {error}") from error

@@ -31,16 +31,18 @@ def listed(
         *,
         data: Annotated[
             list[str] | None,
-            sample_option(metavar="PATH...", help="the published files, or their folder, instead of the demo world"),
+            sample_option(metavar="PATH...", help="the published files, or their folder; the demo world by default"),
         ] = None,
         images: Annotated[
-            str | None, sample_option(metavar="DIR", help="the images of --data (default: where its files lie)")
+            str | None,
+            sample_option(metavar="DIR", help="folder of the images of --data (default: the folder of its files)"),
         ] = None,
         noise: Noise = 0.0,
         max_tokens: Annotated[
-            int | None, Option(min=1, metavar="N", help="most tokens of an answer", show_default="the benchmark's")
+            int | None,
+            Option(min=1, metavar="N", help="largest number of tokens of an answer", show_default="the benchmark's"),
         ] = None,
-        vector: Annotated[str, Option(metavar="NAME|FILE", help="vector to steer with")] = VECTOR,
+        vector: Annotated[str, Option(metavar="NAME|FILE", help="steering vector to use")] = VECTOR,
         conditions: Names = None,
         condition: Texts = None,
     ) -> ListOptions:

@@ -20,7 +20,7 @@ def read(file: Path) -> list[Any]:
         try:
             return list(parsed(text))
         except ValueError as error:
-            raise ValueError(f"{file} is no JSON list: {error}") from error
+            raise ValueError(f"{file} is not a JSON list: {error}") from error
     rows = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -28,7 +28,7 @@ def read(file: Path) -> list[Any]:
         try:
             rows.append(parsed(line))
         except ValueError as error:
-            raise ValueError(f"{file}, line {number}: no JSON: {error}") from error
+            raise ValueError(f"{file}, line {number}: not JSON: {error}") from error
     return rows
 
 
@@ -44,7 +44,7 @@ def made(
     for number, row in enumerate(rows, 1):
         try:
             if not isinstance(row, Mapping):
-                raise ValueError("it is no object")
+                raise ValueError("it is not an object")
             found.append(make(row, number))
         except Incomplete as error:
             missing.append(f"{file}, row {number}: {error}")
@@ -62,7 +62,7 @@ def text(row: Mapping[str, Any], name: str) -> str:
     if given is None or given == "":
         raise Incomplete(f"it has no {name!r}")
     if not isinstance(given, str) or not given.strip():
-        raise ValueError(f"{name!r} must be a text; got {given!r}")
+        raise ValueError(f"{name!r} must be a string; got {given!r}")
     return given
 
 
@@ -70,7 +70,7 @@ def texts(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """Return the one or more texts of a field; raise KeyError if it is missing, and ValueError for anything else."""
     given = [row[name]] if isinstance(row[name], str) else row[name]
     if not isinstance(given, list) or not given or not all(isinstance(one, str) and one.strip() for one in given):
-        raise ValueError(f"{name!r} must be a text, or several")
+        raise ValueError(f"{name!r} must be a string, or a list of strings")
     return tuple(given)
 
 

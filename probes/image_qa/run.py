@@ -35,12 +35,12 @@ class ListOptions:
 
     def __post_init__(self) -> None:
         if self.images and not self.data:
-            raise ValueError("--images goes with --data, the published files")
+            raise ValueError("--images needs --data, the published files")
         if self.data and self.noise:
-            raise ValueError("--noise is for the demo world's pictures, not for those of --data")
+            raise ValueError("--noise applies to the demo world's images, not to those of --data")
         check_there(self.data)
         if not self.data and self.demo is None:
-            raise ValueError(f"--data is needed: there is no demo world here that draws samples of {self.name}")
+            raise ValueError(f"--data is needed: no demo world is installed that draws samples of {self.name}")
 
     def draw(self, task: Task[Any], setup: Setup, left: list[str]) -> tuple[list[Any], str]:
         """Return the samples, those of files shuffled by the seed, and the name of their world.
@@ -54,7 +54,7 @@ class ListOptions:
         folder = Path(self.images) if self.images else files[0] if files[0].is_dir() else files[0].parent
         found = task.load([file for one in files for file in task.files(one)], folder, left)
         if not found:
-            raise ValueError(f"{', '.join(self.data)}: no samples of {task.title} are there")
+            raise ValueError(f"{', '.join(self.data)}: it holds no samples of {task.title}")
         random.Random(setup.seed).shuffle(found)
         return whole(found, setup.limit, lambda sample: [sample.image], left), ""
 

@@ -58,23 +58,23 @@ def _options(
     tasks: Tasks = None,
     wording: Instructions = "paper",
     conditions: Annotated[list[ConditionName], Option(
-        metavar="NAME...", help=f"of {', '.join(KINDS)}, both being instructed and steered (default: all but {KINDS[-1]})",
+        metavar="NAME...", help=f"of {', '.join(KINDS)}; 'both' is instructed and steered (default: all but {KINDS[-1]})",
         show_default=False,
     )] = USUAL,
     vector: Annotated[str, Option(metavar="NAME|FILE", help="vector to steer with")] = VECTOR,
     strength: Annotated[float, Option(
-        help="1.0 is the calibrated one; --ablate strength tries strengths in published units",
+        help="strength of steering, 1.0 is the calibrated one; --ablate strength tries strengths in published units",
     )] = 1.0,
-    random_directions: Annotated[int, Option(min=0, metavar="K", help="control directions of the same norm")] = 0,
+    random_directions: Annotated[int, Option(min=0, metavar="K", help="random control directions of the same norm")] = 0,
     ablate: Annotated[list[AblationName] | None, Option(
-        metavar="WHAT...", help=f"also the paper's ablations, of {', '.join(ABLATIONS)} (its Tables 8 to 11)",
+        metavar="WHAT...", help=f"also run the paper's ablations, of {', '.join(ABLATIONS)} (its Tables 8 to 11)",
     )] = None,
     lens: Annotated[bool, Option(
-        "--lens", help="also the logits of both options as read from each layer: plain, instructed, steered",
+        "--lens", help="also read the logits of both options from each layer: plain, instructed, steered",
     )] = False,
     auto: Annotated[list[CriterionName] | None, Option(
-        metavar="[CRITERION]...", help="also steering in the direction that a criterion chooses, on degraded copies of "
-        f"the samples (Table 12): of {', '.join(CRITERIA)} (default: both)",
+        metavar="[CRITERION]...", help="also steer in the direction that a criterion chooses, on degraded copies of the "
+        f"samples (Table 12): of {', '.join(CRITERIA)} (default: both)",
     )] = None,
     severity: Annotated[list[float], Option(
         metavar="S...", help="severities of that degradation, from 0 to 1 (nothing is left)",
@@ -106,9 +106,9 @@ def _run(options: MC2Options, session: Session) -> Findings:
 
 BENCHMARK = Benchmark(
     name="mc2",
-    help="modality preference on conflicts, without and with interventions",
-    description="Ask conflicting samples in both option orders: plainly, instructed, with a chain of thought, with four "
-    "solved examples, steered.",
+    help="modality preference on conflicts, with and without interventions",
+    description="Ask questions whose image and text conflict, in both orders of their options: plainly, instructed, with "
+    "a chain of thought, with four solved examples, and steered.",
     limit=400,
     options=_options,
     run=_run,

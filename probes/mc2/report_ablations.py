@@ -80,7 +80,7 @@ def strength(page: Report, found: Numbers) -> None:
     bend, published = found["knee"], found["published"]
     page.heading("Strength (Table 10)")
     units = (
-        "The vector does not say how much of the published weight its own is: strengths are its own."
+        "The vector does not record its share of the published weight, so strengths are in its own units."
         if published is None
         else f"Strengths are in published units; the vector's own strength 1.0 is {published:g} of them."
     )
@@ -126,8 +126,8 @@ def latency(page: Report, found: Numbers) -> None:
         ],
     )
     page.text(
-        "Peak memory is that of torch on a GPU, on a CPU that of the whole process, model included; - where the system does "
-        "not tell."
+        "Peak memory: that of torch on a GPU, and of the whole process on a CPU, model included; - where the system does "
+        "not report it."
     )
 
 

@@ -11,29 +11,29 @@ from probes.reporting.tables import Measured
 
 def automatic(page: Report, found: Numbers) -> None:
     """Add Table 12, with the gap that each criterion closes."""
-    page.heading("Finding the way without being told (Table 12)")
+    page.heading("Choosing the direction automatically (Table 12)")
     page.text(
-        "One modality of each sample is degraded, the other one's answer is right. Gap closed: how much of the difference "
-        "between the plain model and one that is steered to the known right side (prior) a criterion makes up, "
-        "(auto - plain) / (prior - plain), with the 95 % interval over samples drawn anew; below 0 where the criterion "
-        "makes answers worse; none where prior is not better than plain."
+        "One modality of each sample is degraded, and the other one's answer is right. Gap closed: the share of the "
+        "difference between the plain model and one steered to the known right side (prior) that a criterion achieves, "
+        "(auto - plain) / (prior - plain), with a 95 % bootstrap interval over samples. It is below 0 where the criterion "
+        "makes answers worse, and missing where prior is not better than plain."
     )
     for criterion in found["criteria"]:
         page.text(
             _worth(criterion, {row["degraded"]: row for row in _rows(found, None) if row["criterion"] == criterion})
         )
     page.text(
-        "Drop measures what the plain answer rests on, not which side is right. Surprise measures the text alone: it "
-        "abstains where the text is not surprising, unless it is told that one modality is degraded; the rows on unfamiliar "
-        "text show a sound text in a wording that the model does not know."
+        "Drop measures which modality the plain answer relies on, not which side is right. Surprise measures the text "
+        "alone: it abstains where the text is not surprising, unless the request states that one modality is degraded. "
+        "The rows on unfamiliar text have a sound text in a wording that the model does not know."
     )
     for severity in (None, *found["severities"]):
         page.heading("All severities" if severity is None else f"Severity {severity:g}", 3)
         _gaps(page, _rows(found, severity))
     page.heading("What is left of each modality", 3)
     page.text(
-        "Right answers where one modality is shown alone, each for its own answer: the sound one's must be readable; of the "
-        "degraded one chance is .5 of two options."
+        "Right answers where one modality is shown alone, each by its own answer. The sound modality must be readable; "
+        "for the degraded one, chance is .5 with two options."
     )
     page.table(
         ["degraded", "severity", "sound modality alone", "degraded modality alone"],

@@ -57,9 +57,9 @@ def conditions(page: Report, found: Numbers) -> None:
         ]
     page.table(["condition", "S_v", "S_t", "S_o", "Vision Ratio"], rows)
     page.text(
-        "Every question is asked in both orders of its options; S_o are the samples answered inconsistently or not at all; "
-        "Vision Ratio is S_v / (S_v + S_t). In parentheses are 95 % intervals: Wilson's of shares, those of the ratio over "
-        "the samples that follow either side; of differences, and of quotients of means, they are over samples drawn anew."
+        "Every question is asked in both orders of its options. S_o: samples answered inconsistently or not at all. "
+        "Vision Ratio: S_v / (S_v + S_t). In parentheses are 95 % intervals: Wilson's for shares, for the ratio over "
+        "the samples that follow either side; bootstrap over samples for differences and quotients of means."
     )
     page.heading("Checks", 3)
     page.table(
@@ -71,8 +71,8 @@ def conditions(page: Report, found: Numbers) -> None:
         ],
     )  # fmt: skip
     page.text(
-        "Image only and context only: right answers where nothing conflicts. Attention ratio: mean attention to an image "
-        "token over that plus the mean attention to a token of the text context."
+        "Image only and context only: right answers without a conflict. Attention ratio: mean attention to an image token, "
+        "divided by the sum of that and the mean attention to a token of the text context."
     )
     _by_task(page, found)
 
@@ -175,10 +175,10 @@ def lens(page: Report, found: Numbers, steered: Sequence[int]) -> None:
     count = len(next(iter(named.values()))["margin"])
     page.heading("Margin of the options by layer (the authors' rebuttal, W3)")
     page.text(
-        "The states at the prompt's last token, read through the final norm and the output embedding: logit of the "
-        "preferred side's option less that of the other one, with its 95 % interval over samples. Plain answers are parted "
-        "by the option that the last layer prefers. A margin surfaces at the first layer from which on it stays above 0 and "
-        f"above {100 * SURFACED:.0f} % of the last layer's."
+        "The states at the prompt's last token, read through the final norm and the output embedding: the logit of the "
+        "preferred side's option minus that of the other one, with its 95 % interval over samples. Plain answers are "
+        "grouped by the option that the last layer prefers. A margin surfaces at the first layer from which on it stays "
+        f"above 0 and above {100 * SURFACED:.0f} % of the last layer's."
     )
     page.plot(
         "lens",
@@ -214,13 +214,13 @@ def sizes(page: Report, found: Numbers) -> None:
     """Add Table 6."""
     page.heading("Size of the evaluation (Table 6)")
     settled = (
-        "Only all of them together settle it."
+        "No smaller number is enough."
         if found["settled"] is None
-        else f"From {found['settled']} of each task on 95 % of the draws are within {100 * SETTLED:.0f} points of all."
+        else f"With {found['settled']} or more of each task, 95 % of the draws are within {100 * SETTLED:.0f} points of all."
     )
     page.text(
-        "The plain answers of so many samples of each task, drawn a thousand times: mean Vision Ratio, and between which "
-        f"the middle 95 % of the draws lie. {settled}"
+        "Plain answers of a number of samples of each task, drawn a thousand times: the mean Vision Ratio and the interval "
+        f"of the middle 95 % of the draws. {settled}"
     )
     page.table(
         ["samples of each task", "Vision Ratio"],

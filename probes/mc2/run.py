@@ -57,13 +57,13 @@ class MC2Options:
     def __post_init__(self) -> None:
         wants_vector = self.ablate or self.auto is not None or self.random_directions
         if wants_vector and not self.steers:
-            raise ValueError("--ablate, --auto and --random-directions go with the condition 'steer'")
+            raise ValueError("--ablate, --auto and --random-directions need the condition 'steer'")
         if not self.inside and (needing := {"samples", "tasks", "latency"} & set(self.ablate)):
             raise ValueError(f"--ablate {' '.join(sorted(needing))} needs the model in this process, not --base-url")
         if not self.inside and self.lens:
             raise ValueError("--lens needs the model in this process, not --base-url")
         if self.lens and not self.read_by_layer:
-            raise ValueError(f"--lens goes with the conditions {', '.join(LENS_KINDS)}")
+            raise ValueError(f"--lens needs one of the conditions {', '.join(LENS_KINDS)}")
         for severity in self.severities:
             if not 0 <= severity <= 1:
                 raise ValueError(f"--severity must be from 0 to 1, not {severity:g}")

@@ -20,10 +20,9 @@ def _task() -> Task[MmePair]:
 BENCHMARK = listed(
     "mme",
     _task,
-    help="MME: two questions on each picture, one for yes and one for no",
-    description="Ask two questions on each picture, one for yes and one for no, by subtask. Asked plainly, steered, "
-    "with SAGE and with the contrastive decoders; each is compared with the plain answers to the same "
-    "samples.",
+    help="MME: two questions on each image, one for yes and one for no",
+    description="Ask two questions on each image, one for yes and one for no, by subtask. The model answers plainly, "
+    "steered, with SAGE and with the contrastive decoders; each is compared with its plain answers to the same samples.",
     limit=200,
     unit="pairs of questions",
 )

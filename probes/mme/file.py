@@ -67,12 +67,12 @@ def _asked(file: Path) -> Iterable[_Asked]:
         name, *said = fields[:3] if named else (file.stem, *fields)
         own = asked.setdefault(name.strip(), _Asked(name.strip(), subtask))
         if len(said) != 2:
-            own.wrong = f"line {number}: no question of MME: a line is {'IMAGE TAB ' * named}QUESTION TAB ANSWER"
+            own.wrong = f"line {number}: not a question of MME: a line is {'IMAGE TAB ' * named}QUESTION TAB ANSWER"
             continue
         try:
             own.questions.append((said[0].strip(), rows.told(said[1])))
         except ValueError as error:
-            raise ValueError(f"{file}, line {number}: no question of MME: {error}") from error
+            raise ValueError(f"{file}, line {number}: not a question of MME: {error}") from error
     return asked.values()
 
 

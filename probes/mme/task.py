@@ -25,9 +25,9 @@ TASK = Task(
     _parts,
     metrics=("acc", "acc_plus", "score", "unread"),
     share="acc_plus",
-    reading="*acc*: the share of questions that are answered rightly. *acc_plus*: of pictures whose two questions are. "
-    "*score*: 100 times their sum, 200 at most. *unread*: neither yes nor no, which is wrong. Totals are sums of the "
-    "subtasks' scores.",
+    reading="*acc*: the share of questions that are answered rightly. *acc_plus*: the share of images with both "
+    "questions answered rightly. *score*: 100 times their sum, 200 at most. *unread*: neither yes nor no, which is wrong. "
+    "Totals are sums of the subtasks' scores.",
     unit="pairs of questions",
     totals=totals,
 )

@@ -26,11 +26,17 @@ def _options(
         ),
     ] = None,
     images: Annotated[
-        str | None, sample_option(metavar="DIR", help="the images of --data (default: where its files lie)")
+        str | None,
+        sample_option(metavar="DIR", help="folder of the images of --data (default: the folder of its files)"),
     ] = None,
-    vector: Annotated[str, Option(metavar="NAME|FILE", help="vector to steer with")] = VECTOR,
+    vector: Annotated[str, Option(metavar="NAME|FILE", help="steering vector to use")] = VECTOR,
     runs: Annotated[
-        int, Option(min=1, metavar="N", help="times that each question is asked, with its options in another order")
+        int,
+        Option(
+            min=1,
+            metavar="N",
+            help="number of times that each question is asked, each with another order of its options",
+        ),
     ] = 5,
     conditions: Names = None,
     condition: Texts = None,
@@ -51,10 +57,10 @@ def _run(options: SapOptions, session: Session) -> Findings:
 
 BENCHMARK = Benchmark(
     name="mm-sap",
-    help="MM-SAP: whether a model refuses what it cannot see, and answers what it knows",
+    help="MM-SAP: refusals of what a model cannot see, and answers to what it knows",
     description="Ask questions of three kinds, each with a refusal among its options: what any model can see, what needs "
-    "knowledge, and what no picture tells. Asked plainly, with the refusal prompt, steered, with SAGE and with the "
-    "contrastive decoders; each is compared with the plain answers to the same questions.",
+    "knowledge, and what no image tells. The model answers plainly, with the refusal prompt, steered, with SAGE and "
+    "with the contrastive decoders; each is compared with its plain answers to the same questions.",
     limit=300,
     options=_options,
     run=_run,

@@ -91,7 +91,7 @@ def _options(row: Mapping[str, Any]) -> dict[str, str]:
         raise ValueError(f"its options are {given!r}")
     texts = [one for one in options.values() if not _refuses(one)]
     if len(texts) < 2 or len({*texts}) < len(texts):
-        raise ValueError(f"two different options beside the refusal are the least; it has {texts}")
+        raise ValueError(f"it needs at least two different options beside the refusal; it has {texts}")
     return options
 
 
@@ -112,7 +112,7 @@ def _answer(row: Mapping[str, Any], options: Mapping[str, str]) -> str | None:
         return None
     found = next((one for one in options.values() if one.casefold() == text.casefold()), None)
     if found is None:
-        raise ValueError(f"its answer {said!r} is none of its options")
+        raise ValueError(f"its answer {said!r} is not among its options")
     return found
 
 

@@ -16,10 +16,10 @@ from probes.reporting.report import Report
 from probes.reporting.tables import Measured
 
 SCORES = """\
-Shares of the questions; the paper's scores are these times 100. *kk*: answered rightly. *ku*: rightly refused, which is
-any refusal in BeyondVisQA, none in BasicVisQA, and in KnowVisQA one of a question that the model, asked again without the
-refusal among the options, answers wrongly. *sa*: their sum. Every question is asked in {runs} runs with its options in
-another order; mean ± standard deviation of the runs' scores."""
+Shares of the questions; the paper's scores are these times 100. *kk*: answered rightly. *ku*: rightly refused. That is any
+refusal in BeyondVisQA, none in BasicVisQA, and in KnowVisQA a refusal of a question that the model answers wrongly when
+asked again without the refusal among the options. *sa*: their sum. Every question is asked in {runs} runs with its options
+in another order; mean ± standard deviation of the runs' scores."""
 
 _SCORES = (
     ("basic", "kk"),
@@ -58,18 +58,18 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any], runs: Mapping[str
     )
     page.heading("Compared with the plain answers")
     page.text(READING)
-    page.text("Of the runs together; the intervals are of samples of such questions, not of runs.")
+    page.text("All runs together; the intervals are over samples of such questions, not over runs.")
     table(page, found, TOTAL, ("kk", "ku", "sa"))
     page.heading("Answers and refusals (the paper's tables 2 and 4)")
     page.text(
-        "*rate*: not refused. *accuracy*: right of those. An answer that names no option is not refused, and wrong. In "
-        "BeyondVisQA nothing is right."
+        "*rate*: share not refused. *accuracy*: share of right answers among those. An answer that names no option counts "
+        "as answered and wrong. BeyondVisQA has no right answers."
     )
     _table(page, runs, _ANSWERS)
     page.text(
-        "*refusals*: how many a run. *unknown knowns*: of the refused questions of KnowVisQA, the share that is answered "
-        "rightly without the refusal among the options. *knowledge*: that share of all of them. *unread*: answers that "
-        "choose no option, and do not refuse in words."
+        "*refusals*: number per run. *unknown knowns*: the share of KnowVisQA's refused questions that is answered "
+        "rightly without the refusal among the options. *knowledge*: that share of all its questions. *unread*: answers "
+        "that neither choose an option nor refuse in words."
     )
     _table(page, runs, _REFUSALS)
     page.heading("By subtask (the paper's figure 3)")

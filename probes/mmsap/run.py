@@ -35,10 +35,10 @@ class SapOptions:
 
     def __post_init__(self) -> None:
         if self.images and not self.data:
-            raise ValueError("--images goes with --data, the file or folder of the questions")
+            raise ValueError("--images needs --data, the file or folder of the questions")
         check_there([self.data] if self.data else [])
         if not self.data and self.demo is None:
-            raise ValueError("--data is needed: there is no demo world here to draw questions from")
+            raise ValueError("--data is needed: the demo world, which draws questions, is not installed")
 
     def draw(self, setup: Setup, left: list[str]) -> list[SapSample]:
         """Return the questions, of each part in proportion to its size; those left out are added to `left`."""

@@ -70,8 +70,8 @@ def too_few(pairs: Sequence[PromptPair], held_back: int = 0) -> list[str]:
     found = verdict.too_few(len(pairs), "different pairs", held_back)
     pictures = {picture for pair in pairs for prompt in (pair.toward, pair.away) for picture in prompt.pictures}
     if 0 < len(pictures) < LEAST_PICTURES:
-        shown = "one picture" if len(pictures) == 1 else f"{len(pictures)} pictures"
-        found.append(f"All pairs show {shown}, at least {LEAST_PICTURES} different ones are needed.")
+        shown = "one image" if len(pictures) == 1 else f"{len(pictures)} images"
+        found.append(f"All pairs show {shown}; at least {LEAST_PICTURES} different images are needed.")
     return found
 
 

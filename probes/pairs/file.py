@@ -118,13 +118,13 @@ def _pair(number: int, row: object, folder: Path) -> PromptPair:
         raise ValueError(f"{unknown[0]!r} is unknown; there are {', '.join(sorted(KEYS))}")
     toward, away = (_prompt(row[key], key, folder) for key in ("toward", "away"))
     if toward.digest == away.digest:
-        raise ValueError("both sides say the same")
+        raise ValueError("both sides are the same")
     return PromptPair(number, toward, away, _test(row, folder))
 
 
 def _test(row: Mapping[str, Any], folder: Path) -> Check | None:
     if ("question" in row) != ("expect" in row):
-        raise ValueError("'question' and 'expect' go together")
+        raise ValueError("'question' and 'expect' need each other")
     if "question" not in row:
         return None
     expect = row["expect"]
@@ -142,10 +142,10 @@ def _prompt(given: object, place: str, folder: Path) -> PairedPrompt:
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
-        raise ValueError(f"{place!r} must be a list of messages, or the user's text")
+        raise ValueError(f"{place!r} must be a list of messages, or the user's text as a string")
     messages = tuple(_message(one, f"{place}[{i}]", folder) for i, one in enumerate(given))
     if messages[-1]["role"] != "user":
-        raise ValueError(f"the last message of {place!r} must be the user's: what is read is where the answer begins")
+        raise ValueError(f"the last message of {place!r} must be the user's: states are read where the answer begins")
     return PairedPrompt(messages)
 
 
@@ -156,7 +156,7 @@ def _message(given: object, place: str, folder: Path) -> dict[str, Any]:
     if isinstance(content, str) and content.strip():
         return {"role": given["role"], "content": content}
     if not isinstance(content, list) or not content:
-        raise ValueError(f"'{place}.content' must be a text or a list of parts, not empty")
+        raise ValueError(f"'{place}.content' must be a string or a list of parts, not empty")
     parts = [_part(one, f"{place}.content[{i}]", folder) for i, one in enumerate(content)]
     return {"role": given["role"], "content": parts}
 
@@ -186,7 +186,7 @@ def _picture(source: str, place: str, folder: Path) -> dict[str, Any]:
         if not data:
             raise ValueError(f"'{place}': a data: URL must be data:image/...;base64, followed by base64")
     elif source[:8].lower().startswith(("http://", "https://")):
-        raise ValueError(f"'{place}': pictures are not fetched; name a file, or give a data: URL")
+        raise ValueError(f"'{place}': remote images are not fetched; name a file, or give a data: URL")
     else:
         data = folder / Path(source).expanduser()
         shown = str(data)
@@ -197,7 +197,7 @@ def _picture(source: str, place: str, folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"'{place}': {shown}: {error.strerror or error}") from None
     except ValueError:
-        raise ValueError(f"'{place}': {shown} holds no picture that can be read") from None
+        raise ValueError(f"'{place}': {shown} holds no readable image") from None
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from probes.reporting.report import Report
 from probes.vector.report import layers
 from steering import SteeringVector
 
-MOVES = "Yes: the pairs agree, and answers that it was not built from are moved both ways."
+MOVES = "Yes: the pairs agree, and the direction moves answers that it was not built from both ways."
 AGREES = (
-    "The pairs agree, which says no more than that they differ alike: pairs that differ in the same words always do. "
-    "Whether the direction moves answers was not measured; `--score` measures it."
+    "The pairs agree. This only shows that they differ alike: pairs that differ in the same words always do. "
+    "The effect of the direction on answers was not measured; `--score` measures it."
 )
 
 
@@ -58,7 +58,7 @@ def _weights(page: Report, vector: SteeringVector) -> None:
     if "calibration" in vector.info:
         told = f"strength 1.0 is {vector.info['calibration']['factor']:g} of it, by the calibration below"
     page.text(
-        "The published weight (modality-preference paper, equation 2) gives the direction the size of the states, here "
+        "The published weight (modality-preference paper, equation 2) scales the direction to the norm of the states, here "
         f"those of both sides' prompts; {told}."
     )
     states, sizes = vector.info["magnitudes"]["states"]["instructed"], vector.info["magnitudes"]["direction"]["queries"]
@@ -78,8 +78,8 @@ def _calibration(page: Report, found: dict[str, Any], sides: tuple[str, str]) ->
     page.text(
         f"Strength 1.0 is {factor:g} of the published weight at layer {found['layer']}; strengths from {low:g} to {high:g} "
         f"stay within the damage budget ({budget}) on {found['samples']} questions of pairs that the vector was not built "
-        f"from. An answer is a side's where it {found['score']} {_WITH[found['score']]} that side and not that of the other "
-        f"one. Answers {'are' if found['targets_reached'] else 'are NOT'} moved; "
+        f"from. An answer counts for a side if it {found['score']} {_WITH[found['score']]} that side and not that of the "
+        f"other one. Answers {'are' if found['targets_reached'] else 'are NOT'} moved; "
         f"{'within' if found['within_budget'] else 'NOT within'} the budget."
     )
     curve = found["curve"]

@@ -55,14 +55,14 @@ class PairsOptions:
         if self.sides[0] == self.sides[1]:
             raise ValueError(f"--sides: both are called {self.sides[0]!r}")
         if self.out.is_dir():
-            raise ValueError(f"--out {self.out} is a folder; name the file")
+            raise ValueError(f"--out {self.out} is a folder; name a file")
         self.refuse_to_replace()
 
     def refuse_to_replace(self) -> None:
         """Raise FileExistsError if there is a vector that must not be overwritten."""
         if self.out.exists() and not self.replace:
             raise FileExistsError(
-                f"{self.out} exists already; --replace writes over it, --name or --out names another file"
+                f"{self.out} already exists; --replace overwrites it, --name or --out names another file"
             )
 
 
@@ -76,7 +76,7 @@ def run(options: PairsOptions) -> None:
     read = load(options.pairs)
     pairs = different(read)
     if len(pairs) < len(read):
-        _log.warning("%d lines of %s say what others say, and are left out.", len(read) - len(pairs), options.pairs)
+        _log.warning("%d lines of %s repeat other lines and are left out.", len(read) - len(pairs), options.pairs)
     used, tested = _split(options, pairs)
     doubts = too_few(used, held_back=len(tested))
     if not options.force:
@@ -116,12 +116,10 @@ def _split(options: PairsOptions, pairs: Sequence[PromptPair]) -> tuple[list[Pro
     able = [pair for pair in pairs if pair.test is not None]
     if options.score is None:
         if able:
-            _log.warning("The questions of %s are not asked: --score calibrates the strength by them.", options.pairs)
+            _log.warning("The questions of %s are not used: --score calibrates the strength with them.", options.pairs)
         return list(pairs), []
     if not able:
-        raise ValueError(
-            f"--score needs lines with a 'question' and what to 'expect', which {options.pairs} has none of"
-        )
+        raise ValueError(f"--score needs lines with 'question' and 'expect', but {options.pairs} has none")
     count = min(options.calibrated, len(able), max(1, len(pairs) // 3))
     held = {pair.line for pair in random.Random(options.seed).sample(able, count)}
     return [one for one in pairs if one.line not in held], [one for one in pairs if one.line in held]
@@ -136,8 +134,8 @@ def _print(vector: SteeringVector, path: Path) -> None:
     print(f"layer {layer}, the pairs agree by {info['agreement'][layer]:.3f} of 1, layers by score {info['ranking']}")
     if (calibration := info.get("calibration")) is None:
         print(
-            "strength 1.0 = the published weight, NOT calibrated: whether it moves answers was not measured, and pairs that "
-            "differ in the same words always agree (--score measures it)"
+            "strength 1.0 = the published weight, NOT calibrated: its effect on answers was not measured, and pairs that "
+            "differ in the same words always agree (--score measures the effect)"
         )
         return
     plain, up, down = calibration["baseline"]["plain"], calibration["chosen"]["toward"], calibration["chosen"]["away"]

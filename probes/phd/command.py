@@ -21,9 +21,9 @@ BENCHMARK = listed(
     "phd",
     _task,
     help="PhD: yes/no questions beside a misleading text",
-    description="Ask questions for yes or no plainly, beside a text that is inaccurate, and beside one that is wrong. "
-    "Asked plainly, steered, with SAGE and with the contrastive decoders; each is compared with the plain "
-    "answers to the same samples.",
+    description="Ask yes/no questions alone, beside an inaccurate text, and beside an incorrect one. The model answers "
+    "plainly, steered, with SAGE and with the contrastive decoders; each is compared with its plain answers to the same "
+    "samples.",
     limit=600,
     unit="questions",
 )

@@ -20,10 +20,11 @@ def _task() -> Task[YesNo]:
 BENCHMARK = listed(
     "pope",
     _task,
-    help="POPE: whether a model sees objects that are not there",
-    description="Ask whether objects are in pictures: as many that are there as that are not, the absent ones drawn at "
-    "random, by frequency (popular) or by how often they come with what is there (adversarial). Asked plainly, steered, "
-    "with SAGE and with the contrastive decoders; each is compared with the plain answers to the same questions.",
+    help="POPE: yes/no questions about present and absent objects",
+    description="Ask whether objects are in images, for as many present as absent ones. Absent ones are drawn at random, "
+    "by frequency (popular), or by how often they occur with present ones (adversarial). The model answers plainly, "
+    "steered, with SAGE and with the contrastive decoders; each is compared with its plain answers to the same "
+    "questions.",
     limit=300,
     unit="questions",
 )

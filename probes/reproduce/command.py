@@ -27,15 +27,15 @@ def reproduce(
     context: typer.Context,
     paper: Annotated[
         Literal["mp", "ivm", "sap", "spd"] | None,
-        Option(help="only this paper's rows: modality preference, implicit misunderstanding, MM-SAP, SPD-Faith"),
+        Option(help="only the rows of this paper: modality preference, implicit misunderstanding, MM-SAP, SPD-Faith"),
     ] = None,
     model: Annotated[
         str | None, model_option(metavar="PATH", help="checkpoint folder or hub name (default: the embedded models)")
     ] = None,
-    quick: Annotated[bool, Option("--quick", help="few samples: minutes instead of an hour")] = False,
+    quick: Annotated[bool, Option("--quick", help="use few samples: minutes instead of an hour")] = False,
     out: Annotated[
         Path,
-        file_option(metavar="DIR", help="folder for the report and the runs, which continue from their kept answers"),
+        file_option(metavar="DIR", help="folder for the report and the runs, which resume from their kept answers"),
     ] = Path("build/reproduce"),
     jobs: Annotated[
         int | None,
@@ -49,7 +49,7 @@ def reproduce(
 ) -> None:
     """Run what the papers' tables and figures need, and report for each whether its finding appears.
 
-    Run again after an interruption, it continues where it stopped.
+    Run it again after an interruption to continue.
     """
     from probes.answering.versions import versions
     from probes.reproduce.parallel import MOST, processors
@@ -82,7 +82,7 @@ def reproduce(
             jobs=jobs,
         )
     if done and all(one.report is None for one in done.values()):
-        raise ValueError(f"no run came to its end, so there is no report: {next(iter(done.values())).error}")
+        raise ValueError(f"no run completed, so there is no report: {next(iter(done.values())).error}")
     about = {"model": model or "the embedded ones", "samples": "few" if quick else "all", "versions": versions()}
     page = report(about, outcomes, done)
     page.write(out, {"about": about, "rows": [one.to_json() for one in outcomes]})

@@ -19,17 +19,17 @@ def _options(
     defaults: Defaults,
     *,
     pairs: Annotated[
-        int | None, sample_option(min=0, metavar="N", help="pairs of pictures (default: as many as questions)")
+        int | None, sample_option(min=0, metavar="N", help="pairs of images (default: as many as questions)")
     ] = None,
     noise: Noise = 0.0,
     pope: Annotated[
         list[str] | None,
-        sample_option(metavar="FILE...", help="POPE's question files in place of the demo world"),
+        sample_option(metavar="FILE...", help="POPE's question files; the demo world by default"),
     ] = None,
-    images: Annotated[str | None, sample_option(metavar="DIR", help="the COCO images of --pope")] = None,
+    images: Annotated[str | None, sample_option(metavar="DIR", help="folder of the COCO images of --pope")] = None,
     conditions: Names = None,
     condition: Texts = None,
-    sweep: Annotated[bool, Option("--sweep", help="also each stage alone with several settings")] = False,
+    sweep: Annotated[bool, Option("--sweep", help="also evaluate each stage alone with several settings")] = False,
 ) -> SageOptions:
     from probes.harness.conditions import chosen
     from probes.sage.run import SageOptions
@@ -48,10 +48,10 @@ def _run(options: SageOptions, session: Session) -> Findings:
 
 BENCHMARK = Benchmark(
     name="sage",
-    help="SAGE stage by stage: existence questions and differences of two pictures",
-    description="Ask held-out questions of the demo world, or POPE's, plainly, with SAGE's stages, one more at a time, and "
-    "with the contrastive decoders that the paper compares it with; each is compared with the plain answers to the same "
-    "samples.",
+    help="SAGE stage by stage: existence questions and differences between two images",
+    description="Ask held-out questions of the demo world, or POPE's: plainly, with SAGE's stages, one more at a time, "
+    "and with the contrastive decoders that the paper compares it with. Each is compared with the plain answers to the "
+    "same samples.",
     limit=500,
     options=_options,
     run=_run,

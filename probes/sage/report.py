@@ -48,15 +48,15 @@ def _existence(page: Report, found: Mapping[str, Any]) -> None:
 def _differences(page: Report, found: Mapping[str, Any]) -> None:
     page.heading("Spot the difference (SPD-Faith)")
     page.text(
-        'What each number is stands in docs/study.md, "The numbers of SPD-Faith". Claims are read off the answers by '
+        'docs/study.md, "The numbers of SPD-Faith", defines each number. Claims are read off the answers by '
         f'rules; cr is of the answers to "{QUESTIONS[3]}" and "{QUESTIONS[4]}".'
     )
-    power(page, found, "differences", "dqr_exact", "pairs of pictures")
+    power(page, found, "differences", "dqr_exact", "pairs of images")
     for heading, metrics in _DIFFERENCES.items():
         page.heading(heading, 3)
         table(page, found, "differences", metrics)
     for part in ("precision", "recall"):
-        page.heading(f"{part.capitalize()} by type, and of categories", 3)
+        page.heading(f"{part.capitalize()} by type and category", 3)
         names = {kind: f"{kind}_{part}" for kind in (*TYPES, "category")}
         table(page, found, "differences", names, differences=False)
     settings = [name for name in found[BASELINE]["differences"] if name != "all"]

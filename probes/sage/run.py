@@ -41,7 +41,7 @@ class SageOptions:
         if self.pope and not self.images:
             raise ValueError("--pope needs --images, the folder of COCO val2014")
         if not self.pope and self.demo is None:
-            raise ValueError("--pope is needed: there is no demo world here to draw questions from")
+            raise ValueError("--pope is needed: the demo world, which draws questions, is not installed")
 
     def draw(self, setup: Setup, left: list[str]) -> Drawn:
         """Return POPE's questions if files are given, otherwise the demo world's with pairs and names of objects.
@@ -64,7 +64,7 @@ class SageOptions:
             return f"{questions} existence questions from {names}, in the order of seed {seed}"
         noise = f" with noise of standard deviation {self.noise:g} (of 0 to 255)" if self.noise else ""
         return (
-            f"{questions} existence questions and {pairs} pairs of pictures over held-out scenes of {scenes}{noise}, "
+            f"{questions} existence questions and {pairs} pairs of images over held-out scenes of {scenes}{noise}, "
             f"drawn with seed {seed}"
         )
 

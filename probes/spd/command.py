@@ -22,34 +22,37 @@ def _options(
         str | None,
         sample_option(
             metavar="PATH",
-            help="the published pairs, a folder of folders or a file of rows, in place of the demo world",
+            help="the published pairs, a folder of folders or a file of rows; the demo world by default",
         ),
     ] = None,
     images: Annotated[
-        str | None, sample_option(metavar="DIR", help="the pictures of a file of rows (default: its folder)")
+        str | None,
+        sample_option(metavar="DIR", help="folder of the images of a file of rows (default: its own folder)"),
     ] = None,
     several: Annotated[
         int | None,
         sample_option(min=0, metavar="N", help="pairs with several differences (default: as many as with one)"),
     ] = None,
     noise: Noise = 0.0,
-    merged: Annotated[bool, Option("--merged", help="show both pictures as one, the original above")] = False,
+    merged: Annotated[bool, Option("--merged", help="show both images as one, the original above")] = False,
     as_json: Annotated[
         bool, Option("--as-json", help="ask for the differences as a JSON list, as the paper does of large models")
     ] = False,
-    max_tokens: Annotated[int, Option(min=1, metavar="N", help="most tokens of an answer")] = 64,
+    max_tokens: Annotated[int, Option(min=1, metavar="N", help="largest number of tokens of an answer")] = 64,
     judge_url: Annotated[
         str | None,
         Option(
             metavar="URL",
-            help="a judge of the claims behind this OpenAI-compatible server, in place of rules; its key is the "
-            "environment's JUDGE_API_KEY, or OPENAI_API_KEY",
+            help="judge the claims with the model of this OpenAI-compatible server instead of rules; its key is in the "
+            "variable JUDGE_API_KEY, or OPENAI_API_KEY",
         ),
     ] = None,
     judge_model: Annotated[
-        str | None, Option(metavar="NAME", help="the judge's name there (default: the only one)")
+        str | None, Option(metavar="NAME", help="model name of the judge (default: the server's only model)")
     ] = None,
-    judge_timeout: Annotated[float, Option(min=1, metavar="S", help="seconds that the judge has for an answer")] = 90.0,
+    judge_timeout: Annotated[
+        float, Option(min=1, metavar="S", help="longest time of an answer of the judge in seconds")
+    ] = 90.0,
     conditions: Names = None,
     condition: Texts = None,
 ) -> SpdOptions:
@@ -58,7 +61,7 @@ def _options(
     from probes.spd.run import JudgeOptions, SpdOptions
 
     if judge_model is not None and judge_url is None:
-        raise ValueError("--judge-model goes with --judge-url, the judge's server")
+        raise ValueError("--judge-model needs --judge-url, the judge's server")
     return SpdOptions(
         wanted=Wanted.of(conditions, condition, defaults.vectors, dict.fromkeys(OWN, ())),
         data=data,
@@ -79,10 +82,10 @@ def _run(options: SpdOptions, session: Session) -> Findings:
 
 BENCHMARK = Benchmark(
     name="spd-faith",
-    help="the faithfulness of descriptions of the differences between two pictures",
-    description="Ask about pairs of pictures that differ in one thing, by difficulty, or in two to five: whether they are "
-    "the same, whether they are different, how many differences there are, and which; plainly, with interventions, with "
-    "hints and hidden blocks, and by the prompt-level methods that the paper compares SAGE with.",
+    help="faithfulness of descriptions of the differences between two images",
+    description="Ask about pairs of images that differ in one thing, by difficulty, or in two to five: are they the "
+    "same, are they different, how many differences there are, and which. Ask plainly, with interventions, with hints "
+    "and hidden blocks, and by the prompt-level methods that the paper compares SAGE with.",
     limit=120,
     options=_options,
     run=_run,

@@ -50,8 +50,8 @@ def load(path: str | Path, images: str | Path | None = None) -> Loaded:
     if not pairs:
         why = next((f": {name} has {reason}" for name, reason in left_out.items()), "")
         raise ValueError(
-            f"{source} holds no pair of pictures of SPD-Faith Bench{why}. A pair is a folder with NAME_original.jpg, the "
-            "changed picture and a JSON file of modifications, or a row of a .jsonl file with `image` and `modifications`."
+            f"{source} holds no pair of images of SPD-Faith Bench{why}. A pair is a folder with NAME_original.jpg, the "
+            "changed image and a JSON file of modifications, or a row of a .jsonl file with `image` and `modifications`."
         )
     return Loaded(pairs, left_out)
 
@@ -69,9 +69,9 @@ def _folders(root: Path) -> Iterable[tuple[str, PicturePair | str]]:
         try:
             fields = parsed(text_of(files[0]))
         except ValueError as error:
-            raise ValueError(f"{files[0]} is no JSON: {error}") from error
+            raise ValueError(f"{files[0]} is not JSON: {error}") from error
         if not isinstance(fields, dict):
-            raise ValueError(f"{files[0]} is no object with modifications")
+            raise ValueError(f"{files[0]} is not an object with modifications")
         if "differences" in fields and "modifications" not in fields:
             yield from _logged(folder, original, fields)
         else:
@@ -103,7 +103,7 @@ def _rows(file: Path, images: Path) -> Iterable[tuple[str, PicturePair | str]]:
         place = f"{file}, row {number}"
         name = str(row.get("qid") or row.get("sample_id") or "") if isinstance(row, dict) else ""
         if not name:
-            raise ValueError(f"{place}: no row of SPD-Faith Bench: `qid` or `sample_id` is missing")
+            raise ValueError(f"{place}: not a row of SPD-Faith Bench: `qid` or `sample_id` is missing")
         fields = row.get("ground_truth", row)
         if not row.get("image"):
             yield name, _pair(name, images / name, fields, place)
@@ -129,7 +129,7 @@ def _pair(name: str, folder: Path, fields: Mapping[str, Any], place: str) -> Pic
         return _made(name, fields, place, str(folder), first=first, second=changed[0], merged=merged)
     if merged is not None:
         return _made(name, fields, place, str(folder), merged=merged)
-    return "no original or no changed picture"
+    return "no original or no changed image"
 
 
 def _made(name: str, fields: Mapping[str, Any], place: str, where: str, **pictures: Path | None) -> PicturePair | str:

@@ -17,7 +17,7 @@ from probes.spd.inside import NUMBERS
 
 _SINGLE = ("contradictions", "yes_same", "right", "unread")
 _SEVERAL = ("dqr_exact", "dqr_ratio", "ds_tolerance", "ds_detect", "tf1", "cf1", "cf1_released", "cr", "drf")
-DEFINED = 'What each number is, and after which equation, stands in docs/study.md, "The numbers of SPD-Faith".'
+DEFINED = 'docs/study.md, "The numbers of SPD-Faith", defines each number and names its equation.'
 
 
 def report(about: Mapping[str, Any], found: Mapping[str, Any], more: Mapping[str, Any]) -> Report:
@@ -58,12 +58,13 @@ def _asked(counts: Mapping[str, int]) -> str:
 
 
 def _inside(page: Report, found: Mapping[str, Any]) -> None:
-    page.heading("What contradictions leave inside the model")
+    page.heading("Contradictions inside the model")
     page.text(
-        'Of the answers to "same?" and "different?" about pairs with one difference that contradict each other, and of as '
-        "many that do not, under the same conditions (those without interventions), read once more as given answers: the "
-        "cosine of their mean states, mean over layers; the difference between the sizes of a layer's update, mean over "
-        "layers (the released code's ICR divergence); and its faithfulness score, the one times 1 - the other."
+        'Answers to "same?" and "different?" about pairs with one difference, without interventions: those that '
+        "contradict each "
+        "other, and as many that do not. They are read once more as forced answers: the cosine of their mean states, mean "
+        "over layers; the difference between the norms of a layer's update, mean over layers (the released code's ICR "
+        "divergence); and its faithfulness score, the cosine times 1 - the divergence."
     )
     page.table(
         ("answers", "pairs", *NUMBERS),
@@ -75,10 +76,10 @@ def _inside(page: Report, found: Mapping[str, Any]) -> None:
 
 
 def _agreement(page: Report, agreed: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    page.heading("What the judges are worth")
+    page.heading("Agreement of the judges")
     page.text(
-        "Agreement on labelled cases, wordings among them that rules cannot read, of which they find no claim; n are the "
-        "cases that both judged."
+        "Agreement on labelled cases. Some have wordings that the rules cannot read, and count as no claim. n: cases that "
+        "both judged."
     )
     page.table(
         ("labels of", "first", "second", "n", "agree", "Cohen's kappa"),
@@ -92,7 +93,7 @@ def _agreement(page: Report, agreed: Mapping[str, Sequence[Mapping[str, Any]]]) 
 
 def _single(page: Report, found: Mapping[str, Any]) -> None:
     page.heading("One difference")
-    power(page, found, "single", "contradictions", "pairs of pictures")
+    power(page, found, "single", "contradictions", "pairs of images")
     table(page, found, "single", _SINGLE)
     settings = [name for name in found[BASELINE]["single"] if name != "all"]
     if len(settings) > 1:
@@ -102,21 +103,21 @@ def _single(page: Report, found: Mapping[str, Any]) -> None:
 
 def _several(page: Report, found: Mapping[str, Any]) -> None:
     page.heading("Several differences")
-    power(page, found, "several", "dqr_exact", "pairs of pictures")
+    power(page, found, "several", "dqr_exact", "pairs of images")
     if "Zoom-Refine" in found:
-        page.text("Zoom-Refine answers as the baseline does wherever the model names no region.")
+        page.text("Zoom-Refine gives the baseline's answer wherever the model names no region.")
     table(page, found, "several", _SEVERAL)
-    page.heading("By type, and of categories", 3)
+    page.heading("By type and category", 3)
     for part in ("precision", "recall"):
         names = {f"{kind}, {part}": f"{kind}_{part}" for kind in (*TYPES, "category")}
         table(page, found, "several", names, differences=False)
     page.heading("Consistency", 3)
-    page.text(f'cr is of the answers to "{EXPLAINED_SAME}" and "{EXPLAINED_DIFFERENT}".')
+    page.text(f'cr compares the answers to "{EXPLAINED_SAME}" and "{EXPLAINED_DIFFERENT}".')
     consistency = ("cr", "cr_pairs", "yes_no_consistency", "contradictions", "yes_same")
     table(page, found, "several", consistency, differences=False)
     page.heading("Faithfulness of what is described", 3)
     page.text(
-        "Asked for as many differences as the model itself counted; shares of the claims, quantity_error of pairs."
+        "The model is asked for as many differences as it counted itself. Shares of the claims; quantity_error: of pairs."
     )
     faithful = ("drf", "drf_claims", "drf_pairs", *ERRORS, "quantity_error", "counted")
     table(page, found, "several", faithful, differences=False)

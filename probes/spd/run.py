@@ -75,9 +75,9 @@ class SpdOptions:
 
     def __post_init__(self) -> None:
         if self.data is None and self.demo is None:
-            raise ValueError("--data is needed: there is no demo world here to draw pairs from")
+            raise ValueError("--data is needed: the demo world, which draws pairs, is not installed")
         if self.images is not None and self.data is None:
-            raise ValueError("--images goes with --data, the rows of the pictures")
+            raise ValueError("--images needs --data, the rows of the images")
 
     def draw(self, setup: Setup) -> tuple[Loaded, Sequence[str]]:
         """Return the pairs, those of files shuffled by the seed, and the names of the objects that can change."""
@@ -125,7 +125,9 @@ def _possible(asked: Mapping[str, Manner], session: Session) -> dict[str, Manner
     if session.endpoint is None or session.endpoint.is_helmsight:
         return dict(asked)
     for name in (name for name, manner in asked.items() if manner.method.reads):
-        log.warning("%s is left out: it reads where the model looked, which only a Helmsight server says.", name)
+        log.warning(
+            "%s is left out: it needs a readout of where the model looked, which only a Helmsight server has.", name
+        )
     return {name: manner for name, manner in asked.items() if not manner.method.reads}
 
 

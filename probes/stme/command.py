@@ -19,29 +19,30 @@ def _options(
     defaults: Defaults,
     *,
     data: Annotated[
-        list[str] | None, sample_option(metavar="FILE...", help="STME's JSON files in place of the demo world")
+        list[str] | None, sample_option(metavar="FILE...", help="STME's JSON files; the demo world by default")
     ] = None,
-    images: Annotated[str | None, sample_option(metavar="DIR", help="the pictures of --data")] = None,
+    images: Annotated[str | None, sample_option(metavar="DIR", help="folder of the images of --data")] = None,
     choices: Annotated[
-        str | None, sample_option(metavar="DIR", help="MileBench, whose files hold the options of --data")
+        str | None, sample_option(metavar="DIR", help="folder of MileBench, whose files hold the options of --data")
     ] = None,
     full_size: Annotated[
-        bool, sample_option("--full-size", help="do not scale pictures of --data down, as the authors did")
+        bool, sample_option("--full-size", help="do not scale down the images of --data, as the authors did")
     ] = False,
-    tasks: Annotated[list[str] | None, sample_option(metavar="TASK...", help="only samples of these tasks")] = None,
+    tasks: Annotated[list[str] | None, sample_option(metavar="TASK...", help="use only samples of these tasks")] = None,
     noise: Noise = 0.0,
     shuffles: Annotated[
-        int, Option(min=0, metavar="N", help="further orders of its pictures in which every sample is asked")
+        int, Option(min=0, metavar="N", help="number of further orders of its images in which each sample is asked")
     ] = 5,
     scoring: Annotated[
         Literal["published", "robust"] | None,
         Option(
-            help="the scoring of answers: the authors' matching, or one that reads more kinds of answers "
-            "(default: published with --data)"
+            help="scoring of answers: the authors' matching, or one that understands more kinds of answers (default: "
+            "published with --data)"
         ),
     ] = None,
     max_tokens: Annotated[
-        int | None, Option(min=1, metavar="N", help="most tokens of an answer (default: 24, with --data 256)")
+        int | None,
+        Option(min=1, metavar="N", help="largest number of tokens of an answer (default: 24, with --data 256)"),
     ] = None,
     conditions: Names = None,
     condition: Texts = None,
@@ -64,10 +65,10 @@ def _run(options: StmeOptions, session: Session) -> Findings:
 
 BENCHMARK = Benchmark(
     name="stme",
-    help="attention accuracy: whether answers about several pictures rest on the right one",
-    description="Ask held-out questions of the demo world about several pictures, or STME's, of which one holds the answer: "
-    "whether the answer is right, and whether the model looked at that picture. Every sample is also asked in other orders "
-    "of its pictures, for the picture itself, without pictures, and with the one that was looked at hidden.",
+    help="attention accuracy: how often right answers rest on the right one of several images",
+    description="Ask questions about several images of which one holds the answer, held-out ones of the demo world or "
+    "STME's. Check the answer, and whether the model looked at that image. Each sample is also asked in other orders of "
+    "its images, for the image itself, without images, and with the focused image hidden.",
     limit=180,
     options=_options,
     run=_run,

@@ -39,7 +39,7 @@ class Left:
     targets: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        said = {"a picture is missing": self.images, "no picture is the target": self.targets}
+        said = {"an image is missing": self.images, "no image is the target": self.targets}
         named = {why: ", ".join(names[:10]) + ", ..." * (len(names) > 10) for why, names in said.items() if names}
         return "; ".join(f"{why}: {names}" for why, names in named.items())
 
@@ -97,12 +97,12 @@ def _sample(
         task, number, context = str(row["dataset_name"]), row["sample_id"], str(row["context"])
         names, target, response = list(row["raw_img_list"]), row.get("target_id"), str(row["response"]).strip()
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{where}: no sample of STME: {error!r}") from error
+        raise ValueError(f"{where}: not a sample of STME: {error!r}") from error
     texts = context.split(PLACE)
     if len(texts) != len(names) + 1:
-        raise ValueError(f"{where}: {len(names)} pictures for {len(texts) - 1} times {PLACE}")
+        raise ValueError(f"{where}: {len(names)} images for {len(texts) - 1} times {PLACE}")
     if task == CAPTION and not response.isdigit():
-        raise ValueError(f"{where}: the response to a caption is a picture's number; got {response!r}")
+        raise ValueError(f"{where}: the response to a caption must be the number of an image; got {response!r}")
     name = f"{task}-{number}"
     if not isinstance(target, int) or not 1 <= target <= len(names):
         left.targets.append(name)
@@ -116,7 +116,7 @@ def _sample(
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     if choices and response not in choices:
-        raise ValueError(f"{where}: the response {response!r} is none of the options")
+        raise ValueError(f"{where}: the response {response!r} is not among the options")
     if task != CAPTION and texts[-1].rstrip().endswith(PROMPT.rstrip()):
         texts[-1] = texts[-1].rstrip(PROMPT)  # strips characters: at another end it would cut letters
     pixels = next(pixels for most, pixels in PIXELS if len(names) >= most)

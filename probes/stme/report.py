@@ -20,11 +20,11 @@ MARKED = 0.1
 """The share of a picture's patches that is marked, the strongest ones (figure 6)."""
 NAMES = {"lnd": "LND", "m_lnd": "M-LND", "mc_lnd": "MC-LND"}
 ABOUT = """\
-Of several pictures one, the target, holds the answer. The *focused* picture is the one that question and answer attended to
-most, over the last N layers: by the largest single attention factor (LND), by the mean (M-LND), or in most layers (MC-LND).
-*Attention accuracy* is the share of right answers whose focused picture is the target; a right answer that looks elsewhere
-is an *implicit misunderstanding* (IVM). Where metric and N are the best of all, they were picked by the same answers, as
-the paper does; *halves* picks them on one half of the answers and measures on the other."""
+One of several images, the target, holds the answer. The *focused* image is the one with the most attention from question
+and answer over the last N layers: by the largest single attention factor (LND), by the mean (M-LND), or in most layers
+(MC-LND). *Attention accuracy* is the share of right answers whose focused image is the target; a right answer with another
+focused image is an *implicit misunderstanding* (IVM). Where metric and N are the best of all, they were chosen on the same
+answers, as in the paper; *halves* chooses them on one half of the answers and measures on the other."""
 
 Json = Mapping[str, Any]
 
@@ -38,13 +38,13 @@ def report(about: Json, found: Json, more: Json, picture: Image.Image | None = N
     page = Report(f"Attention accuracy of {about['model']}")
     page.facts({
         "Data": about["data"], "Left out": about["left_out"] or None,
-        "Not shuffled, because the texts between their pictures differ": about["not_shuffled"] or None,
+        "Not shuffled, because the texts between their images differ": about["not_shuffled"] or None,
         "Answers are right by": f"{about['scoring']} matching", "Model": about["model"],
         "Versions": in_words(about["versions"]),
     })  # fmt: skip
     page.text(ABOUT)
     if "attention" not in more:
-        page.text("What answered has no diagnostics, so nothing is known of where it looked.")
+        page.text("The answering server has no diagnostics, so the attention is unknown.")
     _conditions(page, found, measured="attention" in more)
     if "attention" in more:
         _attention(page, more)
@@ -132,8 +132,8 @@ def _attention(page: Report, more: Json) -> None:
 def _layers(page: Report, more: Json) -> None:
     page.heading("Layer by layer")
     page.text(
-        "How much of the look is at the target: its part in the attention factors of all pictures, over its part where all "
-        "got the same. 1 is an even look."
+        "The target's share of the attention factors of all images, divided by its share under even attention: 1 is even "
+        "attention."
     )
     series = {
         f"{setting}, {answers}": one[answers]
@@ -144,9 +144,7 @@ def _layers(page: Report, more: Json) -> None:
     if series:
         layers = list(range(len(next(iter(series.values())))))
         figure = plots.curves(layers, series, xlabel="layer", ylabel="look at the target (1: even)")
-        page.plot(
-            "convergence", figure, "How much of the look is at the target, by layer, of right and of wrong answers"
-        )
+        page.plot("convergence", figure, "Relative attention to the target by layer, for right and for wrong answers")
     rises = {setting: one["rise"] for setting, one in more["convergence"].items() if "rise" in one}
     page.table(
         ("setting", "n", "more in the last third of the layers than in the first, right answers"),
@@ -164,7 +162,7 @@ def _cases(page: Report, cases: Sequence[Json]) -> None:
         figure = plots.heat(shares, xlabel="picture", ylabel="layer", label="part of the factors", marks=marks)
         page.plot(
             f"case-{number}", figure,
-            f"A right answer that looks {case['case']} ({case['sample']}): attention factor by layer and picture. "
+            f"A right answer that looks {case['case']} ({case['sample']}): attention factor by layer and image. "
             f"{case['question']} {case['answer']}",
         )  # fmt: skip
 
@@ -174,15 +172,16 @@ def _patches(page: Report, found: Json, picture: Image.Image) -> None:
     if found["n"]:
         up = found["rise"]
         page.text(
-            f"Of {found['n']} right answers on the target: how much of the look at it is where in it the answer is (1: as "
-            f"much as anywhere); in the last third of the layers {_share(up, signed=True)} more than in the first. Of the "
-            f"token activation maps of what is said: {_share(found['said'])}."
+            f"For {found['n']} right answers with the target in focus: the share of the target's attention that lies where "
+            "the answer is, relative to even attention (1). In the last third of the layers it is "
+            f"{_share(up, signed=True)} more than in the first. For token activation maps of the generated words: "
+            f"{_share(found['said'])}."
         )
         figure = plots.curves(
             list(range(len(found["on_spot"]))), {"where the answer is": found["on_spot"]},
             xlabel="layer", ylabel="look at the place (1: even)",
         )  # fmt: skip
-        page.plot("spot", figure, "How much of the look at the target is where in it the answer is, by layer")
+        page.plot("spot", figure, "Relative attention to the place of the answer within the target, by layer")
     rho = np.array(found["case"]["rho"])
     count, shape = max(1, round(MARKED * rho.shape[1])), found["case"]["grid"]
     panels = {}
@@ -200,10 +199,10 @@ def _patches(page: Report, found: Json, picture: Image.Image) -> None:
 def _controls(page: Report, more: Json) -> None:
     if "shuffles" in more:
         _shuffles(page, more)
-    page.heading("Asked for the picture, and asked blind")
+    page.heading("Asked for the image, and asked without images")
     page.text(
-        "*named*: asked for the numbers of the pictures that the answer rests on, the answer names the target. *blind*: "
-        "asked without pictures, the answer is right."
+        "*named*: asked for the numbers of the images that the answer relies on, the model names the target. *blind*: "
+        "asked without images, the model answers rightly."
     )
     page.table(
         ("setting", "n", "named", "blind"),
@@ -215,15 +214,15 @@ def _controls(page: Report, more: Json) -> None:
     if needed := more.get("unseen_needed"):
         best = needed["attention"].get("best")
         page.text(
-            f"Of the {needed['answers']['n']} samples that are not answered right without pictures, "
-            f"{_share(needed['answers'])} are answered right with them, attention accuracy {_share(best) if best else '-'}."
+            f"{needed['answers']['n']} samples are not answered rightly without images. With them, "
+            f"{_share(needed['answers'])} are answered rightly, with attention accuracy {_share(best) if best else '-'}."
         )
     if "hidden" in more:
-        page.heading("One picture hidden")
+        page.heading("One image hidden")
         page.text(
-            "A gray picture in the place of the focused one, and in the place of another one: the share of answers that "
-            "change. The other one is the target where that is not the focused one, else it is drawn. What an answer rests "
-            "on should change it: where an answer looks elsewhere, and it is the target that changes it, the look misled "
+            "The share of answers that change when a gray image replaces the focused image, and when it replaces another "
+            "one: the target if that is not focused, else a random one. An answer should change when the image that it "
+            "relies on is hidden. If the focus is elsewhere and hiding the target changes the answer, the focus misled, "
             "and the answer was no misunderstanding."
         )
         page.table(
@@ -239,14 +238,14 @@ def _controls(page: Report, more: Json) -> None:
         page.heading("Needles that were found")
         own, best = more["needles"], more["needles"]["best"]
         page.text(
-            f"{own['found']} of {own['samples']} answers to a needle's question are right or read other digits off a "
-            f"picture; attention accuracy of these {_share(best)} by {NAMES[best['metric']]}-{best['layers']}, "
+            f"{own['found']} of {own['samples']} answers to a needle's question are right or read other digits from an "
+            f"image. Their attention accuracy is {_share(best)} by {NAMES[best['metric']]}-{best['layers']}, and "
             f"{_share(own['own'])} by the model's own metric."
         )
 
 
 def _shuffles(page: Report, more: Json) -> None:
-    page.heading("Other orders of the pictures")
+    page.heading("Other orders of the images")
     names = {
         "answers": "answers right", "attention_best": "attention, best metric and N of each order",
         "attention": "attention, the model's own",
@@ -272,8 +271,8 @@ def _shuffles(page: Report, more: Json) -> None:
 def _anchor(page: Report, anchor: Json) -> None:
     page.heading("An anchor")
     page.text(
-        f"The last picture is what the others are compared with; {_share(anchor['answers'])} of {anchor['samples']} answers "
-        "are right. Attention accuracy by the rows of that picture, and by those of question and answer:"
+        f"The other images are compared with the last one; {_share(anchor['answers'])} of {anchor['samples']} answers are "
+        "right. Attention accuracy by the rows of the last image, and by those of question and answer:"
     )
     rows = []
     for name in ("right", "every"):

@@ -45,12 +45,12 @@ class StmeOptions:
 
     def __post_init__(self) -> None:
         if self.data and not self.images:
-            raise ValueError("--data needs --images, the folder of its pictures")
+            raise ValueError("--data needs --images, the folder of its images")
         check_there(self.data)
         if not self.data and self.demo is None:
-            raise ValueError("--data is needed: there is no demo world here to draw samples from")
+            raise ValueError("--data is needed: the demo world, which draws samples, is not installed")
         if not self.data and (self.images or self.choices or self.full_size):
-            raise ValueError("--images, --choices and --full-size are of --data")
+            raise ValueError("--images, --choices and --full-size need --data")
 
     def draw(self, setup: Setup) -> tuple[list[TargetSample], int]:
         """Return the samples, and the number of those left out."""
@@ -86,7 +86,7 @@ def run(options: StmeOptions, session: Session) -> Findings:
     conditions = options.wanted.conditions(session)
     samples, left = options.draw(setup)
     if not samples:
-        raise ValueError("There is no sample to ask.")
+        raise ValueError("No samples are left to ask.")
     scoring = options.scoring or ("published" if options.data else "robust")
     tokens = options.max_tokens or (READ_TOKENS if options.data else DRAWN_TOKENS)
     asked = Asking(samples, options.shuffles, setup.seed, scoring, tokens, setup.quiet)

@@ -21,8 +21,8 @@ BENCHMARK = listed(
     "tallyqa",
     _task,
     help="TallyQA: counting questions",
-    description="Ask how many of something are in pictures. Asked plainly, steered, with SAGE and with the "
-    "contrastive decoders; each is compared with the plain answers to the same samples.",
+    description="Ask how many objects of a kind are in an image. The model answers plainly, steered, with SAGE and with "
+    "the contrastive decoders; each is compared with its plain answers to the same samples.",
     limit=300,
     unit="questions",
 )

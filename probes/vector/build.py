@@ -61,7 +61,7 @@ class Recipe:
             if (value := getattr(self, name)) not in get_args(allowed):
                 raise ValueError(f"'{name}' must be one of {', '.join(get_args(allowed))}; got {value!r}.")
         if self.position > -1:
-            raise ValueError(f"'position' counts from the prompt's end: -1, -2 and so on; got {self.position}.")
+            raise ValueError(f"'position' counts from the prompt's end: use -1, -2 and so on; got {self.position}.")
 
     @classmethod
     def of(cls, vector: SteeringVector) -> Recipe:

@@ -208,7 +208,7 @@ class Tally:
             with safe_open(path, "pt") as file:
                 about = file.metadata() or {}
                 if about.get("key") != key:
-                    _log.warning("%s is of another probe, which this one replaces.", path)
+                    _log.warning("%s belongs to another probe and is replaced.", path)
                     return tally
                 count = int(about["count"])
                 for name in cls._NAMES:
@@ -216,6 +216,6 @@ class Tally:
                     tally._moments[name] = Moments.restored(count, *parts)
                 tally.digest = about["digest"]
         except (SafetensorError, ValueError, KeyError) as error:
-            _log.warning("%s is damaged, the probe begins anew: %s", path, error)
+            _log.warning("%s is damaged; the probe starts over: %s", path, error)
             return cls()
         return tally

@@ -110,8 +110,8 @@ def _of_several(info: dict[str, Any], value: float) -> float | None:
 def _agreement(page: Report, found: Agreement) -> None:
     page.heading("Other wordings and positions")
     page.text(
-        f"Cosine of the direction with the one of this probe's wording and position ({name_of(found.own)}), all from "
-        f"{found.n} samples: what the instruction toward the text says, and which token is read (-1 the last, -2 the one "
+        f"Cosine of the direction with that of this probe's wording and position ({name_of(found.own)}), all from {found.n} "
+        "samples. Columns differ in the instruction toward the text and in the token that is read (-1 the last, -2 the one "
         "before it)."
     )
     others = [key for key in found.cosines if key != found.own]
@@ -125,9 +125,10 @@ def _weights(page: Report, vector: SteeringVector, recipe: Recipe) -> None:
     page.heading("Weight (equation 2)")
     states, sizes = (vector.info["magnitudes"][name] for name in ("states", "direction"))
     page.text(
-        "The published weight gives the direction the size of the states. Its size is the mean over the queries of |v(q)|, "
-        "or that of their mean, which is smaller where queries disagree; the states are those of plain prompts or of "
-        f"instructed ones. Here: {_READINGS[recipe.size]} and {recipe.states} states; weights are in published units."
+        "The published weight scales the direction to the norm of the states. The direction's norm is the mean over the "
+        "queries of |v(q)|, or the norm of their mean, which is smaller where queries disagree. The states are those of "
+        f"plain or of instructed prompts. Here: {_READINGS[recipe.size]} and {recipe.states} states; weights are in "
+        "published units."
     )
     readings = [(size, state) for size in sizes for state in states]
     page.table(
@@ -151,8 +152,8 @@ def _over(state: float, size: float) -> float | None:
 def _states(page: Report, vector: SteeringVector, projection: Projection) -> None:
     page.heading(f"States after layer {vector.layers[0]}")
     page.text(
-        "Each point is the state of a prompt at the token that is probed, on the first two principal components of all "
-        "settings together; the large marks are the settings' centres."
+        "Each point is the state of a prompt at the probed token, on the first two principal components of all settings "
+        "together; the large marks are the settings' centres."
     )
     page.plot("states", plots.states(projection.points, projection.explained), "States by setting")
     centres = projection.centres()
@@ -201,7 +202,7 @@ def _calibration(page: Report, found: dict[str, Any]) -> None:
     page.plot(
         "damage",
         plots.curves(strengths, damages, ylabel="share, or nats", **axes),
-        "Damage by strength, the worse of both ways",
+        "Damage by strength, the worse of both directions",
     )
     base = found["baseline"]
     page.table(
@@ -224,9 +225,9 @@ def _side_effect(found: dict[str, Any]) -> str:
     before, fall = found["baseline"]["context_accuracy"], found["chosen"]["cross_fall"]
     lost = "was not measured" if fall is None else f"is {before - fall:.3f} at strength 1.0, {before:.3f} unsteered"
     return (
-        "The budget's accuracy is that without a conflict where what is asked for is there: of the image alone, steered "
-        "toward either side, and of the context alone, steered toward text. A side effect that it does not bound: the "
-        f"accuracy of the context alone, steered toward vision, {lost}."
+        "The budget bounds the accuracy without a conflict where the modality that is asked for is there: with the image "
+        "alone, steered toward either side, and with the context alone, steered toward text. It does not bound one side "
+        f"effect: the accuracy with the context alone, steered toward vision, {lost}."
     )
 
 

@@ -57,18 +57,18 @@ class ProbeOptions:
         if not NAME.fullmatch(self.name):
             raise ValueError(f"--name {self.name!r} must match {NAME.pattern}")
         if self.out.is_dir():
-            raise ValueError(f"--out {self.out} is a folder; name the file")
+            raise ValueError(f"--out {self.out} is a folder; name a file")
 
     def refuse_to_replace(self) -> None:
         """Raise FileExistsError if there is a vector that must not be overwritten."""
         if self.out.exists() and not self.replace:
             raise FileExistsError(
-                f"{self.out} exists already; --replace writes over it, --name or --out names another file"
+                f"{self.out} already exists; --replace overwrites it, --name or --out names another file"
             )
 
 
 def budget_of(parts: Sequence[str]) -> Budget:
-    """Return the budget written as NAME=MOST; raise ValueError for any other form."""
+    """Return the budget written as NAME=LIMIT; raise ValueError for any other form."""
     names = {field.name for field in fields(Budget)}
     given = {}
     for part in parts:
@@ -78,7 +78,7 @@ def budget_of(parts: Sequence[str]) -> Budget:
         except ValueError:
             given[name] = -1.0
         if name not in names or not 0 <= given[name] < float("inf"):
-            raise ValueError(f"--budget {part!r}: write NAME=MOST, with a name of {', '.join(sorted(names))}")
+            raise ValueError(f"--budget {part!r}: write NAME=LIMIT, with a name of {', '.join(sorted(names))}")
     return Budget(**given)
 
 
@@ -108,7 +108,9 @@ def run(options: ProbeOptions) -> None:
     vector.save(options.out)
     _print_vector(vector, options.out)
     if options.shadows is not None and options.shadows.exists():
-        print(f"It is found before the model's own, {options.shadows}; to go back to that one, remove {options.out}")
+        print(
+            f"It takes precedence over the model's own, {options.shadows}; to use that one again, remove {options.out}"
+        )
 
 
 def _measured(

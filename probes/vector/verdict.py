@@ -78,7 +78,7 @@ def too_few(count: int, what: str = "samples", held_back: int = 0) -> list[str]:
     if count >= LEAST:
         return []
     rest = f" besides the {held_back} held back for the calibration" if held_back else ""
-    return [f"There are too few {what}: {count}{rest}, at least {LEAST} are needed."]
+    return [f"There are too few {what}: {count}{rest}; at least {LEAST} are needed."]
 
 
 def refuse(out: Path, doubtful: Sequence[str]) -> None:

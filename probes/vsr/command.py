@@ -21,8 +21,8 @@ BENCHMARK = listed(
     "vsr",
     _task,
     help="VSR: the truth of statements about spatial relations",
-    description="Ask whether statements about where things are are true of pictures. Asked plainly, steered, with "
-    "SAGE and with the contrastive decoders; each is compared with the plain answers to the same samples.",
+    description="Ask whether statements about spatial relations are true of an image. The model answers plainly, "
+    "steered, with SAGE and with the contrastive decoders; each is compared with its plain answers to the same samples.",
     limit=500,
     unit="statements",
 )

@@ -40,18 +40,18 @@ class Limiter:
             if holder.concurrent is not None and self._running[name] >= holder.concurrent:
                 raise ApiError(
                     429,
-                    f"The key {holder.name!r} may have {holder.concurrent} requests answered at the same time.",
+                    f"The key {holder.name!r} allows at most {holder.concurrent} requests at the same time.",
                     code="key_concurrency_exceeded",
                     retry_after=1.0,
                 )
             if holder.rate is not None:
                 self._mind_the_clock()
             if holder.rate is not None and not self._window.hit(holder.rate, name):
-                often = "once" if holder.rate.amount == 1 else f"{holder.rate.amount} times"
+                often = "1 chat" if holder.rate.amount == 1 else f"{holder.rate.amount} chats"
                 opens = self._window.get_window_stats(holder.rate, name).reset_time
                 raise ApiError(
                     429,
-                    f"The key {holder.name!r} may ask {often} in {_time(holder.rate.get_expiry())}.",
+                    f"The key {holder.name!r} may send at most {often} in {_time(holder.rate.get_expiry())}.",
                     code="key_rate_exceeded",
                     retry_after=opens - time.time(),
                 )

@@ -82,7 +82,7 @@ class KeyRing:
                     self._named = checked(self._path)
                     log.info("%s: %d keys", self._path, len(self._named))
                 except SettingsError as error:
-                    log.error("%s; the %d keys that were known go on", error, len(self._named))
+                    log.error("%s; the %d keys read before stay valid", error, len(self._named))
             return self._named
 
 

@@ -54,7 +54,7 @@ def _filters() -> list[Parameter]:
         Parameter("until", "Accepted before this Unix time.", time.copy, 4e9),
         Parameter("model", "The model's name.", printable.copy, "helmsight-demo"),
         Parameter("key_name", "The name of the request's key.", printable.copy, "shop"),
-        Parameter("vector", "A steering vector that was added.", printable.copy, "modality-preference"),
+        Parameter("vector", "The name of a steering vector that was applied.", printable.copy, "modality-preference"),
         *(
             Parameter(name, f"{words.about[0].upper()}{words.about[1:]}.", words.schema, words.known()[-1])
             for name, words in WORDED.items()
@@ -71,11 +71,11 @@ def _filters() -> list[Parameter]:
         *_filters(),
         Parameter(
             "limit",
-            f"Largest number of rows: of a page up to {MAX_LIMIT}, 50 by default; of a stream all by default.",
+            f"Largest number of rows. A page has 50 by default and {MAX_LIMIT} at most; a stream has all by default.",
             lambda: {"type": "integer", "minimum": 1},
             10,
         ),
-        Parameter("before", "The `next` of an earlier page."),
+        Parameter("before", "The `next` value of an earlier page."),
         Parameter(
             "format",
             "jsonl and csv stream one row per line.",
@@ -108,7 +108,7 @@ def list_rows() -> Response:
         *_filters(),
         Parameter(
             "bucket",
-            "Seconds of a period of `by_time`, a multiple of 60; by default they suit the time span.",
+            "The length of a period of `by_time` in seconds, a multiple of 60; by default it suits the time span.",
             lambda: {"type": "integer", "minimum": MINUTE, "maximum": LONGEST, "multipleOf": MINUTE},
             300,
         ),
@@ -143,7 +143,7 @@ def get_rows(identity: str) -> Response:
         if len(identity) <= MAX_TEXT and identity.isprintable():
             rows = _whole(answer(connection, identity))
     if not rows:
-        raise ApiError(404, "The journal holds no answer of this id.", code="unknown_answer", param="id")
+        raise ApiError(404, "The journal holds no answer with this id.", code="unknown_answer", param="id")
     return json_response({"object": "list", "data": rows})
 
 
@@ -161,7 +161,7 @@ def parameters(allowed: tuple[str, ...]) -> dict[str, str]:
     given: dict[str, str] = {}
     for name, values in request.args.lists():
         if name not in allowed:
-            known = f"allowed: {', '.join(allowed)}" if allowed else "none are allowed here"
+            known = f"allowed: {', '.join(allowed)}" if allowed else "this route has no parameters"
             raise BadRequest(f"'{name[:64]}' is unknown; {known}.", name[:64], "unknown_parameter")
         if len(values) > 1:
             raise BadRequest(f"'{name}' must be given once.", name)
@@ -239,7 +239,10 @@ def _begin_heavy() -> Callable[[], None]:
     heavy = context().journal.heavy
     if not heavy.acquire(timeout=PATIENCE):
         raise ApiError(
-            503, "Too many others read the journal now.", code="journal_busy", retry_after=max(PATIENCE, 1.0)
+            503,
+            "Too many requests are reading the journal; try again.",
+            code="journal_busy",
+            retry_after=max(PATIENCE, 1.0),
         )
     held = [heavy]
 
@@ -270,7 +273,7 @@ def _streamed(form: str, filters: Filters, limit: int | None, before: int | None
                 yield encode(rows)
         except SQLAlchemyError as error:
             # A stream that ends early must not look like one that is complete.
-            log.error("journal: a stream broke off: %s", database.explain(error))
+            log.error("journal: a stream ended early: %s", database.explain(error))
             if table:
                 raise  # a table cannot hold an error, so that the connection is cut
             broken = ApiError(503, "The journal could not be read to its end.", code="journal_unavailable")

@@ -96,7 +96,7 @@ def get_file(name: str) -> Response:
     errors=(400, 409, 413, 415, 503, 507),
     parameters=[
         Parameter("name", "The vector's new name; its own name by default.", _name_schema, "a-copy"),
-        Parameter("replace", "Whether it may replace one of that name.", lambda: {"enum": ["true", "false"]}, "true"),
+        Parameter("replace", "Replace an existing vector of that name.", lambda: {"enum": ["true", "false"]}, "true"),
     ],
     body=dict.fromkeys(MEDIA_TYPES, lambda app: BYTES),
     headers={"Location": "The path of the new vector."},
@@ -219,7 +219,7 @@ def _check(vector: SteeringVector, serving: Serving) -> None:
     serving.engine.check_steer(Steer(vector, 1.0))
     if len(json.dumps(vector.info)) > MAX_INFO or len(vector.kind) > MAX_KIND:
         raise VectorError(
-            f"What a steering vector says about itself may have at most {MAX_INFO} characters of JSON, its kind at most "
+            f"The 'info' of a steering vector may have at most {MAX_INFO} characters of JSON, its 'kind' at most "
             f"{MAX_KIND}.",
             code="bad_vector",
         )

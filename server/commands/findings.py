@@ -31,19 +31,19 @@ State = Literal["ok", "warning", "problem"]
 
 ADVICE = {
     "device": "--device cpu runs the model without a GPU",
-    "threads": "name their number with --threads",
-    "model": "fetch it anew, or name another one with --model",
+    "threads": "set their number with --threads",
+    "model": "download it again, or choose another one with --model",
     "memory": "take fewer --slots or a smaller --max-length",
-    "vectors": "name other folders with --vectors",
+    "vectors": "choose other folders with --vectors",
     "presets": "correct that table of the file",
     "keys": "correct the file, or make one with 'helmsight keys add NAME --file FILE'",
-    "journal": "name another place with --journal (off for none), or move away what is there",
-    "port": "stop what listens there, or name another one with --port",
+    "journal": "choose another path with --journal (off for none), or move the existing file away",
+    "port": "stop the program that listens there, or choose another port with --port",
 }
 """Advice for a part with a problem."""
 OF_REASON = {
-    "newer_version": "upgrade Helmsight, or name another place with --journal (off for none)",
-    "unreachable": "look whether the database server runs, and lets this machine and user in",
+    "newer_version": "upgrade Helmsight, or choose another path with --journal (off for none)",
+    "unreachable": "check that the database server runs and accepts this machine and user",
 }
 """Advice for a journal that does not open for a known reason."""
 ROOM = 64 * 2**20
@@ -69,11 +69,13 @@ def examine(
     """
     yield from packages()
     for name, meant in unknown(environ):
-        yield Finding("settings", "warning", f"{name} is no setting", f"did you mean {meant}?" if meant else "unset it")
+        yield Finding(
+            "settings", "warning", f"{name} is not a setting", f"did you mean {meant}?" if meant else "unset it"
+        )
     try:
         settings = merged(given, environ, config)
     except SettingsError as error:
-        yield Finding("settings", "problem", str(error), "correct it; nothing that rests on settings was looked at")
+        yield Finding("settings", "problem", str(error), "correct it; the checks that depend on settings were skipped")
         return
     yield from _guarded("keys", keys, settings)
     yield from _guarded("device", device, settings)
@@ -137,8 +139,8 @@ def device(settings: Settings) -> Iterator[Finding]:
     if settings.device == "cpu" or (settings.device == "auto" and not count):
         seen = next(iter(Path("/dev").glob("nvidia[0-9]*")), None)
         if settings.device == "auto" and seen is not None:
-            advice = "install a torch that is built for CUDA, and a driver that it knows"
-            yield Finding("device", "warning", f"cpu, although there is {seen}: torch sees no GPU", advice)
+            advice = "install a torch built for CUDA, and a driver that it supports"
+            yield Finding("device", "warning", f"cpu: torch sees no GPU, although the machine has {seen}", advice)
         else:
             yield Finding("device", "ok", "cpu")
         return
@@ -157,7 +159,7 @@ def threads(settings: Settings) -> Iterator[Finding]:
     limit = "" if quota is None else f", and a control group's quota of {quota:g}"
     said = f"{used} threads on {len(os.sched_getaffinity(0))} processors{limit}"
     if used > most:
-        advice = f"--threads {most}: threads that wait for a processor make all others wait"
+        advice = f"--threads {most}: more threads than processors slow every step down"
         yield Finding("threads", "warning", said, advice)
     else:
         yield Finding("threads", "ok", said)
@@ -168,7 +170,7 @@ def openmp(environ: Mapping[str, str]) -> Finding:
     said = ", ".join(f"{name}={environ[name]}" for name in (*VARIABLES, "OMP_NUM_THREADS") if name in environ)
     count = environ.get("GOMP_SPINCOUNT", "infinity" if environ.get("OMP_WAIT_POLICY", "").upper() == "ACTIVE" else "")
     spinning = "INFINIT" in count.upper()
-    advice = "unset it: threads that spin take the time from those that they wait for"
+    advice = "unset it: spinning threads take processor time from those that they wait for"
     return Finding("openmp", "warning" if spinning else "ok", said or "nothing set", advice if spinning else None)
 
 
@@ -177,13 +179,11 @@ def compiler(settings: Settings) -> Finding:
     from server.engine import local
 
     if settings.compiled is False:
-        return Finding("compiler", "ok", "not needed: steps run as they are")
+        return Finding("compiler", "ok", "not needed: steps run eagerly")
     name, found = local.compiler()
     if found is not None:
-        return Finding("compiler", "ok", f"{found}, by which steps are compiled")
-    return Finding(
-        "compiler", "warning", f"there is no {name}: steps run as they are, which takes longer", f"install {name}"
-    )
+        return Finding("compiler", "ok", f"{found}, which compiles steps")
+    return Finding("compiler", "warning", f"there is no {name}: steps run eagerly, which is slower", f"install {name}")
 
 
 def model(settings: Settings, load: bool, loaded: list[Capabilities]) -> Iterator[Finding]:
@@ -193,7 +193,7 @@ def model(settings: Settings, load: bool, loaded: list[Capabilities]) -> Iterato
     """
     preflight(settings.model_copy(update={"api_key_file": None, "named_key_file": None}), place=False)
     if not load:
-        yield Finding("model", "ok", f"{settings.model}: its files are whole; it was not loaded")
+        yield Finding("model", "ok", f"{settings.model}: its files are complete; it was not loaded")
         return
     from transformers.utils import logging as transformers_logging
 
@@ -205,7 +205,7 @@ def model(settings: Settings, load: bool, loaded: list[Capabilities]) -> Iterato
     loaded.append(engine.capabilities)
     one, seconds = loaded[0], time.monotonic() - begun
     if (said := local.cut_length(settings, one)) is not None:
-        yield Finding("model", "warning", said, "name a smaller --max-length, or none")
+        yield Finding("model", "warning", said, "choose a smaller --max-length, or leave it out")
     yield Finding(
         "model", "ok", f"{one.name}: {one.layers} layers, {one.quantization or one.dtype} on {one.device}, "
         f"context of {one.context_length} tokens; loaded and self-checked in {seconds:.1f} s",
@@ -248,7 +248,7 @@ def vectors(settings: Settings, fingerprint: str | None) -> Iterator[Finding]:
             try:
                 vector = SteeringVector.load(file)
             except (VectorError, OSError) as error:
-                yield Finding("vectors", "warning", f"{file}: {one_sentence(error)}", "make it anew, or remove it")
+                yield Finding("vectors", "warning", f"{file}: {one_sentence(error)}", "create it again, or remove it")
                 continue
             (fitting if fingerprint in (None, vector.fingerprint) else strange).append(file.stem)
         said = ", ".join(fitting) or "none for this model"
@@ -277,10 +277,12 @@ def presets(settings: Settings, capabilities: Capabilities | None) -> Iterator[F
                 store.get(name)
             except (VectorError, OSError) as error:
                 said = f"{AT}{preset.name} ({preset.source}): {one_sentence(error)}"
-                yield Finding("presets", "warning", said, "make that vector; until then the preset goes without it")
+                yield Finding(
+                    "presets", "warning", said, "create that vector; until then the preset is used without it"
+                )
     if capabilities is None:
         said = ", ".join(AT + name for name in own.own) or "none"
-        yield Finding("presets", "ok", f"of the settings: {said}; the model, which was not loaded, has others")
+        yield Finding("presets", "ok", f"from the settings: {said}; those of the model are unknown until it is loaded")
     else:
         names = [AT + name for name in {**built_in(capabilities, store), **own.own}]
         yield Finding("presets", "ok", ", ".join(names) or "none")
@@ -303,13 +305,13 @@ def journal(settings: Settings) -> Iterator[Finding]:
         folder = next(one for one in place.path.absolute().parents if one.is_dir())
         if (free := shutil.disk_usage(folder).free) < ROOM:
             said = f"{place.shown}: its disk has {free / 2**20:.0f} MiB left"
-            yield Finding("journal", "warning", said, "make room, or name another place with --journal")
+            yield Finding("journal", "warning", said, "free disk space, or choose another path with --journal")
     try:
         database = open_database(place, create=False, upgrade=False)
     except JournalError as error:
         if error.reason != "missing":
             raise
-        yield Finding("journal", "ok", f"{place.shown}: not there yet; the first start makes it")
+        yield Finding("journal", "ok", f"{place.shown}: does not exist yet; the first start creates it")
         return
     try:
         with database.engine.connect() as connection:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from server.journal.database import Database
     from server.settings import Settings
 
-Journal = Annotated[str | None, Option(metavar="PATH|URL", help="default: that of the settings")]
+Journal = Annotated[str | None, Option(metavar="PATH|URL", help="the journal to use (default: that of the settings)")]
 
 
 def register(app: typer.Typer) -> None:
@@ -72,7 +72,7 @@ def _time(text: str) -> float:
         except (ValueError, OverflowError, OSError):
             value = math.nan
     if not math.isfinite(value):
-        raise BadParameter(f"{text!r} is no time; write Unix seconds, or 2026-11-21T10:00")
+        raise BadParameter(f"{text!r} is not a time; write Unix seconds, or 2026-11-21T10:00")
     return value
 
 
@@ -129,7 +129,9 @@ def prune(
     journal_max_rows: Annotated[int | None, Option("--max-rows", help="number of newest rows kept")] = None,
     vacuum: Annotated[
         bool,
-        Option("--vacuum", help="also return the space to the disk (SQLite; needs as much again meanwhile)"),
+        Option(
+            "--vacuum", help="also return free space to the disk (SQLite; needs as much free disk space while it runs)"
+        ),
     ] = False,
     config: Config = None,
     journal: Journal = None,
@@ -175,9 +177,9 @@ def summary(
         print(jsons.dumps(found, indent=2, ensure_ascii=False))
         return
     reasons = ", ".join(f"{number} {reason}" for reason, number in found["finish_reasons"].items())
-    sampled = "" if found["sampled"] == found["count"] else f"; the figures are of the newest {found['sampled']:,}"
+    sampled = "" if found["sampled"] == found["count"] else f"; the figures cover the newest {found['sampled']:,}"
     broken = any(reason in UNFINISHED for reason in found["finish_reasons"])
-    whole = "; times and tokens are of those that came to their end" if broken else ""
+    whole = "; times and tokens cover completed answers only" if broken else ""
     print(f"{found['count']} answers{f' ({reasons})' if reasons else ''}{sampled}{whole}")
     values = ("count", "mean", "min", "p10", "p50", "p90", "max")
     groups = ("count", "attention_ratio", "focus_share", "decay_slope", "accuracy")

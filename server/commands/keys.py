@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "~/.helmsight/keys.json"
 
-Name = Annotated[str, Argument(help="name of the key, which journal and metrics show")]
+Name = Annotated[str, Argument(help="name of the key, shown in the journal and the metrics")]
 File = Annotated[str | None, Option(metavar="FILE", help=f"default: that of the settings, or {DEFAULT}")]
 
 app = typer.Typer(no_args_is_help=True)
@@ -43,10 +43,11 @@ def add(
         ),
     ] = None,
     rate: Annotated[
-        str | None, Option(metavar="N/TIME", help="limit of chats per time, such as 60/minute, or any (default: any)")
+        str | None,
+        Option(metavar="N/TIME", help="rate limit of chats, such as 60/minute, or any for none (default: any)"),
     ] = None,
     concurrent: Annotated[
-        int | None, Option(min=0, help="limit of chats answered at the same time, 0 for no limit (default: no limit)")
+        int | None, Option(min=0, help="largest number of concurrent chats, 0 for no limit (default: no limit)")
     ] = None,
     replace: Annotated[
         bool,
@@ -66,14 +67,14 @@ def add(
         keys = _read(file, config, missing=True)
         old = next((one for one in keys if one.name == name), None)
         if old is not None and not replace:
-            raise ValueError(f"there is a key {name!r} in {path} already; --replace makes a new one")
+            raise ValueError(f"{path} already has a key {name!r}; --replace makes a new one")
         if old is not None:  # rotating a key replaces its secret only
             role, rate = role or list(old.roles), old.rate if rate is None else rate
             concurrent = old.concurrent if concurrent is None else concurrent
         key, kept = new_key(name, role or (), None if rate == "any" else rate, concurrent or None)
         write(path, [*(one for one in keys if one.name != name), kept])
     print(key)
-    typer.echo(f"{path} keeps its digest alone; servers with --named-key-file {path} take it from now on", err=True)
+    typer.echo(f"{path} stores only its digest; servers with --named-key-file {path} accept it from now on", err=True)
 
 
 @app.command("list", cls=Command)
@@ -129,6 +130,6 @@ def _read(file: str | None, config: str | None, missing: bool = False) -> tuple[
     except FileNotFoundError:
         if missing:
             return ()
-        raise ValueError(f"there is no {path}; 'helmsight keys add NAME' makes it") from None
+        raise ValueError(f"there is no {path}; 'helmsight keys add NAME' creates it") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None

@@ -108,7 +108,7 @@ def compose(
     parts = [store.get(name) if scale == 1 else scale * store.get(name) for name, scale in terms]
     total = functools.reduce(lambda one, other: one + other, parts).named(out)
     if not total.delta(1.0).any():
-        raise ValueError(f"--add {' '.join(add)} adds up to nothing, which steers nowhere")
+        raise ValueError(f"--add {' '.join(add)} adds up to zero; change the scales")
     _add(registry(), total, replace)
 
 
@@ -131,12 +131,12 @@ def export(
     store, _ = _open(config, model, vectors, reading=True)
     data = to_gguf(store.get(name), model_hint) if file.suffix == ".gguf" else store.read(name)
     if file.exists() and not replace:
-        raise FileExistsError(f"{file} exists already; --replace writes over it")
+        raise FileExistsError(f"{file} already exists; --replace overwrites it")
     write_atomically(file, data)
     print(f"{file}: {len(data)} bytes")
 
 
-@app.command("import", cls=Command, short_help="put a file's vector into the first folder")
+@app.command("import", cls=Command, short_help="import a vector file into the first folder")
 def import_vector(
     file: Annotated[Path, Argument(metavar="FILE", help="file to read")],
     name: Annotated[str | None, Option(help="name of the vector (default: its own; for GGUF that of the file)")] = None,
@@ -172,9 +172,7 @@ def _from_gguf(path: Path, name: str, fingerprint: str | None, model: str | None
             raise ValueError("--fingerprint must be 32 hexadecimal digits, as 'helmsight vectors show' prints it")
         return from_gguf(path, name, fingerprint, _layers_of(fingerprint, store))
     if model is None:
-        raise ValueError(
-            f"{path} is a GGUF file, which does not say which model it was made for: give --fingerprint or --model"
-        )
+        raise ValueError(f"{path} is a GGUF file, which does not name its model: give --fingerprint or --model")
     import steering
 
     from_gguf(path, name, "0" * 32)  # reports errors of the file before the model is loaded
@@ -228,7 +226,7 @@ def _open(
 
     def registry() -> Registry:
         if not settings.vectors:
-            raise ValueError("there is no folder to put it into: give --folder")
+            raise ValueError("there is no folder to import it into: give --folder")
         first, *others = store.folders
         return Registry(first, [folder for folder in others if folder != first])
 

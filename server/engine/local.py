@@ -158,7 +158,7 @@ def cut_length(settings: Settings, capabilities: Capabilities) -> str | None:
     context = capabilities.context_length
     if settings.max_length is None or settings.max_length <= context:
         return None
-    return f"--max-length {settings.max_length} is more than the model has: its context is {context} tokens"
+    return f"--max-length {settings.max_length} exceeds the model's context of {context} tokens"
 
 
 def adapted(engine: Servable) -> ServedEngine:
@@ -239,7 +239,7 @@ def make_engine(
     except UnsupportedModel as reason:
         if not pays or mllm.device.type == "cpu":  # a CPU runs steps eagerly that cannot be compiled
             raise
-        log.warning("decode steps are not captured as CUDA graphs, and take longer: %s", reason)
+        log.warning("decode steps are not captured as CUDA graphs and are slower: %s", reason)
     gc.collect()  # frees the first engine's KV cache, since memory does not hold two
     return made(compiled=False)
 

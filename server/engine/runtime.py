@@ -138,10 +138,10 @@ class Runtime:
             serving = self._checked()
         except BaseException as error:  # a panic of a native library is no Exception
             if self._draining:  # the shutdown interrupted loading, which is no failure
-                log.debug("loading ended with the server", exc_info=error)
+                log.debug("the server ended while it loaded", exc_info=error)
                 return
             if isinstance(error, EngineEnded):
-                log.debug("the engine has ended, and this process is about to", exc_info=error)
+                log.debug("the engine has ended; this process ends, too", exc_info=error)
                 return
             log.error("the model %s could not be loaded: %s", self.settings.model, one_sentence(error))
             log.debug("where loading ended", exc_info=error)

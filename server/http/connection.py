@@ -116,7 +116,7 @@ class Connection:
 
     def _raise_if_broken(self) -> None:
         if self._broken:
-            raise BrokenPipeError("The client is gone, or took too long to take its answer.")
+            raise BrokenPipeError("The client disconnected, or read its answer too slowly.")
 
     # -- called by the loop ------------------------------------------------------------------------------------------------
 

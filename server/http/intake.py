@@ -158,11 +158,13 @@ class Intake:
         if self._buffer.startswith(
             _HANDSHAKE
         ):  # a handshake has no end of head, so that its client would wait for the time-out
-            raise Refused(400, "invalid_http", "This port speaks HTTP without TLS: its address begins with http://.")
+            raise Refused(
+                400, "invalid_http", "This port serves HTTP without TLS: use an address that begins with http://."
+            )
         end = _END_OF_HEAD.search(self._buffer, max(0, self._searched - 2))
         self._searched = len(self._buffer)
         if (self._searched if end is None else end.end()) > MAX_HEAD:
-            raise Refused(431, "request_header_too_large", f"The request's head may have at most {MAX_HEAD} bytes.")
+            raise Refused(431, "request_header_too_large", f"The request's header may have at most {MAX_HEAD} bytes.")
         if end is None:
             return
         head = bytes(self._buffer[: end.end()])
@@ -252,13 +254,13 @@ def refused(error: Exception) -> Refused:
     """Return the client's error for a head that gunicorn's parser refuses."""
     match error:
         case http.LimitRequestLine():
-            return Refused(414, "uri_too_long", "The request's line is too long.")
+            return Refused(414, "uri_too_long", "The request line is too long.")
         case http.LimitRequestHeaders():
             return Refused(431, "request_header_too_large", "The request has too many header fields, or too long ones.")
         case http.ExpectationFailed():
-            return Refused(417, "expectation_failed", "Only '100-continue' can be expected.")
+            return Refused(417, "expectation_failed", "The only supported expectation is '100-continue'.")
         case http.UnsupportedTransferCoding():
-            return Refused(501, "unsupported_transfer_coding", "Bodies may be 'chunked'; no other coding is supported.")
+            return Refused(501, "unsupported_transfer_coding", "The only supported transfer coding is 'chunked'.")
     return Refused(400, "invalid_http", "The request is not valid HTTP.")
 
 
@@ -269,16 +271,16 @@ def _find_host(request: Request) -> None:
     """
     named = any(name == "HOST" for name, _ in request.headers)
     if not named and request.version >= (1, 1):
-        raise Refused(400, "invalid_http", "The request has no Host, which HTTP/1.1 asks for.")
+        raise Refused(400, "invalid_http", "The request has no Host header, which HTTP/1.1 requires.")
     if request.method != "CONNECT" and not request.uri.startswith(("/", "*")):
         try:
             authority = urlsplit(request.uri).netloc
         except ValueError:
             authority = ""
         if not authority:
-            raise Refused(400, "invalid_http", "The request's target is neither a path nor a whole URL.")
+            raise Refused(400, "invalid_http", "The request target is neither a path nor an absolute URL.")
         request.headers = [pair for pair in request.headers if pair[0] != "HOST"] + [("HOST", authority)]
 
 
 def _bad_chunk() -> Refused:
-    return Refused(400, "invalid_body", "The body could not be read: its chunks are not framed as HTTP asks.")
+    return Refused(400, "invalid_body", "The body could not be read: its chunks are not valid HTTP.")

@@ -91,7 +91,7 @@ class Watcher:
                 try:
                     watch.give_up()
                 except Exception:  # an error of one request must not stop the watcher
-                    log.exception("a request could not be given up")
+                    log.exception("a request could not be cancelled")
 
     def _look(self, now: float) -> list[Watch]:
         poller = select.poll()

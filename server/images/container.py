@@ -54,7 +54,7 @@ class Reads(io.BytesIO):
     def read(self, size: int | None = -1, /) -> bytes:
         self._left -= 1
         if self._left < 0:
-            raise TooComplex("is put together from too many parts")
+            raise TooComplex("consists of too many parts")
         return super().read(size)
 
 
@@ -64,7 +64,7 @@ def check(data: bytes) -> None:
         _check_jpeg(data)
     # Pillow adds the pixels of every line that a run-length encoded BMP omits one by one.
     if data.startswith(b"BM") and len(data) >= 34 and struct.unpack_from("<I", data, 30)[0] in _RLE:
-        raise TooComplex("is a BMP with run lengths, which is not supported")
+        raise TooComplex("is a run-length encoded BMP, which is not supported")
 
 
 def _check_jpeg(data: bytes) -> None:

@@ -14,8 +14,8 @@ REASONS = {
     "locked": "another process holds the database locked",
     "missing": "there is no journal",
     "newer_version": "the journal was written by a newer version of Helmsight",
-    "not_a_database": "this is not a journal's database",
-    "not_writable": "the journal's file cannot be opened for writing",
+    "not_a_database": "this is not a journal database",
+    "not_writable": "the journal file cannot be opened for writing",
     "starting": "the journal is still being opened",
     "unreachable": "the database cannot be reached",
 }

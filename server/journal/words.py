@@ -59,7 +59,7 @@ WORDED = {
     "sage": Words("SAGE", "a stage of SAGE, or none", partial(interventions, "sage.")),
     "contrast": Words("Contrast", "a contrastive decoder, or none", partial(interventions, "contrast.")),
     "intervention": Words("Intervention", "an intervention by its name, such as sage.see, or none", interventions),
-    "flag": Words("Flag", "a truth value of a readout that is raised", flags),
+    "flag": Words("Flag", "a flag that a readout raised", flags),
     "finish_reason": Words(
         "Finish", "the outcome: stop, length, tool_calls, cancelled, error or shutdown", lambda: FINISH_REASONS
     ),

@@ -144,7 +144,7 @@ class Journal:
         """Count an answer whose row could not be made or kept; the first one is logged."""
         if not self._refused:
             self._refused = True
-            log.error("journal: an answer left no row", exc_info=error)
+            log.error("journal: an answer could not be recorded", exc_info=error)
         self._drop(1)
 
     def database(self) -> Database:
@@ -178,7 +178,7 @@ class Journal:
             except Exception as error:
                 self._failed(error)
                 if stopping:
-                    log.error("journal: %d rows could not be written before the end", self.waiting)
+                    log.error("journal: %d rows could not be written before shutdown", self.waiting)
                     break
                 self._stopping.wait(delay)
                 delay = min(2 * delay, RETRY[1])
@@ -219,7 +219,7 @@ class Journal:
         if time.monotonic() >= self._next_prune or self._unpruned > self._max_rows // 100 + BATCH:
             self._prune(self._database)
         if self.problem is not None:
-            log.info("journal: back at work; %d rows were dropped so far", self.dropped)
+            log.info("journal: writing again; %d rows were dropped so far", self.dropped)
         self.problem = None
         self._tried.set()
 
@@ -269,7 +269,7 @@ class Journal:
         else:
             problem = JournalError("failed", type(error).__name__)
         if self.problem is None or self.problem.reason != problem.reason:
-            log.error("journal: %s; the server goes on, rows wait or are dropped", problem)
+            log.error("journal: %s; the server continues, and rows wait or are dropped", problem)
         with self._settled:
             self.problem = problem
             self._settled.notify_all()

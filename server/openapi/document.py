@@ -38,7 +38,7 @@ ERRORS = {
     400: "A field or a parameter is invalid; `param` names it.",
     401: "A key is required, or it is wrong.",
     403: "Not allowed: the request's Host or Origin, an action beyond its key's roles, or a disabled feature.",
-    404: "Nothing of that name exists.",
+    404: "Nothing with that name exists.",
     409: "It conflicts with an existing one.",
     413: "The body is too large.",
     415: "The body is of another media type, or compressed.",

@@ -63,7 +63,9 @@ def of_chat() -> Mapping[str, Example]:
             "Steered toward the text, beside the plain answer",
             chat(CONTEXT, QUESTION, steering={"toward": "text", "strength": 1.0}, baseline=True),
         ),
-        "auto": Example("Steered to the used modality", chat(CONTEXT, QUESTION, steering={"toward": "auto"})),
+        "auto": Example(
+            "Steered toward the modality that the answer relies on", chat(CONTEXT, QUESTION, steering={"toward": "auto"})
+        ),
         "vectors": Example("Steered along a named vector", chat(QUESTION, steering={"vectors": vectors})),
         "preset": Example(
             "With the name of a preset, for clients that cannot send further fields",

@@ -89,7 +89,7 @@ class Delivery:
                 if wait == "awaits" or not may_block:
                     return wait
         except OSError as error:  # the client is gone
-            log.debug("an answer was given up: %s", error)
+            log.debug("an answer was cancelled: %s", error)
         except BaseException as error:  # a panic of a native library is no Exception
             log.error("a request could not be answered", exc_info=error)
             if self._response is None or not self._response.headers_sent:
@@ -132,7 +132,5 @@ class Delivery:
                 self._access.access(response, request, environ, datetime.now() - started)
 
 
-_UNFIT = Refused(
-    400, "invalid_http", "The request cannot be answered: its target or its header does not fit this server."
-)
+_UNFIT = Refused(400, "invalid_http", "The request cannot be answered: this server rejects its target or a header.")
 _BROKEN = Refused(500, "internal_error", "The server had an unexpected error; it has been logged.")

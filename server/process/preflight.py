@@ -75,14 +75,14 @@ def look(settings: Settings) -> bool:
     Raises SettingsError.
     """
     if settings.dtype not in DTYPES:
-        raise SettingsError(f"--dtype {settings.dtype[:64]!r} is not known; it is one of {', '.join(DTYPES)}")
+        raise SettingsError(f"--dtype {settings.dtype[:64]!r} is unknown; use one of {', '.join(DTYPES)}")
     if not _DEVICE.fullmatch(settings.device):
-        raise SettingsError(f"--device {settings.device[:64]!r} is not known; it is auto, cpu, cuda, cuda:1 and so on")
+        raise SettingsError(f"--device {settings.device[:64]!r} is unknown; use auto, cpu, cuda, cuda:1 and so on")
     if settings.device.startswith("cuda"):
         if for_cpu_alone():
-            raise SettingsError(f"--device {settings.device}: the torch that is installed is built for the CPU alone")
+            raise SettingsError(f"--device {settings.device}: the installed torch is built for the CPU only")
         if not sees_gpu():
-            raise SettingsError(f"--device {settings.device}: this machine has no GPU that torch could use")
+            raise SettingsError(f"--device {settings.device}: torch finds no GPU on this machine")
     _check_division(settings)
     if settings.chat_template is not None and not Path(settings.chat_template).expanduser().is_file():
         raise SettingsError(f"--chat-template {settings.chat_template[:256]}: there is no such file")
@@ -102,14 +102,16 @@ def _check_division(settings: Settings) -> None:
     for flag in asked:
         for other in [*asked[1:], *(other for other, given in others if given)]:
             if other != flag:
-                raise SettingsError(f"{flag} and {other} exclude one another")
+                raise SettingsError(f"{flag} and {other} are mutually exclusive")
         if find_spec("accelerate") is None:
             raise SettingsError(f"{flag} needs accelerate: pip install 'helmsight[parallel]'")
     if settings.device_map is not None and (for_cpu_alone() or not sees_gpu()):
-        raise SettingsError("--device-map lays a model over the GPUs of a machine, and torch can use none here")
+        raise SettingsError("--device-map spreads a model over several GPUs, and torch finds none on this machine")
     if settings.tensor_parallel > 1:
         if settings.replicas is not None:
-            raise SettingsError("--tensor-parallel and --replicas exclude one another: start several servers instead")
+            raise SettingsError(
+                "--tensor-parallel and --replicas are mutually exclusive: start several servers instead"
+            )
         started = os.environ.get("WORLD_SIZE", "none")
         if started != str(settings.tensor_parallel):
             raise SettingsError(
@@ -140,7 +142,7 @@ def check_place(settings: Settings) -> None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise SettingsError(
-                    f"--port {settings.port} is taken: another program listens there; stop it, or name another port"
+                    f"--port {settings.port} is taken: another program listens there; stop it, or choose another port"
                 ) from None
             raise SettingsError(f"--host {settings.host} --port {settings.port}: {_reason(error)}") from None
 
@@ -181,7 +183,7 @@ def check_folder(folder: Path, shown: str | None = None) -> dict[str, Any]:
         return SettingsError(f"the model {shown or str(folder)!r} cannot be served: {why}")
 
     if not (folder / "config.json").is_file():
-        raise wrong("the folder has no config.json, so that it is no checkpoint")
+        raise wrong("the folder has no config.json, so it is not a checkpoint")
     for file in sorted(folder.glob("*.json")):
         try:
             json.loads(file.read_bytes())
@@ -192,7 +194,7 @@ def check_folder(folder: Path, shown: str | None = None) -> dict[str, Any]:
         raise wrong("config.json is damaged: it holds no object")
     if not any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
         raise wrong(
-            "the folder has neither preprocessor_config.json nor processor_config.json, so that it takes no images"
+            "the folder has neither preprocessor_config.json nor processor_config.json, so the model takes no images"
         )
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise wrong("the folder has no tokenizer.json, nor a tokenizer in another format")
@@ -208,7 +210,7 @@ def check_folder(folder: Path, shown: str | None = None) -> dict[str, Any]:
             raise wrong(f"{index.name} is damaged: it names no files")
         names = sorted(set(shards.values()))
     else:
-        raise wrong("the folder has neither model.safetensors nor an index of several; other formats are not read")
+        raise wrong("the folder has neither model.safetensors nor an index of several; other formats are not supported")
     for name in names:
         if not (folder / name).is_file():
             raise wrong(f"{name}, which {index.name} names, is missing")
@@ -240,9 +242,9 @@ def wrong_texts(folder: Path) -> str | None:
             Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
         except TemplateSyntaxError as error:
             if "unknown tag 'generation'" not in str(error):  # a tag of transformers' own
-                return f"{name} is no template: {error.message} (line {error.lineno})"
+                return f"{name} is not a valid template: {error.message} (line {error.lineno})"
     if (folder / "calibration.json").is_file() and (why := wrong_calibration(read("calibration.json"))):
-        return f"calibration.json is no calibration: {why}; make it anew or remove it"
+        return f"calibration.json is not a valid calibration: {why}; create it again or remove it"
     return None
 
 
@@ -271,7 +273,7 @@ def wrong_calibration(content: Any) -> str | None:
         if name not in _PARTS:
             return f"it has an unknown part {name[:64]!r}"
         if value is not None and not isinstance(value, _PARTS[name]):
-            return f"its part {name!r} is of a wrong kind"
+            return f"its part {name!r} has the wrong type"
     return None
 
 
@@ -302,16 +304,16 @@ def damage(file: Path) -> str | None:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > min(MAX_HEADER, size - 8):
-                return "is damaged: it is no safetensors file, or its header was cut off"
+                return "is damaged: it is not a safetensors file, or its header is truncated"
             header = json.loads(stream.read(length))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         expected = 8 + length + max(ends, default=0)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     except (struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError):
-        return "is damaged: its header is no safetensors header"
+        return "is damaged: its header is not a safetensors header"
     if size < expected:
-        return f"was cut off: it has {size} bytes instead of {expected}"
+        return f"is truncated: it has {size} bytes instead of {expected}"
     return f"is damaged: it has {size} bytes instead of {expected}" if size > expected else None
 
 

@@ -14,7 +14,7 @@ def check(settings: Settings) -> None:
     """Raise SettingsError for replicas that cannot be started."""
     if settings.replicas is None:
         if settings.max_replicas is not None:
-            raise SettingsError("--max-replicas is for --replicas, which says how many there are at least")
+            raise SettingsError("--max-replicas needs --replicas, the smallest number of replicas")
         return
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise SettingsError(f"--replicas: {missing[0]} is missing: pip install 'helmsight[ray]'")
@@ -22,20 +22,18 @@ def check(settings: Settings) -> None:
         raise SettingsError(f"--max-replicas {settings.max_replicas} is less than --replicas {settings.replicas}")
     if settings.host.startswith("unix:"):
         raise SettingsError(
-            f"--host {settings.host}: replicas are behind Ray Serve's proxy, which listens at an address and a port"
+            f"--host {settings.host}: with --replicas, Ray Serve's proxy listens, which needs an address and a port"
         )
     if not settings.port:
-        raise SettingsError("--port 0: Ray Serve's proxy does not tell which port it found; name one")
+        raise SettingsError("--port 0: Ray Serve's proxy does not report a port that it chose; give a number")
     if settings.tensor_parallel > 1:
         raise SettingsError(
-            f"--tensor-parallel {settings.tensor_parallel}: torchrun starts one server of several processes, Ray none"
+            f"--tensor-parallel {settings.tensor_parallel}: leave --replicas out and start with torchrun"
         )
     if settings.device_map is not None:
-        raise SettingsError(
-            f"--device-map {settings.device_map}: each replica gets one GPU from Ray, and no more of them"
-        )
+        raise SettingsError(f"--device-map {settings.device_map}: Ray gives each replica a single GPU")
     if ":" in settings.device:
-        raise SettingsError(f"--device {settings.device}: each replica gets a GPU of its own from Ray; say cuda")
+        raise SettingsError(f"--device {settings.device}: Ray gives each replica its own GPU; use --device cuda")
 
 
 def most_replicas(settings: Settings) -> int:

@@ -51,7 +51,9 @@ def load_settings(
     """Return the settings of all sources as `merged` does, after a warning of unknown variables."""
     environ = os.environ if environ is None else environ
     for name, meant in unknown(environ):
-        logging.getLogger("helmsight").warning("%s is no setting%s", name, f"; did you mean {meant}?" if meant else "")
+        logging.getLogger("helmsight").warning(
+            "%s is not a setting%s", name, f"; did you mean {meant}?" if meant else ""
+        )
     return merged(flags or {}, environ, config)
 
 

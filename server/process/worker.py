@@ -88,7 +88,7 @@ class Worker(BaseWorker):
     @classmethod
     def check_config(cls, cfg: Any, log: Any) -> None:
         if cfg.is_ssl:
-            raise SystemExit("helmsight: TLS is for a proxy in front of the server, not for the server itself")
+            raise SystemExit("helmsight: the server does not support TLS; put a proxy in front of it")
 
     def init_process(self) -> None:
         self.prepare()

@@ -125,7 +125,7 @@ class Exchange:
             self._answer(app, environ, told)
             self._say(None)
         except BrokenPipeError:
-            log.debug("an answer was given up: its client left")
+            log.debug("an answer was cancelled: its client disconnected")
         except BaseException as error:  # a panic of a native library is no Exception
             log.error("a request could not be answered", exc_info=error)
             with contextlib.suppress(BrokenPipeError):

@@ -35,7 +35,7 @@ HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "upgrade
 """Headers of one connection, here the proxy's (RFC 9110, section 7.6.1), and the one that the proxy sets."""
 
 LOADING = Refused(503, "model_loading", "The model is still loading.", retry_after=2)
-LOST = Refused(503, "replica_lost", "The replica that worked on this request has ended; ask again.", retry_after=1)
+LOST = Refused(503, "replica_lost", "The replica that handled this request has ended; send it again.", retry_after=1)
 GONE = Refused(499, "client_closed", "The client closed the connection.")
 SLOW = Refused(504, "request_timeout", "The answer took too long.")
 BROKEN = Refused(500, "internal_error", "The server had an unexpected error; it has been logged.")

@@ -112,7 +112,7 @@ def _serve(settings: Settings, ended: threading.Event, connected: threading.Even
         try:
             front = running.result()
         except RuntimeError as error:
-            log.critical("the replicas could not be started; what they have logged says why: %s", error)
+            log.critical("the replicas could not be started; see what they have logged: %s", error)
             raise SystemExit(Arbiter.APP_LOAD_ERROR) from None
         log.info(
             "%d replicas are ready after %.1f s at http://%s:%d",
@@ -123,7 +123,7 @@ def _serve(settings: Settings, ended: threading.Event, connected: threading.Even
         try:
             front.drain.remote().result(timeout_s=settings.graceful_timeout + MARGIN)
         except Exception as error:  # no error may stop the shutdown
-            log.warning("the replicas did not say that they have ended: %s", type(error).__name__)
+            log.warning("the replicas did not report that they have ended: %s", type(error).__name__)
     finally:
         serve.shutdown()
         ray.shutdown()

@@ -37,7 +37,7 @@ class AnswerStates:
             states = self._states.get(answer_id)
         if states is None:
             raise BadRequest(
-                f"'diagnostics.compare_to' names no answer that is remembered: the last {KEPT} that included 'drift' are.",
+                f"'diagnostics.compare_to' must name one of the last {KEPT} answers that included 'drift'.",
                 "diagnostics.compare_to",
                 "answer_not_found",
             )

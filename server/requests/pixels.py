@@ -49,9 +49,9 @@ def bounds_of(
 def _why(serving: Serving) -> str:
     size = serving.capabilities.image_size
     return (
-        f"this model sees every picture at {size[0]} x {size[1]} pixels."
+        f"this model sees every image at {size[0]} x {size[1]} pixels."
         if size
-        else "the processor of this model does not bound pictures by their pixels."
+        else "the processor of this model does not limit the pixels of an image."
     )
 
 
@@ -60,5 +60,5 @@ def _affordable(name: str, pixels: int, pictures: int, settings: Settings) -> No
     together = min(settings.max_image_pixels, settings.max_request_pixels // max(1, pictures))
     if name == "min_pixels" and pixels > together:
         raise BadRequest(
-            f"'{name}' may be at most {together} for {pictures} pictures; got {pixels}.", name, "image_too_large"
+            f"'{name}' may be at most {together} for {pictures} images; got {pixels}.", name, "image_too_large"
         )

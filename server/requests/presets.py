@@ -81,7 +81,7 @@ class Presets:
         raise ApiError(
             404,
             f"The model {model[:128]!r} does not exist; {f'did you mean {meant!r}? This' if meant else 'this'} server has "
-            f"{serving.name!r}, alone or with a preset behind it: {', '.join(AT + other for other in known)}.",
+            f"{serving.name!r}, alone or followed by a preset: {', '.join(AT + other for other in known)}.",
             code="model_not_found",
             param="model",
         )
@@ -105,9 +105,9 @@ class Presets:
                 request = resolve(chat, serving, settings, ImageLoader(settings), skipping=skipping)
                 twins = [".".join(intervention.path) for intervention in request.asked.values() if intervention.twin]
                 if len(twins) > 1:
-                    raise RequestError(f"'{twins[0]}' and '{twins[1]}' both contrast an answer with a twin; keep one.")
+                    raise RequestError(f"'{twins[0]}' and '{twins[1]}' both need the contrast branch; keep one.")
             for place, why in skipping.skipped.items():
-                log.warning("preset %r (%s) will be answered without '%s': %s", preset.name, preset.source, place, why)
+                log.warning("preset %r (%s) is used without '%s': %s", preset.name, preset.source, place, why)
 
 
 def _chat(preset: Preset, chats: type[ChatRequest]) -> ChatRequest:

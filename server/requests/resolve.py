@@ -90,7 +90,7 @@ def template_variables(chat: ChatRequest, capabilities: Capabilities) -> dict[st
     for name, value in given.items():
         if name in RESERVED_VARIABLES and not (name in own and value is own[name]):
             at = f"chat_template_kwargs.{name}"
-            raise BadRequest(f"'{at}' is the server's to set.", at, "unsupported_value")
+            raise BadRequest(f"'{at}' is set by the server only.", at, "unsupported_value")
     return {name: value for name, value in given.items() if name in capabilities.template_variables}
 
 
@@ -119,7 +119,7 @@ def _check_calls(chat: ChatRequest, serving: Serving) -> None:
 
 
 def _without_tools(place: str) -> str:
-    return f"'{place}' cannot be used: this model's chat template knows no tools, or none of a known format."
+    return f"'{place}' cannot be used: this model's chat template supports no tools, or none in a known format."
 
 
 def _interventions(

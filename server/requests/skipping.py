@@ -73,7 +73,7 @@ class Skipping:
         weaker = [spec for spec in interventions if own and spec.twin and spec not in own]
         for spec in weaker:
             self.skipped[_place(spec)] = (
-                f"'{_place(spec)}' and '{_place(own[0])}' both contrast an answer with a twin; the request's own goes first."
+                f"'{_place(spec)}' and '{_place(own[0])}' both need the contrast branch; the request's own is used."
             )
         return [spec for spec in interventions if spec not in weaker]
 

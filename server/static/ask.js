@@ -31,7 +31,7 @@ export async function ask(form, { signal, said, waiting }) {
       const { status, code, retryAfter, message } = error;
       if (status !== 429 || retryAfter === null || retryAfter > LONGEST || tries === TRIES) throw error;
       for (let left = Math.ceil(retryAfter); left > 0; left -= 1) {
-        waiting(`${code?.startsWith("key_") ? message : "The server is full."} Trying again in ${left} s…`);
+        waiting(`${code?.startsWith("key_") ? message : "The server is full."} Retrying in ${left} s…`);
         await pause(1000, signal);
       }
       waiting("");

@@ -204,7 +204,7 @@ export function boxStrip({ min, p10, p50, p90, max }, { format = short, label } 
       role: "img",
       "aria-label": [
         `${label}: from ${format(min)} to ${format(max)}, median ${format(p50)}`,
-        `the middle eight tenths from ${format(p10)} to ${format(p90)}`,
+        `the middle 80 % from ${format(p10)} to ${format(p90)}`,
       ].join(", "),
     },
     h(

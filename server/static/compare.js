@@ -93,7 +93,7 @@ export class Compare {
     const words = byId("strengths").value.split(/[\s,;]+/).filter(Boolean);
     const values = [...new Set(words.map((word) => Number(word.replace("−", "-"))))];
     const wrong = words.find((word) => !Number.isFinite(Number(word.replace("−", "-"))));
-    if (wrong !== undefined) throw new Error(`Strengths are numbers with commas between; “${wrong}” is none.`);
+    if (wrong !== undefined) throw new Error(`Write strengths as numbers separated by commas; “${wrong}” is not a number.`);
     if (values.length > MOST) throw new Error(`At most ${MOST} strengths are compared at once.`);
     const others = this.interventions.names();
     return values.map((strength) => ({

@@ -121,7 +121,7 @@ function fail(error, what) {
     byId("filters").hidden = true;
     nothing(
       "The journal is off",
-      "This server keeps no rows. Start it with --journal FILE, or a postgresql:// URL, and every answer leaves one here.",
+      "This server keeps no journal. Start it with --journal FILE or a postgresql:// URL to record every answer.",
     );
     return undefined;
   }
@@ -156,7 +156,7 @@ function show(filters, summary, rows) {
     if (filters.range !== "all" || state.zoom)
       return nothing(
         "No answers in this time",
-        "Every answered request leaves a row here. Ask something in the playground, or look further back.",
+        "Every answered request adds a row here. Ask something in the playground, or choose a longer time.",
         h(
           "p",
           { class: "row" },
@@ -166,7 +166,7 @@ function show(filters, summary, rows) {
       );
     return nothing(
       "The journal is empty",
-      "Every answered request leaves a row here, as soon as there is one.",
+      "Every answered request adds a row here.",
       h("p", {}, h("a", { href: "/" }, "Open the playground")),
     );
   }

@@ -36,7 +36,7 @@ export class Helm {
       ? ""
       : able
         ? "No steering vector of this server matches the model. Build one with “helmsight probe”."
-        : "The engine of this server does not steer.";
+        : "The engine of this server does not support steering.";
     byId("vector").replaceChildren(...this.vectors.map(({ name }) => h("option", { value: name }, name)));
     if (this.vectors.some(({ name }) => name === DEFAULT_VECTOR)) byId("vector").value = DEFAULT_VECTOR;
     byId("vector-row").hidden = this.vectors.length < 2;
@@ -70,8 +70,8 @@ export class Helm {
     helm.disabled = byId("auto").disabled = !this.vector;
     this.#reach();
     byId("helm-sign").textContent = this.vector
-      ? "+ is toward the image, − toward the text. In the API “toward” names the side; a signed “scale” counts as the " +
-        `vector is stored: + toward ${{ vision: "the image", text: "the text" }[this.vector.positive] ?? "neither"}.`
+      ? "+ is toward the image, − toward the text. In the API “toward” names the side; the sign of a “scale” follows the "  +
+        `stored vector: + toward ${{ vision: "the image", text: "the text" }[this.vector.positive] ?? "neither"}.`
       : "";
     if (this.vector) return;
     helm.value = "0";
@@ -124,8 +124,8 @@ export class Helm {
   }
 
   #note(size, auto) {
-    if (size === 0) return "At 0 the answer is the plain model's.";
-    if (auto) return "The way is found for each request; it needs a picture and a text context.";
+    if (size === 0) return "At 0 the model answers without steering.";
+    if (auto) return "The direction is chosen for each request, which needs an image and a text context.";
     const published = this.vector?.published ? `${short(size * this.vector.published)} in published units. ` : "";
     if (!this.range) return published;
     const known = size <= this.range[1] ? "Calibrated from" : "Beyond what was calibrated:";

@@ -25,7 +25,7 @@ export function showHistory(goBack) {
 function row(entry, goBack) {
   const { form, results, time } = entry;
   const pictures = [...form.turns, form].reduce((sum, turn) => sum + turn.pictures.length, 0);
-  const said = [when(time), pictures === 1 ? "1 picture" : pictures ? `${pictures} pictures` : ""];
+  const said = [when(time), pictures === 1 ? "1 image" : pictures ? `${pictures} images` : ""];
   const choose = () => {
     byId("history").hidePopover();
     goBack(entry);

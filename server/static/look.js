@@ -50,12 +50,12 @@ export class Look {
   #view(picture, i, count) {
     const { diagnostics } = this;
     const canvas = h("canvas", { width: SIDE, height: SIDE, class: "heat", "data-image": i + 1 });
-    const image = h("img", { src: picture.url, alt: `Picture ${i + 1}` });
+    const image = h("img", { src: picture.url, alt: `Image ${i + 1}` });
     const stack = h("div", { class: "stack" }, image, canvas);
     const share = h("span", { class: "soft" });
     const focused = diagnostics?.focus?.image === i + 1 && count > 1;
     const name = `${picture.name.replace(/\.\w+$/, "")}-map`;
-    const save = () => savePng(name, { image, canvas, top: this.top, note: `Picture ${i + 1}. ${this.said}`, gray: this.gray });
+    const save = () => savePng(name, { image, canvas, top: this.top, note: `Image ${i + 1}. ${this.said}`, gray: this.gray });
     const figure = h(
       "figure",
       { class: `view c-${(i % 6) + 1}${focused ? " focused" : ""}` },
@@ -63,12 +63,12 @@ export class Look {
       h(
         "figcaption",
         {},
-        h("b", {}, `Picture ${i + 1}`),
+        h("b", {}, `Image ${i + 1}`),
         focused && h("span", { class: "chip accent" }, "focused"),
         share,
         h(
           "button",
-          { type: "button", class: "small link", "aria-label": `Save PNG of the map of picture ${i + 1}`, on: { click: save } },
+          { type: "button", class: "small link", "aria-label": `Save PNG of the map of image ${i + 1}`, on: { click: save } },
           "Save PNG",
         ),
       ),
@@ -136,9 +136,9 @@ export class Look {
     if (this.word)
       return maps.some((map) => map?.some((value) => value > 0))
         ? `What “${this.word.text}” rests on (token activation map).`
-        : `“${this.word.text}” rests on no patch of the pictures.`;
+        : `“${this.word.text}” rests on no patch of the images.`;
     if (this.layers.length)
       return `Attention to each patch, ${at === 0 ? "mean of all layers" : `layer ${layerName}`}, mean over heads.`;
-    return this.tokens.length ? "" : "This server gave no patch maps for these pictures.";
+    return this.tokens.length ? "" : "The answer has no patch maps for these images.";
   }
 }

@@ -36,8 +36,8 @@ function show(model, presets, about) {
       h(
         "p",
         { class: "soft note" },
-        "With their options, what these are where nothing else is said, and their range. A name with true, as in “sage”: true, " +
-          "is the preset of all of its members with their defaults.",
+        "Options with their defaults and ranges. A name with true, such as “sage”: true, "  +
+          "switches on all of its members with their defaults.",
       ),
       table(
         "Options of the interventions",
@@ -50,8 +50,8 @@ function show(model, presets, about) {
       h(
         "p",
         { class: "soft note" },
-        `For clients that can name a model and send nothing else: “${model.id}@sage” is the model with the fields beside “@sage”. ` +
-          "What does not apply, as without a picture, is skipped.",
+        `For clients that can only name a model: “${model.id}@sage” adds the fields beside “@sage” to the request. ` +
+          "Fields that do not apply, such as without an image, are skipped.",
       ),
       table(
         "Presets and their fields",
@@ -62,7 +62,7 @@ function show(model, presets, about) {
     ),
     card(
       "Readouts",
-      h("p", { class: "soft note" }, "Those that cost next to nothing, and those that cost time and memory."),
+      h("p", { class: "soft note" }, "Cheap readouts cost next to nothing; the others cost time and memory."),
       definitions([
         ["cheap", model.readout_schemas.filter(({ cheap }) => cheap).map(({ name }) => words(name)).join(", ")],
         ["others", model.readout_schemas.filter(({ cheap }) => !cheap).map(({ name }) => words(name)).join(", ")],
@@ -89,8 +89,8 @@ const table = (label, heads, rows) =>
   );
 
 const structure = (model, about) => [
-  ["architecture", about.architecture ?? "not told"],
-  ["family", about.family ?? "not told"],
+  ["architecture", about.architecture ?? "unknown"],
+  ["family", about.family ?? "unknown"],
   ["layers", short(model.layers)],
   ["hidden size", short(model.hidden_size)],
   ["vocabulary", short(about.vocabulary)],
@@ -98,31 +98,31 @@ const structure = (model, about) => [
   [
     "images",
     model.image_size
-      ? `brought to ${model.image_size.join(" × ")}`
+      ? `resized to ${model.image_size.join(" × ")}`
       : model.image_pixels
-        ? `brought to ${model.image_pixels.map((one) => one.toLocaleString("en")).join(" to ")} pixels`
-        : "in their own size",
+        ? `resized to ${model.image_pixels.map((one) => one.toLocaleString("en")).join(" to ")} pixels`
+        : "not resized",
   ],
-  ["focus is judged by", `the last ${about.focus_layers ?? "?"} layers`],
+  ["focus is read from", `the last ${about.focus_layers ?? "?"} layers`],
   ["steering vectors", model.vectors.join(", ") || "none"],
   ...Object.entries(about.generation_defaults ?? {}).map(([name, value]) => [`default ${words(name)}`, String(value)]),
   ["fingerprint", model.fingerprint.slice(0, 16)],
 ];
 
 function check(said, families) {
-  if (!said) return [h("p", { class: "nothing" }, "This engine tells of none.")];
+  if (!said) return [h("p", { class: "nothing" }, "This engine reports no self-check.")];
   const bound = said.tolerance
     ? `equal within ${said.tolerance} of the largest logit`
     : `at most ${said.margin} times as far from a float32 run as the plain model is`;
   return [
-    h("p", {}, h("span", { class: "chip accent" }, "passed"), " when the model was loaded; one that fails is not served."),
+    h("p", {}, h("span", { class: "chip accent" }, "passed"), " when the model was loaded; a model that fails is not served."),
     h(
       "p",
       { class: "soft note" },
-      `Prefill and ${said.steps} decoding steps of two prompts with a picture, against the plain model on eager attention: ${bound}. `,
-      "There is no code for a family: this is what says that the numbers on these pages are the model's own.",
+      `Prefill and ${said.steps} decode steps of two prompts with an image, compared with the plain model on eager attention: ${bound}. `,
+      "No code is specific to a family: this check shows that the numbers on these pages are the model's own.",
     ),
-    h("p", { class: "soft note" }, `Families in the test suite: ${families.join(", ")}. Others are served where they pass.`),
+    h("p", { class: "soft note" }, `Families in the test suite: ${families.join(", ")}. Other families are served if they pass.`),
   ];
 }
 
@@ -144,7 +144,7 @@ function calibration(found) {
     `raised on ${percent(rates.right?.[0])} of right and ${percent(rates.wrong?.[0])} of wrong answers`,
   ]);
   return [
-    h("p", { class: "soft note" }, "Numbers that are measured once for each model and kept in its folder."),
+    h("p", { class: "soft note" }, "Numbers that are measured once per model and kept in its folder."),
     definitions([...rows, ...raised]),
   ];
 }

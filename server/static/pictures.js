@@ -51,7 +51,7 @@ export class Tray {
     const unread = [];
     for (const file of files) {
       if (this.pictures.length >= this.limit) {
-        this.refused(`At most ${this.limit} pictures go into one request.`);
+        this.refused(`A request may have at most ${this.limit} images.`);
         break;
       }
       const picture = await readPicture(file);
@@ -60,7 +60,7 @@ export class Tray {
     }
     this.draw();
     if (unread.length)
-      this.refused(`${unread.join(", ")} cannot be read as a picture (${Object.values(EXTENSIONS).join(", ")}).`);
+      this.refused(`${unread.join(", ")} cannot be read as an image (${Object.values(EXTENSIONS).join(", ")}).`);
   }
 
   /** Take out a picture that the server could not read. */
@@ -95,14 +95,14 @@ export class Tray {
         h(
           "li",
           { class: `c-${(i % 6) + 1}` },
-          h("img", { src: picture.url, alt: `Picture ${i + 1}: ${picture.name}`, title: picture.name }),
+          h("img", { src: picture.url, alt: `Image ${i + 1}: ${picture.name}`, title: picture.name }),
           h("span", { class: "number-badge", "aria-hidden": "true" }, String(i + 1)),
           h(
             "div",
             { class: "tray-buttons" },
-            button(`Move picture ${i + 1} forward`, "‹", () => this.move(i, -1), { disabled: i === 0 }),
-            button(`Move picture ${i + 1} back`, "›", () => this.move(i, 1), { disabled: i === last }),
-            button(`Remove picture ${i + 1}`, "×", () => this.remove(i), { class: "remove" }),
+            button(`Move image ${i + 1} forward`, "‹", () => this.move(i, -1), { disabled: i === 0 }),
+            button(`Move image ${i + 1} back`, "›", () => this.move(i, 1), { disabled: i === last }),
+            button(`Remove image ${i + 1}`, "×", () => this.remove(i), { class: "remove" }),
           ),
         ),
       ),

@@ -109,7 +109,7 @@ async function fill(form) {
   turns.show(before);
   tray.show(pictures);
   if (missing)
-    problem(missing === 1 ? "One picture is not in a link: add it." : `${missing} pictures are not in a link: add them.`);
+    problem(missing === 1 ? "One image is not in the link: add it." : `${missing} images are not in the link: add them.`);
 }
 
 async function pictureOf({ key }) {
@@ -235,7 +235,7 @@ function refuse(error, form) {
   const number = picturesOf(form).indexOf(picture) + 1;
   tray.drop(picture);
   const why = error.message.replace(`'${error.param}' `, "");
-  problem(`Picture ${number} (${picture.name}) cannot be used, and was taken out: it ${why}`);
+  problem(`Image ${number} (${picture.name}) cannot be used and was removed: it ${why}`);
 }
 
 /** The picture of the form that an error is about; null where it is about something else. */
@@ -276,7 +276,7 @@ byId("copy-link").append(
   copyButton(() => {
     const form = current();
     const own = picturesOf(form).filter(({ key }) => keep.sampleName(key) === null).length;
-    byId("bar-note").textContent = own ? "Your own pictures are not in the link." : "";
+    byId("bar-note").textContent = own ? "Your own images are not in the link." : "";
     return `${location.origin}${location.pathname}#${keep.toFragment(form)}`;
   }, "Copy link"),
 );

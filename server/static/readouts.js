@@ -76,10 +76,10 @@ function focusCard(focus, images) {
   if (!layers || !images?.length)
     return card("focus", "Focus by layer", null, h("p", { class: "nothing" }, "There is no image to focus on."));
   const note = focus.image
-    ? `picture ${focus.image}${typeof focus.share === "number" ? `: ${percent(focus.share)} of sigma in ${lastOf(focus)}` : ""}`
+    ? `image ${focus.image}${typeof focus.share === "number" ? `: ${percent(focus.share)} of sigma in ${lastOf(focus)}` : ""}`
     : "no focus";
   const series = images.map(({ image }, i) => ({
-    name: `picture ${image}`,
+    name: `image ${image}`,
     values: focus.sigma.map((row) => row[i] ?? null),
     colour: colourOf(image),
     strong: focus.image === image,
@@ -88,7 +88,7 @@ function focusCard(focus, images) {
     images.length < 2
       ? []
       : (focus.layer_focused ?? [])
-          .map((image, index) => image && { index, colour: colourOf(image), title: `layer ${index}: picture ${image}` })
+          .map((image, index) => image && { index, colour: colourOf(image), title: `layer ${index}: image ${image}` })
           .filter(Boolean);
   const votes =
     images.length < 2
@@ -97,14 +97,14 @@ function focusCard(focus, images) {
           .filter((name) => focus[name])
           .map(
             (name) =>
-              `${name.replace("_", "-").toUpperCase()} picture ${focus[name].image} (n ${short(focus[name].n)})`,
+              `${name.replace("_", "-").toUpperCase()} image ${focus[name].image} (n ${short(focus[name].n)})`,
           );
   return card(
     "focus",
     "Focus by layer",
     note,
     lineChart(series, {
-      label: `Attention strength sigma by layer, one line per picture; focused: ${note}`,
+      label: `Attention strength sigma by layer, one line per image; focused: ${note}`,
       x: "layer",
       low: 0,
       marks,
@@ -112,10 +112,10 @@ function focusCard(focus, images) {
     h(
       "p",
       { class: "soft note" },
-      `sigma, attention of the question and the answer to each picture. ${votes.length ? `${votes.join(", ")}.` : ""}`,
+      `sigma: attention of the question and the answer to each image. ${votes.length ? `${votes.join(", ")}.` : ""}`,
       focus.correct !== null &&
         focus.correct !== undefined &&
-        ` Target picture ${focus.target_image}: ${focus.correct ? "right" : "wrong"}.`,
+        ` Target image ${focus.target_image}: ${focus.correct ? "right" : "wrong"}.`,
     ),
   );
 }
@@ -169,7 +169,7 @@ function decayCard(decay, other) {
     "Decay over the answer",
     slope,
     lineChart(series, {
-      label: `Share of attention on image, text and what stands before the image per generated token${slope ? `; ${slope}` : ""}`,
+      label: `Share of attention on image, text and the text before the image per generated token${slope ? `; ${slope}` : ""}`,
       x: "token",
       low: 0,
       high: 1,
@@ -218,16 +218,16 @@ function residualCard(residual, other) {
 
 const MEANINGS = {
   perceptual_blindness: [
-    "Neither the attention nor what the answer rests on is concentrated anywhere in the picture.",
-    "The attention, what the answer rests on, or both are concentrated somewhere in the picture.",
+    "Neither the attention nor the activation map is concentrated anywhere in the image.",
+    "The attention, the activation map, or both are concentrated somewhere in the image.",
   ],
   dissociation: [
-    "The attention is concentrated, and the answer rests on other patches than those looked at.",
-    "The answer rests on patches that are looked at, or the attention is too spread out to tell them apart.",
+    "The attention is concentrated, but on other patches than the activation map.",
+    "The activation map and the attention agree, or the attention is too spread out to tell.",
   ],
 };
 const BESIDE_FLAGS = ["concentration", "thresholds", "calibration"];
-const UNKNOWN = "There is no map of the picture, or it has too few patches, or the model was not calibrated for it.";
+const UNKNOWN = "The image has no map or too few patches, or the model was not calibrated for this flag.";
 
 function flagItem(name, value, [raised, clear] = ["", ""], unknown = UNKNOWN) {
   const [kind, said, meaning] =
@@ -239,15 +239,15 @@ function alarmCard(said) {
   const right = percent(said.calibration?.raised.right[0] ?? 0);
   const wrong = percent(said.calibration?.raised.wrong[0] ?? 0);
   const meanings = [
-    `The numbers are as those of answers that may be wrong. It is raised on ${wrong} of wrong answers, and on ${right} of right ones.`,
-    `The numbers are as those of right answers; ${wrong} of wrong ones raise it.`,
+    `The numbers resemble those of wrong answers. The alarm is raised on ${wrong} of wrong answers, and on ${right} of right ones.`,
+    `The numbers resemble those of right answers. The alarm is raised on ${wrong} of wrong answers.`,
   ];
   const numbers = [["score", said.score], ["threshold", said.threshold], ...Object.entries(said.numbers ?? {})];
   return card(
     "alarm",
     "Alarm",
     null,
-    h("ul", { class: "flags" }, flagItem("alarm", said.alarm, meanings, "The model was not calibrated for it.")),
+    h("ul", { class: "flags" }, flagItem("alarm", said.alarm, meanings, "The model was not calibrated for the alarm.")),
     definitions(numbers.map(([name, value]) => [words(name), short(value)])),
   );
 }
@@ -310,9 +310,9 @@ export function appliedLines(applied) {
     if (item.warning) lines.push(["warning", item.warning]);
   }
   for (const { image, from, to } of listOf(applied?.pictures)) {
-    lines.push([`picture ${image}`, `scaled down from ${from.join(" x ")} to ${to.join(" x ")} pixels: more does not fit`]);
+    lines.push([`image ${image}`, `scaled down from ${from.join(" x ")} to ${to.join(" x ")} pixels to fit`]);
   }
-  if (applied?.max_tokens) lines.push(["longest answer", `${applied.max_tokens} tokens: more do not fit`]);
+  if (applied?.max_tokens) lines.push(["longest answer", `${applied.max_tokens} tokens, reduced to fit`]);
   for (const [head, said] of Object.entries(applied ?? {}).filter(([head]) => !["steering", "max_tokens", "pictures"].includes(head)))
     if (isGroup(said))
       lines.push(...Object.entries(said).flatMap(([name, one]) => (one ? [lineOf(`${head}.${name}`, name, one)] : [])));
@@ -354,7 +354,7 @@ function settings({ changed, ...rest }) {
 function contrasted(generate) {
   const patches = listOf(generate.masked)
     .map((patches, i) => [i + 1, Array.isArray(patches) ? patches.length : patches])
-    .flatMap(([image, count]) => (count ? [`picture ${image}: ${count}`] : []));
+    .flatMap(([image, count]) => (count ? [`image ${image}: ${count}`] : []));
   return [
     [
       "masked",
@@ -376,7 +376,7 @@ function appliedCard(applied, diagnostics) {
   const lines = appliedLines(applied);
   return card(
     "applied",
-    "What was applied",
+    "Applied to this answer",
     null,
     lines.length
       ? h(

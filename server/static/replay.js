@@ -41,10 +41,10 @@ export function replay(row) {
   const lacks = [
     prompt === null && "its prompt, which was not kept",
     isCut(prompt) && "its prompt, of which only the end was kept",
-    asked.omitted && "what was asked of the model, which was too long to keep",
-    asked.force && "the answer that it was given to read, which was not kept as such",
-    asked.chat_template_kwargs && "what its chat template was told",
-    asked.continue_final_message && "that its answer went on from words of the assistant's",
+    asked.omitted && "the requested options, which were too long to keep",
+    asked.force && "its forced answer, which was not kept as such",
+    asked.chat_template_kwargs && "the arguments of its chat template",
+    asked.continue_final_message && "the fact that it continued an assistant message",
     !whole && "a text of an intervention, which was not kept whole",
   ].filter(Boolean);
   const form = {

@@ -74,7 +74,7 @@ export function tableRow(row, open) {
   const said = row.diagnostics ?? {};
   const asked = interventionsOf(row);
   const focus = said.focused_image
-    ? [`picture ${said.focused_image}`, said.focus_share === null ? "" : ` ${percent(said.focus_share)}`].join("")
+    ? [`image ${said.focused_image}`, said.focus_share === null ? "" : ` ${percent(said.focus_share)}`].join("")
     : "–";
   const right =
     said.correct === null || said.correct === undefined
@@ -189,7 +189,7 @@ export function rowDetail(row) {
     part("Request", list(facts)),
     row.metadata && part("Metadata", list(Object.entries(row.metadata).map(([name, value]) => [name, String(value)]))),
     Object.keys(asked).length > 0 &&
-      part("Asked", h("pre", { tabindex: 0, "aria-label": "What was asked" }, pretty(asked))),
+      part("Requested options", h("pre", { tabindex: 0, "aria-label": "Requested options" }, pretty(asked))),
     rawJson(row),
   );
 }

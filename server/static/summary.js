@@ -17,13 +17,13 @@ export function tiles(summary) {
   const of = (part, known) =>
     known ? `${part.toLocaleString("en-US")} of ${known.toLocaleString("en-US")}` : "not known";
   return [
-    tile("Answers", summary.count.toLocaleString("en-US"), failed ? `${failed} broken off` : "none broken off"),
+    tile("Answers", summary.count.toLocaleString("en-US"), failed ? `${failed} incomplete` : "all complete"),
     tile("Refused", summary.refusals.count.toLocaleString("en-US"), "requests without an answer"),
     tile("Attention ratio", short(values.attention_ratio?.p50), "median, image over text"),
     tile("Focus on target", percent(focus.accuracy), of(focus.correct, focus.known)),
     tile("Right, focus wrong", percent(ivm.rate), ivm.known ? `IVM, ${of(ivm.implicit, ivm.known)}` : "IVM, not known"),
     ...Object.entries(flags).map(([name, flag]) => tile(title(name), rate(flag), of(flag.raised, flag.known))),
-    tile("Time of a whole answer", seconds(values.total?.p50), `90 % within ${seconds(values.total?.p90)}`),
+    tile("Total time of an answer", seconds(values.total?.p50), `90 % within ${seconds(values.total?.p90)}`),
   ];
 }
 
@@ -54,7 +54,7 @@ export function charts(summary, time, { zoom, reset }) {
     card(id, name, timeChart(series, { starts, bucket, zoom, reset, label: `${name}, ${per}`, ...options }));
   const mean = (id, name, key, options = {}) =>
     over(id, name, [{ name: `mean ${per}`, values: of((one) => one[key]), colour: 1 }], {
-      empty: "No answer of this time has this number.",
+      empty: "No answer in this period has this number.",
       ...options,
     });
   const times = (id, name, key) =>
@@ -65,7 +65,7 @@ export function charts(summary, time, { zoom, reset }) {
         { name: "median", values: of((one) => one[key].p50), colour: 1 },
         { name: "90 %", values: of((one) => one[key].p90), colour: 2 },
       ],
-      { format: seconds, empty: "No answer of this time came so far." },
+      { format: seconds, empty: "No answer in this period has this time." },
     );
   const turnedAway = (start) => refused.get(start)?.count ?? 0;
   const share = (count) =>
@@ -90,7 +90,7 @@ export function charts(summary, time, { zoom, reset }) {
   return [
     over("requests", `Requests ${per}`, requests, { bars: true }),
     times("first", "Time to the first token", "first_token"),
-    times("total", "Time of a whole answer", "total"),
+    times("total", "Total time of an answer", "total"),
     over("failures", "Share of requests that fail", failures, { low: 0, format: percent }),
     mean("attention", "Attention ratio", "attention_ratio", { low: 0, high: 1 }),
     mean("focus", "Focus share", "focus_share", { low: 0, high: 1 }),
@@ -207,7 +207,7 @@ function refusalTable({ by_code: kinds }) {
   const section = card(
     "refusals",
     "Refused requests",
-    h("p", { class: "note soft" }, "All of this time: they leave no row that could be filtered."),
+    h("p", { class: "note soft" }, "All refusals in this period; filters do not apply, since refused requests leave no row."),
     h(
       "div",
       { class: "table", role: "region", "aria-label": "Refused requests by code", tabindex: 0 },

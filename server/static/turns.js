@@ -32,10 +32,10 @@ export class Turns {
         "p",
         {},
         h("b", {}, question),
-        count > 0 && h("span", { class: "soft" }, ` (${count} picture${count === 1 ? "" : "s"})`),
+        count > 0 && h("span", { class: "soft" }, ` (${count} image${count === 1 ? "" : "s"})`),
       ),
       h("p", {}, answer),
-      h("button", { type: "button", "aria-label": `Take out turn ${i + 1} and all after it`, on: { click: cut } }, "×"),
+      h("button", { type: "button", "aria-label": `Remove turn ${i + 1} and all later turns`, on: { click: cut } }, "×"),
     );
   }
 }

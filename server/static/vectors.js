@@ -28,8 +28,8 @@ async function show() {
   const { uploads } = model.limits;
   byId("upload").hidden = !uploads;
   byId("upload-note").textContent = uploads
-    ? "A safetensors file, as “helmsight vectors” and the downloads above are."
-    : "Uploading is off. The server allows it when it is started with --allow-uploads.";
+    ? "A safetensors file, such as “helmsight vectors” writes or the downloads above."
+    : "Uploading is off. Start the server with --allow-uploads to allow it.";
   const none = h("p", { class: "panel nothing" }, "This server has no steering vectors yet: build one.");
   byId("vectors").replaceChildren(...(data.length ? data.map((vector) => card(vector, uploads)) : [none]));
 }
@@ -68,7 +68,7 @@ function card(vector, uploads) {
       ["+ is toward", { text: "the text", vision: "the image" }[vector.positive] ?? info.sides?.[0] ?? "no side"],
       ...(info.sides ? [["− is toward", info.sides[1]]] : []),
       ["layers", vector.layers.join(", ") || "none"],
-      ["strength 1 in published units", vector.published === null ? "not known" : short(vector.published)],
+      ["strength 1 in published units", vector.published === null ? "unknown" : short(vector.published)],
       ["calibrated", range ? `from ${range[0]} to ${range[1]}` : "no"],
       ["made from", Number.isInteger(samples) ? `${samples} ${info.sides ? "pairs" : "samples"}` : "not told"],
       ...(typeof reliable === "boolean" ? [["pairs agree", reliable ? "yes" : "no"]] : []),
@@ -87,7 +87,7 @@ function curve({ baseline, curve: points, range }, sides) {
   const plain = baseline?.plain ?? {};
   const marks = sorted.flatMap(({ strength }, i) =>
     strength >= range?.[0] && strength <= range?.[1]
-      ? [{ index: i + 1, colour: 1, title: `strength ${strength}: within what was calibrated` }]
+      ? [{ index: i + 1, colour: 1, title: `strength ${strength}: within the calibrated range` }]
       : [],
   );
   const format = (value) => (value === null ? "–" : percent(value));
@@ -128,8 +128,8 @@ function curve({ baseline, curve: points, range }, sides) {
       "p",
       { class: "soft note" },
       sides
-        ? `Left what a strength does to the answers, right what it costs${asked}; `
-        : `Left what a strength does where picture and text conflict, right what it costs where they do not${asked}; `,
+        ? `Left: the effect of a strength on the answers; right: its cost${asked}; `
+        : `Left: the effect of a strength where image and text conflict; right: its cost where they do not${asked}; `,
       "the marks are strengths within the budget.",
     ),
   );

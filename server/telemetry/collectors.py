@@ -55,13 +55,13 @@ _COUNTERS = {
     "prefix_cache_queries": "Prompts looked up in the prefix cache",
     "prefix_cache_hits": "Prompts with a prefix in the cache",
     "faults": "Sequences that ended in an error",
-    "cancelled": "Requests given up by their clients",
+    "cancelled": "Requests cancelled by their clients",
 }
 _BINS = {
     "queue_seconds": "Time that an answer waited for a slot",
     "prefill_seconds": "Time from getting a slot to the first token",
     "inter_token_seconds": "Time between two tokens of an answer",
-    "batch_size": "Rows of a decode batch: answers, and the twins of contrasted ones",
+    "batch_size": "Rows of a decode batch: answers and their contrast branches",
 }
 
 _GPU_MEMORY = {
@@ -102,7 +102,7 @@ class EngineCollector(Collector):
         for name, (called, text) in _GAUGES.items():
             if name in stats:
                 yield GaugeMetricFamily(f"helmsight_{called}", text, stats[name])
-        reading = "Requests whose images are being prepared, or wait for that, before they reach the engine"
+        reading = "Requests whose images are being prepared, or wait for it, before the engine"
         yield GaugeMetricFamily("helmsight_reading", reading, self.runtime.loaded.pictures.held)
         for name, text in _COUNTERS.items():
             if name in stats:

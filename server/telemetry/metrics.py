@@ -17,8 +17,7 @@ from steering.protocol.readout import Quantity
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 WIDE = tuple(base * 10.0**power for power in range(-3, 4) for base in (1, 3))
-EITHER = (*(-bound for bound in reversed(WIDE)), 0.0, *WIDE)
-"""Buckets of numbers of which nothing is known."""
+"""Buckets of numbers that have no description; with one below 0, Prometheus would have no sum of them."""
 DOSE = Quantity(
     "Mean steering dose: the norm of the added vectors as a share of the residual stream's",
     buckets=(0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 2.0, 3.0, 5.0),
@@ -51,7 +50,10 @@ class Metrics(RequestCounters):
             registry=registry,
         )
         self.disconnects = Counter(
-            "helmsight_disconnects", "Answers given up: client gone, or timed out", ["reason"], registry=registry
+            "helmsight_disconnects",
+            "Answers cancelled: client disconnected, or timed out",
+            ["reason"],
+            registry=registry,
         )
         self.choices = Counter("helmsight_choices", "Finished answers", ["finish_reason"], registry=registry)
         self.interventions = Counter(
@@ -112,7 +114,7 @@ class Metrics(RequestCounters):
 def _histogram(name: str, quantity: Quantity | None, registry: CollectorRegistry) -> Histogram:
     quantity = quantity or Quantity(name)
     unit = f" ({quantity.unit})" if quantity.unit else ""
-    text, buckets = f"{quantity.about}{unit}, of finished answers", quantity.buckets or EITHER
+    text, buckets = f"{quantity.about}{unit}, of finished answers", quantity.buckets or WIDE
     return Histogram(f"helmsight_{name}", text, buckets=buckets, registry=registry)
 
 

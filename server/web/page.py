@@ -136,7 +136,7 @@ def sample(name: str) -> Response:
     """Return an image of a sample scene."""
     found = sample_picture(context().runtime.serving().capabilities.folder, name)
     if found is None:
-        raise ApiError(404, "No sample has such a picture.", code="unknown_sample")
+        raise ApiError(404, "No sample has such an image.", code="unknown_sample")
     return _cached(Response(found[0], content_type=found[1]))
 
 

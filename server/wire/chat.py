@@ -64,7 +64,7 @@ def _metadata(value: Any) -> Any:
         if not isinstance(item, str) or len(item) > MAX_METADATA_VALUE:
             raise PydanticCustomError(
                 "metadata",
-                "must have strings of at most {most} characters as values; that of '{key}' is not",
+                "must have strings of at most {most} characters as values; '{key}' has another",
                 {"most": MAX_METADATA_VALUE, "key": key},
             )
     return value
@@ -273,7 +273,7 @@ class ChatRequest(BaseModel):
     def _no_call(cls, value: Any) -> Any:
         """Refuse a required function call, since its client would wait for one in vain."""
         if value not in (None, "none", "auto"):
-            raise PydanticCustomError("unsupported", "must be 'none' or 'auto'; what to use is 'tool_choice'")
+            raise PydanticCustomError("unsupported", "must be 'none' or 'auto'; use 'tool_choice' instead")
         return value
 
     @property
@@ -283,7 +283,7 @@ class ChatRequest(BaseModel):
         found = [one for one in asked if one is not None]
         if len(found) > 1:
             raise RequestError(
-                "'response_format' and 'structured_outputs' exclude one another.", param="structured_outputs"
+                "'response_format' and 'structured_outputs' are mutually exclusive.", param="structured_outputs"
             )
         return found[0] if found else None
 
@@ -297,10 +297,10 @@ class ChatRequest(BaseModel):
     def _going_on(self) -> Self:
         continues, begins = bool(self.continue_final_message), self.add_generation_prompt
         if begins is not None and begins == continues:
-            said = "exclude" if continues else "need"
+            said = "are mutually exclusive" if continues else "need each other"
             raise PydanticCustomError(
                 "add_generation_prompt",
-                "{value} and 'continue_final_message': true {said} one another",
+                "{value} and 'continue_final_message': true {said}",
                 {"value": str(begins).lower(), "said": said},
             )
         return self
@@ -324,7 +324,7 @@ class ChatRequest(BaseModel):
         for name in BOUNDS:
             one, other = getattr(self, name), getattr(others, name)
             if None not in (one, other) and one != other:
-                raise PydanticCustomError(name, "is given twice, here and in mm_processor_kwargs, and not alike")
+                raise PydanticCustomError(name, "differs from the value in mm_processor_kwargs; give it once")
         pixels = self.pixels
         if pixels.get("min_pixels", 1) > pixels.get("max_pixels", math.inf):
             raise PydanticCustomError("min_pixels", "must be at most max_pixels")

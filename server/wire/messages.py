@@ -127,11 +127,9 @@ def _message(value: Any) -> Any:
         raise PydanticCustomError("message", "must be an object with 'role' and 'content'")
     role, content = value.get("role"), value.get("content")
     if role == "function" or value.get("function_call"):
-        raise PydanticCustomError(
-            "unsupported", "functions are not supported; what to use is 'tool_calls', and role 'tool'"
-        )
+        raise PydanticCustomError("unsupported", "functions are not supported; use 'tool_calls' and role 'tool'")
     if value.get("tool_calls") and role != "assistant":
-        raise PydanticCustomError("calls", "'tool_calls' are the assistant's")
+        raise PydanticCustomError("calls", "'tool_calls' may only be in messages of the assistant")
     if role == "developer":
         role = "system"
     if role not in ("system", "user", "assistant", "tool"):

@@ -54,7 +54,9 @@ def overhead(trial: Trial) -> Iterator[Gauge]:
         note = f"first token {first:.2f}, whole answers {whole:.2f}"
         yield Gauge("overhead", name, found.step / plain.step, "of a plain step", note)
     again = run()
-    yield Gauge("overhead", "plain, once more", again.step / plain.step, "of a plain step", "how much is noise")
+    yield Gauge(
+        "overhead", "plain, once more", again.step / plain.step, "of a plain step", "the noise of this measurement"
+    )
 
 
 def everything(mllm: MLLM) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:

@@ -81,16 +81,16 @@ def _profiled(trial: Trial, engine: Engine, rows: int, diagnose: Diagnose | None
 
 
 def _rows(what: str, found: Launched) -> Iterator[Gauge]:
-    yield Gauge("launches", f"{what}: operators", found.operators, "a step")
+    yield Gauge("launches", f"{what}: operators", found.operators, "per step")
     if found.kernels:
         note = f"and {found.copies} copies; {1e3 * found.seconds:.3g} ms on the device"
-        yield Gauge("launches", f"{what}: kernels", found.kernels, "a step", note)
+        yield Gauge("launches", f"{what}: kernels", found.kernels, "per step", note)
         yield Gauge(
             "launches",
             f"{what}: host waits",
             found.waits,
-            "a step",
-            "two are the benchmark's own, behind the step",
+            "per step",
+            "two of them belong to the benchmark, after the step",
         )
     else:
-        yield Gauge("launches", f"{what}: kernels", None, note="The profiler saw no kernels: they are a GPU's.")
+        yield Gauge("launches", f"{what}: kernels", None, note="The profiler saw no kernels: only GPUs have them.")

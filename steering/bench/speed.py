@@ -43,8 +43,8 @@ def decode(trial: Trial) -> Iterator[Gauge]:
     speed = bandwidth(trial.place, trial.size.copied)
     begun = time.perf_counter()
     engine = trial.engine(max(trial.size.batches))
-    yield Gauge("decode", "until the engine is there, the model's making included", time.perf_counter() - begun, "s")
-    yield Gauge("decode", "weights read a step", weights_read(engine.mllm) / GIGA, "GB")
+    yield Gauge("decode", "until the engine is ready, including building the model", time.perf_counter() - begun, "s")
+    yield Gauge("decode", "weights read per step", weights_read(engine.mllm) / GIGA, "GB")
     for rows in trial.size.batches:
         yield from _steps("decode", "engine", trial, engine, rows, speed)
         yield from _alone(trial, engine, rows, trial.size.prompt + trial.tokens, speed)
@@ -70,7 +70,7 @@ def _alone(trial: Trial, engine: Engine, rows: int, columns: int, speed: float) 
 def eager(trial: Trial) -> Iterator[Gauge]:
     """Measure steps of the engine without graphs."""
     if trial.place.type != "cuda":
-        raise Unavailable(f"{trial.place.type} has no CUDA graphs: its engine runs so anyway.")
+        raise Unavailable(f"{trial.place.type} has no CUDA graphs: its engine never uses any.")
     speed = bandwidth(trial.place, trial.size.copied)
     engine = trial.engine(max(trial.size.batches), compiled=False)
     for rows in trial.size.batches:
@@ -91,21 +91,23 @@ def first_token(trial: Trial) -> Iterator[Gauge]:
     found = [answered(engine, [new()]) for _ in range(repeats)]
     prepared, first = (statistics.median(getattr(one, name) for one in found) for name in ("prepared", "first"))
     what = f"{count:,} image tokens"
-    yield Gauge("first token", f"{what}, new picture", 1e3 * (prepared + first), "ms", "from a PIL image to the token")
+    yield Gauge("first token", f"{what}, new image", 1e3 * (prepared + first), "ms", "from a PIL image to the token")
     yield Gauge(
-        "first token", f"{what}: of it the processor's", 1e3 * prepared, "ms", "on the CPU, in the caller's thread"
+        "first token", f"{what}, of which in the processor", 1e3 * prepared, "ms", "on the CPU, in the caller's thread"
     )
     yield Gauge(
-        "first token", f"{what}: of it the engine's", 1e3 * first, "ms", f"{count / first:,.0f} tokens a second"
+        "first token", f"{what}, of which in the engine", 1e3 * first, "ms", f"{count / first:,.0f} tokens a second"
     )
     known = new()
     answered(engine, [known])
     again = statistics.median(answered(engine, [known]).first for _ in range(repeats))
-    yield Gauge("first token", f"{what}, known picture: the engine's", 1e3 * again, "ms", "its features are cached")
+    yield Gauge(
+        "first token", f"{what}, cached image, in the engine", 1e3 * again, "ms", "the image's features are cached"
+    )
     for number in (count, trial.size.long):
         texts = statistics.median(answered(engine, [trial.ask(text=number, tokens=4)]).first for _ in range(repeats))
         note = f"{number / texts:,.0f} tokens a second"
-        yield Gauge("first token", f"{number:,} words: the engine's", 1e3 * texts, "ms", note)
+        yield Gauge("first token", f"{number:,} words, in the engine", 1e3 * texts, "ms", note)
 
 
 def weights_read(mllm: MLLM) -> int:
@@ -156,4 +158,4 @@ def _steps(section: str, what: str, trial: Trial, engine: Engine, rows: int, spe
 def _timed(section: str, what: str, rows: int, taken: float, least: float) -> Iterator[Gauge]:
     called = f"{what}, {rows} at once"
     yield Gauge(section, called, 1e3 * taken, "ms a step", f"{rows / taken:,.0f} tokens a second")
-    yield Gauge(section, called, 100 * least / taken, "% of the limit", f"the bandwidth allows {1e3 * least:.3g} ms")
+    yield Gauge(section, called, 100 * least / taken, "% of the limit", f"memory bandwidth allows {1e3 * least:.3g} ms")

@@ -73,8 +73,8 @@ class LookAt(Options):
             )
         if images[self.image - 1].grid is None:
             raise Inapplicable(
-                f"'look_at.box' needs patches that are one grid, and {mllm.name} cuts this picture into tiles; leave the "
-                "box out to look at all of it.",
+                f"'look_at.box' needs a single grid of patches, but {mllm.name} cuts this image into tiles; leave the "
+                "box out to look at the whole image.",
                 param="look_at.box",
             )
 

@@ -53,7 +53,8 @@ class Pai(Contrast):
             return build_prompt(mllm, without_images(messages), options=prompt.options)
         except RequestError as error:
             raise RequestError(
-                f"'contrast' of kind pai needs the prompt without its images, which fails: {error}", param="contrast"
+                f"'contrast' of kind pai needs the prompt without its images, which cannot be prepared: {error}",
+                param="contrast",
             ) from error
 
 

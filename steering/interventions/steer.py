@@ -83,8 +83,8 @@ class Steer(Part):
         _check_vector(vector)
         if vector.positive is None:
             raise RequestError(
-                f"'steering.toward' needs a vector of kind {PREFERENCE!r}, and {vector.name!r} is {vector.kind[:64]!r}: "
-                "which modality it pushes toward is not known. Give it a signed 'scale' in 'steering.vectors'.",
+                f"'steering.toward' needs a vector of kind {PREFERENCE!r}, but {vector.name!r} is of kind "
+                f"{vector.kind[:64]!r}. Give it a signed 'scale' in 'steering.vectors' instead.",
                 param="steering.vector",
                 code="not_a_preference",
             )

@@ -155,7 +155,7 @@ def _read(path: Path, fingerprint: str, layers: int) -> Calibration:
             **content,
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise UnsupportedModel(f"{path} is no calibration: {error}. Create it again or remove it.") from error
+        raise UnsupportedModel(f"{path} is not a valid calibration: {error}. Create it again or remove it.") from error
     if loaded.fingerprint != fingerprint:
         raise UnsupportedModel(f"{path} belongs to another model. Create it again or remove it.")
     return loaded

@@ -34,7 +34,7 @@ def found(path: str | Path, local_files_only: bool) -> str | Path:
     if local_files_only and not isinstance(cached, str):
         raise FileNotFoundError(
             f"There is no checkpoint folder {str(path)!r}, and no model of that name in the cache of the Hugging Face hub; "
-            "local_files_only=False would fetch it."
+            "local_files_only=False downloads it."
         )
     return str(path)
 

@@ -270,7 +270,7 @@ class ImageCache:
             stacked = isinstance(output.pooler_output, torch.Tensor)
             if self._stacked not in (None, stacked):
                 raise MixedForms(
-                    "The features of pictures came as a sequence before, and come as a tensor now, or the reverse."
+                    "The vision encoder returns image features now as a tensor and before as a sequence, or the reverse."
                 )
             self._stacked = stacked
         return parts

@@ -83,7 +83,7 @@ def load(
     if quantization not in (None, *QUANTIZATIONS):
         raise UnsupportedModel(f"'quantization' must be one of {', '.join(QUANTIZATIONS)}; got {quantization!r}.")
     if laid is not None and quantization is not None:
-        raise UnsupportedModel(f"{laid!r} and 'quantization' exclude one another.")
+        raise UnsupportedModel(f"{laid!r} and 'quantization' are mutually exclusive.")
     ranks = ALONE if tensor_parallel == 1 else joined(tensor_parallel)
     template = None if chat_template is None else read_template(chat_template)
     if device == "auto":
@@ -99,7 +99,7 @@ def load(
     refuse_structure(config)
     if tensor_parallel > 1:
         if device_map is not None:
-            raise UnsupportedModel("'device_map' and 'tensor_parallel' exclude one another.")
+            raise UnsupportedModel("'device_map' and 'tensor_parallel' are mutually exclusive.")
         refuse_split(config, tensor_parallel)
         options["distributed_config"] = DistributedConfig(tp_size=tensor_parallel)
     options |= {"dtype": dtype, "attn_implementation": {"text_config": attention.NAME}}
@@ -187,7 +187,7 @@ def refuse_split(config: Any, size: int) -> None:
     text = config.get_text_config()
     if getattr(text, "num_experts", 0) or getattr(text, "num_local_experts", 0):
         raise UnsupportedModel(
-            f"{config.model_type} cannot be served by {size} processes together: its experts cannot be."
+            f"{config.model_type} cannot be served by {size} processes together: its experts cannot be divided."
         )
     heads = text.num_attention_heads
     for count, called in (
@@ -207,8 +207,8 @@ def refuse_offloaded(model: Any) -> None:
     outside = [name or "all of it" for name, place in places.items() if str(place) in ("cpu", "disk")]
     if outside and len({str(place) for place in places.values()}) > 1:
         raise UnsupportedModel(
-            f"The model does not fit the devices: {outside[0]} and {len(outside) - 1} more of {len(places)} parts are left "
-            "over. Use more devices, or a smaller dtype."
+            f"The model does not fit the devices: {outside[0]} and {len(outside) - 1} more of {len(places)} parts do not "
+            "fit. Use more devices, or a smaller dtype."
         )
 
 

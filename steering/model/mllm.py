@@ -141,8 +141,8 @@ class MLLM:
         """Raise RequestError, naming the field, where a layer's additions to the residual stream are not known."""
         if not self.updates_add_up:
             raise RequestError(
-                f"'{param}' needs the updates of attention and FFN, and the layers of {self.name} add something else to the "
-                "residual stream.",
+                f"'{param}' needs the updates of attention and FFN, but the layers of {self.name} add something else to "
+                "the residual stream.",
                 param=param,
                 code="unsupported_value",
             )

@@ -112,7 +112,7 @@ TARGET_IMAGE = ReadoutOption(
     "target_image",
     Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1), WithJsonSchema({"type": "integer"})] | None,
     None,
-    "The picture that should be looked at, counted from 1: the focus says whether it was.",
+    "The target image, counted from 1; the focus then reports whether the model looked at it.",
     _number_of_an_image,
     _is_in_the_prompt,
     {"minimum": 1},

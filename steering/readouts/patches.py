@@ -133,7 +133,7 @@ LAST_LAYERS = ReadoutOption(
     _are_last_layers,
     written=False,
 )
-HEATMAPS = ReadoutOption.flag("heatmaps", "Return the patch maps as PNG overlays on the pictures.")
+HEATMAPS = ReadoutOption.flag("heatmaps", "Return the patch maps as PNG overlays on the images.")
 
 
 def chosen_layers(options: Diagnose, count: int) -> tuple[int, ...]:

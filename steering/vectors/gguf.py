@@ -59,7 +59,7 @@ def from_gguf(path: str | Path, name: str, fingerprint: str, layers: int | None 
     count = max(found) + 1 if layers is None else layers
     if max(found) >= count:
         raise VectorError(
-            f"{path}: it has a direction for layer {max(found)}, the model has layers 0 to {count - 1}.",
+            f"{path}: it has a direction for layer {max(found)}, but the model has layers 0 to {count - 1}.",
             code="wrong_shape",
         )
     direction = torch.zeros(count, len(next(iter(found.values()))))

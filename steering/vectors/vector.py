@@ -244,7 +244,7 @@ class SteeringVector:
         """
         length = int.from_bytes(data[:8], "little")
         if length > len(data) - 8:
-            raise _foreign("it is no safetensors file, or was cut off")
+            raise _foreign("it is not a safetensors file, or it is truncated")
         if length > MAX_HEADER:
             raise _foreign(f"its header has {length} bytes, and may have at most {MAX_HEADER}")
         try:
@@ -256,7 +256,7 @@ class SteeringVector:
             fields = {name: tensors[name] for name in _TENSORS}
             name, kind, fingerprint, digest = (metadata[key] for key in ("name", "kind", "fingerprint", "sha256"))
         except SafetensorError as error:
-            raise _foreign("its tensors are no valid safetensors, or it was cut off") from error
+            raise _foreign("its tensors are not valid safetensors, or it is truncated") from error
         except KeyError as error:
             raise _foreign(f"its '{error.args[0]}' is missing") from error
         except (ValueError, TypeError, OverflowError, RecursionError) as error:

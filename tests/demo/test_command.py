@@ -51,7 +51,7 @@ def test_conflicts_are_at_least_one_and_replace_others_where_that_is_asked_for(
     there.write_text("[400 samples]")
     assert main([*words, "--count", "1"]) == 1
     assert capsys.readouterr().err == (
-        f"helmsight: {there} exists already; --replace writes over it, --folder names another place\n"
+        f"helmsight: {there} already exists; --replace overwrites it, --folder names another folder\n"
     )
     assert (there.read_text(), list(tmp_path.iterdir())) == ("[400 samples]", [there])
     assert main([*words, "--count", "1", "--replace"]) == 0
@@ -66,4 +66,4 @@ def test_training_that_is_stopped_says_that_it_goes_on(
 
     monkeypatch.setattr(training, "train", stopped)
     assert main(["demo", "train", "--folder", str(tmp_path)]) == 130
-    assert "Stopped. The same command goes on from the last step that was saved." in capsys.readouterr().err
+    assert "Stopped. Run the same command again to resume from the last saved step." in capsys.readouterr().err

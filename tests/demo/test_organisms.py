@@ -123,7 +123,7 @@ def test_short_names_are_folders_everywhere(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_a_name_that_does_not_ship_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = "the model 'demo:shy' does not ship, demo:default"
+    said = "the model 'demo:shy' is not shipped, demo:default"
     with pytest.raises(SettingsError, match=said):
         load_settings({"model": "demo:shy"}, {})
     assert main(["eval", "sage", "--model", "demo:shy", "--out", str(tmp_path)]) == 1
@@ -131,7 +131,7 @@ def test_a_name_that_does_not_ship_is_one_sentence(tmp_path: Path, capsys: pytes
     assert found.startswith(f"helmsight: {said}")
     assert "'helmsight demo train --organism NAME' trains others" in found
     assert main(["demo", "train", "--organism", "shy"]) == 1
-    assert "--organism shy: there is no such recipe; there are prior, " in capsys.readouterr().err
+    assert "--organism shy: unknown recipe; known are prior, " in capsys.readouterr().err
 
 
 def test_a_course_of_types_that_there_are_not_is_refused() -> None:

@@ -169,7 +169,7 @@ def test_options_refuse_what_cannot_run():
 def test_two_runs_never_share_a_folder(tmp_path):
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(RuntimeError, match="another run is training"):
+        with pytest.raises(RuntimeError, match="another run is using"):
             run_rank(0, TrainingOptions(folder=tmp_path, ranks=1))
 
 

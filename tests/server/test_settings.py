@@ -102,9 +102,9 @@ def test_an_unknown_variable_is_warned_of(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.messages == []
     load_settings({}, {"HELMSIGHT_PROT": "1", "HELMSIGHT_API_KEY": "k", "HELMSIGHT_XYZZY": "", "OTHER_PROT": ""})
     assert caplog.messages == [
-        "HELMSIGHT_API_KEY is no setting; did you mean HELMSIGHT_API_KEYS?",
-        "HELMSIGHT_PROT is no setting; did you mean HELMSIGHT_PORT?",
-        "HELMSIGHT_XYZZY is no setting",
+        "HELMSIGHT_API_KEY is not a setting; did you mean HELMSIGHT_API_KEYS?",
+        "HELMSIGHT_PROT is not a setting; did you mean HELMSIGHT_PORT?",
+        "HELMSIGHT_XYZZY is not a setting",
     ]
 
 

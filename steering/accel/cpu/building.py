@@ -45,7 +45,7 @@ def trace(mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights
     """Trace a step of this model; raise Uncompilable, or torch's own error, where it cannot be traced."""
     (step, given), (other, more) = (example_step(mllm, variant, axes, weights, sizes) for sizes in EXAMPLES)
     if step.shape != other.shape:
-        raise Uncompilable("its hooks depend on how many rows there are")
+        raise Uncompilable("its hooks depend on the number of rows")
     first, second = step.arguments(EXAMPLES[0], given), step.arguments(EXAMPLES[1], more)
     with torch.no_grad():
         program = torch.export.export(step, first, dynamic_shapes=_dims(first, second), strict=False)
@@ -53,7 +53,7 @@ def trace(mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights
         spec.target for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_INPUT_MUTATION
     ]
     if any(not str(name).startswith("pooled") for name in changed):
-        raise Uncompilable(f"{', '.join(map(str, changed))}: a hook writes into what it was given")
+        raise Uncompilable(f"{', '.join(map(str, changed))}: a hook writes into its input")
     about = {"left": as_json(step.left), "shape": step.shape.text(), "rows": _rows(program)}
     depends = {"manifest": manifest(step), "settings": SETTINGS, "threads": threads}
     return TracedStep(program, about, graph_key(program, depends))
@@ -133,7 +133,7 @@ def _library(archive: Path, room: Path) -> Path:
     with ZipFile(archive) as files:
         names = files.namelist()
         if any(name.endswith(".json") and not name.endswith("_metadata.json") for name in names):
-            raise Uncompilable("it has operations that torch runs by its interpreter")
+            raise Uncompilable("it has operations that torch does not compile")
         (name,) = (name for name in names if name.endswith(".so"))
         place = room / "step.so"
         place.write_bytes(files.read(name))
@@ -150,7 +150,7 @@ def _dims(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
     def of(one: torch.Tensor, other: torch.Tensor) -> dict[int, Any]:
         pairs = list(zip(one.shape, other.shape, strict=True))
         if any(a != b and (a, b) not in known for a, b in pairs):
-            raise Uncompilable(f"a hook holds a tensor whose size varies otherwise than rows and columns: {pairs}")
+            raise Uncompilable(f"a hook holds a tensor whose size depends on more than rows and columns: {pairs}")
         return {axis: known[pair] for axis, pair in enumerate(pairs) if pair[0] != pair[1]}
 
     return tuple(tree_map(of, first, second))

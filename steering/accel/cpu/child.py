@@ -70,7 +70,7 @@ class Making(NamedTuple):
             step, _ = example_step(self.mllm, *asked)
             _fill(constants(step), wanted["small"])
             if [step.shape.text(), manifest(step)] != [wanted["shape"], wanted["manifest"]]:
-                raise RuntimeError("the model, or its hooks, are others than those that are served")
+                raise RuntimeError("the model or its hooks differ from those of the server")
             traced = trace(self.mllm, *asked, self.threads)
             with self.store.turn(traced.key):
                 entry = self.store.find(traced.key) or self.build(traced)
@@ -121,7 +121,7 @@ def main() -> int:
         one.join()
     ended = [one.exitcode for one in workers if one.exitcode]
     if ended:
-        print(f"a process that compiled ended with {ended[0]}", file=sys.stderr)
+        print(f"a compiling process exited with status {ended[0]}", file=sys.stderr)
     return len(ended)
 
 

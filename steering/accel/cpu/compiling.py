@@ -178,7 +178,7 @@ class Compiling:
                             said = " ".join(one.variant), len(self._steps), time.monotonic() - self._begun
                             log.info("a step is in use (%s): %d, after %.1f s", *said)
                         else:
-                            faults.append(fault or "what was compiled cannot be used")
+                            faults.append(fault or "the compiled step cannot be used")
                             if len(faults) == 1:
                                 log.warning("a step cannot be compiled (%s): %s", " ".join(one.variant), faults[0])
                     process.wait()
@@ -186,14 +186,16 @@ class Compiling:
                         return str(faults[0])
                     if pending:
                         errors.seek(0)
-                        return (errors.read().strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
+                        return (errors.read().strip().splitlines() or [f"it exited with status {process.returncode}"])[
+                            -1
+                        ]
                 finally:
                     _kill(process)
         return None
 
     def _end(self, state: State, reason: str | None = None) -> None:
         if self._stopped:
-            log.debug("compiling ended with the engine: %s", reason)
+            log.debug("compiling stopped with the engine: %s", reason)
         elif state == "ready":
             log.info("steps are compiled, after %.1f s", time.monotonic() - self._begun)
         else:

@@ -80,7 +80,7 @@ class _Compiled:
 
 def _there(made: T | None) -> T:
     if made is None:
-        raise UnsupportedModel("The compiled step is of other hooks than it is for.")
+        raise UnsupportedModel("The compiled step was compiled for other hooks.")
     return made
 
 
@@ -99,7 +99,7 @@ def _features(output: Any, count: int) -> tuple[torch.Tensor, ...]:
     """Return a vision encoder's output for `count` pictures: the whole, then the features of each."""
     parts, pooled = PictureFeatures.separate(output, count), output.pooler_output
     if parts is None:
-        raise UnsupportedModel(f"The features of {count} pictures cannot be told apart.")
+        raise UnsupportedModel(f"The features of {count} images cannot be separated.")
     whole = pooled if isinstance(pooled, torch.Tensor) else torch.cat(tuple(pooled))
     return (whole, *(tensor for part in parts for tensor in part.tensors))
 
@@ -157,11 +157,13 @@ class Rehearsal:
             for a, b in zip(one, other, strict=True):
                 own, other_form = TensorForm.of(a), TensorForm.of(b)
                 if own != other_form:  # caches mix tensors from before and after the switch to compiled steps
-                    raise UnsupportedModel(f"Compiled, pass {step} leaves {other_form}; it must leave {own}.")
+                    raise UnsupportedModel(f"Compiled pass {step} returns {other_form}; the eager one returns {own}.")
                 plain, compiled = a.nan_to_num(), b.nan_to_num()
                 off = float((plain - compiled).abs().max() / plain.abs().max().clamp(min=1e-6))
                 if not off <= self._tolerance:
-                    raise UnsupportedModel(f"Compiled, pass {step} is {off:.1e} of its range off.")
+                    raise UnsupportedModel(
+                        f"Compiled pass {step} differs from the eager one by {off:.1e} of its range."
+                    )
 
     @torch.inference_mode()
     def _results(self, variant: Variant, runs: Runs, encode: Encode) -> list[Results]:

@@ -43,12 +43,12 @@ def read_template(path: str | Path) -> str:
     except OSError as error:
         raise UnsupportedModel(f"The chat template {str(path)!r} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
-        raise UnsupportedModel(f"The chat template {str(path)!r} is no text in UTF-8.") from error
+        raise UnsupportedModel(f"The chat template {str(path)!r} is not UTF-8 text.") from error
     except TemplateSyntaxError as error:
         if "unknown tag 'generation'" in str(error):  # transformers' own
             return template
         raise UnsupportedModel(
-            f"The chat template {str(path)!r} is no Jinja template: line {error.lineno}: {error.message}"
+            f"The chat template {str(path)!r} is not a valid Jinja template: line {error.lineno}: {error.message}"
         ) from error
     return template
 

@@ -38,7 +38,7 @@ class OutputHead:
                 model, torch.ones(1, 1, model.config.get_text_config().hidden_size).to(weight.device, weight.dtype)
             )
         except Exception as error:  # the self-check compares the logits
-            log.debug("the wrapper's head could not be traced: %s: %s", type(error).__name__, error)
+            log.debug("the output head of the model's wrapper could not be traced: %s: %s", type(error).__name__, error)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         for operation in self._before:
@@ -58,7 +58,7 @@ class OutputHead:
         finally:
             handle.remove()
         if following.after is None or not following.follows(said.logits):
-            raise ValueError("its logits do not follow from the output embedding's by operations with numbers")
+            raise ValueError("its logits do not follow from the output embedding's by scalar operations")
         self._before, self._after = following.before, following.after
 
 

@@ -89,7 +89,7 @@ def test_what_decides_is_not_what_is_reported() -> None:
 
 def test_too_few_wrong_answers_are_refused() -> None:
     few = Judged(np.arange(100) < LEAST, np.full(100, ""), np.full(100, ""), {"x": np.arange(100.0)})
-    with pytest.raises(ValueError, match=r"^10 of 100 answers are wrong: .* at least 10 of either in each half"):
+    with pytest.raises(ValueError, match=r"^10 of 100 answers are wrong: .* at least 10 right and 10 wrong answers"):
         evaluate(few)
 
 
@@ -146,12 +146,12 @@ ROW: dict[str, Any] = {"images": "a.png", "question": "What?", "answer": "red"}
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("{", "no JSON"),
-        ([], "it is no object"),
+        ("{", "not JSON"),
+        ([], "it is not an object"),
         ({"images": "a.png"}, "it has no 'question'"),
-        (ROW | {"answer": []}, "'answer' must be a text, or several"),
-        (ROW | {"question": ["a", "b"]}, "'question' must be a text$"),
-        (ROW | {"answer": "?"}, "'answer' must hold words"),
+        (ROW | {"answer": []}, "'answer' must be a string, or a list of strings"),
+        (ROW | {"question": ["a", "b"]}, "'question' must be a string$"),
+        (ROW | {"answer": "?"}, "'answer' must contain words"),
         (ROW | {"images": "b.png"}, "there is no image .*b.png"),
     ],
 )
@@ -192,7 +192,5 @@ def test_every_question_is_told_with_its_answer_and_its_half(tmp_path: Path, mon
 
 def test_what_can_have_no_result_is_refused_before_anything_is_asked() -> None:
     check_enough(4 * LEAST)
-    with pytest.raises(
-        ValueError, match=r"^39 questions are too few: .* at least 10 of either in each half, which is 40"
-    ):
+    with pytest.raises(ValueError, match=r"^39 questions are too few: .* at least 10 right and 10 wrong answers, 40"):
         check_enough(4 * LEAST - 1)

@@ -53,7 +53,7 @@ def test_what_is_no_address_is_named(url: str) -> None:
 
 def test_one_of_several_models_has_to_be_named(server: Server) -> None:
     server.models = [PLAIN, PLAIN | {"id": "large"}]
-    with pytest.raises(ValueError, match="2; name one: small, large"):
+    with pytest.raises(ValueError, match="has 2 models; choose one: small, large"):
         Endpoint(server.url)
     list(Endpoint(server.url, model="large").answers([asked("?")]))
     assert server.bodies[0]["model"] == "large"
@@ -86,7 +86,7 @@ def test_a_server_that_lists_no_models_needs_a_name(server: Server) -> None:
 @pytest.mark.parametrize(
     ("models", "message"),
     [
-        ([], "not have one model but 0"),
+        ([], "has 0 models"),
         (failed(401, "Incorrect API key."), "/v1/models answered with status 401: Incorrect API key."),
         ((200, {}, b"<html>"), "something that is not JSON: <html>"),
         ((200, {}, ["small"]), "did not answer with a list of models"),
@@ -244,7 +244,7 @@ def test_a_helmsight_server_is_told_which_interventions_with_all_their_options(s
 
 def test_interventions_that_the_server_does_not_know_are_refused_unasked(server: Server) -> None:
     replies = Endpoint(server.url, concurrency=1).answers([replace(asked("?"), interventions=(See(),))])
-    with pytest.raises(ValueError, match=r"small at .* cannot be steered: that is not a Helmsight server\."):
+    with pytest.raises(ValueError, match=r"small at .* cannot be steered: it is not a Helmsight server\."):
         next(replies)
     assert server.bodies == []
 
@@ -265,7 +265,7 @@ def test_what_an_intervention_only_says_is_said_to_any_server_and_asked_of_helms
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (PLAIN, "small at .* cannot be steered: that is not a Helmsight server"),
+        (PLAIN, "small at .* cannot be steered: it is not a Helmsight server"),
         (HELMSIGHT, "no vector 'random-0'; it has modality-preference, calm"),
         (HELMSIGHT | {"vectors": []}, "it has none"),
     ],

@@ -70,7 +70,7 @@ def test_what_stays_wrong_is_an_error_with_the_servers_words(
 def test_numbers_that_a_helmsight_server_leaves_out_are_an_error(server: Server) -> None:
     server.models = [HELMSIGHT]
     server.answer = lambda body: said("x", diagnostics=None)
-    with pytest.raises(ValueError, match="left out what was measured"):
+    with pytest.raises(ValueError, match="left out measured values"):
         list(Endpoint(server.url).answers([asked("?")]))
 
 
@@ -94,7 +94,7 @@ def test_where_a_server_fails_for_good_the_error_says_what_is_kept(server: Serve
     path = tmp_path / "answers.jsonl"
     server.answer = lambda body: failed(500, "No.") if body["messages"][0]["content"] == "c" else echo(body)
     texts = [asked(text) for text in "abcd"]
-    kept = rf"status 500: No\. 2 answers are kept in {path}: the same command goes on from there\.$"
+    kept = rf"status 500: No\. 2 answers are kept in {path}: run the same command again to continue\.$"
     with pytest.raises(ValueError, match=kept):
         list(Remembering(Endpoint(server.url, concurrency=1), path).answers(texts))
     with pytest.raises(ValueError, match=r"status 500: No\.$"):

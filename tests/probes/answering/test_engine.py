@@ -234,7 +234,7 @@ def test_without_context_there_is_nothing_to_find_out(tiny: Engine, vector: Stee
 
 @pytest.mark.parametrize("toward", ["vision", "text", "auto"])
 def test_a_vector_by_its_name_is_refused(tiny: Engine, toward: Any) -> None:
-    with pytest.raises(ValueError, match="the vector 'modality-preference' must be given itself, not by name"):
+    with pytest.raises(ValueError, match="give the vector 'modality-preference' as an object, not by its name"):
         list(InProcess(tiny).answers([Question(chats(1)[0], Push(toward, "modality-preference"))]))
 
 

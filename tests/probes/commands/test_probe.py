@@ -164,7 +164,7 @@ def test_a_folder_is_no_place_for_a_vector(
     probe: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(*probe, "--out", str(tmp_path)) == 1
-    assert last_error(capsys) == f"helmsight: --out {tmp_path} is a folder; name the file"
+    assert last_error(capsys) == f"helmsight: --out {tmp_path} is a folder; name a file"
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_without_a_folder_of_vectors_the_file_must_be_named(
 ) -> None:
     monkeypatch.setenv("HELMSIGHT_VECTORS", "")
     assert at_home(model) == 1
-    assert last_error(capsys) == "helmsight: there is no folder of vectors to put it into: give --out"
+    assert last_error(capsys) == "helmsight: there is no folder of vectors to save it in: give --out"
 
 
 @pytest.mark.usefixtures("no_model")
@@ -234,7 +234,7 @@ def test_a_vector_that_is_there_is_not_replaced_unasked_and_that_is_told_before_
     out.write_bytes(b"calibrated for hours")
     assert at_home(model, *(("--out", str(out)) if named else ())) == 1
     assert last_error(capsys) == (
-        f"helmsight: {out} exists already; --replace writes over it, --name or --out names another file"
+        f"helmsight: {out} already exists; --replace overwrites it, --name or --out names another file"
     )
     assert out.read_bytes() == b"calibrated for hours"
     assert not Path("build").exists()
@@ -253,7 +253,7 @@ def test_a_vector_that_came_while_the_probe_ran_is_not_replaced(
 
     monkeypatch.setattr(steering, "load", slowly)
     assert run(*probe, *LEAST) == 1
-    assert "exists already" in last_error(capsys)
+    assert "already exists" in last_error(capsys)
     assert out.read_bytes() == b"another's"
 
 
@@ -304,7 +304,7 @@ def test_calibrations_are_kept_beside_the_vectors_and_not_replaced_unasked(
         patch.setattr("steering.front.engine.Engine.generate", refuse)
         for option, part in (("--calibrate-sage", "divergence"), ("--calibrate-sinks", "sinks")):
             assert run(*words, option) == 1
-            assert last_error(capsys) == f"helmsight: {file} has the {part} already; --replace measures it anew"
+            assert last_error(capsys) == f"helmsight: {file} already has the {part}; --replace measures it again"
     assert json.loads(file.read_text()) == both
     assert run(*words, "--samples", "3", "--calibrate-sage", "--replace") == 0
     again = json.loads(file.read_text())
@@ -317,7 +317,7 @@ def test_calibrations_are_kept_beside_the_vectors_and_not_replaced_unasked(
 def test_a_budget_that_is_none_is_refused(probe: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*probe, "--budget", "others=0.5", part) == 1
     assert last_error(capsys) == (
-        f"helmsight: --budget {part!r}: write NAME=MOST, with a name of accuracy, kl, others, repetition"
+        f"helmsight: --budget {part!r}: write NAME=LIMIT, with a name of accuracy, kl, others, repetition"
     )
 
 
@@ -370,8 +370,8 @@ def test_reliability_of_every_task(
     ("words", "message"),
     [
         (("probe", "--mc2", "x.json"), "--mc2 needs --images"),
-        (("probe", "--images", "."), "--images goes with --mc2, the file of the samples that the pictures belong to"),
-        (("probe", "--samples", "15", "--no-calibrate"), "There are too few samples: 15, at least 16 are needed."),
+        (("probe", "--images", "."), "--images needs --mc2, the file of the samples that the images belong to"),
+        (("probe", "--samples", "15", "--no-calibrate"), "There are too few samples: 15; at least 16 are needed."),
         (("probe", "--tasks", "sport"), "--tasks: unknown sport; there are color, shape"),
         (("probe", "--json", "x.json"), "--json goes with 'probe reliability'"),
         (("probe", "--name", "No Good"), "--name 'No Good' must match"),

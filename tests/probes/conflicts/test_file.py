@@ -202,7 +202,7 @@ def test_a_folder_without_any_image_is_an_error_that_says_what_belongs_there(tmp
     empty = tmp_path / "empty"
     empty.mkdir()
     rows = [row(number) for number in range(30)]
-    with pytest.raises(ValueError, match=r"30 of the 30 images .*empty, neither as .* nor as COCO 2014") as caught:
+    with pytest.raises(ValueError, match=r"30 of the 30 images .*empty, under their own or their COCO 2014") as caught:
         load(empty, rows)
     assert "(row 20), ..." in str(caught.value)
     assert "(row 21)" not in str(caught.value)

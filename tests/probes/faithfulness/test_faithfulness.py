@@ -142,13 +142,13 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("{", "no JSON"),
-        ([], "it is no object"),
+        ("{", "not JSON"),
+        ([], "it is not an object"),
         ({"images": "a.png"}, "it has no 'question'"),
-        (ROW | {"faithful": " "}, "'faithful' must be a text"),
-        (ROW | {"faithful": ["Red.", "Crimson."]}, "must be a text each"),
+        (ROW | {"faithful": " "}, "'faithful' must be a string"),
+        (ROW | {"faithful": ["Red.", "Crimson."]}, "must be strings"),
         (ROW | {"unfaithful": "Red."}, "the two answers are the same"),
-        (ROW | {"images": []}, "'images' must be a text, or several"),
+        (ROW | {"images": []}, "'images' must be a string, or a list of strings"),
         (ROW | {"images": "b.png"}, "there is no image .*b.png"),
     ],
 )

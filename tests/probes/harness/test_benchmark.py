@@ -128,7 +128,7 @@ def test_the_report_of_another_benchmark_is_not_lost(
     file.parent.mkdir()
     file.write_text('{"about": {"benchmark": "pope"}}')
     assert run(*words) == 1
-    assert "there the report of 'eval pope' would be lost; name another folder" in capsys.readouterr().err
+    assert "holds the report of 'eval pope'; choose another folder" in capsys.readouterr().err
     assert json.loads(file.read_text()) == {"about": {"benchmark": "pope"}}
 
 

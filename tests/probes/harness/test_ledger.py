@@ -143,7 +143,7 @@ def test_a_damaged_line_alone_is_asked_again(tmp_path: Path, line: bytes, caplog
         replies, new = run(path, questions(1, 2, 3, 4))
     assert replies == [echo(one) for one in questions(1, 2, 3, 4)]
     assert new == texts(3)
-    assert f"{path}: line 3 is damaged and asked again" in caplog.text
+    assert f"{path}: line 3 is damaged; its question is asked again" in caplog.text
     assert run(path, questions(1, 2, 3, 4))[1] == []
 
 

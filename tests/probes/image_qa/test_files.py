@@ -119,11 +119,11 @@ def test_ambigcaps_is_rows_or_three_files(tmp_path: Path, monkeypatch: pytest.Mo
     ("load", "name", "text", "message"),
     [
         (mme.load, "count/0.txt", "Two?\tYes\n", "two questions on each image; on 0 there are 1"),
-        (mme.load, "count/0.txt", "Two? Yes\n", "line 1: no question of MME"),
+        (mme.load, "count/0.txt", "Two? Yes\n", "line 1: not a question of MME"),
         (mme.load, "count/0.txt", "Two?\tYes\nOne?\tNo\n", "there is no image"),
         (phd.load, "data.json", '[{"image_id": "1"}]', "row 1: it has no 'task'"),
-        (tallyqa.load, "test.json", "[3]", "row 1: it is no object"),
-        (vsr.load, "t.jsonl", "{\n", "line 1: no JSON"),
+        (tallyqa.load, "test.json", "[3]", "row 1: it is not an object"),
+        (vsr.load, "t.jsonl", "{\n", "line 1: not JSON"),
         (
             vsr.load,
             "t.jsonl",
@@ -157,7 +157,7 @@ def test_what_lacks_something_is_left_out_and_named(tmp_path: Path, caplog: pyte
     with pytest.raises(ValueError, match="2 of 12 samples cannot be asked"):
         pope.load([file], tmp_path)
     write(file, json.dumps([good, good | {"text": 3}, good]))
-    with pytest.raises(ValueError, match="row 2: 'text' must be a text; got 3"):
+    with pytest.raises(ValueError, match="row 2: 'text' must be a string; got 3"):
         pope.load([file], tmp_path)
 
 
@@ -168,13 +168,13 @@ def test_an_image_of_mme_that_lacks_a_question_is_left_out(tmp_path: Path) -> No
     left: list[str] = []
     found = mme.load([tmp_path], tmp_path, left)
     assert [(one.id, one.expected) for one in found] == [(f"count/{number}", ["yes", "no"]) for number in (0, 1, 3)]
-    assert left == [f"{tmp_path / 'count/2.txt'}: line 2: no question of MME: a line is QUESTION TAB ANSWER"]
+    assert left == [f"{tmp_path / 'count/2.txt'}: line 2: not a question of MME: a line is QUESTION TAB ANSWER"]
 
 
 def test_what_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "i.json").write_bytes(b"\xff\xfe")
     for load in (mme.load, tallyqa.load, chair.load):
-        with pytest.raises(ValueError, match=r"i\.json is no text in UTF-8"):
+        with pytest.raises(ValueError, match=r"i\.json is not UTF-8 text"):
             load([tmp_path / "i.json"], tmp_path)
     with pytest.raises(ValueError, match="is a folder; a file is needed"):
         chair.load([tmp_path], tmp_path)

@@ -37,8 +37,8 @@ def test_rows_become_questions_whose_image_is_opened_when_asked(tmp_path: Path) 
     ("text", "name", "message"),
     [
         (ROW, "questions.json", "must hold one of"),
-        ("{", "coco_pope_random.json", "line 1: no JSON"),
-        ("3\n", "coco_pope_random.json", "row 1: it is no object"),
+        ("{", "coco_pope_random.json", "line 1: not JSON"),
+        ("3\n", "coco_pope_random.json", "row 1: it is not an object"),
         (
             ROW + ROW.replace("yes", "maybe"),
             "coco_pope_random.json",

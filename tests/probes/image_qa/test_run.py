@@ -58,7 +58,7 @@ def test_files_are_asked_in_place_of_the_demo_world(
     assert about["data"] == "5 questions from coco_pope_random.json, in the order of seed 0"
     assert {text_of(one) for one in questions} == {row["text"] for row in rows[1:]}
     assert about["left_out"] == 1
-    assert "1, because something of them is missing or does not decode" in (tmp_path / "out" / "report.md").read_text()
+    assert "1, because their files are missing or do not decode" in (tmp_path / "out" / "report.md").read_text()
     told = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     assert {(one["id"], one["expected"]) for one in told} == {(f"{number}-{number}", "yes") for number in range(1, 6)}
 
@@ -67,13 +67,13 @@ def test_files_are_asked_in_place_of_the_demo_world(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--images", "x"), "--images goes with --data, the published files"),
+        (("--images", "x"), "--images needs --data, the published files"),
         (
             ("--data", "x.json", "--noise", "3"),
-            "--noise is for the demo world's pictures, not for those of --data",
+            "--noise applies to the demo world's images, not to those of --data",
         ),
         (("--data", "x.json"), "--data: there is no x.json"),
-        ((), "--data is needed: there is no demo world here that draws samples of pope"),
+        ((), "--data is needed: no demo world is installed that draws samples of pope"),
     ],
 )
 def test_without_samples_the_command_is_refused(

@@ -99,7 +99,7 @@ def test_an_evaluation_of_a_file(
     assert report["about"]["data"] == "6 conflicts of the tasks color, sport from mc2.json, in the order of seed 0"
     assert set(report["conditions"]["plain"]["by_task"]) == {"sport", "color"}
     assert report["conditions"]["plain"]["n"] == report["about"]["samples"] == 6
-    assert "There are 6 samples, 20 were asked for." in caplog.text
+    assert "There are only 6 samples; 20 were requested." in caplog.text
     assert len(questions) == 6 * 3 * 2
 
 
@@ -335,10 +335,10 @@ def test_a_server_is_asked_in_place_of_a_model(tmp_path: Path, monkeypatch: pyte
         (("eval", "mc2", "--vector", "nothing"), "There is no steering vector 'nothing'"),
         (
             ("eval", "mc2", "--limit", "1", "--conditions", "plain", "--ablate", "strength"),
-            "go with the condition 'steer'",
+            "need the condition 'steer'",
         ),
-        (("eval", "mc2", "--conditions", "plain", "--auto"), "go with the condition 'steer'"),
-        (("eval", "mc2", "--conditions", "plain", "--random-directions", "2"), "go with the condition 'steer'"),
+        (("eval", "mc2", "--conditions", "plain", "--auto"), "need the condition 'steer'"),
+        (("eval", "mc2", "--conditions", "plain", "--random-directions", "2"), "need the condition 'steer'"),
         (("eval", "mc2", "--severity", "1.5"), "--severity must be from 0 to 1, not 1.5"),
         (("eval", "mc2", "--severity", "0.5", "nan"), "--severity must be from 0 to 1, not nan"),
         (

@@ -143,7 +143,7 @@ def test_the_page_of_sizes() -> None:
     (table,) = tables(page)
     assert list(table) == ["5", "40"]
     assert table["40"]["Vision Ratio"] == "0.750 (0.750 to 0.750)"
-    assert "Only all of them together settle it." in page.markdown()
+    assert "No smaller number is enough." in page.markdown()
 
 
 def test_instructed_and_steered_at_once() -> None:

@@ -207,7 +207,7 @@ def test_the_whole_report_is_written_from_its_numbers(tmp_path: Path) -> None:
     assert tags.count["img"] == 4
     assert {"Conditions", "Probe size (Table 8)", "One task only (Table 9)", "Strength (Table 10)",
             "Latency of one request (Table 11)",
-            "Finding the way without being told (Table 12)"} <= set(tags.text)  # fmt: skip
+            "Choosing the direction automatically (Table 12)"} <= set(tags.text)  # fmt: skip
     head = [line for line in "".join(tags.text).splitlines() if line.strip()]
     assert head[head.index("Data: 8 conflicts from *MC2*.json") :][:5] == [
         "Data: 8 conflicts from *MC2*.json", "Model: a_model", "Instructions: the authors' version 1, word for word",

@@ -180,6 +180,6 @@ def test_what_is_wrong_is_told_before_a_model_is_loaded(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], no_model: None
 ) -> None:
     assert cli.main([*words, "--images", str(tmp_path)]) == 1
-    assert last_error(capsys) == "helmsight: --images goes with --data, the file or folder of the questions"
+    assert last_error(capsys) == "helmsight: --images needs --data, the file or folder of the questions"
     assert cli.main([*words, "--conditions", "refuse"]) == 1
     assert "unknown 'refuse'; there are 'baseline', 'SAGE'" in last_error(capsys)

@@ -60,11 +60,11 @@ def test_the_three_parts_of_a_folder(folder: Path) -> None:
     ("row", "message"),
     [
         ({"question": None}, "it has no question or query or Q"),
-        ({"answer": "E"}, "its answer 'E' is none of its options"),
+        ({"answer": "E"}, "its answer 'E' is not among its options"),
         ({"answer": "B"}, "of BasicVisQA, its answer is the refusal"),
         ({"answer": None}, "of BasicVisQA, its answer is the refusal"),
         ({"part": "BeyondVisQA"}, "of BeyondVisQA, its answer is 'white'"),
-        ({"options": ["one"]}, "two different options beside the refusal are the least"),
+        ({"options": ["one"]}, "it needs at least two different options beside the refusal"),
         ({"options": "white or black"}, "its options are 'white or black'"),
         ({"image": "dog.jpg"}, r"there is no image .*dog\.jpg"),
     ],
@@ -85,7 +85,7 @@ def test_what_is_no_file_of_it_is_named(folder: Path) -> None:
     with pytest.raises(ValueError, match="holds no questions"):
         load(write(folder, "know.json"))
     (folder / "know.json").write_text("image,question")
-    with pytest.raises(ValueError, match="line 1: no JSON"):
+    with pytest.raises(ValueError, match="line 1: not JSON"):
         load(folder / "know.json")
 
 

@@ -67,8 +67,8 @@ def test_too_few_pairs_and_too_few_pictures_are_doubted(tmp_path: Path) -> None:
         return too_few(different(load(write(tmp_path, rows))))
 
     assert pairs(4, 1) == [
-        "There are too few different pairs: 4, at least 16 are needed.",
-        "All pairs show one picture, at least 4 different ones are needed.",
+        "There are too few different pairs: 4; at least 16 are needed.",
+        "All pairs show one image; at least 4 different images are needed.",
     ]
     assert len(pairs(LEAST - 1, LEAST_PICTURES)) == len(pairs(LEAST, LEAST_PICTURES - 1)) == 1
     assert pairs(LEAST, LEAST_PICTURES) == []
@@ -89,18 +89,18 @@ GOOD = {"toward": "Be polite.", "away": "Be rude."}
         ([1], "it must be an object"),
         ({"toward": "x"}, "'away' is missing"),
         (GOOD | {"side": 1}, "'side' is unknown; there are away, expect, question, toward"),
-        ({"toward": "x", "away": "x"}, "both sides say the same"),
+        ({"toward": "x", "away": "x"}, "both sides are the same"),
         (GOOD | {"toward": []}, "'toward' must be a list of messages"),
-        (GOOD | {"toward": " "}, "'toward[0].content' must be a text or a list of parts, not empty"),
+        (GOOD | {"toward": " "}, "'toward[0].content' must be a string or a list of parts, not empty"),
         (GOOD | {"toward": [{"role": "tool", "content": "x"}]}, "'toward[0]' must have a 'role' of system, user, assistant"),
         (GOOD | {"away": [{"role": "assistant", "content": "x"}]}, "the last message of 'away' must be the user's"),
         (GOOD | {"toward": [{"role": "user", "content": [{"type": "sound"}]}]}, "'toward[0].content[0]' must be"),
         (GOOD | {"toward": [{"role": "user", "content": [image("none.png")]}]}, "there is no file"),
-        (GOOD | {"toward": [{"role": "user", "content": [image("pairs.jsonl")]}]}, "holds no picture that can be read"),
-        (GOOD | {"toward": [{"role": "user", "content": [image("http://a.b/c.png")]}]}, "pictures are not fetched"),
+        (GOOD | {"toward": [{"role": "user", "content": [image("pairs.jsonl")]}]}, "holds no readable image"),
+        (GOOD | {"toward": [{"role": "user", "content": [image("http://a.b/c.png")]}]}, "remote images are not fetched"),
         (GOOD | {"toward": [{"role": "user", "content": [image("data:image/png;base64,!")]}]}, "a data: URL must be"),
-        (GOOD | {"toward": [{"role": "user", "content": [image("data:image/png;base64,AAAA")]}]}, "holds no picture"),
-        (GOOD | {"question": "x"}, "'question' and 'expect' go together"),
+        (GOOD | {"toward": [{"role": "user", "content": [image("data:image/png;base64,AAAA")]}]}, "holds no readable image"),
+        (GOOD | {"question": "x"}, "'question' and 'expect' need each other"),
         (GOOD | {"question": "x", "expect": {"toward": "a"}}, "'expect' must be"),
         (GOOD | {"question": "x", "expect": {"toward": "a", "away": ""}}, "'expect' must be"),
         (GOOD | {"question": "x", "expect": {"toward": "a", "away": "A "}}, "'expect' is the same for both sides"),

@@ -152,8 +152,8 @@ def test_the_rows_are_numbered_once() -> None:
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        (KeyboardInterrupt(), 130, "goes on from here"),
-        (ValueError("no weights"), 1, "no run came to its end.* no weights"),
+        (KeyboardInterrupt(), 130, "again to continue"),
+        (ValueError("no weights"), 1, "no run completed.* no weights"),
     ],
 )
 def test_what_ends_every_run_leaves_the_report_that_was(

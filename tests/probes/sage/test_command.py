@@ -108,7 +108,7 @@ def test_a_server_is_asked_in_place_of_a_model(served: list[str], tmp_path: Path
     assert yes == {BASELINE: 1, "+ See": 0, "VCD": 1}
     page = (tmp_path / "report.md").read_text()
     assert page.startswith(
-        "# SAGE on m at http://there/v1\n\n- Data: 6 existence questions and 6 pairs of pictures over held-out scenes of "
+        "# SAGE on m at http://there/v1\n\n- Data: 6 existence questions and 6 pairs of images over held-out scenes of "
         "the demo world, drawn with seed 0\n- Model: m at http://there/v1\n"
     )
     assert "torch" not in page  # which the server may have in another version
@@ -148,7 +148,7 @@ def test_popes_questions_are_asked_in_place_of_the_demo_worlds(
     ("more", "message"),
     [
         (("--pope", "x.json"), "--pope needs --images, the folder of COCO val2014"),
-        ((), "--pope is needed: there is no demo world here to draw questions from"),
+        ((), "--pope is needed: the demo world, which draws questions, is not installed"),
     ],
 )
 def test_without_samples_the_command_is_refused(

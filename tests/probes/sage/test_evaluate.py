@@ -127,10 +127,12 @@ def test_the_report_holds_every_condition_with_its_difference_and_says_what_it_c
     page = report(ABOUT, run(plain, turned, asked, pairs)).markdown().replace("\u00a0", " ")
     # 16 of 400 turned: 2.8 standard errors of sqrt(.04 / 400) are 2.8 points
     assert (
-        "See, turns 4.0 % from right to wrong or back; where as many turn, a difference of 2.8 points is found" in page
+        "See has the most changes, 4.0 %, from right to wrong or back; at that rate, four of five such evaluations detect "
+        "a difference of 2.8 points" in page
     )
     assert (
-        "1 pairs of pictures. By dqr_exact, no condition turns any from right to wrong or back (where 2 % turn" in page
+        "1 pairs of images. By dqr_exact, no condition changes any from right to wrong or back (where 2 % change"
+        in page
     )
     assert (
         "| baseline | all | 0.750 (0.705 to 0.790) |" in page
@@ -139,8 +141,8 @@ def test_the_report_holds_every_condition_with_its_difference_and_says_what_it_c
     assert "| See | all | +0.020 (" in page
     assert f"p {2 * 2517 / 2**16:.3f} |" in page
     for heading in (
-        "How many differences", "Which differences", "Consistency", "Precision by type, and of categories",
-        "Recall by type, and of categories",
+        "How many differences", "Which differences", "Consistency", "Precision by type and category",
+        "Recall by type and category",
     ):  # fmt: skip
         assert f"### {heading}" in page
     assert "By number of differences" not in page  # there is one number only

@@ -87,7 +87,10 @@ def test_any_server_is_asked_about_published_pairs(
     assert run(*words, "--out", str(tmp_path / "out"), "--limit", "1", "--conditions", "API", "SR") == 0
     found = strict(tmp_path / "out" / "report.json")
     assert list(found["conditions"]) == [BASELINE, "SR"]
-    assert "API is left out: it reads where the model looked, which only a Helmsight server says." in caplog.text
+    assert (
+        "API is left out: it needs a readout of where the model looked, which only a Helmsight server has."
+        in caplog.text
+    )
     assert found["about"].items() >= {"single": 1, "several": 1, "left_out": {"no picture 5.jpg": 1}}.items()
     assert found["conditions"][BASELINE]["several"]["all"]["ds_detect"]["value"] == 0
     judge = found["about"]["judge"]  # of two conditions, which both count no difference that could be described
@@ -105,6 +108,6 @@ def test_any_server_is_asked_about_published_pairs(
 @pytest.mark.usefixtures("no_model")
 def test_without_pairs_the_command_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("eval", "spd-faith", "--out", str(tmp_path)) == 1
-    assert last_error(capsys) == "helmsight: --data is needed: there is no demo world here to draw pairs from"
+    assert last_error(capsys) == "helmsight: --data is needed: the demo world, which draws pairs, is not installed"
     assert run("eval", "spd-faith", "--out", str(tmp_path), "--data", str(tmp_path)) == 1
-    assert "holds no pair of pictures of SPD-Faith Bench. A pair is a folder" in last_error(capsys)
+    assert "holds no pair of images of SPD-Faith Bench. A pair is a folder" in last_error(capsys)

@@ -139,7 +139,7 @@ def test_pictures_may_be_shown_as_one_and_differences_asked_for_as_json() -> Non
 
 
 def test_every_number_is_defined_where_the_report_says_so() -> None:
-    page, title = re.findall(r'stands in (\S+), "(.+)"', DEFINED)[0]
+    page, title = re.findall(r'^(\S+), "(.+)", defines', DEFINED)[0]
     section = (Path(__file__).parents[3] / page).read_text().split(f"### {title}\n")[1].split("\n#")[0]
     defined = re.findall(r"`(\w+)`", "".join(re.findall(r"(?m)^\| (.*?) \|", section)))
     assert sorted(defined) == sorted({*score([]), *SEVERAL_SHARES, *SINGLE_SHARES, "drf"})

@@ -77,7 +77,7 @@ def test_rows_of_merged_pictures_and_of_folders(tmp_path: Path) -> None:
     assert [one.setting for one in found.pairs] == ["easy", "2"]
     assert found.pairs[0].merged == tmp_path / "pictures" / "100238_color.jpg"
     assert found.left_out == {
-        "8": "no picture pictures/8.jpg", "9": "no modifications", "10": "no original or no changed picture",
+        "8": "no picture pictures/8.jpg", "9": "no modifications", "10": "no original or no changed image",
     }  # fmt: skip
     elsewhere = load(
         rows(tmp_path / "rows.json", {"qid": "1", "image": "a/100238_color.jpg", "modifications": [CAR]}),
@@ -91,7 +91,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         ('{"qid": "1"', "is neither a JSON list nor JSON lines"),
         ('{"image": "a.jpg"}', r"row 1: .*`qid` or `sample_id` is missing"),
         ('[{"qid": "1", "image": 5}]', r"row 1: `image` must be the name of a file; got 5"),
-        ('[{"qid": "1", "image": "a.jpg"}]', r"holds no pair of pictures of SPD-Faith Bench: 1 has no picture a.jpg"),
+        ('[{"qid": "1", "image": "a.jpg"}]', r"holds no pair of images of SPD-Faith Bench: 1 has no picture a.jpg"),
     ):
         file = tmp_path / "rows.jsonl"
         file.write_text(text)

@@ -97,7 +97,7 @@ def test_a_run_is_scored_by_answers_and_looks(words: list[str], tmp_path: Path) 
     anchor = found["anchor"]["every"]
     assert anchor["image"]["curves"]["lnd"][0] + anchor["text"]["curves"]["lnd"][0] <= 1  # the first, the second
     page = (tmp_path / "out" / "report.md").read_text()
-    for heading in ("Four quadrants", "Other orders of the pictures", "One picture hidden", "An anchor"):
+    for heading in ("Four quadrants", "Other orders of the images", "One image hidden", "An anchor"):
         assert f"# {heading}" in page
     assert (tmp_path / "out" / "case-1.svg").is_file()
 
@@ -127,7 +127,7 @@ def test_without_diagnostics_answers_alone_are_scored(
     found = strict(tmp_path / "out" / "report.json")
     assert found["conditions"]["baseline"]["samples"]["all"]["answers"]["value"] > 0
     assert not {"attention", "hidden", "shuffles", "cases"} & found.keys()
-    assert "has no diagnostics, so nothing is known of where it looked" in (tmp_path / "out" / "report.md").read_text()
+    assert "has no diagnostics, so the attention is unknown" in (tmp_path / "out" / "report.md").read_text()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -157,8 +157,8 @@ def test_a_model_is_asked_under_a_condition_of_ones_own(model: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--data", "x.json"), "--data needs --images, the folder of its pictures"),
-        ((), "--data is needed: there is no demo world here to draw samples from"),
+        (("--data", "x.json"), "--data needs --images, the folder of its images"),
+        ((), "--data is needed: the demo world, which draws samples, is not installed"),
     ],
 )
 def test_without_samples_the_command_is_refused(

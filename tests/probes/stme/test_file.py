@@ -87,10 +87,10 @@ def test_what_cannot_be_asked_is_left_out_and_named(folder: Path, rows: Rows, ca
     good = [CM | {"sample_id": number} for number in range(20)]
     samples, left = load([rows(*good, TQA | {"target_id": None}, CM | {"raw_img_list": ["x.jpg", "a.jpg"]})], folder)
     assert (len(samples), len(left)) == (20, 2)
-    said = "2 samples are left out: a picture is missing: CM-1189; no picture is the target: TQA-171"
+    said = "2 samples are left out: an image is missing: CM-1189; no image is the target: TQA-171"
     assert caplog.messages == [said]
     few = rows(CM, TQA | {"target_id": 3})
-    with pytest.raises(ValueError, match=r"1 of 2 samples cannot be asked \(at most 10% may be missing\): no picture"):
+    with pytest.raises(ValueError, match=r"1 of 2 samples cannot be asked \(at most 10% may be missing\): no image"):
         load([few], folder)
 
 
@@ -98,10 +98,10 @@ def test_what_cannot_be_asked_is_left_out_and_named(folder: Path, rows: Rows, ca
     ("given", "said"),
     [
         ([CM, CM], "row 2: sample CM-1189 stands in .*, row 1 already"),
-        ([CM | {"context": "Which image?"}], "row 1: 2 pictures for 0 times <ImageHere>"),
-        ([CM | {"response": "the dogs"}], "the response to a caption is a picture's number; got 'the dogs'"),
-        ([TQA | {"choice_list": ["1", "2"]}], "the response '27' is none of the options"),
-        ([{"dataset_name": "CM"}], "row 1: no sample of STME: KeyError\\('sample_id'\\)"),
+        ([CM | {"context": "Which image?"}], "row 1: 2 images for 0 times <ImageHere>"),
+        ([CM | {"response": "the dogs"}], "the response to a caption must be the number of an image; got 'the dogs'"),
+        ([TQA | {"choice_list": ["1", "2"]}], "the response '27' is not among the options"),
+        ([{"dataset_name": "CM"}], "row 1: not a sample of STME: KeyError\\('sample_id'\\)"),
         ([], "must be a list of samples"),
     ],
 )

@@ -248,7 +248,7 @@ def test_what_strength_one_means_is_said(reached: bool, within: bool, said: str)
     assert "strengths from 0.5 to 1.25 (0.2 to 0.5 published) stay within the damage budget" in text
     assert "(others 0.03, accuracy 0.04, kl 0.25, repetition 0.05) on 33 samples" in text
     assert said in text
-    assert "of the context alone, steered toward vision, is 0.660 at strength 1.0, 0.960 unsteered." in text
+    assert "with the context alone, steered toward vision, is 0.660 at strength 1.0, 0.960 unsteered." in text
 
 
 def test_what_was_not_measured_is_a_dash() -> None:

@@ -134,11 +134,11 @@ def test_what_was_kept_of_another_probe_is_replaced(
 ) -> None:
     samples, state = make_samples(2), tmp_path / "states.safetensors"
     build(tiny, other, state=state, quiet=True, **options)
-    assert "of another probe" not in caplog.text
+    assert "to another probe" not in caplog.text
     asked = Watched(tiny)
     same(build(asked, samples, state=state, quiet=True), wholes[2])
     assert asked.taken == 6
-    assert f"{state} is of another probe" in caplog.text
+    assert f"{state} belongs to another probe" in caplog.text
     asked = Watched(tiny)
     build(asked, samples, state=state, quiet=True)
     assert asked.taken == 0
@@ -151,7 +151,7 @@ def test_what_was_kept_of_another_model_is_replaced(
     folder = families.build("qwen2_vl", tmp_path / "other", seed=1)
     build(steering.Engine(steering.load(folder, device="cpu"), max_length=512), samples, state=state, quiet=True)
     same(build(tiny, samples, state=state, quiet=True), wholes[2])
-    assert "is of another probe" in caplog.text
+    assert "belongs to another probe" in caplog.text
 
 
 def _without_tensor(state: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_damaged_file_is_said_and_the_probe_begins_anew(
     asked = Watched(tiny)
     same(build(asked, samples, state=state, quiet=True), wholes[2])
     assert asked.taken == 6
-    assert f"{state} is damaged, the probe begins anew" in caplog.text
+    assert f"{state} is damaged; the probe starts over" in caplog.text
     asked = Watched(tiny)
     build(asked, samples, state=state, quiet=True)
     assert asked.taken == 0

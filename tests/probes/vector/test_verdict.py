@@ -166,14 +166,14 @@ def test_a_calibration_that_moves_nothing_is_a_doubt(vision: Any, text: Any, dou
 
 def test_few_samples_are_a_doubt() -> None:
     assert doubts(_vector(samples=16), FOLLOWS) == []
-    assert doubts(_vector(samples=15), FOLLOWS) == ["There are too few samples: 15, at least 16 are needed."]
+    assert doubts(_vector(samples=15), FOLLOWS) == ["There are too few samples: 15; at least 16 are needed."]
 
 
 def test_one_sample_has_no_interval() -> None:
     found = followed(Scripted(_obeys({0})), make_samples(1), quiet=True)
     assert (found.difference, found.interval, found.to_json()["difference_95"]) == (1.0, None, [None, None])
     (doubt,) = doubts(_vector(samples=1), found)
-    assert doubt.startswith("There are too few samples: 1,")
+    assert doubt.startswith("There are too few samples: 1;")
     assert "interval none of a single sample" in doubts(_vector(), replace(found, difference=0.0))[0]
 
 

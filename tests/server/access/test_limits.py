@@ -37,7 +37,7 @@ def test_a_key_has_its_chats_in_a_time_and_others_have_theirs(keys: KeyFile, loc
     assert refused.status_code == 429
     assert refused.json["error"]["code"] == "key_rate_exceeded"
     assert refused.json["error"]["type"] == "rate_limit_error"
-    assert refused.json["error"]["message"] == "The key 'app' may ask 2 times in a minute."
+    assert refused.json["error"]["message"] == "The key 'app' may send at most 2 chats in a minute."
     assert 50 < int(refused.headers["Retry-After"]) <= 60
     assert chat(client, other).status_code == 200
     replaced = keys.add("app", rate="2/minute")  # a new key of the name has no new share
@@ -104,16 +104,16 @@ def test_a_place_is_given_back_once_and_a_refusal_takes_no_share() -> None:
     limiter = Limiter()
     holder = Holder("app", "app", rate=rate_of("3/hour"), concurrent=1)
     leave = limiter.enter(holder)
-    with pytest.raises(Exception, match="answered at the same time"):
+    with pytest.raises(Exception, match="requests at the same time"):
         limiter.enter(holder)
     leave()
     leave()
     limiter.enter(holder)
-    with pytest.raises(Exception, match="answered at the same time"):
+    with pytest.raises(Exception, match="requests at the same time"):
         limiter.enter(holder)
     loose = Holder("app", "app", rate=rate_of("3/hour"))
     limiter.enter(loose)
-    with pytest.raises(Exception, match="3 times in an hour"):
+    with pytest.raises(Exception, match="3 chats in an hour"):
         limiter.enter(loose)
 
 

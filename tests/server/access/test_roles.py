@@ -115,7 +115,7 @@ def test_a_broken_file_keeps_the_keys_that_were_known(
             assert client.get("/v1/models", headers=header).status_code == 200
     (said,) = caplog.messages  # once, not with every request
     assert str(keys.path) in said
-    assert said.endswith("; the 1 keys that were known go on")
+    assert said.endswith("; the 1 keys read before stay valid")
     keys.put()
     assert client.get("/v1/models", headers=header).status_code == 401
 

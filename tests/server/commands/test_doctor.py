@@ -94,7 +94,7 @@ def test_the_page_is_a_line_a_finding_and_its_advice(capsys: pytest.CaptureFixtu
     lines = capsys.readouterr().out.splitlines()
     assert "problem  model     the model '/nowhere' cannot be served: there is no such folder" in lines
     assert lines[lines.index(next(one for one in lines if one.startswith("problem"))) + 1].strip() == (
-        "-> fetch it anew, or name another one with --model"
+        "-> download it again, or choose another one with --model"
     )
 
 
@@ -110,7 +110,7 @@ def test_a_model_that_is_damaged(look: Look, tmp_path: Path) -> None:
 def test_settings_that_are_wrong(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELMSIGHT_PROT", "1")
     (warned,) = look()["settings"]
-    assert (warned["state"], warned["said"]) == ("warning", "HELMSIGHT_PROT is no setting")
+    assert (warned["state"], warned["said"]) == ("warning", "HELMSIGHT_PROT is not a setting")
     assert warned["advice"] == "did you mean HELMSIGHT_PORT?"
     monkeypatch.delenv("HELMSIGHT_PROT")
     monkeypatch.setenv("HELMSIGHT_SLOTS", "0")
@@ -154,11 +154,11 @@ def test_a_compiler_is_missed_where_steps_could_be_compiled(look: Look, monkeypa
     assert look("--no-compiled")["compiler"][0]["state"] == "ok"
     monkeypatch.setenv("CXX", sys.executable)
     (found,) = look("--compiled")["compiler"]
-    assert (found["state"], found["said"]) == ("ok", f"{sys.executable}, by which steps are compiled")
+    assert (found["state"], found["said"]) == ("ok", f"{sys.executable}, which compiles steps")
 
 
 def test_a_journal_is_counted_and_left_as_it_is(look: Look, place: str) -> None:
-    assert look("--journal", place)["journal"][0]["said"].endswith(": not there yet; the first start makes it")
+    assert look("--journal", place)["journal"][0]["said"].endswith(": does not exist yet; the first start creates it")
     database = open_database(Place.of(place))
     put(database, row(0), row(1))
     head = look("--journal", place)["journal"][0]["said"]
@@ -194,7 +194,7 @@ def test_presets_of_the_settings(look: Look, vectors: Path, tmp_path: Path) -> N
     missing, own = look(*words)["presets"]
     assert missing["state"] == "warning"
     assert missing["said"].startswith(f"@calm (config file {config}): There is no steering vector 'nobody'")
-    assert own["said"].startswith("of the settings: @calm, @keen; ")
+    assert own["said"].startswith("from the settings: @calm, @keen; ")
     config.write_text("[presets.calm]\nsage = {see = {alfa = 1}}\n")
     (wrong,) = look(*words, status=1)["presets"]
     assert wrong["state"] == "problem"
@@ -218,4 +218,4 @@ def test_a_database_that_cannot_be_reached_is_not_to_be_moved_away(look: Look) -
 def test_a_context_that_the_model_has_not_is_told(look: Look) -> None:
     first, second = look("--max-length", "999999", load=True)["model"]
     assert (first["state"], second["state"]) == ("warning", "ok")
-    assert first["said"] == "--max-length 999999 is more than the model has: its context is 2048 tokens"
+    assert first["said"] == "--max-length 999999 exceeds the model's context of 2048 tokens"

@@ -144,7 +144,7 @@ def test_what_is_no_journal_is_one_clear_line(tmp_path: Path, journal: str, caps
     assert run("export", "--journal", "mysql://u:secret-word@host/x") == 2
     assert "secret-word" not in capsys.readouterr().err
     for arguments, said in (
-        (("--since", "yesterday"), "'--since': 'yesterday' is no time; write Unix seconds, or 2026-11-21T10:00"),
+        (("--since", "yesterday"), "'--since': 'yesterday' is not a time; write Unix seconds, or 2026-11-21T10:00"),
         (("--since", "nan"), "--since"),
         (("--limit", "0"), "--limit"),
         (("--toward", "left"), "must be one of vision, text, other, none; got 'left'"),

@@ -91,7 +91,7 @@ def test_keys_that_are_made_at_once_are_all_kept(path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("add", "app"), "there is a key 'app' in"),
+        (("add", "app"), "already has a key 'app'"),
         (("add", "a b"), "'name': must match"),
         (("add", "x", "--role", "admin"), "'roles': must be 'use', 'journal' or 'vectors'"),
         (("add", "x", "--rate", "often"), "a rate is written as 60/minute"),
@@ -113,7 +113,7 @@ def test_what_is_wrong_is_one_sentence(
 
 def test_a_file_that_is_not_there_is_said(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", "list", "--file", str(path)]) != 0
-    assert "'helmsight keys add NAME' makes it" in capsys.readouterr().err
+    assert "'helmsight keys add NAME' creates it" in capsys.readouterr().err
 
 
 HEAVY = ("torch", "transformers", "steering", "flask")

@@ -112,12 +112,12 @@ def test_pairs_become_the_vector_that_the_probe_builds_and_it_steers(
 
     report = (tmp_path / "report" / "report.md").read_text()
     assert "A positive scale is toward: text" in report
-    assert "Yes: the pairs agree, and answers that it was not built from are moved both ways." in report
-    assert "An answer is a side's where it begins with the text of that side" in report
+    assert "Yes: the pairs agree, and the direction moves answers that it was not built from both ways." in report
+    assert "An answer counts for a side if it begins with the text of that side" in report
     status, _, problem = run("--sides", "text", "picture", *scored)
     assert status == 1
     assert problem.splitlines()[-1] == (
-        f"helmsight: {path} exists already; --replace writes over it, --name or --out names another file"
+        f"helmsight: {path} already exists; --replace overwrites it, --name or --out names another file"
     )
     assert main(["vectors", "list"]) == 0
 
@@ -129,13 +129,13 @@ def test_without_a_score_it_says_that_nothing_is_calibrated(
     status, said, _ = run("--out", str(out))
     assert status == 0
     assert "strength 1.0 = the published weight, NOT calibrated" in said
-    assert "--score calibrates the strength by them" in caplog.text
+    assert "--score calibrates the strength with them" in caplog.text
     made = steering.SteeringVector.load(out)
     assert (made.published, made.calibrated_range, made.info["samples"]) == (1.0, None, 24)
     assert "reliable" not in made.info, "the pairs agree, and that is all that is known"
     page = (tmp_path / "report" / "report.md").read_text()
     assert "NOT calibrated" in page
-    assert "Whether the direction moves answers was not measured" in page
+    assert "The effect of the direction on answers was not measured" in page
 
 
 def test_four_pairs_on_one_picture_are_too_few_and_no_model_is_loaded_for_them(
@@ -150,7 +150,7 @@ def test_four_pairs_on_one_picture_are_too_few_and_no_model_is_loaded_for_them(
     assert status == 1
     assert problem.splitlines()[-1] == (
         f"helmsight: No reliable direction, so {out} is not written (--force writes it anyway). There are too few different "
-        "pairs: 4, at least 16 are needed. All pairs show one picture, at least 4 different ones are needed."
+        "pairs: 4; at least 16 are needed. All pairs show one image; at least 4 different images are needed."
     )
     assert not out.exists()
     status, said, _ = run("--force", pairs=few)
@@ -208,4 +208,4 @@ def test_ctrl_c_says_that_the_same_command_goes_on(run: Run, monkeypatch: pytest
     monkeypatch.setattr(steering, "load", interrupted)
     status, _, problem = run()
     assert status == 130
-    assert problem.strip().splitlines()[-1] == "Stopped. What was done is kept: the same command goes on from here."
+    assert problem.strip().splitlines()[-1] == "Stopped. Finished work is kept: run the same command again to continue."

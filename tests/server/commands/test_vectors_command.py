@@ -123,7 +123,7 @@ def test_vectors_are_composed(run: Run, folder: Path) -> None:
     assert mixture.info == {"composed_of": [{"name": "a", "scale": 1.0}, {"name": "b", "scale": -0.5}]}
     assert "already" in refused(run("compose", "mixture", "--add", "a"))
     for nothing in (("a:0",), ("a", "a:-1")):
-        assert f"{' '.join(nothing)} adds up to nothing" in refused(run("compose", "nothing", "--add", *nothing))
+        assert f"{' '.join(nothing)} adds up to zero" in refused(run("compose", "nothing", "--add", *nothing))
     assert run("compose", "mixture", "--add", "a", "--add", "a:2", "--replace")[0] == 0
     assert torch.equal(SteeringVector.load(folder / "mixture.safetensors").delta(1.0), a.delta(1.0) + a.delta(2.0))
     run("compose", "renamed", "--add", "a")

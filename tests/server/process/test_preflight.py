@@ -47,7 +47,7 @@ def test_damaged_files_are_named(capsys: pytest.CaptureFixture[str], copy: Path)
     weights = copy / "model.safetensors"
     whole = weights.read_bytes()
     for damaged, why in (
-        (whole[:100_000], "cut off: it has 100000 bytes instead of"),
+        (whole[:100_000], "truncated: it has 100000 bytes instead of"),
         (b"\xff" * 1000, "damaged"),
         (whole + b"more", "damaged"),
         (whole[:8] + b"?" * 100 + whole[108:], "header"),
@@ -75,12 +75,12 @@ def change(file: Path, **fields: object) -> str:
         ("tokenizer.json", None, "the folder has no tokenizer.json"),
         ("tokenizer.json", '{"a": 1}', "tokenizer.json is damaged: it holds no 'model'"),
         ("tokenizer.json", "[]", "tokenizer.json is damaged"),
-        ("chat_template.jinja", "{% for %}", "chat_template.jinja is no template: "),
+        ("chat_template.jinja", "{% for %}", "chat_template.jinja is not a valid template: "),
         ("chat_template.jinja", "{{ messages", "(line 1)"),
-        ("tokenizer_config.json", '{"chat_template": "{% if %}"}', "tokenizer_config.json is no template: "),
-        ("calibration.json", "[1, 2]", "calibration.json is no calibration: it holds no object"),
+        ("tokenizer_config.json", '{"chat_template": "{% if %}"}', "tokenizer_config.json is not a valid template: "),
+        ("calibration.json", "[1, 2]", "calibration.json is not a valid calibration: it holds no object"),
         ("calibration.json", '{"version": 99, "think": "x"}', "its format is not 'helmsight.calibration/1'"),
-        ("calibration.json", {"divergence": "x"}, "its part 'divergence' is of a wrong kind"),
+        ("calibration.json", {"divergence": "x"}, "its part 'divergence' has the wrong type"),
         ("calibration.json", {"more": 1}, "it has an unknown part 'more'"),
         ("config.json", {"text_config": {"hidden_size": 384}}, "embed_tokens.weight is 192 wide, and 'hidden_size' is 384"),
     ],
@@ -104,8 +104,8 @@ def test_templates_of_transformers_own_dialect_pass(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "why"),
     [
-        ("--dtype", "float8", "'float8' is not known; it is one of auto, float32, bfloat16, float16"),
-        ("--device", "gpu0", "'gpu0' is not known"),
+        ("--dtype", "float8", "'float8' is unknown; use one of auto, float32, bfloat16, float16"),
+        ("--device", "gpu0", "'gpu0' is unknown"),
         ("--device", "cuda:9", "no GPU"),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_torch_without_cuda_is_told_apart_from_a_machine_without_a_gpu(
 ) -> None:
     monkeypatch.setattr(preflight, "version", lambda package: {"torch": "2.13.0+cpu"}[package])
     assert main(["serve", "--device", "cuda"]) == 2
-    said = "helmsight: --device cuda: the torch that is installed is built for the CPU alone\n"
+    said = "helmsight: --device cuda: the installed torch is built for the CPU only\n"
     assert capsys.readouterr().err == said
 
 
@@ -136,7 +136,7 @@ def test_a_port_that_is_taken_is_named(host: str, capsys: pytest.CaptureFixture[
         port = listening.getsockname()[1]
         assert main(["serve", "--host", host, "--port", str(port)]) == 2
     assert capsys.readouterr().err == (
-        f"helmsight: --port {port} is taken: another program listens there; stop it, or name another port\n"
+        f"helmsight: --port {port} is taken: another program listens there; stop it, or choose another port\n"
     )
     preflight.check_place(Settings(host=host, port=port))
 
@@ -168,7 +168,7 @@ def test_commands_that_load_a_model_look_at_it_first(
     assert "model.safetensors is damaged" in refused("--model", str(copy))
     assert refused("--model", "/nowhere").endswith("'/nowhere' cannot be served: there is no such folder")
     assert "'helmsight serve --model nobody/there --download' would fetch it" in refused("--model", "nobody/there")
-    assert "--device 'tpu' is not known" in refused("--device", "tpu")
+    assert "--device 'tpu' is unknown" in refused("--device", "tpu")
     file = tmp_path / "file"
     file.write_text("")
     if command != "probe":
@@ -212,19 +212,19 @@ def test_a_division_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(preflight, "sees_gpu", lambda: False)
     for given, why in (
-        ({"device_map": "auto", "device": "cpu"}, "--device-map and --device exclude"),
-        ({"device_map": "auto", "compiled": True}, "--device-map and --compiled exclude"),
-        ({"device_map": "auto", "quantization": "int8"}, "--device-map and --quantization exclude"),
-        ({"device_map": "auto", "tensor_parallel": 2}, "--device-map and --tensor-parallel exclude"),
-        ({"tensor_parallel": 2, "device": "cpu"}, "--tensor-parallel and --device exclude"),
-        ({"tensor_parallel": 2, "compiled": True}, "--tensor-parallel and --compiled exclude"),
-        ({"tensor_parallel": 2, "replicas": 2}, "--tensor-parallel and --replicas exclude"),
+        ({"device_map": "auto", "device": "cpu"}, "--device-map and --device are mutually exclusive"),
+        ({"device_map": "auto", "compiled": True}, "--device-map and --compiled are mutually exclusive"),
+        ({"device_map": "auto", "quantization": "int8"}, "--device-map and --quantization are mutually exclusive"),
+        ({"device_map": "auto", "tensor_parallel": 2}, "--device-map and --tensor-parallel are mutually exclusive"),
+        ({"tensor_parallel": 2, "device": "cpu"}, "--tensor-parallel and --device are mutually exclusive"),
+        ({"tensor_parallel": 2, "compiled": True}, "--tensor-parallel and --compiled are mutually exclusive"),
+        ({"tensor_parallel": 2, "replicas": 2}, "--tensor-parallel and --replicas are mutually exclusive"),
         ({"tensor_parallel": 3}, "--nproc-per-node 3 --no-python helmsight serve ...; it has started 2"),
     ):
         with pytest.raises(SettingsError, match=why):
             preflight.look(Settings(**given))  # type: ignore[arg-type]
     preflight.look(Settings(tensor_parallel=2))
-    with pytest.raises(SettingsError, match="torch can use none here"):
+    with pytest.raises(SettingsError, match="torch finds none on this machine"):
         preflight.look(Settings(device_map="auto"))
     monkeypatch.delenv("WORLD_SIZE")
     with pytest.raises(SettingsError, match="it has started none"):

@@ -18,13 +18,13 @@ def _with_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"replicas": 2, "host": "unix:/tmp/a.sock"}, "--host unix:/tmp/a.sock: replicas are behind Ray Serve's proxy"),
-        ({"replicas": 2, "port": 0}, "--port 0: Ray Serve's proxy does not tell"),
-        ({"replicas": 2, "device": "cuda:1"}, "--device cuda:1: each replica gets a GPU of its own"),
-        ({"replicas": 2, "device_map": "auto"}, "--device-map auto: each replica gets one GPU"),
-        ({"replicas": 2, "tensor_parallel": 2}, "--tensor-parallel 2: torchrun starts one server"),
+        ({"replicas": 2, "host": "unix:/tmp/a.sock"}, "--host unix:/tmp/a.sock: with --replicas, Ray Serve's proxy"),
+        ({"replicas": 2, "port": 0}, "--port 0: Ray Serve's proxy does not report"),
+        ({"replicas": 2, "device": "cuda:1"}, "--device cuda:1: Ray gives each replica its own GPU"),
+        ({"replicas": 2, "device_map": "auto"}, "--device-map auto: Ray gives each replica a single GPU"),
+        ({"replicas": 2, "tensor_parallel": 2}, "--tensor-parallel 2: leave --replicas out"),
         ({"replicas": 3, "max_replicas": 2}, "--max-replicas 2 is less than --replicas 3"),
-        ({"max_replicas": 2}, "--max-replicas is for --replicas"),
+        ({"max_replicas": 2}, "--max-replicas needs --replicas"),
     ],
 )
 def test_what_does_not_fit_is_named(fields: dict[str, Any], message: str) -> None:

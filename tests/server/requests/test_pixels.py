@@ -105,7 +105,7 @@ def test_where_bounds_cannot_act_they_are_refused_by_name_and_detail_is_not(fake
     presets = {"small": PresetTable(fields={"max_pixels": 5000})}
     client = create_app(Settings(vectors=(), presets=presets), engine=fake).test_client()  # type: ignore[arg-type]
     error = refused(ask(client, data_uri(), "?", max_pixels=5000))
-    assert error["message"] == "'max_pixels': this model sees every picture at 84 x 84 pixels."
+    assert error["message"] == "'max_pixels': this model sees every image at 84 x 84 pixels."
     assert (error["param"], error["code"]) == ("max_pixels", "unsupported_value")
     content = [shown(detail="low"), {"type": "text", "text": "?"}]
     assert ask(client, messages=[{"role": "user", "content": content}]).status_code == 200

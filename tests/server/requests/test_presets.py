@@ -245,8 +245,8 @@ TOOL = {"type": "function", "function": {"name": "look"}}
             "'steering.vectors[0].apply.tokens' is 'image:2', but the request holds 1 image.",
         ),
         ({"contrast": {"kind": "pai", "first_layer": 8}}, "contrast", "must be below 8, the model's layers"),
-        ({"tools": [TOOL]}, "tools", "this model's chat template knows no tools"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tools", "this model's chat template knows no tools"),
+        ({"tools": [TOOL]}, "tools", "this model's chat template supports no tools"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tools", "this model's chat template supports no tools"),
         ({"diagnostics": {"target_image": 2}}, "diagnostics.target_image", "but the request holds 1 image"),
         ({"diagnostics": {"layers": [40]}}, "diagnostics.layers", "must be different layer numbers from 0 to 7"),
         ({"diagnostics": {"layers": {"last": 40}}}, "diagnostics", "must be from 1 to 8"),
@@ -265,7 +265,7 @@ def test_each_thing_that_does_not_apply_says_why(client: FlaskClient, fields: An
 def test_a_contrast_of_the_requests_own_goes_before_that_of_its_preset(client: FlaskClient) -> None:
     choice = choice_of(ask(client, data_uri(), QUESTION, model=f"{DEMO}@sage", contrast={"kind": "icd"}))
     assert left_out(choice) == {
-        "sage.generate": "'sage.generate' and 'contrast' both contrast an answer with a twin; the request's own goes first."
+        "sage.generate": "'sage.generate' and 'contrast' both need the contrast branch; the request's own is used."
     }
     explicit = {"sage": {"generate": False}, "contrast": {"kind": "icd"}}
     assert choice["message"] == choice_of(ask(client, data_uri(), QUESTION, **explicit))["message"]
@@ -300,7 +300,7 @@ def test_neighbours_of_a_preset_keep_their_answer(engine: steering.Engine, clien
         ("calm", {"diagnostics": {"include": ["tan"]}}, "'diagnostics.include' does not know tan"),
         ("calm", {"temperature": 9}, "'temperature' must be at least 0.0 and at most 2.0; got 9"),
         ("calm", {"max_tokens": "many"}, "'max_tokens' must be an integer; got 'many'."),
-        ("calm", {"sage": True, "contrast": {"kind": "icd"}}, "both contrast an answer with a twin; keep one."),
+        ("calm", {"sage": True, "contrast": {"kind": "icd"}}, "both need the contrast branch; keep one."),
         ("Calm", {}, "its name must match"),
     ],
 )
@@ -323,7 +323,7 @@ def test_one_that_is_wrong_for_the_vector_is_an_error_once_there_is_a_model(
         started(steering={"strength": 1000})
     started(steering={"vector": "later"}, sage=True)
     assert caplog.messages == [
-        "preset 'calm' (config file x.toml) will be answered without 'steering': There is no steering vector 'later'; "
+        "preset 'calm' (config file x.toml) is used without 'steering': There is no steering vector 'later'; "
         "available: damaged, modality-preference, stranger."
     ]
 
@@ -353,8 +353,8 @@ def test_a_model_that_a_preset_is_wrong_for_is_not_served(fake: FakeEngine) -> N
     runtime.start()
     assert failed.wait(10)
     assert runtime.error == (
-        "SettingsError: preset 'calm' (config file x.toml): 'sage.generate' and 'contrast' both contrast an answer with a "
-        "twin; keep one."
+        "SettingsError: preset 'calm' (config file x.toml): 'sage.generate' and 'contrast' both need the contrast "
+        "branch; keep one."
     )
     assert (refused(client.get("/v1/models"), 503)["code"], fake.stopped) == ("model_failed", 0.0)
 

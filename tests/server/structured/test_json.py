@@ -103,7 +103,7 @@ def test_structured_outputs_are_taken_as_vllm_takes_them(client: FlaskClient, as
     choice = choice_of(client.post(CHAT, json=asking(response_format=None, structured_outputs=asked)))
     assert re.fullmatch(said, choice["message"]["content"])
     error = refused(client.post(CHAT, json=asking(structured_outputs=asked)))
-    assert (error["param"], "exclude" in error["message"]) == ("structured_outputs", True)
+    assert (error["param"], "mutually exclusive" in error["message"]) == ("structured_outputs", True)
 
 
 @pytest.mark.parametrize(

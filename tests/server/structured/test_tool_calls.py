@@ -171,7 +171,7 @@ def test_a_model_whose_template_knows_no_tools_says_so(app: Flask) -> None:
         assert (error["param"], error["code"]) == (param, "unsupported_value")
         lenient = client.post(CHAT, json=asking(**fields, strict=False))
         assert lenient.status_code == (200 if param == "tools" else 400), "earlier calls are of the prompt"
-        assert "knows no tools" in error["message"]
+        assert "supports no tools" in error["message"]
     assert choice_of(client.post(CHAT, json=asking(tool_choice="none", max_tokens=1)))["finish_reason"] == "length"
 
 

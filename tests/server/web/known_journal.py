@@ -118,7 +118,7 @@ SUMMARY = {
     },
     "by_time": {"bucket": 3600, "rows": [period(HOUR - 7200, 30, 0.5, 1, 2), period(HOUR, 10, 0.25, 0, 0)]},
 }
-NO_ANSWER = {"error": {"message": "The journal holds no answer of this id.", "param": "id", "code": "unknown_answer"}}
+NO_ANSWER = {"error": {"message": "The journal holds no answer with this id.", "param": "id", "code": "unknown_answer"}}
 
 
 class Journal:

@@ -35,7 +35,7 @@ def test_a_whole_round_shows_what_the_server_says(playground: Callable[..., Visi
     said = choice["diagnostics"]
 
     # The line of sigma has the server's values: heights above the axis are in their proportion.
-    drawn = page.locator('#card-focus .line[data-name="picture 1"] circle').evaluate_all(
+    drawn = page.locator('#card-focus .line[data-name="image 1"] circle').evaluate_all(
         "dots => dots.map((dot) => Number(dot.getAttribute('cy')))"
     )
     sigma = [row[0] for row in said["focus"]["sigma"]]
@@ -78,7 +78,7 @@ def test_heat_maps_are_brightest_where_the_server_says(playground: Callable[...,
         assert highest(bright) == highest(maps[0] + maps[1])
         order = sorted(range(18), key=(maps[0] + maps[1]).__getitem__)
         assert all(bright[a] <= bright[b] + 1e-6 for a, b in pairwise(order))
-    assert page.locator(".view.focused").inner_text().startswith("Picture 2\nfocused")
+    assert page.locator(".view.focused").inner_text().startswith("Image 2\nfocused")
 
     page.locator("#opacity").fill("0")
     assert heat(page, 1) == [0.0] * 9
@@ -321,10 +321,10 @@ def test_errors_are_shown_as_the_server_says_them(playground: Callable[..., Visi
 
 MEANT = {
     "perceptual_blindness": (
-        "Neither the attention nor what the answer rests on",
+        "Neither the attention nor the activation map",
         "or both are concentrated somewhere",
     ),
-    "dissociation": ("rests on other patches than those looked at", "rests on patches that are looked at, or"),
+    "dissociation": ("on other patches than the activation map", "The activation map and the attention agree, or"),
 }
 
 

@@ -91,7 +91,7 @@ def test_every_place_has_a_row_and_off_is_nothing(page: Any) -> None:
 
 def test_an_engine_that_cannot_steer_has_no_helm(page: Any) -> None:
     assert page.locator("#helm").is_disabled()
-    assert page.locator("#helm-note").inner_text() == "The engine of this server does not steer."
+    assert page.locator("#helm-note").inner_text() == "The engine of this server does not support steering."
 
 
 def test_options_are_fields_of_their_types(page: Any) -> None:

@@ -25,8 +25,8 @@ def test_pictures_are_added_ordered_and_removed(playground: Callable[..., Visit]
         ]
 
     assert order() == list(names)
-    page.get_by_role("button", name="Move picture 3 forward").click()
-    page.get_by_role("button", name="Remove picture 1").click()
+    page.get_by_role("button", name="Move image 3 forward").click()
+    page.get_by_role("button", name="Remove image 1").click()
     assert order() == ["letter.png", "gray.png"]
     page.evaluate(
         """async (url) => {
@@ -40,7 +40,7 @@ def test_pictures_are_added_ordered_and_removed(playground: Callable[..., Visit]
     page.wait_for_selector("#tray li:nth-child(3)")
     page.locator("#question").fill("What letter is in picture 1?")
     page.locator("#files").set_input_files([{"name": "no.png", "mimeType": "image/png", "buffer": b"not a picture"}])
-    page.get_by_text("no.png cannot be read as a picture").wait_for()
+    page.get_by_text("no.png cannot be read as an image").wait_for()
     with page.expect_request("**/v1/chat/completions") as caught:
         assert send(page) == "The letter is K."
     sent = [part["image_url"]["url"] for part in caught.value.post_data_json["messages"][0]["content"][:-1]]
@@ -66,7 +66,7 @@ def test_a_picture_is_taken_wherever_it_is_dropped_and_the_page_stays(
     page.wait_for_selector("#tray li")
     assert page.url.partition("#")[0] == address
     assert page.locator("#context").input_value() == "half a sentence"
-    assert page.locator("#tray img").get_attribute("alt") == "Picture 1: letter.png"
+    assert page.locator("#tray img").get_attribute("alt") == "Image 1: letter.png"
     assert page.locator("#drop.over").count() == 0
 
 
@@ -88,7 +88,7 @@ def test_what_is_dropped_and_is_no_picture_is_refused_by_name(playground: Callab
     address = page.url
     (tmp_path / "notes.txt").write_text("no picture")
     drop(page, [tmp_path / "notes.txt"], *middle(page, "#results"))
-    page.get_by_text("notes.txt cannot be read as a picture").wait_for()
+    page.get_by_text("notes.txt cannot be read as an image").wait_for()
     assert page.url.partition("#")[0] == address
     assert page.locator("#tray li").count() == 0
 

@@ -76,10 +76,10 @@ def test_the_key_is_asked_for_and_kept_in_the_tab(
     opened.expected = ("401",)
     page = opened.page
     page.goto(live(create_app(settings, engine=engine)))
-    page.get_by_label("This server asks for an API key.").fill("sk-wrong-key")
+    page.get_by_label("This server requires an API key.").fill("sk-wrong-key")
     page.get_by_role("button", name="Use key").click()
     page.get_by_text("Incorrect API key provided.").wait_for()
-    page.get_by_label("This server asks for an API key.").fill("sk-0123456789")
+    page.get_by_label("This server requires an API key.").fill("sk-0123456789")
     page.get_by_role("button", name="Use key").click()
     pick(page, GREEN)
     assert page.locator("#key-form").is_hidden()
@@ -102,7 +102,7 @@ def test_a_key_that_may_not_or_not_so_often_is_told(
     opened.expected = ("401", "403", "429")
     page = opened.page
     page.goto(live(create_app(settings, engine=FakeEngine())))  # type: ignore[arg-type]
-    field, use = page.get_by_label("This server asks for an API key."), page.get_by_role("button", name="Use key")
+    field, use = page.get_by_label("This server requires an API key."), page.get_by_role("button", name="Use key")
     field.fill(given["reader"])
     use.click()
     page.locator("#key-error", has_text="The key 'reader' lacks the role 'use'").wait_for()
@@ -112,7 +112,7 @@ def test_a_key_that_may_not_or_not_so_often_is_told(
     page.locator("#send:enabled").click()
     until(page, "document.getElementById('answer-live')?.textContent === 'Hello world'")
     page.locator("#send:enabled").click()
-    page.get_by_text("The key 'app' may ask once in a minute. Trying again in").wait_for()
+    page.get_by_text("The key 'app' may send at most 1 chat in a minute. Retrying in").wait_for()
 
 
 def test_what_a_model_says_is_text(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> None:

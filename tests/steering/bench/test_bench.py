@@ -159,7 +159,7 @@ def test_operators_of_a_step_are_counted() -> None:
         of(rows, f"decode, {called}, 1 at once: operators")[0].value for called in ("plain", "every readout")
     )
     assert 50 < plain < read  # type: ignore[operator]
-    assert of(rows, "decode, plain, 1 at once: kernels")[0].note == "The profiler saw no kernels: they are a GPU's."
+    assert of(rows, "decode, plain, 1 at once: kernels")[0].note == "The profiler saw no kernels: only GPUs have them."
 
 
 def test_there_are_no_graphs_without_cuda() -> None:

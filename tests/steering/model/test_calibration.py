@@ -76,7 +76,7 @@ def test_the_users_file_goes_before_the_model_s_own(tmp_path: Path) -> None:
     assert Calibration.load(None, "f", 2, folder) == users
     assert Calibration.load(tmp_path, "f", 2, tmp_path / "nowhere") == own
     (folder / "f.json").write_text("{")
-    with pytest.raises(UnsupportedModel, match=r"f\.json is no calibration"):
+    with pytest.raises(UnsupportedModel, match=r"f\.json is not a valid calibration"):
         Calibration.load(tmp_path, "f", 2, folder)
 
 

@@ -54,8 +54,8 @@ def test_a_file_takes_the_place_of_the_checkpoint_s_own(root: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"{% for x in %}", "is no Jinja template: line 1"),
-        (b"\xff\xfe\x00", "is no text in UTF-8"),
+        (b"{% for x in %}", "is not a valid Jinja template: line 1"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
         (None, "cannot be read: No such file"),
         (b" " * (2**20 + 1), "has more than 1048576 bytes"),
     ],

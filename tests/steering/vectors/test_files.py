@@ -128,9 +128,9 @@ def test_foreign_files_are_refused() -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "no safetensors file, or was cut off"),
-        (b"PK\x03\x04 not safetensors at all", "no safetensors file, or was cut off"),
-        (make().to_bytes()[:-5], "its tensors are no valid safetensors"),
+        (b"", "not a safetensors file, or it is truncated"),
+        (b"PK\x03\x04 not safetensors at all", "not a safetensors file, or it is truncated"),
+        (make().to_bytes()[:-5], "its tensors are not valid safetensors"),
         (save({"weight": torch.zeros(3)}), "its 'layers' is missing"),
         (save({"weight": torch.zeros(3)}, {"layers": "[1]", "info": "{}"}), "its 'direction' is missing"),
         (save({"weight": torch.zeros(3)}, {"layers": "[1"}), "its metadata cannot be read"),

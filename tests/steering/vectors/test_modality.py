@@ -38,7 +38,7 @@ def test_a_vector_knows_which_modality_it_pushes_toward(combine: Any, positive: 
     assert vector.positive == positive
     assert vector.kind == ("composed" if positive is None else one.kind)
     if positive is None:
-        with pytest.raises(RequestError, match=r"'composed': .* signed 'scale' in 'steering.vectors'") as refused:
+        with pytest.raises(RequestError, match=r"'composed'\. .* signed 'scale' in 'steering.vectors'") as refused:
             Steer.to(vector, "text")
         assert (refused.value.param, refused.value.code) == ("steering.vector", "not_a_preference")
         assert Steer(vector, -1.0).way is None

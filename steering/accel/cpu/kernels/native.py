@@ -49,7 +49,7 @@ class Loops:
         finally:
             taken(handles)  # a loop only borrows them
         if failed:
-            raise RuntimeError(f"the loop of {name} refused what it was given")
+            raise RuntimeError(f"the loop of {name} rejected its arguments")
         out = taken([one.value for one in made])
         return out[0] if len(out) == 1 else tuple(out) or None
 

@@ -35,7 +35,7 @@ class Library:
         """
         self.native = ctypes.CDLL(str(path))
         if not hasattr(self.native, _BIND):
-            raise RuntimeError(f"what torch {torch.__version__} compiles cannot be called without its loader")
+            raise RuntimeError(f"steps compiled by torch {torch.__version__} cannot be called without torch's loader")
         self._container = ctypes.c_void_p()
         self._call("CreateWithDevice", ctypes.byref(self._container), ctypes.c_size_t(threads), b"cpu", None)
         count = ctypes.c_size_t()
@@ -73,7 +73,7 @@ class Library:
             message = ctypes.c_char_p()
             self.native.AOTInductorGetLastError(ctypes.byref(message))
             lines = (message.value or b"").decode(errors="replace").splitlines()
-            raise RuntimeError(lines[0] if lines else "torch says no more")
+            raise RuntimeError(lines[0] if lines else "torch gives no reason")
 
 
 def _close(delete: Any, container: ctypes.c_void_p, held: list[int]) -> None:

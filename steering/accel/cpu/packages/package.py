@@ -33,7 +33,7 @@ class Package:
         Raises ValueError for a package of other hooks, and what `Library` raises.
         """
         if entry.about["shape"] != shape.text():
-            raise ValueError("it is of other hooks")
+            raise ValueError("it was compiled for other hooks")
         self._tree_spec = TreeSpec(shape, sizes)
         self._changes = self._tree_spec.changes(of_json(entry.about["left"], kinds_of(shape.tree)))
         self._library = Library(entry.package, tensors, team.threads)

@@ -65,7 +65,7 @@ class Store:
                 _refuse_foreign(place / name)
             about = json.loads((place / _ABOUT).read_text())
             if about["key"] != key or about["digest"] != _digest((place / _PACKAGE).read_bytes()):
-                raise ValueError("it is not what was written")
+                raise ValueError("its content is not what was written")
             os.utime(place)
             if "of" in about:
                 with suppress(FileNotFoundError):

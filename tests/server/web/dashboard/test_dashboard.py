@@ -45,7 +45,7 @@ def known(visit: Callable[..., Visit], url: str) -> Callable[..., tuple[Any, Jou
 def test_figures_and_charts_show_the_summary(known: Callable[..., tuple[Any, Journal]]) -> None:
     page, _ = known()
     tiles = page.locator("#tiles .tile").all_inner_texts()
-    assert tiles[0].split("\n") == ["Answers", "1,234", "34 broken off"]
+    assert tiles[0].split("\n") == ["Answers", "1,234", "34 incomplete"]
     assert tiles[1].split("\n")[:2] == ["Refused", "7"]
     assert tiles[2].split("\n")[1] == "0.250"
     assert tiles[3].split("\n")[1:] == ["90 %", "45 of 50"]
@@ -71,7 +71,7 @@ def test_rows_page_and_open(known: Callable[..., tuple[Any, Journal]]) -> None:
     lines = page.locator("#rows tr")
     assert lines.count() == 2
     assert [text.strip() for text in lines.nth(1).locator("td").all_inner_texts()[1:]] == [
-        "text 1.50", "stop", "2", "0.200", "picture 1 75 % right", "-0.010", "dissociated", "2", "20 ms", "250 ms",
+        "text 1.50", "stop", "2", "0.200", "image 1 75 % right", "-0.010", "dissociated", "2", "20 ms", "250 ms",
     ]  # fmt: skip
     assert page.locator("#dots circle").count() == 2
     assert page.locator("#dots circle.raised").count() == 1
@@ -86,7 +86,7 @@ def test_rows_page_and_open(known: Callable[..., tuple[Any, Journal]]) -> None:
     shown = dialog.inner_text()
     assert "scale, alpha 0.070 on average, image share 10 % to 20 %" in shown
     assert "20 % of the updates damped, mean divergence 12.5" in shown
-    assert "masked patches of picture 1: 1, picture 3: 2 (pixels), changed 1 token" in shown
+    assert "masked patches of image 1: 1, image 3: 2 (pixels), changed 1 token" in shown
     page.keyboard.press("Escape")
     lines.nth(1).click()  # of this one the journal kept little
     dialog.get_by_text("chatcmpl-4").first.wait_for()
@@ -245,7 +245,7 @@ def test_the_key_is_asked_for(visit: Callable[..., Visit], live: Callable[[Flask
     opened = visit()
     opened.expected = ("401", "503")
     opened.page.goto(live(create_app(settings, engine=FakeEngine())) + "/dashboard")  # type: ignore[arg-type]
-    opened.page.get_by_label("This server asks for an API key.").fill("sk-0123456789")
+    opened.page.get_by_label("This server requires an API key.").fill("sk-0123456789")
     opened.page.keyboard.press("Enter")
     opened.page.get_by_text("The journal is off").wait_for()
     assert opened.page.locator("#key-form").is_hidden()
@@ -276,7 +276,7 @@ def test_errors_and_unknown_rows_are_told(visit: Callable[..., Visit], url: str)
     opened.expected = ("404",)
     Journal(opened.page)
     opened.page.goto(url + "#chatcmpl-none")
-    opened.page.get_by_text("The journal holds no answer of this id.").wait_for()
+    opened.page.get_by_text("The journal holds no answer with this id.").wait_for()
     opened.page.wait_for_selector("#content:not([hidden])")
     assert opened.page.locator("#problem").is_visible()  # a refresh that goes well does not take it away
     assert "#" not in opened.page.url

@@ -93,13 +93,13 @@ def test_other_texts_that_were_not_kept_whole_are_named(links: Links) -> None:
     assert sizes == [255, 256, 0, 0]
     assert found[4] == (
         {"max_tokens": "8", "readouts": ""},
-        "without its prompt, which was not kept, and without what was asked of the model, which was too long to keep",
+        "without its prompt, which was not kept, and without the requested options, which were too long to keep",
     )
     assert found[5] == (
         {"question": "What?", "max_tokens": "8", "readouts": ""},
-        "without the answer that it was given to read, which was not kept as such",
+        "without its forced answer, which was not kept as such",
     )
     assert found[6] == (
         {"question": "What?", "max_tokens": "8", "readouts": ""},
-        "without what its chat template was told, and without that its answer went on from words of the assistant's",
+        "without the arguments of its chat template, and without the fact that it continued an assistant message",
     )

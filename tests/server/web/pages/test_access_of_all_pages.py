@@ -76,7 +76,7 @@ def test_the_list_of_what_was_asked(at: Callable[[str, str], Any]) -> None:
     pick(page, GREEN)
     page.locator("#send").click()
     page.wait_for_selector("#card-flags")
-    page.get_by_role("button", name="Asked before").click()
+    page.get_by_role("button", name="History").click()
     page.wait_for_selector("#history-list button")
     assert everywhere(page) == []
 

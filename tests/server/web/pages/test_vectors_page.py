@@ -150,7 +150,7 @@ def test_the_model_is_told_as_the_server_says(opened: Open, engine: steering.Eng
     assert page.locator("h1").inner_text() == "helmsight-demo"
     text = page.locator("main").inner_text()
     for said in (
-        "Qwen2VLForConditionalGeneration", "8 layers of 192", "4 decoding steps", "equal within 0.001",
+        "Qwen2VLForConditionalGeneration", "8 layers of 192", "4 decode steps", "equal within 0.001",
         "7,092 tokens of 128 prompts", "raised on 5.5 % of right and 9.1 % of wrong answers", "qwen2_5_vl",
     ):  # fmt: skip
         assert said in text, said
@@ -169,5 +169,5 @@ def test_an_engine_that_tells_nothing_of_itself_has_a_page_all_the_same(
 ) -> None:
     page = visit().page
     page.goto(live(create_app(Settings(journal="off"), engine=FakeEngine())) + "/model")  # type: ignore[arg-type]
-    page.get_by_text("This engine tells of none.").wait_for()
+    page.get_by_text("This engine reports no self-check.").wait_for()
     assert page.get_by_text("not measured: helmsight probe --calibrate-flags").count() == 1

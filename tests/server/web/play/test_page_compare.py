@@ -99,7 +99,7 @@ def test_what_cannot_be_compared_is_told(playground: Callable[..., Visit]) -> No
     pick(page, GREEN)
     page.locator("#compare-row summary").click()
     for text, told in (
-        ("0.5, many", "“many” is none"),
+        ("0.5, many", "“many” is not a number"),
         ("1", "choose at least two"),
         ("0 1 2 3 4 5 6 7 8", "At most 8"),
     ):

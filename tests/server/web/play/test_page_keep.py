@@ -77,7 +77,7 @@ def test_a_link_holds_everything_but_own_pictures(
     page = playground(permissions=["clipboard-read", "clipboard-write"]).page
     fill(page)
     page.get_by_role("button", name="Copy link").click()
-    page.get_by_text("Your own pictures are not in the link.").wait_for()
+    page.get_by_text("Your own images are not in the link.").wait_for()
     link = page.evaluate("navigator.clipboard.readText()")
     settle(page)
     assert link == page.url
@@ -89,7 +89,7 @@ def test_a_link_holds_everything_but_own_pictures(
     other = visit().page  # in another browser
     other.goto(link)
     other.wait_for_selector("#tray li")
-    other.get_by_text("One picture is not in a link: add it.").wait_for()
+    other.get_by_text("One image is not in the link: add it.").wait_for()
     got = other.evaluate(FORM)
     assert got == {**mine, "pictures": mine["pictures"][:1]}
 
@@ -123,7 +123,7 @@ def test_what_was_asked_before_is_gone_back_to(playground: Callable[..., Visit])
     steer(page, 0)
     second = send(page)
     settle(page)
-    page.get_by_role("button", name="Asked before").click()
+    page.get_by_role("button", name="History").click()
     rows = page.locator("#history-list button")
     until(page, "document.querySelectorAll('#history-list button').length === 2")
     assert second in rows.nth(0).inner_text()
@@ -132,7 +132,7 @@ def test_what_was_asked_before_is_gone_back_to(playground: Callable[..., Visit])
     assert page.locator("#question").input_value() == "What color is the star?"
     assert page.locator("#answer").inner_text().count(first) == 1
     assert page.locator("#views figure").count() == 1
-    page.get_by_role("button", name="Asked before").click()
+    page.get_by_role("button", name="History").click()
     page.get_by_role("button", name="Forget all").click()
     page.get_by_text("Nothing yet.").wait_for()
     assert page.evaluate("indexedDB.databases().then((all) => all.length)") >= 1
@@ -160,5 +160,5 @@ def test_a_conversation_goes_on_with_what_was_said(playground: Callable[..., Vis
     settle(page)
     reload(page)
     assert page.locator("#turns li").count() == 1
-    page.get_by_role("button", name="Take out turn 1").click()
+    page.get_by_role("button", name="Remove turn 1").click()
     assert page.locator("#turns-section").is_hidden()

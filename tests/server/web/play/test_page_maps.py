@@ -57,7 +57,7 @@ def test_the_two_shares_of_a_picture_say_of_what_they_are(playground: Callable[.
     send(page)
     said = asked(demo, page)["diagnostics"]
     focus = said["focus"]
-    note = f"picture 2: {100 * focus['share']:.0f} % of sigma in the last {focus['m_lnd']['n']} layers"
+    note = f"image 2: {100 * focus['share']:.0f} % of sigma in the last {focus['m_lnd']['n']} layers"
     assert note in page.locator("#card-focus").inner_text()
     maps = [[sum(column) for column in zip(*image["rho"], strict=True)] for image in said["patches"]]
     part = 100 * sum(maps[1]) / (sum(maps[0]) + sum(maps[1]))
@@ -69,7 +69,7 @@ def test_a_map_is_saved_with_its_legend(playground: Callable[..., Visit], tmp_pa
     pick(page, GREEN)
     send(page)
     with page.expect_download() as caught:
-        page.get_by_role("button", name="Save PNG of the map of picture 1").click()
+        page.get_by_role("button", name="Save PNG of the map of image 1").click()
     assert caught.value.suggested_filename == "cyan-map.png"
     image = Image.open(io.BytesIO(Path(caught.value.path()).read_bytes())).convert("RGB")
     width, height = image.size

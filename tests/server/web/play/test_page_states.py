@@ -95,7 +95,7 @@ def test_a_full_server_is_asked_again_when_it_says(visit: Callable[..., Visit], 
     page.locator("#question").fill("hi")
     page.locator("#send:enabled").click()
     for left in (2, 1):
-        page.get_by_text(f"The server is full. Trying again in {left} s…").wait_for()
+        page.get_by_text(f"The server is full. Retrying in {left} s…").wait_for()
     fake.refusal = None
     until(page, "document.getElementById('answer-live').textContent === 'Hello world'")
     assert "full" not in page.locator("#answer-meta").inner_text()
@@ -111,7 +111,7 @@ def test_waiting_for_a_full_server_can_be_stopped(visit: Callable[..., Visit], l
     page.goto(live(create_app(Settings(journal="off"), engine=fake)))  # type: ignore[arg-type]
     page.locator("#question").fill("hi")
     page.locator("#send:enabled").click()
-    page.get_by_text("Trying again in").wait_for()
+    page.get_by_text("Retrying in").wait_for()
     page.get_by_role("button", name="Stop").click()
     until(page, "!document.getElementById('send').disabled")
     assert fake.requests == []
@@ -126,7 +126,7 @@ def test_a_picture_that_cannot_be_read_is_named_and_goes_away(playground: Callab
     page = opened.page
     pick(page, GREEN)
     page.locator("#files").set_input_files([{"name": "a.svg", "mimeType": "image/svg+xml", "buffer": SVG}])
-    page.get_by_text("a.svg cannot be read as a picture").wait_for()  # browsers show these, servers do not take them
+    page.get_by_text("a.svg cannot be read as an image").wait_for()  # browsers show these, servers do not take them
     assert page.locator("#tray li").count() == 1
 
     def refused(route: Any) -> None:
@@ -145,9 +145,7 @@ def test_a_picture_that_cannot_be_read_is_named_and_goes_away(playground: Callab
     page.wait_for_selector("#tray li:nth-child(2)")
     assert page.locator("#error").is_hidden()  # what was told of the one before
     page.get_by_role("button", name="Send").click()
-    page.get_by_text(
-        "Picture 2 (big.svg.png) cannot be used, and was taken out: it may hold at most 9 pixels."
-    ).wait_for()
+    page.get_by_text("Image 2 (big.svg.png) cannot be used and was removed: it may hold at most 9 pixels.").wait_for()
     assert page.locator("#tray li").count() == 1
     assert send(page)
     assert page.locator("#error").is_hidden()

@@ -84,7 +84,7 @@ def test_a_model_whose_steps_no_graph_takes_is_served_without_unless_graphs_were
         return
     made: object = local.make_engine(settings)
     assert (made, tried) == ("engine", [True, False])
-    assert "not captured as CUDA graphs, and take longer: it waits for the host" in caplog.text
+    assert "not captured as CUDA graphs and are slower: it waits for the host" in caplog.text
 
 
 def test_whoever_waits_is_told_and_the_process_ends(
