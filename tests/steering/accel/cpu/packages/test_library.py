@@ -34,7 +34,7 @@ def failing(folder: Path, message: str) -> Library:
 
 
 @pytest.mark.parametrize(
-    ("message", "said"), [("a matrix is too wide\\nmore", "a matrix is too wide"), ("", "no more")]
+    ("message", "said"), [("a matrix is too wide\\nmore", "a matrix is too wide"), ("", "gives no reason")]
 )
 def test_what_torch_says_of_a_failure_is_raised(message: str, said: str, tmp_path: Path) -> None:
     library = failing(tmp_path, message)
