@@ -221,7 +221,7 @@ class EngineCore:
 
     def _stops(self, request: Add) -> TextStream | None:
         stop = request.spec.sampling.stop
-        return TextStream(self.mllm.tokenizer, stop, request.kept, request.before) if stop else None
+        return request.text_stream(self.mllm.tokenizer) if stop else None
 
     def _join(self, sequences: list[Sequence]) -> None:
         now = time.monotonic()

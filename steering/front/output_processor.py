@@ -45,7 +45,7 @@ class OutputProcessor:
             _Answer(
                 prompt.layout,
                 prompt.shrunk,
-                TextStream(mllm.tokenizer, spec.sampling.stop, request.kept, request.before),
+                request.text_stream(mllm.tokenizer),
                 None if calls is None else calls(),
             )
             for prompt in (*[spec.prompt] * request.n, *[baseline] * (request.n * request.baseline))

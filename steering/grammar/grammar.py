@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from llguidance import LLMatcher
@@ -14,6 +16,12 @@ from steering.grammar.closing import close, nodes_of
 
 MAX_SCHEMA = 65_536
 """The maximum characters of a schema or an expression, well within the stack of `compiled.STACK` bytes."""
+MULTIPLES = 100_000
+"""The greatest least common multiple of a schema's `multipleOf`, without their powers of ten.
+
+The library compiles an automaton with so many states, some 50 MB and half a second, and has no bound of its own: for
+2147483648 it takes a processor, and ever more memory, for ever.
+"""
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """Options for JSON on one line, with or without blanks: unlimited white space traps small models."""
 
@@ -78,6 +86,7 @@ def written_schema(schema: Mapping[str, Any], strict: bool, param: str) -> str:
     options = {**ONE_LINE, "lenient": not strict, "coerce_one_of": not strict}
     try:
         copied: dict[str, Any] = json.loads(_short(json.dumps(schema, allow_nan=False), param))
+        _check_multiples(copied, param)
         close(copied)
         for node in nodes_of(copied):
             if node.get("uniqueItems") is False:  # false asserts nothing, but the library refuses the keyword
@@ -85,6 +94,19 @@ def written_schema(schema: Mapping[str, Any], strict: bool, param: str) -> str:
         return json.dumps({"x-guidance": options, **copied})
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"'{param}' cannot be written as JSON: {error}.", param=param) from error
+
+
+def _check_multiples(schema: dict[str, Any], param: str) -> None:
+    """Raise RequestError where the numbers of `multipleOf` would make too large an automaton."""
+    given = [node["multipleOf"] for node in nodes_of(schema) if type(node.get("multipleOf")) in (int, float)]
+    digits = [int("".join(map(str, Decimal(repr(value)).normalize().as_tuple().digits))) for value in given]
+    if math.lcm(*digits) > MULTIPLES:
+        raise RequestError(
+            f"'{param}' cannot be enforced: the least common multiple of all 'multipleOf', apart from powers of ten, may be "
+            f"at most {MULTIPLES}.",
+            param=param,
+            code="unsupported_value",
+        )
 
 
 def _short(text: str, param: str) -> str:

@@ -11,6 +11,7 @@ from steering.logprobs import TopLogprobs
 from steering.prompt.layout import Prompt
 from steering.protocol.request import Timing
 from steering.protocol.sequence import Spec
+from steering.protocol.text import TextStream
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Add:
     group: str = ""
     waited: bool = False
     admitted: bool = False
+
+    def text_stream(self, tokenizer: Any) -> TextStream:
+        """Return the text of an answer before its first token, with its stop strings."""
+        sampling = self.spec.sampling
+        return TextStream(tokenizer, sampling.stop, self.kept, self.before, sampling.min_tokens)
 
     @property
     def answers(self) -> int:

@@ -45,15 +45,22 @@ def texts_of(tokenizer: Any) -> Callable[[int], Text]:
 class TextStream:
     """The text of one answer: feed tokens; take the text that is certain.
 
+    stop: the stop strings, searched in the text of the tokens after the first `least` ones, as vLLM does with `min_tokens`.
     kept: special tokens that count as text, by id. before: the tokens that it continues, where it is the rest of a text.
     """
 
     def __init__(
-        self, tokenizer: Any, stop: tuple[str, ...], kept: Mapping[int, str] | None = None, before: Sequence[int] = ()
+        self,
+        tokenizer: Any,
+        stop: tuple[str, ...],
+        kept: Mapping[int, str] | None = None,
+        before: Sequence[int] = (),
+        least: int = 0,
     ):
         self._tokenizer = tokenizer.backend_tokenizer
         self._kept = kept or {}
         self._stop = stop
+        self._unsearched = least
         self._context = [*before]  # the tokens of the last piece: what a token says may depend on the one before
         self._context_text = self._decode(self._context) if before else ""
         self._new: list[int] = []
@@ -63,37 +70,39 @@ class TextStream:
 
     def feed(self, token: int) -> str:
         """Add a token and return the text that can be shown now; set `stopped` when a stop string is complete."""
+        searched = self._unsearched <= 0
+        self._unsearched -= 1
         if token in self._kept:
             rest = self._decode([*self._context, *self._new])[len(self._context_text) :]
             self._context, self._new, self._context_text = [], [], ""
-            return self._release(rest + self._kept[token])
+            return self._release(rest + self._kept[token], searched)
         self._new.append(token)
         piece = self._decode([*self._context, *self._new])[len(self._context_text) :]
         if not piece or (piece.endswith(REPLACEMENT) and len(self._new) < MOST_HELD):
             return ""
         self._context, self._new = self._new, []
         self._context_text = self._decode(self._context)
-        return self._release(piece)
+        return self._release(piece, searched)
 
     def finish(self) -> str:
         """Return the rest of the text: what was held back, and what an incomplete character decodes to."""
         if self.stopped:
             return ""
         rest = self._decode([*self._context, *self._new])[len(self._context_text) :]
-        out = self._release(rest)
+        out = self._release(rest, self._unsearched < 0)
         out, self.text, self._held = out + self._held, self.text + self._held, ""
         return out
 
     def _decode(self, tokens: list[int]) -> str:
         return _decoded(self._tokenizer, tuple(tokens))
 
-    def _release(self, piece: str) -> str:
-        """Cut at the first complete stop string; hold back the longest end that may become one."""
+    def _release(self, piece: str, searched: bool) -> str:
+        """Cut at the first complete stop string, if it is searched; hold back the longest end that may become one."""
         if not self._stop:
             self.text += piece
             return piece
         pending = self._held + piece
-        found = [at for stop in self._stop if (at := pending.find(stop)) >= 0]
+        found = [at for stop in self._stop if searched and (at := pending.find(stop)) >= 0]
         if found:
             out, self._held, self.stopped = pending[: min(found)], "", True
         else:

@@ -269,3 +269,22 @@ def test_what_was_added_to_a_vocabulary_is_asked_for_once(byte_level: Any, monke
     text_of = texts_of(byte_level)
     assert "".join(text_of(token)[0] for token in tokens) == "red ball"
     listed.assert_called_once()
+
+
+@pytest.mark.parametrize(
+    ("least", "text", "tokens"),
+    [(0, "", 2), (1, "", 2), (2, "abc", 5), (3, "abc", 5), (4, "abc", 5), (5, "abcabx", 6), (9, "abcabx", 6)],
+)
+def test_a_stop_string_counts_once_it_ends_behind_the_least_tokens(
+    byte_level: Any, least: int, text: str, tokens: int
+) -> None:
+    """As in vLLM: the string may begin before; what of it was complete by then is text."""
+    stream = TextStream(byte_level, ("ab",), least=least)
+    fed = 0
+    for token in bytes_of(byte_level, "abcabx"):
+        stream.feed(token)
+        fed += 1
+        if stream.stopped:
+            break
+    stream.finish()
+    assert (stream.text, fed) == (text, tokens)
