@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -189,7 +190,7 @@ def test_too_much_beside_one_client(url: str, capsys: pytest.CaptureFixture[str]
 
 def test_connections_that_drip(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     port = int(url.split(":")[2].partition("/")[0])
-    monkeypatch.setattr(drip, "served", lambda flags: nullcontext(port))
+    monkeypatch.setattr(drip, "serving", lambda *flags: nullcontext(SimpleNamespace(port=port)))
     monkeypatch.setattr(Scripted, "refusals", ())
     assert drip.main(["--connections", "3", "--seconds", "0.2"]) == 0
     printed = capsys.readouterr()

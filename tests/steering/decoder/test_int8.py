@@ -147,7 +147,7 @@ def test_an_engine_that_rounds_otherwise_than_the_plain_model_is_refused(
     ("asked", "why"),
     [
         ({"quantization": "int4"}, "must be one of int8"),
-        ({"quantization": "int8", "device_map": "auto"}, "exclude one"),
+        ({"quantization": "int8", "device_map": "auto"}, "mutually exclusive"),
     ],
 )
 def test_what_there_is_not(asked: dict[str, Any], why: str) -> None:

@@ -159,5 +159,5 @@ def test_what_is_not_counted_is_refused(loops: Loops) -> None:
         ("count_stream", *streamed, measured, neurons, totals[..., :7]),
     ]
     for name, *given in refused:
-        with pytest.raises(RuntimeError, match="refused"):
+        with pytest.raises(RuntimeError, match="rejected"):
             loops(name, *given)

@@ -330,5 +330,5 @@ def test_what_a_loop_is_not_for_is_refused(loops: Loops) -> None:
         ("stream_looks", [update] * 8, [update] * 2, [update], [update]),
     ]
     for name, *given in refused:
-        with pytest.raises(RuntimeError, match="refused"):
+        with pytest.raises(RuntimeError, match="rejected"):
             loops(name, *given)

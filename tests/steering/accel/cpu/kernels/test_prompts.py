@@ -196,13 +196,13 @@ def test_what_they_are_not_for_is_refused(loops: Loops) -> None:
         (query, pool, pool, at, begun.int()),
     ]
     for given in refused:
-        with pytest.raises(RuntimeError, match="refused"):
+        with pytest.raises(RuntimeError, match="rejected"):
             loops("prompt_attention", *given, *how)
     for own in ((masks[:1], settings, moved, 0), (masks[:, :19], settings, moved, 0), (masks, settings, moved, 3)):
-        with pytest.raises(RuntimeError, match="refused"):
+        with pytest.raises(RuntimeError, match="rejected"):
             loops("enhanced_prompt_attention", query, pool, pool, at, begun, *own, *how)
         chosen = torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1, 1)
-        with pytest.raises(RuntimeError, match="refused"):
+        with pytest.raises(RuntimeError, match="rejected"):
             loops("enhanced_grouped_prompt_weights", query, pool, at, begun, *chosen, 20, *own, *how)
 
 
@@ -229,7 +229,7 @@ def test_weights_of_some_queries_by_group(
     given = query, hide(key, slots, starts, n), slots, starts, queries, groups
     close(loops("grouped_prompt_weights", *given, columns, *how), expected)
     if n > 1:
-        with pytest.raises(RuntimeError, match="refused"):
+        with pytest.raises(RuntimeError, match="rejected"):
             loops("grouped_prompt_weights", *given, int(starts.max()) + n // 4, *how)
 
 
@@ -240,5 +240,5 @@ def test_weights_of_no_queries(loops: Loops) -> None:
     assert torch.equal(
         loops("grouped_prompt_weights", query, key, *places, *nobody, 8, 0.3, 0, 0.0), torch.zeros(2, 3, 8)
     )
-    with pytest.raises(RuntimeError, match="refused"):
+    with pytest.raises(RuntimeError, match="rejected"):
         loops("grouped_prompt_weights", query, key, *places, *nobody, 0, 0.3, 0, 0.0)
