@@ -92,10 +92,10 @@ class EngineCore:
                 if sequence.output.request == number:
                     sequence.output.in_pieces = False
 
-    def close(self, reason: str = "The server is shutting down.") -> None:
+    def close(self) -> None:
         """Refuse new requests and end those that run, with a Fault, at the next step."""
         with self.changed:
-            self._closed = Fault(reason)
+            self._closed = Fault("The server is shutting down.")
             if self._rank_messages is None:
                 self._end_all()
             else:

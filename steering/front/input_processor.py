@@ -274,10 +274,7 @@ class InputProcessor:
 
 
 def check_slots(request: Request, slots: int) -> None:
-    """Return how many slots a request needs, for its answers, baselines and twins.
-
-    Raises RequestError where that is 0, or more than `slots`.
-    """
+    """Raise RequestError where a request needs no slot, or more than `slots`, for its answers, baselines and twins."""
     if request.n < 1:
         raise RequestError(f"'n' must be at least 1; got {request.n}.", param="n")
     answers = request.n * (1 + request.baseline + any(intervention.twin for intervention in request.asked.values()))

@@ -100,7 +100,7 @@ class QueuePlace:
 
 @dataclass
 class PrefillState:
-    """What the prompt of a sequence needs until it has run, and what it leaves for copies.
+    """The state of a sequence's prompt until it has run, and its results that copies of it use.
 
     fork_of: a sequence with the same prompt and interventions, whose prefill can be copied. alone: it runs in a batch of its
     own. replay: the tokens generated before a twin joined late. reused: how many of the computed tokens came from a cache;
@@ -122,7 +122,7 @@ class PrefillState:
 
 @dataclass
 class PendingOutput:
-    """What a sequence has to put out, under the numbers of its request and of its answer in that.
+    """The results that a sequence puts out, with the numbers of its request and of its answer in that request.
 
     stops: its text, where a string in it may end it. in_pieces: tokens are put out as they come; `sent` of them were.
     scores: log-probabilities of the tokens, where they are captured. taken: measurements of the whole answer on the CPU, by
