@@ -18,7 +18,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence, Set
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,7 +65,7 @@ def parts(value: Any, more: Sequence[type] = (), shared: Shared | None = None) -
 
     shared: the state of a stream of messages, which must be read in the order in which they were written.
     """
-    writer = _Writer(_modules(more), shared)
+    writer = _Writer(more, shared)
     try:
         head = json.dumps([writer.plain(value), [len(blob) for blob in writer.blobs]]).encode()
     except BaseException:
@@ -85,7 +85,7 @@ def read(data: bytes | bytearray, more: Sequence[type] = (), shared: Shared | No
     for size in sizes:
         blobs.append(view[end : end + size])
         end += size
-    return _Reader(_modules(more), blobs, shared).made(value)
+    return _Reader(more, blobs, shared).made(value)
 
 
 class Shared:
@@ -159,12 +159,24 @@ def _bytes(shared: Any) -> int:
     return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 
-class _Writer:
-    """Writes large or binary values to blobs, and the rest as JSON. modules: those whose kinds may be sent."""
+class _Kinds:
+    """The kinds of data that may be sent, with `more` than usual; most messages hold none and never look."""
 
-    def __init__(self, modules: frozenset[str], shared: Shared | None):
+    def __init__(self, more: Sequence[type]):
+        self._more = more
+
+    @cached_property
+    def _modules(self) -> frozenset[str]:
+        return _modules(self._more)
+
+
+class _Writer(_Kinds):
+    """Writes large or binary values to blobs, and the rest as JSON."""
+
+    def __init__(self, more: Sequence[type], shared: Shared | None):
+        super().__init__(more)
         self.blobs: list[bytes] = []
-        self._modules, self._shared = modules, shared
+        self._shared = shared
 
     def plain(self, value: Any) -> Any:
         """Return a value as JSON."""
@@ -220,12 +232,12 @@ class _Writer:
         return len(self.blobs) - 1
 
 
-class _Reader:
+class _Reader(_Kinds):
     """Builds values from JSON and blobs."""
 
-    def __init__(self, modules: frozenset[str], blobs: Sequence[memoryview], shared: Shared | None):
-        self._blobs = blobs
-        self._modules, self._shared = modules, shared
+    def __init__(self, more: Sequence[type], blobs: Sequence[memoryview], shared: Shared | None):
+        super().__init__(more)
+        self._blobs, self._shared = blobs, shared
 
     def made(self, value: Any) -> Any:
         """Return the value of some JSON."""
