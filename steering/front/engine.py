@@ -76,7 +76,9 @@ class Engine(Client):
         if compiled:
             check_compilable(mllm)
         if overlap and compiled and mllm.device.type == "cpu":
-            raise ValueError("overlap is for GPUs: the compiled steps of a CPU count what they measure within the pass.")
+            raise ValueError(
+                "overlap is for GPUs: the compiled steps of a CPU count what they measure within the pass."
+            )
         if threads is not None:
             torch.set_num_threads(threads)
         self.max_length = min(mllm.context_length, max_length or 4096)

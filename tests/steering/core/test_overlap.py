@@ -125,7 +125,9 @@ def test_the_order_of_launches_and_reads(
     assert order == expected
 
 
-def test_an_engine_that_answers_otherwise_does_without(make_engine: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_that_answers_otherwise_does_without(
+    make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     there = make_engine("qwen2_vl")
     assert front._overlap_is_exact(there)
     generate = there.generate
