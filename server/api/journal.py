@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import logging
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from server.errors import ApiError, BadRequest
 from server.journal.queries import COLUMNS, Filters, answer, flat, page, place, stream
 from server.journal.summary import summarise
 from server.journal.summary.periods import DAY, MINUTE
+from server.journal.times import FORMS, unix_time
 from server.journal.words import WORDED
 from server.openapi.operation import JSON, TEXT, Parameter, documented
 from server.wire.answers import ErrorBody
@@ -32,7 +32,6 @@ blueprint = Blueprint("journal", __name__)
 
 MAX_LIMIT = 1000
 MAX_TEXT = 256
-LATEST = 1e11  # the year 5138
 FORMATS = ("json", "jsonl", "csv")
 CSV = "text/csv"
 FILTERS = (*Filters.__dataclass_fields__,)
@@ -47,10 +46,10 @@ PATIENCE = 5.0
 def _filters() -> list[Parameter]:
     """Return the filters as parameters of the query."""
     printable = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT}
-    time = {"type": "number", "minimum": 0, "maximum": LATEST}
+    time = {"type": "string"}
     return [
-        Parameter("since", "Accepted at this Unix time or later.", time.copy, 0),
-        Parameter("until", "Accepted before this Unix time.", time.copy, 4e9),
+        Parameter("since", f"Accepted at this time or later: {FORMS}.", time.copy, "1d"),
+        Parameter("until", "Accepted before this time, in the same forms.", time.copy, "2100-01-01"),
         Parameter("model", "The model's name.", printable.copy, "helmsight-demo"),
         Parameter("key_name", "The name of the request's key.", printable.copy, "shop"),
         Parameter("vector", "The name of a steering vector that was applied.", printable.copy, "modality-preference"),
@@ -176,12 +175,9 @@ def filters_of(given: dict[str, str]) -> Filters:
 
 def _time(text: str, name: str) -> float:
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= LATEST:
-        raise BadRequest(f"'{name}' must be a Unix time in seconds, at least 0; got {text[:64]!r}.", name)
-    return value
+        return unix_time(text)
+    except ValueError as error:
+        raise BadRequest(f"'{name}' {error}.", name) from None
 
 
 def _cursor(text: str) -> int:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import json as jsons
-import math
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +17,7 @@ from typer import BadParameter, CallbackParam, Option
 
 from probes.harness.options import Command, flag, with_flags
 from server.commands.options import Config, settings_of, show
+from server.journal.times import unix_time
 from server.journal.words import UNFINISHED, WORDED
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def register(app: typer.Typer) -> None:
 def _filters() -> list[Any]:
     """Return a flag for each of `queries.Filters`."""
     filters = partial(Option, rich_help_panel="Which answers")
-    time = "Unix seconds, or 2026-11-21T10:00 (local time)"
+    time = "Unix seconds, 2026-11-21 or 2026-11-21T10:00 (local time), or an age such as 12h, 1d, 2w"
     return [
         *(flag(name, float | None, filters(parser=_time, metavar="TIME", help=time)) for name in ("since", "until")),
         flag("model", str | None, filters(help="name of the model")),
@@ -65,15 +64,9 @@ def _word(param: CallbackParam, word: str | None) -> str | None:
 
 def _time(text: str) -> float:
     try:
-        value = float(text)
-    except ValueError:
-        try:
-            value = datetime.fromisoformat(text).timestamp()
-        except (ValueError, OverflowError, OSError):
-            value = math.nan
-    if not math.isfinite(value):
-        raise BadParameter(f"{text!r} is not a time; write Unix seconds, or 2026-11-21T10:00")
-    return value
+        return unix_time(text)
+    except ValueError as error:
+        raise BadParameter(str(error)) from None
 
 
 @contextmanager
