@@ -9,7 +9,7 @@ from PIL import Image
 
 import steering
 from server.api.answers import ignoring
-from server.api.chat import pictures_turn
+from server.api.waiting import pictures_turn
 from server.context import AppContext
 from server.engine.runtime import Serving
 from server.images.load import ImageLoader, is_remote

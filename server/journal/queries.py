@@ -14,8 +14,9 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, case
 from server.encode import dumps
 from server.journal.bounded import encoded_metadata
 from server.journal.database import Database
-from server.journal.schema import DIAGNOSTICS, ROWS
+from server.journal.schema import ADDED, DIAGNOSTICS, ROWS
 from server.journal.words import NONE
+from server.traffic import LIVE
 
 CHUNK = 500
 """Number of rows read at a time when streaming, so that no transaction stays open while a slow client reads."""
@@ -63,6 +64,7 @@ class Filters:
     intervention: str | None = None
     flag: str | None = None
     finish_reason: str | None = None
+    source: str | None = None
     metadata: tuple[tuple[str, str], ...] = ()
     """Pairs of a key and its value, all of which a row has."""
 
@@ -90,6 +92,8 @@ class Filters:
         if self.flag is not None:
             own = self.flag in DIAGNOSTICS
             terms.append(row[self.flag].is_(True) if own else _holds(row.readouts, f"{dumps(self.flag)}:true"))
+        if self.source is not None:
+            terms.append(func.coalesce(row.source, LIVE) == self.source)  # an older server stored none
         terms += [has_metadata(row.metadata, key, value) for key, value in self.metadata]
         return and_(True, *terms)
 
@@ -112,6 +116,7 @@ COLUMNS = (
     "seed", "n", "prompt_tokens", "completion_tokens", "images", "first_token", "total", "attention_ratio", "focused_image",
     "focus_share", "target_image", "correct", "decay_slope", "kl", "perceptual_blindness", "dissociation", "dose",
     "readouts", "asked", "applied", "metadata", "prompt", "answer", "key_name",
+    *(column.name for columns in ADDED.values() for column in columns),
 )  # fmt: skip
 """The columns of a row in a table."""
 
@@ -203,6 +208,7 @@ def shown(row: RowMapping) -> dict[str, Any]:
             **(_parsed(row["readouts"]) or {}),
         },
         "metadata": _parsed(row["metadata"]),
+        **{column.name: row[column.name] for columns in ADDED.values() for column in columns},
         "texts": texts,
     }
 

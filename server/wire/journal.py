@@ -69,6 +69,16 @@ class RowOfAnswer(AnswerBody):
     latency: RowLatency
     diagnostics: RowNumbers
     metadata: dict[str, str] | None
+    request_id: str | None
+    """The id of the request, which log lines have, too."""
+    trace_id: str | None
+    """The id of the request's trace (W3C), if it has one."""
+    span_id: str | None
+    """The id of the request's span, if traces are sent."""
+    preset: str | None
+    """The requested preset."""
+    source: str | None
+    """The source of the request, `live` or another; null in rows of an older server."""
     texts: RowTexts | None
 
 
@@ -226,6 +236,8 @@ class JournalSummary(AnswerBody):
     sampled: int
     """Number of newest rows from which everything but `count` is computed."""
     finish_reasons: dict[str, int]
+    sources: dict[str, int]
+    """Rows by the source of their request."""
     values: dict[str, Spread]
     """Times and tokens of answers that ran to their end."""
     flags: dict[str, RaisedFlag]
