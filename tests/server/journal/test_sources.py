@@ -12,7 +12,7 @@ from probes.answering.base import Question
 from probes.answering.endpoint import SOURCE, Endpoint
 from server.cli import main
 from server.journal.database import Database
-from server.journal.queries import COLUMNS, Filters
+from server.journal.queries import Filters
 from server.journal.summary import summarise
 from server.traffic import HEADER, SOURCES
 from tests.server.api.test_operations import samples, total
@@ -66,4 +66,3 @@ def test_rows_of_an_older_server_count_as_live(database: Database) -> None:
 def test_a_benchmark_and_a_server_agree_on_the_header() -> None:
     assert SOURCE == HEADER
     assert "eval" in SOURCES
-    assert "source" in COLUMNS
