@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from flask import Blueprint, Response, g, request
@@ -23,10 +23,12 @@ from server.http.streaming import AWAITED, BLOCKING, RESUME
 from server.http.watcher import Watch, client_socket
 from server.journal.entry import Entry
 from server.openapi.examples import of_chat
-from server.openapi.operation import EVENTS, JSON, documented
+from server.openapi.operation import EVENTS, JSON, Parameter, documented
 from server.requests.resolve import resolve
 from server.requests.skipping import Skipping
 from server.telemetry.logs import COMPLETION, current_completion
+from server.telemetry.metrics import Traffic
+from server.traffic import HEADER, LIVE, SOURCES, source_of
 from server.wire.answers import ChatCompletion, ChatCompletionChunk, ErrorBody
 from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls
@@ -46,6 +48,14 @@ TRACED = ("request_id", "trace_id", "span_id")
     "Chat",
     {200: {JSON: ChatCompletion, EVENTS: (ChatCompletionChunk, ErrorBody)}},
     errors=(400, 404, 413, 415, 429, 503, 504),
+    parameters=[
+        Parameter(
+            HEADER,
+            "The source of the request, by which journal and metrics count its answers.",
+            lambda: {"enum": [*SOURCES], "default": LIVE},
+            place="header",
+        )
+    ],
     body={JSON: lambda app: app.chats},
     examples=of_chat,
 )
@@ -71,8 +81,9 @@ def create_completion() -> Response:
     answer = replace(answer, notes=notes, ignored=[*skipping.ignored, *unread])
     watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
     running = Running(
-        app, completion, watch, g.started, n, answer, g.notes, entry, hidden, g.get("span"), g.get("leave")
-    )
+        app, completion, watch, g.started, n, answer, g.notes, entry, hidden, g.get("span"), g.get("leave"),
+        traffic=g.traffic,
+    )  # fmt: skip
     if not chat.stream:
         try:
             return json_response(running.whole())
@@ -97,6 +108,7 @@ def submit(
     Skipped parts are recorded in `skipping`. Returns the completion, the writer of its journal rows, and the readouts that
     run for the journal only.
     """
+    source = _source()
     compared = chat.diagnostics.compare_to if chat.diagnostics else None
     earlier = None if compared is None else app.states.find(compared)
     images = app.image_loader()
@@ -125,13 +137,24 @@ def submit(
     g.notes["interventions"] = sorted(resolved.asked)
     g.notes["completion_id"] = request.environ[COMPLETION] = answer_id
     current_completion.set(answer_id)
-    columns = {"key_name": caller().name, **{name: g.notes.get(name) for name in TRACED}}
+    g.traffic = Traffic.of(serving.name, resolved, source)
+    columns = {"key_name": caller().name, "source": source, **{name: g.notes.get(name) for name in TRACED}}
     owner = caller().owner if chat.store and stores(app) else None
     entry = Entry.of(
         app.journal, chat, resolved, answer_id, serving.name, completion.prompt_tokens, skipping.brief, columns, owner
     )
     g.leaves_rows = entry is not None
     return completion, entry, hidden_readouts(app, serving, resolved)
+
+
+def _source() -> str:
+    """Return the source of the current request, noted for the log; raises BadRequest for an unknown one."""
+    try:
+        source = source_of(request.headers.get(HEADER))
+    except ValueError as error:
+        raise BadRequest(str(error), HEADER) from None
+    g.notes["source"] = source
+    return source
 
 
 def stores(app: AppContext) -> bool:
@@ -190,6 +213,9 @@ class Running:
     first_token: float | None = None
     broken: Literal["cancelled", "error", "shutdown"] = "cancelled"
     """The outcome that the journal records for unfinished choices."""
+    _: KW_ONLY
+    traffic: Traffic
+    """The labels of its metrics."""
 
     def __post_init__(self) -> None:
         self.unfinished = set(range(self.n))
@@ -215,7 +241,7 @@ class Running:
         self._time_first_token()
         if chunk.choice is None:
             return chunk
-        self.app.metrics.finished(chunk.choice, self.notes["interventions"])
+        self.app.metrics.finished(chunk.choice, self.notes["interventions"], self.traffic)
         if self.app.traces is not None and self.span is not None:
             self.app.traces.answered(self.span, chunk.choice)
         self.unfinished.discard(chunk.choice.index)

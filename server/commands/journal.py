@@ -20,6 +20,7 @@ from server.commands.options import Config, settings_of, show
 from server.journal.parquet import check_parquet, write_parquet
 from server.journal.times import unix_time
 from server.journal.words import UNFINISHED, WORDED
+from server.traffic import LIVE
 
 if TYPE_CHECKING:
     from server.journal.database import Database
@@ -205,6 +206,8 @@ def summary(
     sampled = "" if found["sampled"] == found["count"] else f"; the figures cover the newest {found['sampled']:,}"
     broken = any(reason in UNFINISHED for reason in found["finish_reasons"])
     whole = "; times and tokens cover completed answers only" if broken else ""
+    if found["sources"].keys() - {LIVE}:
+        whole = f"{whole}; {', '.join(f'{number} {source}' for source, number in found['sources'].items())}"
     print(f"{found['count']} answers{f' ({reasons})' if reasons else ''}{sampled}{whole}")
     values = ("count", "mean", "min", "p10", "p50", "p90", "max")
     groups = ("count", "attention_ratio", "focus_share", "decay_slope", "accuracy")

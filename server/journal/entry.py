@@ -22,6 +22,8 @@ from steering.protocol.readout import Scalar
 LABEL = 128
 """Number of characters kept of a model's name."""
 STAGES = ("see", "think", "generate")
+JOINED = "+"
+"""Separator of the interventions in a group's name."""
 OMITTED = "omitted"
 """The URL of every image of a stored message."""
 SAMPLED = ("temperature", "top_p", "max_tokens", "seed")
@@ -143,9 +145,7 @@ def shared(
     """Return the columns that follow from the request alone; `text_limit` 0 excludes its texts."""
     created = time.time()
     asked, sampling, metadata = request.asked, request.sampling, chat.metadata
-    steering = asked.get(Steering.name())
-    steers = steering.steers if isinstance(steering, Steering) else ()
-    toward = steered_toward(steers)
+    toward = toward_of(asked)
     return {
         "id": answer_id,
         "created": created,
@@ -191,7 +191,13 @@ def group_of(asked: Mapping[str, InterventionSpec], toward: str) -> str:
     """
     others = [asked[name] for name in REGISTRY if name in asked and name != Steering.name()]
     heads = dict.fromkeys(f"{one.path[0]}:{one.kind}" if one.kind else one.path[0] for one in others)
-    return "+".join([*([] if toward == "none" else [f"steer:{toward}"]), *heads]) or "none"
+    return JOINED.join([*([] if toward == "none" else [f"steer:{toward}"]), *heads]) or "none"
+
+
+def toward_of(asked: Mapping[str, InterventionSpec]) -> str:
+    """Return `steered_toward` of a request's steering, "none" without."""
+    steering = asked.get(Steering.name())
+    return steered_toward(steering.steers if isinstance(steering, Steering) else ())
 
 
 def steered_toward(steers: tuple[Steer, ...]) -> str:

@@ -16,6 +16,7 @@ from server.journal.database import Database
 from server.journal.fields import shown
 from server.journal.schema import DIAGNOSTICS, ROWS
 from server.journal.words import NONE
+from server.traffic import LIVE
 
 CHUNK = 500
 """Number of rows read at a time when streaming, so that no transaction stays open while a slow client reads."""
@@ -64,6 +65,7 @@ class Filters:
     intervention: str | None = None
     flag: str | None = None
     finish_reason: str | None = None
+    source: str | None = None
     metadata: tuple[tuple[str, str], ...] = ()
     """Pairs of a key and its value, all of which a row has."""
 
@@ -91,6 +93,8 @@ class Filters:
         if self.flag is not None:
             own = self.flag in DIAGNOSTICS
             terms.append(row[self.flag].is_(True) if own else _holds(row.readouts, f"{dumps(self.flag)}:true"))
+        if self.source is not None:
+            terms.append(func.coalesce(row.source, LIVE) == self.source)  # an older server stored none
         terms += [has_metadata(row.metadata, key, value) for key, value in self.metadata]
         return and_(True, *terms)
 

@@ -101,4 +101,5 @@ def of_dry_run() -> Mapping[str, Example]:
     return {
         "strength": Example("The effect of a strength of 2", {"steering": {"strength": 2}}),
         "auto": Example("With an automatic direction", {"steering": {"toward": "auto"}}),
+        "whole": Example("A whole request", chat(QUESTION, sage=True, diagnostics={"target_image": 1})),
     }

@@ -29,7 +29,7 @@ from server.wire.messages import Turn, texts_of
 from server.wire.metadata import Metadata
 from server.wire.strangers import ELSEWHERE, check_names
 from server.wire.structured import ResponseFormat, StructuredOutputs, ToolChoice, ToolList
-from steering import Grammar, InterventionSpec, RequestError, Steering
+from steering import Grammar, InterventionSpec, RequestError
 from steering.protocol.intervention import REGISTRY
 from steering.protocol.request import RANGES
 
@@ -108,8 +108,6 @@ class ChatRequest(BaseModel):
 
     asking: ClassVar[tuple[str, ...]] = ()
     """The fields that request interventions."""
-    required: ClassVar[frozenset[str]] = frozenset()
-    """The required ones among the fields of interventions."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), use_attribute_docstrings=True)
 
@@ -328,9 +326,7 @@ class ChatRequest(BaseModel):
 
 
 class DryRun(ChatRequest):
-    """A chat completion whose steering is to be reported; messages may be omitted, else image numbers are checked, too."""
-
-    required: ClassVar[frozenset[str]] = frozenset(Steering.path)
+    """A chat completion that is to be checked and reported, not answered; without messages only its options are."""
 
     messages: Annotated[list[Turn], Field(default_factory=list, max_length=MAX_MESSAGES)]
 
@@ -353,7 +349,7 @@ def _with_interventions(chat: type[Chat], diagnostics: Any, _registered: tuple[A
     found = intervention_fields()
     if taken := [name for name in found if name in chat.model_fields or name in NOTES or hasattr(chat, name)]:
         raise ValueError(f"No intervention can be called {taken[0]!r}, which is part of a request already.")
-    fields: dict[str, Any] = {name: (kind, ... if name in chat.required else None) for name, kind in found.items()}
+    fields: dict[str, Any] = {name: (kind, None) for name, kind in found.items()}
     read = Annotated[diagnostics | None, BeforeValidator(switch, json_schema_input_type=bool | diagnostics | None)]
     fields["diagnostics"] = (read, Field(None, description=chat.model_fields["diagnostics"].description))
     # The class has no source, so that pydantic would search all callers' files for docstrings of its fields.

@@ -243,6 +243,8 @@ class JournalSummary(AnswerBody):
     sampled: int
     """Number of newest rows from which everything but `count` is computed."""
     finish_reasons: dict[str, int]
+    sources: dict[str, int]
+    """Rows by the source of their request."""
     values: dict[str, Spread]
     """Times and tokens of answers that ran to their end."""
     flags: dict[str, RaisedFlag]

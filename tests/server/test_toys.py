@@ -28,6 +28,7 @@ from server.settings import Settings
 from steering.protocol import intervention, readout
 from steering.protocol.text import texts_of
 from tests.forked import forked
+from tests.server.api.test_operations import samples, total
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import checkpoint
 from tests.server.journal.journals import settled
@@ -250,25 +251,20 @@ def test_a_readout_that_nobody_knows_is_refused_with_those_that_there_are(client
 # -- both, wherever the server tells of what it does -----------------------------------------------------------------------
 
 
-def lines(client: FlaskClient) -> dict[str, float]:
-    """Return the server's metrics by name and labels."""
-    found = (line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if not line.startswith("#"))
-    return {name: float(value) for name, value in found}
-
-
 def test_metrics_and_journal_tell_of_both(client: FlaskClient, app: Flask) -> None:
-    journal, before = app.extensions["helmsight"].journal, lines(client)
+    journal, before = app.extensions["helmsight"].journal, samples(client)
     written = journal.written
     nudged = ask(client, nudge={"token": 9}, diagnostics={"include": ["norm"]}).json
     plain = ask(client).json
     settled(journal, written + 2)
-    after = lines(client)
+    after = samples(client)
     names = {
         'helmsight_interventions_total{kind="nudge",toward=""}': 1,
         'helmsight_diagnostics_total{readout="norm"}': 1,
-        "helmsight_last_norm_count": 2,  # of the plain answer, too: the journal asks for it
     }
     assert {name: after[name] - before.get(name, 0.0) for name in names} == names
+    # Of the plain answer, too: the journal asks for it.
+    assert total(after, "helmsight_last_norm_count") - total(before, "helmsight_last_norm_count") == 2
     (row,) = client.get("/v1/diagnostics?intervention=nudge&limit=1").json["data"]
     assert (row["id"], row["interventions"]) == (nudged["id"], ["nudge"])
     assert row["asked"]["nudge"] == {"token": 9}

@@ -17,7 +17,7 @@ from server.journal.entry import steered_toward
 from server.journal.fields import SAMPLING
 from server.settings import Settings, SettingsError
 from steering.protocol.intervention import REGISTRY
-from tests.server.api.test_operations import samples
+from tests.server.api.test_operations import samples, total
 from tests.server.api.test_streams import Live, events, post_and_hold
 from tests.server.conftest import ask, data_uri, user
 from tests.server.fakes import FakeEngine
@@ -42,6 +42,7 @@ def test_a_plain_answer_leaves_one_row(serve: Serve) -> None:
         "choice": 0,
         "model": answer["model"],
         **dict.fromkeys(("key_name", "trace_id", "span_id", "preset", "answer_correct")),
+        "source": "live",
         "toward": "none",
         "vectors": [],
         "finish_reason": answer["choices"][0]["finish_reason"],
@@ -177,7 +178,7 @@ def test_readouts_for_the_journal_alone_are_not_the_clients(serve: Serve) -> Non
     for row in rows_of(client, 3):
         assert row["diagnostics"]["attention_ratio"] > 0
         assert row["diagnostics"]["focused_image"] == 1
-    assert samples(client)["helmsight_attention_ratio_count"] == 3
+    assert total(samples(client), "helmsight_attention_ratio_count") == 3
     assert samples(client)['helmsight_diagnostics_total{readout="decay"}'] == 2
     assert 'helmsight_diagnostics_total{readout="modality"}' not in samples(client)
 

@@ -254,7 +254,7 @@ def test_a_page_of_the_journal_leads_to_the_next(checker: Checker) -> None:
         ("delete", "/v1/steering/vectors/{name}", "/v1/steering/vectors/modality-preference", {}, 403),
         ("post", "/v1/steering/vectors", None, {"data": b"x", "content_type": "text/plain"}, 415),
         ("post", "/v1/steering/vectors", None, {"data": b"x", "content_type": "application/octet-stream"}, 400),
-        ("post", "/v1/steering/validate", None, {"json": {}}, 400),
+        ("post", "/v1/steering/validate", None, {"json": {"sage": "on"}}, 400),
         ("get", "/v1/diagnostics", "/v1/diagnostics?flag=red", {}, 400),
         ("get", "/v1/diagnostics/summary", "/v1/diagnostics/summary?limit=1", {}, 400),
         ("get", "/v1/diagnostics/{identity}", "/v1/diagnostics/nothing", {}, 404),

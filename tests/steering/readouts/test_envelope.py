@@ -264,7 +264,9 @@ def test_the_keys_of_the_envelope_are_those_of_the_wire(make_engine: MakeEngine)
         *("sigma", "layer_focused", "lnd", "m_lnd", "mc_lnd", "image", "share", "target_image", "correct"),
     ]
     assert list(readout["rows"]) == ["question", "output", "last"]
-    assert list(readout["modality"]) == ["attention_ratio", "by_layer", "rows"]
+    assert list(readout["modality"]) == [
+        *("attention_ratio", "by_layer", "reason", "image_share", "context_share", "rows"),
+    ]
     assert list(readout["decay"]) == ["vision", "system", "user", "spans", "slope"]
 
 
