@@ -272,6 +272,8 @@ class SelfCheck(AnswerBody):
 class MeasuredFor(AnswerBody):
     """The calibrated values of the model by purpose; null for those not measured."""
 
+    digest: str | None
+    """A hash of all calibrated numbers; null if there are none."""
     think: Object | None
     sinks: Object | None
     surprise: Object | None

@@ -160,6 +160,13 @@ class InterventionSpec(ABC):
     def check(self, mllm: MLLM, prompt: Prompt) -> None:  # noqa: B027
         """Raise RequestError where the intervention does not fit a model or a prompt."""
 
+    def settled(self, mllm: MLLM) -> Any:
+        """Return what the core needs of the model's calibration, as data; None where it needs nothing.
+
+        The client resolves it once, because a calibration may change while a request waits or runs.
+        """
+        return None
+
     # -- of those that have a twin -------------------------------------------------------------------------------------
 
     @property

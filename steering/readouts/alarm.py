@@ -93,7 +93,11 @@ class AlarmReadout(Readout):
             "score": score,
             "threshold": alarm.threshold,
             "numbers": {name: found.get(name) for name in alarm.numbers},
-            "calibration": {"answers": alarm.answers, "raised": alarm.raised},
+            "calibration": {
+                "answers": alarm.answers,
+                "raised": alarm.raised,
+                "digest": answer.context.calibration,
+            },
         }
 
     def summary(self, said: Any) -> dict[str, Scalar]:
