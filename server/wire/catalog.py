@@ -143,6 +143,8 @@ class VectorCard(AnswerBody):
 
     object: Literal["steering.vector"]
     name: str
+    digest: str
+    """A hash of the vector and of what its strengths mean."""
     kind: str
     positive: Literal["text", "vision"] | None
     """The modality that a positive scale pushes toward; null for a vector that is no modality preference."""
