@@ -61,7 +61,10 @@ def test_a_request_and_a_preset_may_pin_a_digest(
 ) -> None:
     old = steering.VectorStore(checkpoint() / "vectors").get(NAME)
     pin = f"{NAME}@{old.identity[:12]}"
-    presets = {"pinned": {"steering": {"vector": pin, "toward": "vision"}}, "plain": {"temperature": 0.5}}
+    presets = {
+        "pinned": {"fields": {"steering": {"vector": pin, "toward": "vision"}}, "source": "test"},
+        "plain": {"fields": {"temperature": 0.5}, "source": "test"},
+    }
     client = served(engine, tmp_path, presets=presets)
     model = {"model": "helmsight-demo@pinned", "steering": None}
     assert steered(client, **model)["steering"][0]["name"] == NAME
