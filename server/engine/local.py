@@ -54,9 +54,7 @@ class LocalEngine:
     those of its calibration, None where that never changes.
     """
 
-    def __init__(
-        self, client: Client, magnitudes: torch.Tensor | None = None, files: CalibrationFiles | None = None
-    ):
+    def __init__(self, client: Client, magnitudes: torch.Tensor | None = None, files: CalibrationFiles | None = None):
         self._client = client
         self._magnitudes = magnitudes
         self._files, self._refreshing = files, threading.Lock()

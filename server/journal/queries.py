@@ -204,7 +204,9 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
     more = {name: value for name, value in row["diagnostics"].items() if name not in nested and value is not None}
     for name in ("sampling", "usage", "latency", "texts"):
         nested |= row[name] or {}
-    nested |= {name: None if row[name] is None else dumps(row[name]) for name in ("asked", "applied", "metadata", "digests")}
+    nested |= {
+        name: None if row[name] is None else dumps(row[name]) for name in ("asked", "applied", "metadata", "digests")
+    }
     nested |= {"interventions": " ".join(row["interventions"]), "readouts": dumps(more) if more else None}
     found = {**row, **nested}
     return {name: _inert(found.get(name)) for name in COLUMNS}

@@ -125,7 +125,9 @@ class Calibration:
         """
         if not fingerprint:
             return None
-        found = [_read(path, fingerprint, layers) for path in places(folder, fingerprint, calibrations) if path.is_file()]
+        found = [
+            _read(path, fingerprint, layers) for path in places(folder, fingerprint, calibrations) if path.is_file()
+        ]
         return None if not found else found[0].beside(found[-1])
 
 

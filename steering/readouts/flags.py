@@ -60,7 +60,9 @@ def flags(
         **raised,
         "concentration": found,
         "thresholds": {"top": TOP, **compared},
-        "calibration": {"answers": content["answers"], "raised": content["raised"], "digest": digest} if content else None,
+        "calibration": {"answers": content["answers"], "raised": content["raised"], "digest": digest}
+        if content
+        else None,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,18 +56,19 @@ def shares(choice: steering.Choice) -> tuple[bool, str | None, float]:
 @pytest.fixture(params=["apart", "within"])
 def served(
     request: pytest.FixtureRequest, model: steering.MLLM, apart: Make, tmp_path: Path
-) -> tuple[LocalEngine, Path]:
-    """Return an engine whose core is in another process, or in this one, and the folder of its calibrations."""
+) -> Iterator[tuple[LocalEngine, Path]]:
+    """Yield an engine whose core is in another process, or in this one, and the folder of its calibrations."""
     folder, settings = tmp_path / "calibrations", Settings(model=str(checkpoint()), vectors=[str(tmp_path)])
     if request.param == "apart":
         there = apart()
         there.engine._files = calibration_files(there.client.mllm, settings)
-        return there.engine, folder
+        yield there.engine, folder
+        return
     engine = steering.Engine(model, slots=4, threads=1, self_check=False)
     local = LocalEngine(engine, files=calibration_files(engine.mllm, settings))
     local.start()
-    request.addfinalizer(local.stop)
-    return local, folder
+    yield local, folder
+    local.stop()
 
 
 def asked() -> Request:

@@ -183,7 +183,11 @@ def test_a_pinned_name_is_the_vector_with_that_digest_or_none(tmp_path: Path) ->
     store, digest = VectorStore(tmp_path), make("a").identity
     for pin in (digest, digest[:8]):
         assert store.get(f"a@{pin}").identity == digest
-    for pin, code in (("f" * 64, "vector_digest_mismatch"), (digest[:7], "bad_vector_digest"), ("", "bad_vector_digest")):
+    for pin, code in (
+        ("f" * 64, "vector_digest_mismatch"),
+        (digest[:7], "bad_vector_digest"),
+        ("", "bad_vector_digest"),
+    ):
         with pytest.raises(PinError) as refused:
             store.get(f"a@{pin}")
         assert refused.value.code == code
