@@ -93,6 +93,12 @@ class Presets:
         forms = [field.form for field in given if isinstance(field.form, SteeringForm)]
         return own + [name for form in forms for name in form.names]
 
+    def interventions(self, preset: Preset) -> set[str]:
+        """Return the names of the interventions that a preset asks for."""
+        given = _chat(preset, self.chats).interventions
+        forms = {name for name, one in given.items() if one.form is not None}
+        return forms | {options.name() for one in given.values() for options in one.asked}
+
     def check(self, serving: Serving, settings: Settings) -> None:
         """Check the presets of the settings against a model; raises SettingsError for values that no request could use.
 

@@ -20,6 +20,7 @@ from prometheus_client.utils import floatToGoString
 
 from server.engine.runtime import Runtime, Serving
 from server.journal.writer import Journal
+from server.requests.readiness import readouts_available
 from steering import Histogram, VectorError
 
 _GAUGES = {
@@ -101,6 +102,14 @@ class EngineCollector(Collector):
             },
         )
         yield from _digests(self.runtime.loaded)
+        available = GaugeMetricFamily(
+            "helmsight_readout_available",
+            "0 for readouts whose values are null without calibration",
+            labels=["readout"],
+        )
+        for name, there in readouts_available(self.runtime.loaded).items():
+            available.add_metric([name], float(there))
+        yield available
         for name, (called, text) in _GAUGES.items():
             if name in stats:
                 yield GaugeMetricFamily(f"helmsight_{called}", text, stats[name])

@@ -289,6 +289,8 @@ class Readout(ABC):
     """The values that the journal and the metrics keep, each a float, int or bool."""
     quantities: ClassVar[Mapping[str, Quantity]] = {}
     """Descriptions of those that are floats."""
+    calibrated_by: ClassVar[str | None] = None
+    """The part of a model's calibration without which the values are null."""
 
     @abstractmethod
     def signals(self, options: Diagnose) -> frozenset[Signal]:

@@ -67,6 +67,7 @@ class AlarmReadout(Readout):
     """
 
     name = "alarm"
+    calibrated_by = "alarm"
     options = (SPANS,)
     scalars: ClassVar[dict[str, type]] = {"alarm": bool, "alarm_score": float}
     quantities: ClassVar[dict[str, Quantity]] = {

@@ -82,6 +82,7 @@ class FlagsReadout(Readout):
     """
 
     name = "flags"
+    calibrated_by = "flags"
     options = (DISCOUNT_SINKS,)
     scalars: ClassVar[dict[str, type]] = dict.fromkeys(FLAGS, bool)
 
