@@ -56,10 +56,10 @@ def prepare(
         metavar="DIR", help="folder for the reports and the answers that an interrupted run resumes from",
     )] = Path("build/prepare"),
 ) -> None:  # fmt: skip
-    """Measure everything that a model lacks: its steering vector, and the calibrations of SAGE, sinks, flags, alarm, surprise.
+    """Measure everything that a model lacks: its steering vector, and what SAGE, sinks, flags, alarm and surprise need.
 
-    Parts that are there are kept. Run it again after an interruption to continue. The exit status is 1 if a part could not be
-    measured.
+    Parts that are there are kept. Run it again after an interruption to continue. The exit status is 1 if a part could not
+    be measured.
     """
     log_warnings()
     defaults: Defaults = context.obj
