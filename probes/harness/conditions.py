@@ -164,8 +164,6 @@ class Wanted:
 
 def _uncalibrated(asked: Conditions, session: Session) -> list[str]:
     """Return in words which conditions use a part of the model's calibration that was not measured."""
-    if (inside := session.endpoint) is not None and not inside.is_helmsight:
-        return []
     using: dict[str, list[str]] = {}
     for name, way in asked.items():
         names = {one.name() for one in way if not isinstance(one, Push) and getattr(one, "threshold", None) is None}

@@ -13,7 +13,7 @@ from server.vectors.names import has
 from steering import VectorStore
 from steering.protocol.readout import REGISTRY
 from steering.readiness import VECTOR as VECTOR_PART
-from steering.readiness import PartState
+from steering.readiness import PARTS, PartState
 from steering.readiness import states as part_states
 
 log = logging.getLogger("helmsight")
@@ -42,7 +42,7 @@ def measured(capabilities: Capabilities, store: VectorStore) -> set[str]:
     """Return the names of the parts that a model just loaded has, as `steering.readiness.Part.measured`."""
     known = capabilities.about.get("calibration", {})
     names = {ABOUT.get(name, name) for name, value in known.items() if value is not None}
-    return {*names, *_vector(capabilities, store)}
+    return {part.measured for part in PARTS if part.measured in names} | _vector(capabilities, store)
 
 
 def _vector(capabilities: Capabilities, store: VectorStore) -> set[str]:
