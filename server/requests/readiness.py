@@ -12,8 +12,8 @@ from server.settings import Settings
 from server.vectors.names import has
 from steering import VectorStore
 from steering.protocol.readout import REGISTRY
-from steering.readiness import VECTOR as VECTOR_PART
 from steering.readiness import PARTS, PartState
+from steering.readiness import VECTOR as VECTOR_PART
 from steering.readiness import states as part_states
 
 log = logging.getLogger("helmsight")

@@ -78,7 +78,7 @@ def test_what_a_run_had_to_leave_out_stands_in_its_report(
 
     benchmark = replace(toy.BENCHMARK, name="rough", run=without)
     monkeypatch.setattr(command, "BENCHMARKS", [*command.BENCHMARKS, benchmark])
-    assert run("eval", "rough", *words[2:], "--limit", "1") == 0
+    assert run("eval", "rough", *words[2:], "--limit", "2") == 0
     assert strict(tmp_path / "toy" / "report.json")["about"]["lacks"] == [
         "SAGE without calibration: thresholds are rough."
     ]
