@@ -10,7 +10,7 @@ VECTOR = "vector"
 
 
 @dataclass(frozen=True)
-class Part:
+class PreparedPart:
     """Something that is measured on a model once.
 
     measured: its name in a `Calibration`, or `VECTOR`. serves: the features that use it. without: what they do while it is
@@ -29,27 +29,27 @@ class Part:
 
 
 PARTS = (
-    Part(
+    PreparedPart(
         "vector", VECTOR, "steering toward vision, text or auto", "these presets do not exist",
         "helmsight probe --use", interventions=frozenset({"steering"}),
     ),
-    Part(
+    PreparedPart(
         "sage", "divergence", "sage.think", "it uses rough thresholds of two prompts",
         "helmsight probe --calibrate-sage", interventions=frozenset({"sage.think"}), degrades=True,
     ),
-    Part(
+    PreparedPart(
         "sinks", "sinks", "discount_sinks of the readouts", "requests with it are refused",
         "helmsight probe --calibrate-sinks", readouts=frozenset({"patches"}),
     ),
-    Part(
+    PreparedPart(
         "flags", "flags", "readout flags", "both flags are null, so that no alert on them fires",
         "helmsight probe --calibrate-flags", readouts=frozenset({"flags"}),
     ),
-    Part(
+    PreparedPart(
         "alarm", "alarm", "readout alarm", "it is null, so that no alert on it fires",
         "helmsight eval alarm --keep", readouts=frozenset({"alarm"}),
     ),
-    Part(
+    PreparedPart(
         "surprise", "surprise", "steering auto by surprise", "requests without a bound of their own are refused",
         "helmsight probe --calibrate-surprise", interventions=frozenset({"steering"}),
     ),
@@ -61,7 +61,7 @@ PARTS = (
 class PartState:
     """A part of a model and whether it is there."""
 
-    part: Part
+    part: PreparedPart
     there: bool
 
     @property
@@ -85,7 +85,7 @@ def lacking(interventions: Collection[str], given: Collection[PartState]) -> lis
 
 
 def states(measured: Collection[str]) -> list[PartState]:
-    """Return the state of every part; `measured` are the names of those that are there, as `Part.measured`."""
+    """Return the state of every part; `measured` are the names of those that are there, as `PreparedPart.measured`."""
     return [PartState(part, part.measured in measured) for part in PARTS]
 
 
@@ -99,6 +99,6 @@ def table(given: Collection[PartState], model: str) -> list[str]:
     return lines
 
 
-def advice(part: Part, model: str) -> str:
+def advice(part: PreparedPart, model: str) -> str:
     """Return the commands that measure a part."""
     return f"'helmsight prepare {model}' measures all that is missing, '{part.command} --model {model}' this alone"

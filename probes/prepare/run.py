@@ -20,7 +20,7 @@ from probes.vector.build import Recipe
 from probes.vector.calibrate import STRENGTHS, Budget
 from steering import Engine, VectorError, VectorStore
 from steering.errors import SteeringError
-from steering.readiness import PARTS, Part, PartState, states, table
+from steering.readiness import PARTS, PartState, PreparedPart, states, table
 from steering.readiness import VECTOR as VECTOR_PART
 
 KINDS: dict[str, CalibrationPart] = {"sage": "sage", "sinks": "sinks", "flags": "flags", "surprise": "surprise"}
@@ -54,7 +54,7 @@ class PrepareOptions:
             raise ValueError(f"--only: unknown {unknown[0]!r}; there are {', '.join(names)}")
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PreparedPart]:
         """The parts to consider, in the order in which they are measured."""
         return [part for part in PARTS if not self.only or part.name in self.only]
 
@@ -80,7 +80,7 @@ def run(options: PrepareOptions, defaults: Defaults) -> bool:
         try:
             _steps(options, defaults)[part.name]()
         except (ValueError, OSError, SteeringError) as error:
-            failed[part.name] = str(error)
+            failed[part.name] = str(error).replace("--limit", "--questions")  # its name here
         outcome = "failed" if part.name in failed else "done"
         print(
             f"[{number}/{len(options.parts)}] {part.name}: {outcome} after {time.monotonic() - since:.1f} s", flush=True
@@ -97,7 +97,7 @@ def _lines(found: list[PartState], failed: Mapping[str, str], model: str) -> lis
 
 
 def _measured(options: PrepareOptions, engine: Engine) -> set[str]:
-    """Return the names of the parts that the model has now, as `Part.measured`."""
+    """Return the names of the parts that the model has now, as `PreparedPart.measured`."""
     mllm = engine.mllm
     names = set(() if mllm.calibration is None else mllm.calibration.parts)
     store = VectorStore(*options.model.vectors(), Path(options.model.path) / "vectors", fingerprint=mllm.fingerprint)

@@ -252,7 +252,8 @@ class ThinkSlots(Slots):
         sequence.captured[NAME] = found if earlier is None else torch.cat([earlier, found], 1)
 
     def reuse(self, sequence: Sequence) -> Reuse:
-        think, key = sequence.spec.asked.get(NAME), ()
+        think = sequence.spec.asked.get(NAME)
+        key: tuple[float, ...] = ()
         if isinstance(think, Think):
             key = (think.gamma, *self._settled(sequence).values)
         return Reuse(sequence.prompt.length, key, measured=self.concerns(sequence.spec.asked, sequence.spec.signals))

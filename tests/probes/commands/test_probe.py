@@ -167,16 +167,6 @@ def test_a_folder_is_no_place_for_a_vector(
     assert last_error(capsys) == f"helmsight: --out {tmp_path} is a folder; name a file"
 
 
-@pytest.fixture
-def home(undrawn: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Set a home folder for the test, where the probe writes by default."""
-    for name in ("HELMSIGHT_VECTORS", "HELMSIGHT_CONFIG", "HELMSIGHT_MODEL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "home"
-
-
 def at_home(model: str, *words: str) -> int:
     """Run a probe on the real command line, without naming an output."""
     return cli.main(["probe", "--model", model, "--device", "cpu", "--quiet", "--layers", "1", *LEAST, *words])
@@ -202,42 +192,6 @@ def test_a_vector_goes_to_the_users_folder_where_every_command_finds_it(
     words = ("--conditions", "plain", "steer", "--limit", "1", "--out", "mc2")
     assert cli.main(["eval", "mc2", "--model", model, "--device", "cpu", "--quiet", *words]) == 0
     assert strict(Path("mc2/report.json"))["about"]["vector"] == "modality-preference"
-
-
-def test_a_probes_vector_is_a_candidate_until_somebody_uses_it(
-    model: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The name stands for the earlier vector until then, and both are shown side by side, before and after."""
-    folder, name = home / ".helmsight" / "vectors", "modality-preference"
-    assert at_home(model, "--use") == 0
-    old = steering.SteeringVector.load(folder / f"{name}.safetensors")
-    served = vector_store(load_settings(environ={}), Path(model), old.fingerprint)
-    capsys.readouterr()
-    assert at_home(model, "--seed", "1", "--report", "other") == 0
-    new = steering.SteeringVector.load(folder / "candidates" / f"{name}.safetensors")
-    assert old.identity != new.identity
-    assert served.get(name).identity == old.identity
-    after_the_probe = capsys.readouterr().out
-    assert f"until 'helmsight vectors use {name}'" in after_the_probe
-    assert cli.main(["vectors", "use", name, "--model", model, "--dry-run"]) == 0
-    cosine = float(torch.cosine_similarity(old.direction[1], new.direction[1], dim=0))
-    for said in (after_the_probe, capsys.readouterr().out):
-        lines = {line.split("  ")[0]: line.split() for line in said.splitlines()}
-        assert lines["digest"][-2:] == [old.identity[:16], new.identity[:16]]
-        assert lines["layers"][-2:] == ["1", "1"]
-        assert lines["cosine at layer 1"][-2:] == ["1", f"{cosine:.3f}"]
-    assert served.get(name).identity == old.identity
-    assert cli.main(["vectors", "use", name, "--model", model]) == 0
-    said = capsys.readouterr().out
-    assert f"digest {old.identity} before, {new.identity} now" in said
-    assert served.get(name).identity == new.identity
-    assert not (folder / "candidates" / f"{name}.safetensors").exists()
-    kept = folder / "previous" / f"{name}-{old.identity[:16]}.safetensors"
-    assert f"helmsight vectors import {kept} --name {name} --replace" in said
-    assert cli.main(["vectors", "import", str(kept), "--name", name, "--replace"]) == 0
-    assert served.get(name).identity == old.identity
-    assert cli.main(["vectors", "use", name, "--model", model]) == 1
-    assert f"There is no candidate {name!r}" in last_error(capsys)
 
 
 def test_the_folder_of_the_settings_is_written_to_and_read(
