@@ -78,11 +78,11 @@ class LocalEngine:
 
     def calibration(self) -> Calibration | None:
         known = self._client.mllm.calibration
-        if self._files is None or self._files.current() == known:
+        if self._files is None or self._files.current() is known:
             return known
         with self._refreshing:
             known, now = self._client.mllm.calibration, self._files.current()
-            if now != known:
+            if now is not known:
                 self._client.calibrate(now)
                 self.capabilities = replace(self.capabilities, about=about(self._client.mllm))
                 log.warning("the calibration of %s changed: %s", self.capabilities.name, _difference(known, now))
@@ -114,7 +114,7 @@ class LocalEngine:
 def _difference(before: Calibration | None, after: Calibration | None) -> str:
     """Return the parts that differ and both digests, in words."""
     parts = [part for part in PARTS if getattr(before, part, None) != getattr(after, part, None)]
-    digests = [digest if (digest := getattr(one, "digest", None)) else "none" for one in (before, after)]
+    digests = [getattr(one, "digest", None) or "none" for one in (before, after)]
     return f"{', '.join(parts)}; digest {digests[0]} before, {digests[1]} now"
 
 

@@ -34,14 +34,19 @@ class CalibrationFiles:
         self._lock = threading.Lock()
 
     def current(self) -> Calibration | None:
-        """Return the calibration as of now; a damaged file leaves the last one in use, and is logged once."""
+        """Return the calibration as of now, the same object while its numbers are the same.
+
+        A damaged file leaves the last one in use, and is logged once.
+        """
         stamps = tuple(_stamp(path) for path in self._paths)
         if stamps == self._stamps:
             return self._held
         with self._lock:
             if stamps != self._stamps:
                 try:
-                    self._held = Calibration.load(self._folder, self._fingerprint, self._layers, self._calibrations)
+                    read = Calibration.load(self._folder, self._fingerprint, self._layers, self._calibrations)
+                    if read != self._held:
+                        self._held = read
                 except (UnsupportedModel, OSError) as error:
                     log.warning("the calibration in use is kept: %s", error)
                 self._stamps = stamps

@@ -1,4 +1,4 @@
-"""A vector's name that comes to stand for another vector while a server runs: said in log, answer, journal and metrics."""
+"""Vectors and calibrations that change while a server runs: said in log, answer, journal and metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from flask.testing import FlaskClient
 
 import steering
 from server.app import create_app
+from server.engine.local import LocalEngine
 from server.settings import Settings
+from steering.model.calibration import Calibration
+from steering.model.calibration_files import CalibrationFiles, under
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import checkpoint
 from tests.server.journal.rows import rows_of
@@ -86,3 +89,41 @@ def test_a_request_and_a_preset_may_pin_a_digest(
     assert "preset 'pinned'" in caplog.text
     assert "is refused" in caplog.text
     assert ask(again, "What?", model="helmsight-demo@plain", max_tokens=1).status_code == 200
+
+
+def test_a_calibration_is_picked_up_without_a_restart(
+    engine: steering.Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server of a model without calibration refuses what needs one, until another command has kept it."""
+    mllm = under(engine.mllm, None)
+    own = steering.Engine(mllm, slots=2, threads=1, self_check=False)
+    folder = tmp_path / "calibrations"
+    files = CalibrationFiles(None, mllm.fingerprint, mllm.num_layers, None, folder)
+    local = LocalEngine(own, files=files)
+    local.start()
+    settings = Settings(vectors=(str(tmp_path),), journal=f"sqlite:///{tmp_path / 'journal.db'}")
+    client = create_app(settings, engine=local).test_client()
+    auto = {"toward": "auto", "auto": {"criterion": "surprise"}}
+    chat = (data_uri(), "Text context: It is blue.\nWhat is it?")
+    fields: dict[str, Any] = {"steering": auto, "diagnostics": {"include": ["alarm"]}, "max_tokens": 2}
+    refusal = ask(client, *chat, **fields)
+    assert refusal.status_code == 400
+    assert "probe --calibrate-surprise" in refusal.json["error"]["message"]
+    assert "helmsight_calibration_info" not in client.get("/metrics").text
+    calibration = Calibration.load(checkpoint(), mllm.fingerprint, mllm.num_layers)
+    assert calibration is not None
+    digest = calibration.digest
+    calibration.keep(folder)
+    with caplog.at_level(logging.INFO, "helmsight"):
+        answer = ask(client, *chat, **fields)
+    assert answer.status_code == 200
+    (choice,) = answer.json["choices"]
+    assert choice["applied"]["steering"][0]["auto"]["calibration"] == digest
+    assert choice["diagnostics"]["alarm"]["calibration"]["digest"] == digest
+    assert f"digest none before, {digest} now" in caplog.text
+    (row,) = rows_of(client, 1)
+    assert row["calibration"] == digest
+    assert f'helmsight_calibration_info{{digest="{digest}"}} 1.0' in client.get("/metrics").text
+    assert 'helmsight_readout_available{readout="alarm"} 1.0' in client.get("/metrics").text
+    assert client.get("/about").json["calibration"]["digest"] == digest
+    local.stop()

@@ -47,6 +47,9 @@ def test_new_changed_and_removed_files_are_seen(tmp_path: Path) -> None:
     changed.keep(tmp_path / "own")
     assert there.current() == changed
     assert there.current() is there.current()  # read once
+    same = there.current()
+    changed.keep(tmp_path / "own")
+    assert there.current() is same  # a new file with the same numbers
     (tmp_path / "model").mkdir()
     replace(MEASURED, surprise=9.0).with_sinks(torch.ones(2, 1, 1), 1).save(tmp_path / "model")
     assert (found := there.current()) is not None
