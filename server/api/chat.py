@@ -115,6 +115,7 @@ def submit(
     try:
         with serving.engine.turn(caller().group) as turn:
             turn.check()  # before loading images
+            calibrated = turn.calibration
             images.fetch_remote(image_urls(chat.messages))  # a slow host must not hold a place for preparing
 
             def submitted(resolved: steering.Request) -> tuple[steering.Request, ServedCompletion]:
@@ -138,7 +139,9 @@ def submit(
     g.notes["completion_id"] = request.environ[COMPLETION] = answer_id
     current_completion.set(answer_id)
     g.traffic = Traffic.of(serving.name, resolved, source)
-    columns = {"key_name": caller().name, "source": source, **{name: g.notes.get(name) for name in TRACED}}
+    digest = None if calibrated is None else calibrated.digest
+    columns = {"key_name": caller().name, "source": source, "calibration": digest}
+    columns |= {name: g.notes.get(name) for name in TRACED}
     owner = caller().owner if chat.store and stores(app) else None
     entry = Entry.of(
         app.journal, chat, resolved, answer_id, serving.name, completion.prompt_tokens, skipping.brief, columns, owner

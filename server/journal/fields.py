@@ -22,13 +22,13 @@ GROUPS = {
     "texts": ("prompt", "answer"),
 }
 """The objects of a row in JSON, besides `diagnostics`; tables have a column for each of their entries."""
-ADDED_NAMES = tuple(column.name for columns in ADDED.values() for column in columns)
+REPORTS = ("digests", "asked", "applied", "metadata")
+"""Fields that are objects in JSON, and JSON in tables."""
+ADDED_NAMES = tuple(column.name for columns in ADDED.values() for column in columns if column.name not in REPORTS)
 PLAIN = ("id", "choice", "created", "model", "key_name", *ADDED_NAMES, "finish_reason", "streamed", "toward", "images")
 """The fields that are a column of the database, as it is."""
 LISTS = ("interventions", "vectors")
 """Fields that are lists in JSON, and texts with spaces in tables."""
-REPORTS = ("asked", "applied", "metadata")
-"""Fields that are objects in JSON, and JSON in tables."""
 
 FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 """Characters that start a formula in some spreadsheet, or that it drops before one."""
@@ -52,6 +52,7 @@ def shown(row: Mapping[str, Any], scalars: Iterable[str]) -> dict[str, Any]:
         **plain,
         **{name: _listed(row[name]) for name in LISTS},
         "answer_correct": row["answer_correct"],
+        "digests": _parsed(row["digests"]),
         "asked": json.loads(row["asked"]),
         "applied": _parsed(row["applied"]),
         "sampling": {**dict.fromkeys(SAMPLING), **sampling},

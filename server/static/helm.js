@@ -35,7 +35,7 @@ export class Helm {
     this.reason = this.vectors.length
       ? ""
       : able
-        ? "No steering vector of this server matches the model. Build one with “helmsight probe”."
+        ? "No steering vector of this server matches the model. Build one with “helmsight probe --use”."
         : "The engine of this server does not support steering.";
     byId("vector").replaceChildren(...this.vectors.map(({ name }) => h("option", { value: name }, name)));
     if (this.vectors.some(({ name }) => name === DEFAULT_VECTOR)) byId("vector").value = DEFAULT_VECTOR;

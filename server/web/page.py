@@ -113,8 +113,9 @@ def _static(folder: Path, name: str) -> Response:
 @documented("Pages", About, errors=(503,))
 def about() -> Response:
     """Return what the model's page shows beyond /v1/models: family, check at load, and measured values."""
-    capabilities = context().runtime.serving().capabilities
-    return json_response({"object": "model.about", "families": sorted(TESTED), **capabilities.about})
+    serving = context().runtime.serving()
+    serving.engine.calibration()  # takes in what was measured meanwhile
+    return json_response({"object": "model.about", "families": sorted(TESTED), **serving.capabilities.about})
 
 
 @blueprint.get("/samples")

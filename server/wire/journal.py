@@ -78,6 +78,8 @@ class RowOfAnswer(AnswerBody):
     """The requested steering vectors."""
     answer_correct: bool | None
     """What `metadata` says of the answer."""
+    digests: dict[str, str] | None
+    """The digests of the steering vectors by name; null in rows of an older server."""
     asked: Object
     applied: Object | None
     sampling: Object

@@ -97,7 +97,7 @@ def test_a_wheel_serves_probes_and_evaluates_in_an_empty_folder(wheel: Path, tmp
         server.end()
     assert str(ROOT) not in log.read_text()
     small = ("--calibration-samples", "2", "--strengths", "0.5", "--states", "0", "--layers", "3")
-    helmsight("probe", "--samples", "24", *small, "--quiet", "--force")
+    helmsight("probe", "--samples", "24", *small, "--quiet", "--force", "--use")
     (vector,) = (home / ".helmsight" / "vectors").glob("*.safetensors")
     helmsight("eval", "mc2", "--limit", "1", "--severity", "0.5", "--quiet")
     assert (folder / "build" / "mc2" / "report.html").is_file()

@@ -40,13 +40,14 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
     return captured.err.strip()
 
 
-VECTORS = ("list", "show", "build", "compose", "export", "import")
+VECTORS = ("list", "show", "build", "compose", "export", "import", "use")
 
 
 def test_every_command_is_there() -> None:
     assert set(ALL) == {
         "helmsight",
         *("helmsight serve", "helmsight doctor", "helmsight bench", "helmsight probe", "helmsight reproduce"),
+        "helmsight prepare",
         "helmsight eval",
         *(f"helmsight eval {one}" for one in ("alarm", "faithfulness", "mc2", "mm-sap", "sage", "spd-faith", "stme")),
         *(f"helmsight eval {one}" for one in ("ambigcaps", "chair", "mme", "phd", "pope", "tallyqa", "vsr")),

@@ -167,16 +167,6 @@ def test_a_folder_is_no_place_for_a_vector(
     assert last_error(capsys) == f"helmsight: --out {tmp_path} is a folder; name a file"
 
 
-@pytest.fixture
-def home(undrawn: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Set a home folder for the test, where the probe writes by default."""
-    for name in ("HELMSIGHT_VECTORS", "HELMSIGHT_CONFIG", "HELMSIGHT_MODEL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "home"
-
-
 def at_home(model: str, *words: str) -> int:
     """Run a probe on the real command line, without naming an output."""
     return cli.main(["probe", "--model", model, "--device", "cpu", "--quiet", "--layers", "1", *LEAST, *words])
@@ -186,7 +176,7 @@ def test_a_vector_goes_to_the_users_folder_where_every_command_finds_it(
     model: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(Path(model).rglob("*"))
-    assert at_home(model) == 0
+    assert at_home(model, "--use") == 0
     out = home / ".helmsight" / "vectors" / "modality-preference.safetensors"
     made = steering.SteeringVector.load(out)
     assert str(out) in capsys.readouterr().out
@@ -208,8 +198,8 @@ def test_the_folder_of_the_settings_is_written_to_and_read(
     model: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HELMSIGHT_VECTORS", f"{home / 'first'},{home / 'second'}")
-    assert at_home(model, "--name", "mine") == 0
-    assert [path.name for path in (home / "first").iterdir()] == ["mine.safetensors"]
+    assert at_home(model, "--name", "mine", "--use") == 0
+    assert [path.name for path in (home / "first").glob("*.safetensors")] == ["mine.safetensors"]
     assert not (home / ".helmsight").exists()
     words = ("--conditions", "plain", "steer", "--limit", "1", "--vector", "mine", "--out", "mc2")
     assert cli.main(["eval", "mc2", "--model", model, "--device", "cpu", "--quiet", *words]) == 0
@@ -232,7 +222,7 @@ def test_a_vector_that_is_there_is_not_replaced_unasked_and_that_is_told_before_
     out = home / "elsewhere.safetensors" if named else home / ".helmsight/vectors/modality-preference.safetensors"
     out.parent.mkdir(parents=True)
     out.write_bytes(b"calibrated for hours")
-    assert at_home(model, *(("--out", str(out)) if named else ())) == 1
+    assert at_home(model, *(("--out", str(out)) if named else ("--use",))) == 1
     assert last_error(capsys) == (
         f"helmsight: {out} already exists; --replace overwrites it, --name or --out names another file"
     )

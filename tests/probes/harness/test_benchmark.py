@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from probes import command
 from probes.answering.base import Question, Reply
 from probes.answering.engine import InProcess
+from probes.harness.benchmark import Findings
 from probes.harness.comparison import BASELINE
+from probes.harness.session import Session
 from steering import Icd, See
 from tests.probes.command_line import last_error, run, strict
 from tests.probes.conftest import text_of
@@ -63,6 +66,26 @@ def test_a_run_writes_and_prints_what_it_found(
     assert page in printed
     assert f"report: {tmp_path / 'toy' / 'report.html'}" in printed
     assert "<table>" in (tmp_path / "toy" / "report.html").read_text()
+
+
+def test_what_a_run_had_to_leave_out_stands_in_its_report(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without(options: toy.ToyOptions, session: Session) -> Findings:
+        for _ in range(2):
+            session.lack("SAGE without calibration: thresholds are rough.")
+        return toy.BENCHMARK.run(options, session)
+
+    benchmark = replace(toy.BENCHMARK, name="rough", run=without)
+    monkeypatch.setattr(command, "BENCHMARKS", [*command.BENCHMARKS, benchmark])
+    assert run("eval", "rough", *words[2:], "--limit", "2") == 0
+    assert strict(tmp_path / "toy" / "report.json")["about"]["lacks"] == [
+        "SAGE without calibration: thresholds are rough."
+    ]
+    page = (tmp_path / "toy" / "report.md").read_text()
+    assert page.count("SAGE without calibration: thresholds are rough.") == 1
+    assert "## What was left out" in page
+    assert "thresholds are rough." in capsys.readouterr().out
 
 
 def test_a_run_that_was_stopped_asks_only_the_rest(

@@ -16,12 +16,27 @@ from probes.harness.comparison import BASELINE
 from probes.harness.conditions import Wanted, chosen, known, pushes
 from probes.harness.ledger import key
 from probes.harness.options import ModelOptions
+from probes.harness.session import Session
 from steering import RefusalPrompt, See, VectorError
 from steering.interventions.project_out import ProjectOut
+from steering.readiness import PARTS, PartState, states
 from tests.probes.harness.toy import CONDITIONS
 
 
-def session(found: Any) -> Any:
+class Stub(SimpleNamespace):
+    """A session of the given parts, of a model that was prepared with `measured`."""
+
+    measured: tuple[str, ...] = tuple(part.measured for part in PARTS)
+    lack = Session.lack
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(lacks=[], **fields)
+
+    def prepared(self) -> list[PartState]:
+        return states(self.measured)
+
+
+def session(found: Any, **more: Any) -> Any:
     """Return a session with a server that has that vector, or raises that error."""
 
     def vector(name: str) -> Any:
@@ -29,7 +44,7 @@ def session(found: Any) -> Any:
             raise found
         return found
 
-    return SimpleNamespace(endpoint=SimpleNamespace(vector=vector, check_interventions=lambda: None))
+    return Stub(endpoint=SimpleNamespace(vector=vector, check_interventions=lambda: None), **more)
 
 
 def test_patterns_choose_and_keep_the_order() -> None:
@@ -66,11 +81,28 @@ def test_without_a_vector_steering_is_left_out_or_refused_where_it_was_named(cap
         Wanted.of(["toward nothing"], None, list)
 
 
+def test_what_is_left_out_or_rough_is_kept_for_the_report(caplog: Any) -> None:
+    told = session(VectorError("there is no vector"), measured=("sinks",))
+    own = ['own={"sage": {"think": {"threshold": 1.0}}}', 'rough={"sage": {"think": true}}']
+    with caplog.at_level(logging.WARNING):
+        Wanted.of(None, own, list).conditions(told)
+    steering_left_out, rough = told.lacks
+    assert steering_left_out == "Steering is left out: there is no vector"
+    assert rough == (
+        "SAGE, rough without calibration: sage.think: it uses rough thresholds of two prompts, since this model has no "
+        "calibration for it (helmsight probe --calibrate-sage)."
+    )
+    assert rough in caplog.text
+    calibrated = session("its own")
+    Wanted.of(None, own, list).conditions(calibrated)
+    assert calibrated.lacks == []
+
+
 def in_process(folder: Any, fingerprint: str = "f" * 32) -> Any:
     """Return a session that asks a model of this process, whose vectors lie in `folder`."""
     model = SimpleNamespace(path=str(folder))
     engine = SimpleNamespace(mllm=SimpleNamespace(fingerprint=fingerprint))
-    return SimpleNamespace(endpoint=None, engine=engine, setup=SimpleNamespace(model=model))
+    return Stub(endpoint=None, engine=engine, setup=SimpleNamespace(model=model))
 
 
 def test_vectors_among_options_are_looked_up_in_process(tmp_path: Path, caplog: Any) -> None:
@@ -109,7 +141,7 @@ def test_a_server_that_is_not_helmsight_is_told_what_can_be_said(caplog: Any) ->
     def refuse(*_: Any) -> None:
         raise ValueError("that is not a Helmsight server.")
 
-    plain = SimpleNamespace(endpoint=SimpleNamespace(vector=refuse, check_interventions=refuse))
+    plain = Stub(endpoint=SimpleNamespace(vector=refuse, check_interventions=refuse))
     told = {"refusal prompt": (RefusalPrompt(),)}
     with caplog.at_level(logging.WARNING):
         assert Wanted.of(None, None, list, told).conditions(plain) == {BASELINE: (), **told}

@@ -1,0 +1,53 @@
+"""A probe's vector is a candidate, which changes nothing before somebody uses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import steering
+from server import cli
+from server.engine.runtime import vector_store
+from server.process.sources import load_settings
+from tests.probes.command_line import last_error
+from tests.probes.commands.test_probe import at_home
+
+pytestmark = pytest.mark.usefixtures("loaded_once", "short_answers")
+
+
+def test_a_probes_vector_is_a_candidate_until_somebody_uses_it(
+    model: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name stands for the earlier vector until then, and both are shown side by side, before and after."""
+    folder, name = home / ".helmsight" / "vectors", "modality-preference"
+    assert at_home(model, "--use") == 0
+    old = steering.SteeringVector.load(folder / f"{name}.safetensors")
+    served = vector_store(load_settings(environ={}), Path(model), old.fingerprint)
+    capsys.readouterr()
+    assert at_home(model, "--seed", "1", "--report", "other") == 0
+    new = steering.SteeringVector.load(folder / "candidates" / f"{name}.safetensors")
+    assert old.identity != new.identity
+    assert served.get(name).identity == old.identity
+    after_the_probe = capsys.readouterr().out
+    assert f"until 'helmsight vectors use {name}'" in after_the_probe
+    assert cli.main(["vectors", "use", name, "--model", model, "--dry-run"]) == 0
+    cosine = float(torch.cosine_similarity(old.direction[1], new.direction[1], dim=0))
+    for said in (after_the_probe, capsys.readouterr().out):
+        lines = {line.split("  ")[0]: line.split() for line in said.splitlines()}
+        assert lines["digest"][-2:] == [old.identity[:16], new.identity[:16]]
+        assert lines["layers"][-2:] == ["1", "1"]
+        assert lines["cosine at layer 1"][-2:] == ["1", f"{cosine:.3f}"]
+    assert served.get(name).identity == old.identity
+    assert cli.main(["vectors", "use", name, "--model", model]) == 0
+    said = capsys.readouterr().out
+    assert f"digest {old.identity} before, {new.identity} now" in said
+    assert served.get(name).identity == new.identity
+    assert not (folder / "candidates" / f"{name}.safetensors").exists()
+    kept = folder / "previous" / f"{name}-{old.identity[:16]}.safetensors"
+    assert f"helmsight vectors import {kept} --name {name} --replace" in said
+    assert cli.main(["vectors", "import", str(kept), "--name", name, "--replace"]) == 0
+    assert served.get(name).identity == old.identity
+    assert cli.main(["vectors", "use", name, "--model", model]) == 1
+    assert f"There is no candidate {name!r}" in last_error(capsys)
