@@ -23,7 +23,7 @@ COMMANDS = {
     "doctor": ("server.commands.doctor", "check everything that a server depends on, with advice"),
     "bench": ("server.commands.bench", "measure how fast a device, usually a GPU, runs a model"),
     "vectors": ("server.commands.vectors", "list, show, build, compose, export and import steering vectors"),
-    "keys": ("server.commands.keys", "make, list and revoke keys with names, roles and limits"),
+    "keys": ("server.commands.keys", "make, rotate, list and revoke keys with names, roles and limits"),
     "journal": ("server.commands.journal", "export, prune or summarise the journal of answers"),
     "probe": ("probes.command", "build a modality-preference vector for a model"),
     "eval": ("probes.command", "run a benchmark"),

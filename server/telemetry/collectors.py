@@ -17,6 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from server.access.ring import KeyRing
 from server.engine.runtime import Runtime
 from server.journal.writer import Journal
 from steering import Histogram
@@ -135,6 +136,21 @@ class JournalCollector(Collector):
         rows.add_metric(["written"], journal.written)
         rows.add_metric(["dropped"], journal.dropped)
         yield rows
+
+
+class KeyCollector(Collector):
+    """The expiry of each named key that has one."""
+
+    def __init__(self, keys: KeyRing):
+        self.keys = keys
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Unix time at which a key with an expiry is no longer accepted"
+        expiry = GaugeMetricFamily("helmsight_key_expiry_timestamp_seconds", text, labels=["key"])
+        for name, expires in self.keys.expiries.items():
+            expiry.add_metric([name], expires.timestamp())
+        if expiry.samples:
+            yield expiry
 
 
 def _histograms(found: Mapping[str, Histogram]) -> Iterable[Metric]:

@@ -6,10 +6,11 @@ from collections.abc import Collection
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 
+from server.access.ring import KeyRing
 from server.engine.runtime import Runtime
 from server.journal.scalars import scalars
 from server.journal.writer import Journal
-from server.telemetry.collectors import EngineCollector, JournalCollector
+from server.telemetry.collectors import EngineCollector, JournalCollector, KeyCollector
 from server.telemetry.refusals import RequestCounters
 from steering import Choice, Request
 from steering.protocol.readout import REGISTRY as READOUTS
@@ -31,10 +32,11 @@ CORRECT = "correct"
 class Metrics(RequestCounters):
     """The counters of one application in a registry of its own, so that a process may hold several."""
 
-    def __init__(self, runtime: Runtime, journal: Journal):
+    def __init__(self, runtime: Runtime, journal: Journal, keys: KeyRing):
         registry = CollectorRegistry()
         registry.register(EngineCollector(runtime))
         registry.register(JournalCollector(journal))
+        registry.register(KeyCollector(keys))
         ProcessCollector(registry=registry)
         super().__init__(registry)
         self.of_keys = Counter(

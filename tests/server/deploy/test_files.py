@@ -34,6 +34,8 @@ UNIT = (DEPLOY / "helmsight.service").read_text()
 ADAPTER, SCRAPES = BASE / "prometheus-adapter.yaml", BASE / "prometheus.yaml"
 IMAGE = dict(re.findall(rf"\b{PREFIX}(\w+)=(\S+)", (DEPLOY / "Dockerfile").read_text()))
 PORT = int(IMAGE["PORT"])
+NAMED_KEYS = "./secrets/named"
+"""The folder of compose's file of named keys, which the first lines of its file make."""
 SECONDS = Settings().graceful_timeout + DRAIN_MARGIN
 """From SIGTERM until a server at its work has ended."""
 
@@ -177,7 +179,7 @@ def test_secrets_of_compose_are_files_that_neither_git_nor_the_image_takes() -> 
     """Compose writes a secret of a variable into the container, which fails where that is read-only."""
     for service in COMPOSE["services"].values():
         assert set(service.get("secrets", [])) <= COMPOSE["secrets"].keys()
-    assert COMPOSE["secrets"] == {"api_key": {"file": "./secrets/api_key"}}
+    assert COMPOSE["secrets"] == {name: {"file": f"./secrets/{name}"} for name in ("api_key", "metrics_key")}
     assert COMPOSE["services"]["helmsight"]["environment"][f"{PREFIX}API_KEY_FILE"] == "/run/secrets/api_key"
     for ignored in (".gitignore", ".dockerignore"):
         assert "deploy/secrets" in (DEPLOY.parent / ignored).read_text().replace("secrets/", "secrets").splitlines()
@@ -187,7 +189,7 @@ def test_what_compose_mounts_is_there() -> None:
     for service in COMPOSE["services"].values():
         for volume in service.get("volumes", []):
             source = volume.partition(":")[0]
-            assert source in COMPOSE["volumes"] or (DEPLOY / source).is_file(), volume
+            assert source in {*COMPOSE["volumes"], NAMED_KEYS} or (DEPLOY / source).is_file(), volume
 
 
 def asked(name: str, text: str) -> Iterator[str]:
