@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from demo import CHECKPOINT, located
 from demo.draws import DRAWS
-from probes.harness.options import Defaults, run
+from probes.harness.options import Defaults, ModelOptions, run
 from server.allocator import bound_memory
 from server.openmp import set_wait_policy
 
@@ -97,13 +97,13 @@ def _vector_folders() -> list[Path]:
     return [Path(folder).expanduser() for folder in load_settings().vectors]
 
 
-def _look(model: str, device: str) -> None:
-    """Raise ValueError for a model whose files are missing or damaged, and for an unavailable device."""
+def _look(model: ModelOptions) -> None:
+    """Raise ValueError for a model whose files are missing or damaged, and for options that do not fit this machine."""
     from server.process.preflight import look  # noqa: PLC0415
     from server.settings import Settings, SettingsError  # noqa: PLC0415
 
     try:
-        look(Settings(model=model, device=device))
+        look(Settings(**model.settings))
     except SettingsError as error:
         raise ValueError(str(error)) from None
 

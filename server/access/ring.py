@@ -78,9 +78,8 @@ class KeyRing:
         matches = [holder for known, holder in (*self._plain, *self._current()) if hmac.compare_digest(digest, known)]
         return matches[0] if matches else None
 
-    @property
     def expiries(self) -> Mapping[str, datetime]:
-        """The times at which named keys expire, by name; keys that never do and rotated ones are left out."""
+        """Return when named keys expire, by name; keys that never do and rotated ones are left out."""
         newest: dict[str, datetime | None] = {}
         for _, holder in self._current():
             newest.setdefault(str(holder.name), holder.expires)

@@ -109,7 +109,7 @@ def keys(settings: Settings) -> Iterator[Finding]:
         path = settings.named_key_file
         named = count(checked(Path(path).expanduser())) if path is not None else 0
         yield Finding("keys", "ok", f"{len(settings.keys) + named} keys, {named} of them with a name")
-        for name, expires in KeyRing(named=path).expiries.items():
+        for name, expires in KeyRing(named=path).expiries().items():
             if expires < datetime.now(UTC) + SOON:
                 said = f"the key {name!r} expires at {expires:%Y-%m-%d %H:%M} UTC"
                 yield Finding("keys", "warning", said, f"helmsight keys rotate {name} --expires TIME --file {path}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from importlib.metadata import version
 
 import torch
@@ -17,7 +18,6 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from server.access.ring import KeyRing
 from server.engine.runtime import Runtime
 from server.journal.writer import Journal
 from steering import Histogram
@@ -141,13 +141,13 @@ class JournalCollector(Collector):
 class KeyCollector(Collector):
     """The expiry of each named key that has one."""
 
-    def __init__(self, keys: KeyRing):
-        self.keys = keys
+    def __init__(self, expiries: Callable[[], Mapping[str, datetime]]):
+        self.expiries = expiries
 
     def collect(self) -> Iterable[Metric]:
         text = "Unix time at which a key with an expiry is no longer accepted"
         expiry = GaugeMetricFamily("helmsight_key_expiry_timestamp_seconds", text, labels=["key"])
-        for name, expires in self.keys.expiries.items():
+        for name, expires in self.expiries().items():
             expiry.add_metric([name], expires.timestamp())
         if expiry.samples:
             yield expiry

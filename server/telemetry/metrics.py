@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 
-from server.access.ring import KeyRing
 from server.engine.runtime import Runtime
 from server.journal.scalars import scalars
 from server.journal.writer import Journal
@@ -30,13 +30,16 @@ CORRECT = "correct"
 
 
 class Metrics(RequestCounters):
-    """The counters of one application in a registry of its own, so that a process may hold several."""
+    """The counters of one application in a registry of its own, so that a process may hold several.
 
-    def __init__(self, runtime: Runtime, journal: Journal, keys: KeyRing):
+    `expiries` returns the times at which keys expire, by name.
+    """
+
+    def __init__(self, runtime: Runtime, journal: Journal, expiries: Callable[[], Mapping[str, datetime]]):
         registry = CollectorRegistry()
         registry.register(EngineCollector(runtime))
         registry.register(JournalCollector(journal))
-        registry.register(KeyCollector(keys))
+        registry.register(KeyCollector(expiries))
         ProcessCollector(registry=registry)
         super().__init__(registry)
         self.of_keys = Counter(

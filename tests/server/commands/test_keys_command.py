@@ -146,13 +146,13 @@ def test_a_key_expires(path: Path, capsys: pytest.CaptureFixture[str], clock: Ca
     assert main(["keys", "add", "app", "--expires", "90d", *file]) == 0
     first = capsys.readouterr().out.strip()
     keys = KeyRing(named=str(path))
-    assert keys.expiries["app"] == pytest.approx(datetime.now(UTC) + timedelta(days=90), abs=timedelta(minutes=1))
+    assert keys.expiries()["app"] == pytest.approx(datetime.now(UTC) + timedelta(days=90), abs=timedelta(minutes=1))
     # A rotation says when the new key expires; the old one never outlives its own expiry.
     assert main(["keys", "rotate", "app", *file]) == 1
     assert "say with --expires when the new one does" in capsys.readouterr().err
     assert main(["keys", "rotate", "app", "--overlap", "100d", "--expires", "never", *file]) == 0
     second = capsys.readouterr().out.strip()
-    assert not keys.expiries, "that of a rotated key does not count"
+    assert not keys.expiries(), "that of a rotated key does not count"
     clock(timedelta(days=91))
     assert [holder and holder.expired for holder in map(keys.holder, (first, second))] == [True, False]
 
@@ -164,7 +164,7 @@ def test_a_key_expires(path: Path, capsys: pytest.CaptureFixture[str], clock: Ca
 def test_an_expiry_may_be_a_date(path: Path, written: str, expected: tuple[int, ...]) -> None:
     assert main(["keys", "add", "app", "--expires", written, "--file", str(path)]) == 0
     time = datetime(*expected).astimezone() if len(expected) == 3 else datetime(*expected, tzinfo=UTC)  # type: ignore[arg-type, misc]
-    assert KeyRing(named=str(path)).expiries == {"app": time}
+    assert KeyRing(named=str(path)).expiries() == {"app": time}
 
 
 def test_the_list_shows_when_keys_expire(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
