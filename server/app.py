@@ -68,7 +68,13 @@ def create_app(
     traces = open_traces(settings)
     keys = KeyRing(settings.keys, settings.named_key_file)
     app.extensions["helmsight"] = AppContext(
-        settings, runtime, Metrics(runtime, journal, keys.expiries), Watcher(), journal, presets, traces
+        settings,
+        runtime,
+        Metrics(runtime, journal, settings.journal_readouts, keys.expiries),
+        Watcher(),
+        journal,
+        presets,
+        traces,
     )
     errors.register(app)
     cors.register(app, settings)

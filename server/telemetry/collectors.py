@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from importlib.metadata import version
+from typing import Any
 
 import torch
 from prometheus_client.core import (
@@ -100,6 +101,7 @@ class EngineCollector(Collector):
                 "dtype": capabilities.dtype,
             },
         )
+        yield from _calibrated_shares(capabilities.about.get("calibration") or {})
         for name, (called, text) in _GAUGES.items():
             if name in stats:
                 yield GaugeMetricFamily(f"helmsight_{called}", text, stats[name])
@@ -120,11 +122,26 @@ class EngineCollector(Collector):
         yield from _gpu_memory(stats)
 
 
-class JournalCollector(Collector):
-    """The journal's own numbers; none if it is switched off."""
+def _calibrated_shares(calibration: Mapping[str, Any]) -> Iterable[Metric]:
+    """Yield how often each flag was raised on right and on wrong answers when it was calibrated; nothing if none was."""
+    raised = dict((calibration.get("flags") or {}).get("raised", {}))
+    raised["alarm"] = (calibration.get("alarm") or {}).get("raised", {})
+    text = "Share of right and of wrong answers on which a flag was raised when it was calibrated"
+    shares = GaugeMetricFamily("helmsight_flag_calibrated_share", text, labels=["flag", "answers"])
+    for flag, measured in raised.items():
+        for answers in ("right", "wrong"):
+            if measured.get(answers) is not None:
+                shares.add_metric([flag, answers], measured[answers][0])
+    if shares.samples:
+        yield shares
 
-    def __init__(self, journal: Journal):
+
+class JournalCollector(Collector):
+    """The journal's own numbers; none if it is switched off. `readouts` are those that it has computed of every answer."""
+
+    def __init__(self, journal: Journal, readouts: Iterable[str]):
         self.journal = journal
+        self.readouts = sorted(readouts)
 
     def collect(self) -> Iterable[Metric]:
         journal = self.journal
@@ -136,6 +153,12 @@ class JournalCollector(Collector):
         rows.add_metric(["written"], journal.written)
         rows.add_metric(["dropped"], journal.dropped)
         yield rows
+        text = "1 for each readout that is computed of every answer for the journal"
+        readouts = GaugeMetricFamily("helmsight_journal_readouts", text, labels=["readout"])
+        for name in self.readouts:
+            readouts.add_metric([name], 1)
+        if self.readouts:
+            yield readouts
 
 
 class KeyCollector(Collector):

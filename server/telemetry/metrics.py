@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -32,13 +32,19 @@ CORRECT = "correct"
 class Metrics(RequestCounters):
     """The counters of one application in a registry of its own, so that a process may hold several.
 
-    `expiries` returns the times at which keys expire, by name.
+    `journal_readouts` are computed of every answer; `expiries` returns the times at which keys expire, by name.
     """
 
-    def __init__(self, runtime: Runtime, journal: Journal, expiries: Callable[[], Mapping[str, datetime]]):
+    def __init__(
+        self,
+        runtime: Runtime,
+        journal: Journal,
+        journal_readouts: Iterable[str],
+        expiries: Callable[[], Mapping[str, datetime]],
+    ):
         registry = CollectorRegistry()
         registry.register(EngineCollector(runtime))
-        registry.register(JournalCollector(journal))
+        registry.register(JournalCollector(journal, journal_readouts))
         registry.register(KeyCollector(expiries))
         ProcessCollector(registry=registry)
         super().__init__(registry)

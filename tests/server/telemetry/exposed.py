@@ -24,7 +24,9 @@ def families(engine: steering.Engine, folder: Path) -> dict[str, str]:
     key, stored = new_key("prometheus", ["journal"], expires=datetime(2099, 1, 1, tzinfo=UTC))
     write(folder / "keys.json", [stored])
     for served in (engine, lacking):
-        settings = Settings(journal=str(folder / "journal.db"), named_key_file=str(folder / "keys.json"))
+        settings = Settings(
+            journal=str(folder / "journal.db"), journal_readouts=("focus",), named_key_file=str(folder / "keys.json")
+        )
         client = create_app(settings, engine=served).test_client()  # type: ignore[arg-type]
         said = client.get("/metrics", headers={"Authorization": f"Bearer {key}"}).text
         found |= dict(re.findall(r"(?m)^# TYPE (\w+) (\w+)$", said))
