@@ -134,5 +134,5 @@ def test_the_command_that_the_page_of_tuning_shows_is_understood(monkeypatch: py
         raise ValueError(path)
 
     monkeypatch.setattr(sizing.steering, "load", load)
-    with pytest.raises(ValueError, match="/models/Qwen2.5-VL-7B-Instruct"):
+    with pytest.raises(ValueError, match=r"^/models/Qwen2\.5-VL-7B-Instruct$"):
         sizing.main(words[3:])
