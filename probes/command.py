@@ -1,4 +1,4 @@
-"""The commands of this room: `helmsight probe` builds vectors, `helmsight eval` runs one benchmark, `reproduce` runs all."""
+"""The commands of this room: `helmsight prepare`, `probe`, `eval` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import typer
 from probes.alarm.command import BENCHMARK as ALARM
 from probes.ambigcaps.command import BENCHMARK as AMBIGCAPS
 from probes.chair.command import BENCHMARK as CHAIR
+from probes.commands.prepare import prepare
 from probes.commands.probe import probe
 from probes.faithfulness.command import BENCHMARK as FAITHFULNESS
 from probes.harness import benchmark
@@ -38,6 +39,7 @@ def register(app: typer.Typer) -> None:
     context: this room does not know the demo world.
     """
     app.command("probe", cls=Command)(with_flags(probe, model_flags()))
+    app.command("prepare", cls=Command)(with_flags(prepare, model_flags(named=False)))
     benchmarks = typer.Typer(no_args_is_help=True)
     for one in BENCHMARKS:
         benchmark.register(benchmarks, one)

@@ -23,6 +23,7 @@ from server.http.watcher import Watcher
 from server.journal.words import with_numbers
 from server.journal.writer import Journal
 from server.requests.presets import Presets
+from server.requests.readiness import log_missing
 from server.settings import Settings, SettingsError
 from server.telemetry.logs import NOTES, current, request_id
 from server.telemetry.metrics import Metrics
@@ -59,9 +60,10 @@ def create_app(
     app.url_map.strict_slashes = app.url_map.merge_slashes = False  # no redirects: this is an API
     presets = Presets.of(settings, with_interventions(ChatRequest))
     if runtime.loaded is None:
-        runtime.checks.append(partial(presets.check, settings=settings))
+        runtime.checks += [partial(presets.check, settings=settings), partial(log_missing, settings=settings)]
     else:
         presets.check(runtime.loaded, settings)
+        log_missing(runtime.loaded, settings)
     if loads:
         runtime.start()
     journal = open_journal(settings)

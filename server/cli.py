@@ -25,6 +25,7 @@ COMMANDS = {
     "vectors": ("server.commands.vectors", "list, show, build, compose, export and import steering vectors"),
     "keys": ("server.commands.keys", "make, rotate, list and revoke keys with names, roles and limits"),
     "journal": ("server.commands.journal", "back up, export, prune or summarise the journal of answers"),
+    "prepare": ("probes.command", "measure everything that a model lacks, one part after the other"),
     "probe": ("probes.command", "build a modality-preference vector for a model"),
     "eval": ("probes.command", "run a benchmark"),
     "reproduce": ("probes.command", "reproduce every table and figure of the four papers"),

@@ -48,7 +48,8 @@ from steering.recorders import registry as _recorders  # noqa: F401
 from steering.tools.calls import CallPiece, ToolCall
 from steering.tools.tools import Tools
 from steering.vectors.info import NAME
-from steering.vectors.vector import SteeringVector, VectorStore
+from steering.vectors.store import PinError, VectorStore
+from steering.vectors.vector import SteeringVector
 
 __all__ = [
     "CRITERIA",
@@ -80,6 +81,7 @@ __all__ = [
     "InterventionSpec",
     "Options",
     "Pai",
+    "PinError",
     "Prelude",
     "RefusalPrompt",
     "Reliability",

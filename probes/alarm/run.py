@@ -84,5 +84,7 @@ def run(options: AlarmOptions, session: Session) -> Findings:
     if options.keep and session.engine is not None:
         if found["alarm"] is None:
             raise ValueError("--keep: all numbers that an alarm can use are the same for these answers")
-        replace(known(session.engine), alarm=Alarm.of(found["alarm"])).keep(folder)
+        calibration = replace(known(session.engine), alarm=Alarm.of(found["alarm"]))
+        calibration.keep(folder)
+        session.engine.calibrate(calibration)
     return Findings(report(about, found), about, {}, found)

@@ -25,6 +25,7 @@ from probes.answering import wire
 from probes.answering.base import Push, Question, Reply, Unanswered
 from steering import SteeringVector
 from steering.protocol.readout import REGISTRY
+from steering.readiness import PARTS, PartState
 
 ATTEMPTS = 6
 """The most attempts at a request; half as many if its connection broke or it timed out, which takes long."""
@@ -71,7 +72,12 @@ class Endpoint:
         )
         self.vectors: tuple[str, ...] = tuple(entry["vectors"]) if self.is_helmsight else ()
         self.fingerprint: str | None = entry["fingerprint"] if self.is_helmsight else None
+        self._parts = {one["part"]: bool(one["there"]) for one in entry.get("prepared", ())}
         self._preset = json.dumps(entry["fields"], sort_keys=True) if entry.get("preset") else None
+
+    def prepared(self) -> list[PartState]:
+        """Return the state of the parts that are measured once for the server's model; empty for another server."""
+        return [PartState(part, self._parts[part.name]) for part in PARTS if part.name in self._parts]
 
     @property
     def identity(self) -> str:

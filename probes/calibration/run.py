@@ -62,6 +62,7 @@ def run(options: CalibrationOptions) -> None:
         return
     calibration = _MEASURES[options.part](engine, samples, options.quiet)
     print("\n".join(_said(options.part, calibration, calibration.keep(folder))))
+    engine.calibrate(calibration)
 
 
 def _said(part: CalibrationPart, found: Calibration, path: Path) -> list[str]:
@@ -91,6 +92,7 @@ def _flags(options: CalibrationOptions, folder: Path, engine: Engine, samples: S
     data_from = origin(options.data, samples, PROBE_SEEDS + options.data.seed)
     page = flags_report.report(engine.mllm.name, data_from, answers, calibration.flags)
     path = calibration.keep(folder)
+    engine.calibrate(calibration)
     if options.markdown is not None:
         write_atomically(options.markdown, page.markdown().encode())
     print(page.markdown())

@@ -60,9 +60,13 @@ def probe(
     states: Annotated[int, _direction(metavar="N", help="samples in the plot of hidden states, 0 for none")] = 100,
     name: Annotated[str, file_option(help="name of the vector")] = VECTOR,
     out: Annotated[Path | None, file_option(
-        metavar="FILE", help="where to save it (default: NAME.safetensors in the first folder of vectors, "
-        "~/.helmsight/vectors, where 'serve', 'vectors' and 'eval' find it before the model's own)",
+        metavar="FILE", help="where to save it (default: as a candidate in the first folder of vectors, "
+        "~/.helmsight/vectors, which nothing uses before 'helmsight vectors use NAME')",
     )] = None,
+    use: Annotated[bool, file_option(
+        "--use", help="let NAME stand for it at once: 'serve', running servers, 'vectors' and 'eval' find it before the "
+        "model's own",
+    )] = False,
     replace: Annotated[bool, file_option(
         "--replace", help="overwrite an existing vector or calibration",
     )] = False,
@@ -151,14 +155,25 @@ def probe(
                     strengths=tuple(strengths or STRENGTHS),
                     budget=building.budget_of(budget or ()),
                     states=states,
-                    out=place(out, name, defaults),
-                    shadows=Path(asked.path) / "vectors" / f"{name}.safetensors" if out is None else None,
+                    out=_candidate(out, name, defaults, use=use),
+                    used_from=None if out is not None else (*defaults.vectors(), Path(asked.path) / "vectors"),
+                    use=use,
                     folder=report or Path("build/probe") / name,
                     force=force,
                     replace=replace,
                     quiet=quiet,
                 )
             )
+
+
+def _candidate(out: Path | None, name: str, defaults: Defaults, *, use: bool) -> Path:
+    """Return the file for a probe's vector; without --out or --use it is a candidate."""
+    if use and out is not None:
+        raise ValueError("--use and --out exclude one another: a vector is used from the first folder of vectors")
+    from steering.vectors.candidates import candidate_file
+
+    path = place(out, name, defaults)
+    return path if use or out is not None else candidate_file(path.parent, name)
 
 
 def place(out: Path | None, name: str, defaults: Defaults) -> Path:

@@ -104,7 +104,8 @@ def register(app: typer.Typer, benchmark: Benchmark) -> None:
         setup.check()
         _check_whose(setup.out, benchmark.name)
         with goes_on():
-            _write(benchmark.name, benchmark.run(options, Session(setup)), setup, context.meta[SAID])
+            session = Session(setup)
+            _write(benchmark.name, benchmark.run(options, session), session, context.meta[SAID])
 
     own_flags = flags_of(benchmark.options)
     flags = [
@@ -128,11 +129,16 @@ def _check_whose(folder: Path, name: str) -> None:
         raise ValueError(f"--out {folder} holds the report of 'eval {other}'; choose another folder")
 
 
-def _write(name: str, found: Findings, setup: Setup, said: str) -> None:
-    """Write the files of a run, with the command that requested it, and print its results."""
+def _write(name: str, found: Findings, session: Session, said: str) -> None:
+    """Write the files of a run, with what was left out and the command that requested it, and print its results."""
     from steering.files import write_atomically
 
-    about = {"benchmark": name, "command": said, **found.about}
+    setup, lacks = session.setup, list(dict.fromkeys(session.lacks))
+    about = {"benchmark": name, "command": said, **found.about, **({"lacks": lacks} if lacks else {})}
+    if lacks:
+        found.page.heading("What was left out")
+        for text in lacks:
+            found.page.text(text)
     found.page.text(f"Made by\n\n    {said}")
     found.page.write(setup.out, {"about": about, "conditions": found.conditions, **found.more})
     if setup.json is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from steering import Generate, Options, RequestError, See, SteeringError, Steeri
 from steering.protocol.forms import read
 from steering.protocol.intervention import REGISTRY
 from steering.protocol.intervention_spec import with_vectors
+from steering.readiness import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 Conditions = dict[str, Way]
 """The interventions by the name of their condition."""
-
-log = logging.getLogger(__name__)
 
 
 def known() -> Conditions:
@@ -123,7 +121,7 @@ class Wanted:
             except (SteeringError, ValueError, OSError) as error:
                 if self.patterns is not None and any(fnmatch.filter(pushes(self.vector), one) for one in self.patterns):
                     raise
-                log.warning("Steering is left out: %s", error)
+                session.lack(f"Steering is left out: {error}")
                 asked = self._chosen({})
         inside = [name for name, way in asked.items() if any(isinstance(one, Push) or not one.only_chat for one in way)]
         if session.endpoint is not None and inside:
@@ -132,10 +130,13 @@ class Wanted:
             except ValueError as error:
                 if self.patterns is not None or self.more:
                     raise
-                log.warning("%s Left out: %s.", error, ", ".join(inside))
+                session.lack(f"{error} Left out: {', '.join(inside)}.")
                 asked = {name: way for name, way in asked.items() if name not in inside}
         ways = {name: self._with_vectors(name, way, session) for name, way in asked.items()}
-        return {name: way for name, way in ways.items() if way is not None}
+        kept = {name: way for name, way in ways.items() if way is not None}
+        for text in _uncalibrated(kept, session):
+            session.lack(text)
+        return kept
 
     def _with_vectors(self, name: str, way: Way, session: Session) -> Way | None:
         """Return a condition with its names replaced by vectors; a server looks names up by itself.
@@ -154,11 +155,23 @@ class Wanted:
         except (SteeringError, ValueError, OSError) as error:
             if self.patterns is not None or name not in known():  # somebody has named it
                 raise
-            log.warning("%s is left out: %s", name, error)
+            session.lack(f"{name} is left out: {error}")
             return None
 
     def _chosen(self, steered: Conditions) -> Conditions:
         return chosen(known() | steered | dict(self.own), self.patterns, self.more)
+
+
+def _uncalibrated(asked: Conditions, session: Session) -> list[str]:
+    """Return in words which conditions use a part of the model's calibration that was not measured."""
+    if (inside := session.endpoint) is not None and not inside.is_helmsight:
+        return []
+    using: dict[str, list[str]] = {}
+    for name, way in asked.items():
+        names = {one.name() for one in way if not isinstance(one, Push) and getattr(one, "threshold", None) is None}
+        for text in lacking(names, session.prepared()) if names else ():
+            using.setdefault(text, []).append(name)
+    return [f"{', '.join(names)} without calibration: {text}." for text, names in using.items()]
 
 
 def find(vector: str, session: Session, folders: Sequence[Path]) -> SteeringVector:

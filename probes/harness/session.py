@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from probes.answering.base import Answerer
     from probes.answering.endpoint import Endpoint
     from steering import Engine
+    from steering.readiness import PartState
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class Session:
 
         check_statistics()
         self.setup = setup
+        self.lacks: list[str] = []
+        """What was left out, or used without its calibration; reports show it."""
         self.endpoint: Endpoint | None = None
         if setup.base_url is not None:
             from probes.answering.endpoint import Endpoint
@@ -73,6 +80,21 @@ class Session:
         asked = InProcess(self.engine) if self.engine is not None else self.endpoint
         assert asked is not None
         return Remembering(asked, self.setup.out / "answers.jsonl")
+
+    def lack(self, text: str) -> None:
+        """Note something that was left out, or is used without its calibration, for the log and the report."""
+        log.warning(text)
+        self.lacks.append(text)
+
+    def prepared(self) -> list[PartState]:
+        """Return the state of the parts that are measured once for the model; empty for a server that does not tell."""
+        if self.endpoint is not None:
+            return self.endpoint.prepared()
+        from steering.readiness import states
+
+        assert self.engine is not None
+        calibration = self.engine.mllm.calibration
+        return states(() if calibration is None else calibration.parts)
 
     @property
     def model(self) -> str:

@@ -20,7 +20,8 @@ from probes.vector.build import Recipe, build
 from probes.vector.calibrate import Budget, calibrate
 from probes.vector.projection import project
 from probes.vector.verdict import doubts, followed, refuse, too_few, unfounded, warnings
-from steering import NAME, Engine, SteeringVector
+from steering import NAME, Engine, SteeringVector, VectorError, VectorStore
+from steering.vectors.candidates import CANDIDATES, aligned, candidate_file, side_by_side, undoing, use
 
 ASKED = 64
 """The number of probe samples that test whether the model follows the instructions, and whether wordings agree."""
@@ -31,9 +32,10 @@ class ProbeOptions:
     """The options of a probe.
 
     samples, calibrated: the number of samples from which the vector is built, and of others on which its strength is chosen,
-    0 for none. states: the number of samples plotted. out: the file written; `shadows` is the model's own vector of that
-    name, over which the new file takes precedence, if no output was named. folder: for the report, and for what an
-    interrupted run continues from. Raises ValueError for a name or a file that a vector cannot have.
+    0 for none. states: the number of samples plotted. out: the file written. used_from: the folders in which the name is
+    looked up, None if an output was named. use: the name is to stand for the new vector at once, which otherwise is a
+    candidate. folder: for the report, and for what an interrupted run continues from. Raises ValueError for a name or a file
+    that a vector cannot have.
     """
 
     model: ModelOptions
@@ -47,7 +49,8 @@ class ProbeOptions:
     budget: Budget
     states: int
     out: Path
-    shadows: Path | None
+    used_from: tuple[Path, ...] | None
+    use: bool
     folder: Path
     force: bool
     replace: bool
@@ -104,13 +107,51 @@ def run(options: ProbeOptions) -> None:
     if not options.force:
         refuse(options.out, doubtful)
     options.refuse_to_replace()  # keeps a file that another program wrote meanwhile
-    options.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    vector.save(options.out)
+    current = _in_use(options, vector)
+    kept = _save(options, vector)
     _print_vector(vector, options.out)
-    if options.shadows is not None and options.shadows.exists():
-        print(
-            f"It takes precedence over the model's own, {options.shadows}; to use that one again, remove {options.out}"
+    _print_use(options, current, vector, kept)
+
+
+def _save(options: ProbeOptions, vector: SteeringVector) -> Path | None:
+    """Write the vector; return the file that keeps the one that it replaced in use."""
+    out = options.out
+    folder = out.parent.parent if out.parent.name == CANDIDATES else out.parent
+    for path in (folder, out.parent):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not options.use:
+        vector.save(out)
+        return None
+    candidate_file(folder, options.name).parent.mkdir(mode=0o700, exist_ok=True)
+    vector.save(candidate_file(folder, options.name))
+    return use(folder, options.name)
+
+
+def _in_use(options: ProbeOptions, vector: SteeringVector) -> SteeringVector | None:
+    """Return the vector of this model that the name stands for, None if there is none or an output was named."""
+    try:
+        found = VectorStore(*options.used_from or (), fingerprint=vector.fingerprint).get(options.name)
+    except (VectorError, OSError):
+        return None
+    return found if found.fingerprint == vector.fingerprint else None
+
+
+def _print_use(
+    options: ProbeOptions, current: SteeringVector | None, vector: SteeringVector, kept: Path | None
+) -> None:
+    """Print what the name stood for beside the new vector, and what it stands for now."""
+    if options.used_from is None:
+        return
+    if current is not None:
+        print("\n".join(aligned([("", "in use", "new"), *side_by_side(current, vector)])))
+    name = options.name
+    if options.use:
+        print(f"{name!r} stands for it from now on, in running servers, too; {undoing(options.out, kept)}")
+    else:
+        now = (
+            "for no vector of this model" if current is None else f"for the vector with digest {current.identity[:16]}"
         )
+        print(f"A candidate: {name!r} stands {now} until 'helmsight vectors use {name}'")
 
 
 def _measured(

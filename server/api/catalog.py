@@ -16,11 +16,13 @@ from server.engine.served import Capabilities
 from server.images.load import MAX_RATIO, MAX_SIDE
 from server.openapi.operation import JSON, Parameter, documented
 from server.requests.preset import AT, PLAIN, Preset
+from server.requests.readiness import readouts_available, states
 from server.wire.catalog import ModelCard, ModelList, PresetCard
 from server.wire.interventions import schema as options_schema
 from steering.protocol import intervention, readout
 from steering.protocol.intervention_spec import Options, vector_fields
 from steering.protocol.readout import Readout
+from steering.readiness import PartState, lacking
 
 SCALARS = {float: "number", int: "integer", bool: "boolean"}
 """JSON schema types of the numbers that readouts keep."""
@@ -35,7 +37,7 @@ def list_models() -> Response:
     """List the model of this server, followed by its presets as models of their own."""
     app = context()
     serving = app.runtime.serving()
-    presets = [_preset(serving, preset) for preset in app.presets.at(serving).values()]
+    presets = [_preset(app, serving, preset) for preset in app.presets.at(serving).values()]
     return json_response({"object": "list", "data": [_model(app, serving), *presets]})
 
 
@@ -51,10 +53,10 @@ def get_model(name: str) -> Response:
     app = context()
     serving = app.runtime.serving()
     preset = app.presets.find(serving, name)
-    return json_response(_model(app, serving) if preset is PLAIN else _preset(serving, preset))
+    return json_response(_model(app, serving) if preset is PLAIN else _preset(app, serving, preset))
 
 
-def _preset(serving: Serving, preset: Preset) -> dict[str, Any]:
+def _preset(app: AppContext, serving: Serving, preset: Preset) -> dict[str, Any]:
     """Return a preset; `root` and `parent` name its model, as in other servers' lists."""
     return {
         "id": f"{serving.name}{AT}{preset.name}",
@@ -65,13 +67,14 @@ def _preset(serving: Serving, preset: Preset) -> dict[str, Any]:
         "parent": serving.name,
         "preset": preset.name,
         "fields": preset.fields,
+        "lacks": lacking(app.presets.interventions(preset), states(serving)),
         "origin": "built-in" if preset.source is None else "settings",
     }
 
 
 def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
     capabilities, settings, stats = serving.capabilities, app.settings, serving.engine.stats()
-    bounds = serving.text_bounds(settings)
+    bounds, available = serving.text_bounds(settings), readouts_available(serving)
     matching = [v["name"] for name in serving.store.names() if (v := vector_or_error(serving, name)).get("matches")]
     return {
         "id": serving.name,
@@ -92,7 +95,8 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "vectors": matching,
         "interventions": _interventions(capabilities),
         "readouts": [entry.name for entry in _readouts(capabilities)],
-        "readout_schemas": [_described(entry) for entry in _readouts(capabilities)],
+        "readout_schemas": [_described(entry, available[entry.name]) for entry in _readouts(capabilities)],
+        "prepared": [_prepared(state) for state in states(serving)],
         "limits": {
             "slots": int(stats["slots"]),
             "waiting": int(stats["max_waiting"]),
@@ -138,9 +142,28 @@ def _readouts(capabilities: Capabilities) -> list[Readout]:
     return [entry for name, entry in readout.REGISTRY.items() if name in capabilities.readouts]
 
 
-def _described(entry: Readout) -> dict[str, Any]:
+def _prepared(state: PartState) -> dict[str, Any]:
+    """Return a part that is measured once for a model, with what lacks without it."""
+    part = state.part
+    return {
+        "part": part.name,
+        "there": state.there,
+        "serves": part.serves,
+        "without": part.without,
+        "command": part.command,
+    }
+
+
+def _described(entry: Readout, available: bool) -> dict[str, Any]:
     """Return a readout with the numbers that journal and metrics keep of it."""
     scalars = {name: SCALARS[kind] for name, kind in entry.scalars.items()}
     quantities = {name: asdict(quantity) for name, quantity in entry.quantities.items()}
     own_key = entry.part_of is None
-    return {"name": entry.name, "cheap": entry.cheap, "own_key": own_key, "scalars": scalars, "quantities": quantities}
+    return {
+        "name": entry.name,
+        "available": available,
+        "cheap": entry.cheap,
+        "own_key": own_key,
+        "scalars": scalars,
+        "quantities": quantities,
+    }

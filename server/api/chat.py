@@ -97,6 +97,7 @@ def submit(
     try:
         with serving.engine.turn(caller().group) as turn:
             turn.check()  # before loading images
+            calibrated = turn.calibration
             images.fetch_remote(image_urls(chat.messages))  # a slow host must not hold a place for preparing
 
             def submitted(resolved: steering.Request) -> tuple[steering.Request, ServedCompletion]:
@@ -118,7 +119,8 @@ def submit(
     app.metrics.asked(resolved)
     g.notes["interventions"] = sorted(resolved.asked)
     tokens, name = completion.prompt_tokens, caller().name
-    entry = Entry.of(app.journal, chat, resolved, answer_id, serving.name, tokens, skipping.brief, name)
+    digest = None if calibrated is None else calibrated.digest
+    entry = Entry.of(app.journal, chat, resolved, answer_id, serving.name, tokens, skipping.brief, name, digest)
     g.leaves_rows = entry is not None
     return completion, entry, hidden_readouts(app, serving, resolved)
 

@@ -183,13 +183,14 @@ def vector_or_error(serving: Serving, name: str) -> dict[str, Any]:
 def vector_json(vector: SteeringVector, fingerprint: str | None = None) -> dict[str, Any]:
     """Return a vector without its numbers.
 
-    `positive` is the modality that a positive scale pushes toward, None for a vector that is no modality preference.
-    `published` is its strength 1 in published units, None if unknown. `matches` tells whether it was made for the model with
-    `fingerprint`.
+    `digest` changes with everything that an answer takes from it. `positive` is the modality that a positive scale pushes
+    toward, None for a vector that is no modality preference. `published` is its strength 1 in published units, None if
+    unknown. `matches` tells whether it was made for the model with `fingerprint`.
     """
     shown = {
         "object": "steering.vector",
         "name": vector.name,
+        "digest": vector.identity,
         "kind": vector.kind,
         "positive": vector.positive,
         "layers": list(vector.layers),

@@ -36,6 +36,7 @@ ADVICE = {
     "model": "download it again, or choose another one with --model",
     "memory": "take fewer --slots or a smaller --max-length",
     "vectors": "choose other folders with --vectors",
+    "prepared": "measure it again with 'helmsight prepare'",
     "presets": "correct that table of the file",
     "keys": "correct the file, or make one with 'helmsight keys add NAME --file FILE'",
     "journal": "choose another path with --journal (off for none), or move the existing file away",
@@ -89,6 +90,7 @@ def examine(
     yield from _guarded("model", lambda given: model(given, load, loaded), settings)
     yield from _guarded("vectors", lambda given: vectors(given, loaded[0].fingerprint if loaded else None), settings)
     yield from _guarded("presets", lambda given: presets(given, loaded[0] if loaded else None), settings)
+    yield from _guarded("prepared", lambda given: prepared(given, loaded[0] if loaded else None), settings)
     yield from _guarded("journal", journal, settings)
     yield from _guarded("port", port, settings)
 
@@ -293,6 +295,23 @@ def presets(settings: Settings, capabilities: Capabilities | None) -> Iterator[F
     else:
         names = [AT + name for name in {**built_in(capabilities, store), **own.own}]
         yield Finding("presets", "ok", ", ".join(names) or "none")
+
+
+def prepared(settings: Settings, capabilities: Capabilities | None) -> Iterator[Finding]:
+    """Yield each part that is measured once for a model, and whether it is there."""
+    from server.engine.runtime import vector_store
+    from server.requests.readiness import measured
+    from steering.readiness import advice, states
+
+    if capabilities is None:
+        yield Finding("prepared", "ok", "what is measured for the model is unknown until it is loaded")
+        return
+    store = vector_store(settings, Path(settings.model).expanduser(), capabilities.fingerprint)
+    for state in states(measured(capabilities, store)):
+        if state.there:
+            yield Finding("prepared", "ok", state.said)
+        else:
+            yield Finding("prepared", "warning", state.said, advice(state.part, settings.model))
 
 
 def journal(settings: Settings) -> Iterator[Finding]:

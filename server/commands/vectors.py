@@ -9,6 +9,7 @@ import functools
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,6 +56,7 @@ def list_vectors(config: Config = None, model: Model = None, vectors: Folders = 
     A server uses the first file of a name that was made for its model; a damaged one hides the rest.
     """
     from steering import SteeringVector, VectorError
+    from steering.vectors.candidates import CANDIDATES
 
     store, _ = _open(config, model, vectors, reading=True)
     rows: list[tuple[str | None, ...]] = []
@@ -70,7 +72,47 @@ def list_vectors(config: Config = None, model: Model = None, vectors: Folders = 
             used = "no" if seen & {"damaged", vector.fingerprint} else "yes"
             seen.add(vector.fingerprint)
             rows.append((name, used, *_columns(vector), str(path.parent)))
+    for path in sorted(
+        path for folder in dict.fromkeys(store.folders) for path in (folder / CANDIDATES).glob("*.safetensors")
+    ):
+        with suppress(VectorError, OSError):
+            rows.append((path.stem, "candidate", *_columns(SteeringVector.load(path)), str(path.parent)))
     show(("NAME", "USED", "KIND", "LAYERS", "PUBLISHED", "CALIBRATED", "MODEL", "FOLDER"), rows)
+
+
+@app.command("use", cls=Command, short_help="let a name stand for its candidate, which a probe has built")
+def use_candidate(
+    name: Name,
+    dry_run: Annotated[bool, Option("--dry-run", help="only compare the two")] = False,
+    config: Config = None,
+    model: Model = None,
+    vectors: Folders = None,
+) -> None:
+    """Compare the vector that a name stands for with its candidate, and let the name stand for the candidate.
+
+    Running servers take it at their next lookup, and log both digests.
+    """
+    from steering import VectorError, VectorStore
+    from steering.vectors.candidates import aligned, load_candidate, side_by_side, undoing, use
+
+    store, _ = _open(config, model, vectors, reading=True)
+    if not store.folders:
+        raise ValueError("there is no folder of vectors: give --folder")
+    folder = store.folders[0]
+    candidate = load_candidate(folder, name)
+    try:
+        current = VectorStore(*store.folders, fingerprint=candidate.fingerprint).get(name)
+    except VectorError:
+        current = None
+    if current is not None and current.fingerprint != candidate.fingerprint:
+        current = None
+    print("\n".join(aligned([("", "in use", "candidate"), *side_by_side(current, candidate)])))
+    if dry_run:
+        return
+    kept = use(folder, name)
+    before = "none" if current is None else current.identity
+    print(f"{name} changed: digest {before} before, {candidate.identity} now")
+    print(undoing(folder / f"{name}.safetensors", kept))
 
 
 def _columns(vector: SteeringVector) -> tuple[str | None, ...]:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from steering import Auto, Request, Steer
 from steering.core import compilation
 from steering.errors import UnsupportedModel
 from steering.front.client import Client
-from steering.model.calibration import CALIBRATIONS
+from steering.model.calibration import CALIBRATIONS, FOLDER, PARTS, Calibration
+from steering.model.calibration_files import CalibrationFiles
 from steering.prompt.bounds import texts_of
 from steering.prompt.chat import pictures_of
 from steering.runner import selfcheck
@@ -49,12 +50,14 @@ class LocalEngine:
     """A `ServedEngine` over a client of Helmsight's own engine core, which runs in this process or in another one.
 
     It bounds how many requests with images or long texts are prepared at once, since the engine's queue bounds neither the
-    memory nor the CPU time of that. `magnitudes` are those of the model, None if they have to be measured.
+    memory nor the CPU time of that. `magnitudes` are those of the model, None if they have to be measured. `files` are
+    those of its calibration, None where that never changes.
     """
 
-    def __init__(self, client: Client, magnitudes: torch.Tensor | None = None):
+    def __init__(self, client: Client, magnitudes: torch.Tensor | None = None, files: CalibrationFiles | None = None):
         self._client = client
         self._magnitudes = magnitudes
+        self._files, self._refreshing = files, threading.Lock()
         self._pictures, self._texts = (threading.BoundedSemaphore(prepared_at_once()) for _ in range(2))
         client.preparing = self._preparing
         self.capabilities = capabilities_of(client)
@@ -70,7 +73,20 @@ class LocalEngine:
         self._client.stop(drain)
 
     def turn(self, group: str = "") -> AbstractContextManager[steering.Turn]:
+        self.calibration()  # the turn keeps what is calibrated now
         return self._client.turn(group)
+
+    def calibration(self) -> Calibration | None:
+        known = self._client.mllm.calibration
+        if self._files is None or self._files.current() == known:
+            return known
+        with self._refreshing:
+            known, now = self._client.mllm.calibration, self._files.current()
+            if now != known:
+                self._client.calibrate(now)
+                self.capabilities = replace(self.capabilities, about=about(self._client.mllm))
+                log.warning("the calibration of %s changed: %s", self.capabilities.name, _difference(known, now))
+        return now
 
     def stats(self) -> Mapping[str, float]:
         return self._client.stats()
@@ -93,6 +109,13 @@ class LocalEngine:
         if pictures_of(request.messages):
             return self._pictures
         return self._texts if sum(map(len, texts_of(request.messages))) > LIGHT else nullcontext()
+
+
+def _difference(before: Calibration | None, after: Calibration | None) -> str:
+    """Return the parts that differ and both digests, in words."""
+    parts = [part for part in PARTS if getattr(before, part, None) != getattr(after, part, None)]
+    digests = [digest if (digest := getattr(one, "digest", None)) else "none" for one in (before, after)]
+    return f"{', '.join(parts)}; digest {digests[0]} before, {digests[1]} now"
 
 
 def capabilities_of(client: Client) -> Capabilities:
@@ -136,6 +159,7 @@ def about(mllm: steering.MLLM) -> dict[str, Any]:
             "margin": selfcheck.MARGIN if mllm.rounds else None,
         },
         "calibration": {
+            "digest": known and known.digest,
             "think": known and known.divergence and {"samples": known.samples, "tokens": known.tokens},
             "sinks": known and known.sinks and {"images": known.images},
             "surprise": known and known.surprise and {"bound": known.surprise, "contexts": known.contexts},
@@ -171,7 +195,8 @@ def load(settings: Settings, tell: Tell = lambda stage, share: None) -> LocalEng
 
     `tell` receives the progress. Raises steering.UnsupportedModel and whatever loading raises.
     """
-    return LocalEngine(make_engine(settings, tell))
+    engine = make_engine(settings, tell)
+    return LocalEngine(engine, files=calibration_files(engine.mllm, settings))
 
 
 def load_without_weights(settings: Settings) -> steering.MLLM:
@@ -248,6 +273,12 @@ def make_engine(
 def calibrations_of(settings: Settings) -> Path | None:
     """Return the folder of calibrated thresholds: beside the vectors, or None for the library's default."""
     return Path(settings.vectors[0]) / CALIBRATIONS if settings.vectors else None
+
+
+def calibration_files(mllm: steering.MLLM, settings: Settings) -> CalibrationFiles:
+    """Return the files of a model's calibration under these settings."""
+    calibrations = Path(calibrations_of(settings) or FOLDER).expanduser()
+    return CalibrationFiles(mllm.calibration, mllm.fingerprint, mllm.num_layers, mllm.path, calibrations)
 
 
 def longest_step(settings: Settings) -> float:

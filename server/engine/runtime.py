@@ -47,7 +47,9 @@ class Serving:
         """Return an engine with the vectors of the configured folders and those beside its model."""
         capabilities = engine.capabilities
         pictures = PictureTurns(prepared_at_once(), settings.slots + settings.max_waiting, settings.max_wait)
-        return cls(engine, vector_store(settings, capabilities.folder, capabilities.fingerprint), pictures=pictures)
+        store = vector_store(settings, capabilities.folder, capabilities.fingerprint)
+        store.watch(_log_change)
+        return cls(engine, store, pictures=pictures)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -72,6 +74,11 @@ class Serving:
             min(most.characters, settings.max_characters or most.characters),
             min(most.parts, settings.max_parts or most.parts),
         )
+
+
+def _log_change(name: str, before: str | None, after: str | None) -> None:
+    """Log that a name stands for another vector than before; later requests use the new one."""
+    log.warning("steering vector %s changed: digest %s before, %s now", name, before or "none", after or "none")
 
 
 def vector_store(settings: Settings, model_folder: Path | None, fingerprint: str | None = None) -> VectorStore:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +52,18 @@ class Capabilities:
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Calibrated(Protocol):
+    """The calibration of a model: the numbers that were measured on it, and hold for no other."""
+
+    @property
+    def digest(self) -> str | None:
+        """A hash of its numbers; None while nothing is measured."""
+
+    @property
+    def parts(self) -> Sequence[str]:
+        """The names of the parts that are measured (see `steering.readiness`)."""
+
+
 @runtime_checkable
 class ServedCompletion(Protocol):
     """The answers of one request, while they are generated."""
@@ -91,7 +103,14 @@ class ServedCompletion(Protocol):
 
 @runtime_checkable
 class ServedTurn(Protocol):
-    """A place in the engine's queue for one client, whose several requests may depend on each other."""
+    """A place in the engine's queue for one client, whose several requests may depend on each other.
+
+    All of them are answered under the calibration of the turn's beginning.
+    """
+
+    @property
+    def calibration(self) -> Calibrated | None:
+        """The calibration that the requests are answered under; None where nothing is calibrated."""
 
     def check(self) -> None:
         """Raise Busy if any request would be refused now, Fault if the engine is closed."""
@@ -116,7 +135,7 @@ class ServedEngine(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The engine's capabilities, constant over its life."""
+        """The engine's capabilities, constant over its life but for the facts of `about`."""
 
     @property
     def healthy(self) -> bool:
@@ -136,6 +155,9 @@ class ServedEngine(Protocol):
 
     def stats(self) -> Mapping[str, float]:
         """Return counters since the start and current gauges: at least "running", "waiting", "slots" and "max_waiting"."""
+
+    def calibration(self) -> Calibrated | None:
+        """Return the model's calibration as of now, under which a turn that begins now is answered; None without one."""
 
     @property
     def bins(self) -> Mapping[str, Histogram]:

@@ -66,7 +66,7 @@ class EngineProcess:
             facts, stats = wait_for(self._link, tell, self._ended)
             longest = local.longest_step(settings)
             client = ChildClient(loading.result(), facts, self._link, self._clock, stats, longest, self._ended)
-        return local.LocalEngine(client, facts.magnitudes)
+        return local.LocalEngine(client, facts.magnitudes, local.calibration_files(client.mllm, settings))
 
     def _ended(self) -> None:
         with contextlib.suppress(ChildProcessError):

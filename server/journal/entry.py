@@ -46,16 +46,18 @@ class Entry:
         prompt_tokens: int,
         notes: Mapping[str, Any] | None = None,
         key_name: str | None = None,
+        calibration: str | None = None,
     ) -> Entry | None:
         """Return the entry of an accepted request; None without a journal.
 
-        `notes` are stored beside the request's own options. `key_name` is the name of its key.
+        `notes` are stored beside the request's own options. `key_name` is the name of its key, `calibration` the
+        digest of the calibration that it is answered under.
         """
         if not journal.enabled:
             return None
         try:
             columns = shared(chat, request, answer_id, model, prompt_tokens, journal.text_limit, notes or {})
-            return cls(journal, columns | {"key_name": key_name}, request.asked)
+            return cls(journal, columns | {"key_name": key_name, "calibration": calibration}, request.asked)
         except Exception as error:
             journal.refused(error)
             return None
@@ -141,6 +143,7 @@ def shared(
         **{f"sage_{stage}": f"sage.{stage}" in asked for stage in STAGES},
         "contrast": next((clean(one.kind, 16) for one in asked.values() if one.path == ("contrast",)), "none"),
         "vectors": listed(sorted({name for one in asked.values() for name in one.vectors})),
+        "digests": dumps({name: digest for one in asked.values() for name, digest in sorted(one.digests.items())}),
         "prompt_tokens": prompt_tokens,
         "images": sum(1 for _ in image_urls(chat.messages)),
         "answer_correct": {"true": True, "false": False}.get(right or ""),

@@ -100,7 +100,7 @@ COLUMNS = (
     "id", "choice", "created", "model", "finish_reason", "streamed", "interventions", "temperature", "top_p", "max_tokens",
     "seed", "n", "prompt_tokens", "completion_tokens", "images", "first_token", "total", "attention_ratio", "focused_image",
     "focus_share", "target_image", "correct", "decay_slope", "kl", "perceptual_blindness", "dissociation", "dose",
-    "readouts", "asked", "applied", "metadata", "prompt", "answer", "key_name",
+    "readouts", "asked", "applied", "metadata", "prompt", "answer", "key_name", "digests", "calibration",
 )  # fmt: skip
 """The columns of a row in a table."""
 
@@ -181,6 +181,8 @@ def shown(row: RowMapping) -> dict[str, Any]:
         "finish_reason": row["finish_reason"],
         "streamed": row["streamed"],
         "interventions": row["interventions"].strip("|").split("|") if row["interventions"] != "|" else [],
+        "digests": _parsed(row["digests"]),
+        "calibration": row["calibration"],
         "asked": json.loads(row["asked"]),
         "applied": _parsed(row["applied"]),
         "sampling": json.loads(row["sampling"]),
@@ -202,7 +204,9 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
     more = {name: value for name, value in row["diagnostics"].items() if name not in nested and value is not None}
     for name in ("sampling", "usage", "latency", "texts"):
         nested |= row[name] or {}
-    nested |= {name: None if row[name] is None else dumps(row[name]) for name in ("asked", "applied", "metadata")}
+    nested |= {
+        name: None if row[name] is None else dumps(row[name]) for name in ("asked", "applied", "metadata", "digests")
+    }
     nested |= {"interventions": " ".join(row["interventions"]), "readouts": dumps(more) if more else None}
     found = {**row, **nested}
     return {name: _inert(found.get(name)) for name in COLUMNS}

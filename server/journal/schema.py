@@ -60,6 +60,8 @@ ROWS = Table(
     Column("interventions", Text, nullable=False, server_default="|"),  # |name|name|, as the registry names them
     Column("readouts", Text),  # the scalars of readouts that have no column of their own, as JSON
     Column("key_name", String(64)),  # null for keys without a name
+    Column("digests", Text),  # of the vectors, by name, as JSON; null in rows of an older server
+    Column("calibration", String(64)),  # the digest of the model's calibration; null for none
     Index("helmsight_journal_id", "id"),
     Index("helmsight_journal_created", "created"),
     sqlite_autoincrement=True,

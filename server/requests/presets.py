@@ -20,7 +20,7 @@ from server.wire.chat import Chat, ChatRequest
 from server.wire.parse import checked, read
 from server.wire.steering import SteeringForm
 from server.wire.strangers import LIKE, ignored_fields
-from steering import NAME, RequestError
+from steering import NAME, PinError, RequestError
 from steering.protocol.readout import REGISTRY as READOUTS
 from steering.protocol.request import RANGES
 
@@ -93,16 +93,27 @@ class Presets:
         forms = [field.form for field in given if isinstance(field.form, SteeringForm)]
         return own + [name for form in forms for name in form.names]
 
+    def interventions(self, preset: Preset) -> set[str]:
+        """Return the names of the interventions that a preset asks for."""
+        given = _chat(preset, self.chats).interventions
+        forms = {name for name, one in given.items() if one.form is not None}
+        return forms | {options.name() for one in given.values() for options in one.asked}
+
     def check(self, serving: Serving, settings: Settings) -> None:
         """Check the presets of the settings against a model; raises SettingsError for values that no request could use.
 
-        Fields that do not apply, such as a missing vector, are logged, since requests will skip them.
+        Fields that do not apply, such as a missing vector, are logged, since requests will skip them; so is a vector that is
+        not the pinned one, since requests will be refused.
         """
         for preset in self.own.values():
             chat = _chat(preset, self.chats).model_copy(update={"messages": []})
             skipping = Skipping(preset.name, frozenset(preset.fields))
             with _named(preset):
-                request = resolve(chat, serving, settings, ImageLoader(settings), skipping=skipping)
+                try:
+                    request = resolve(chat, serving, settings, ImageLoader(settings), skipping=skipping)
+                except PinError as error:  # the other presets can be used
+                    log.warning("preset %r (%s) is refused: %s", preset.name, preset.source, error)
+                    continue
                 twins = [".".join(intervention.path) for intervention in request.asked.values() if intervention.twin]
                 if len(twins) > 1:
                     raise RequestError(f"'{twins[0]}' and '{twins[1]}' both need the contrast branch; keep one.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import version
 from typing import Any
@@ -19,9 +20,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from server.engine.runtime import Runtime
+from server.engine.runtime import Runtime, Serving
 from server.journal.writer import Journal
-from steering import Histogram
+from server.requests.readiness import readouts_available
+from steering import Histogram, VectorError
 
 _GAUGES = {
     "running": ("running", "Answers being generated"),
@@ -102,6 +104,15 @@ class EngineCollector(Collector):
             },
         )
         yield from _calibrated_shares(capabilities.about.get("calibration") or {})
+        yield from _digests(self.runtime.loaded)
+        available = GaugeMetricFamily(
+            "helmsight_readout_available",
+            "0 for readouts whose values are null without calibration",
+            labels=["readout"],
+        )
+        for name, there in readouts_available(self.runtime.loaded).items():
+            available.add_metric([name], float(there))
+        yield available
         for name, (called, text) in _GAUGES.items():
             if name in stats:
                 yield GaugeMetricFamily(f"helmsight_{called}", text, stats[name])
@@ -134,6 +145,20 @@ def _calibrated_shares(calibration: Mapping[str, Any]) -> Iterable[Metric]:
                 shares.add_metric([flag, answers], measured[answers][0])
     if shares.samples:
         yield shares
+
+
+def _digests(serving: Serving) -> Iterable[Metric]:
+    """Yield what the model's calibration and the names of its vectors stand for now."""
+    calibrated = serving.engine.calibration()
+    if calibrated is not None and calibrated.digest is not None:
+        yield InfoMetricFamily("helmsight_calibration", "The model's calibration", {"digest": calibrated.digest})
+    vectors = InfoMetricFamily("helmsight_vector", "The steering vectors of the model", labels=["vector"])
+    for name in serving.store.names():
+        with suppress(VectorError, OSError):
+            vector = serving.store.get(name)
+            if vector.fingerprint == serving.capabilities.fingerprint:
+                vectors.add_metric([name], {"digest": vector.identity})
+    yield vectors
 
 
 class JournalCollector(Collector):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from steering import SteeringVector, VectorError, VectorStore
+from steering import PinError, SteeringVector, VectorError, VectorStore
 from steering.protocol.intervention_spec import Model, vector_fields, with_vectors
 
 
@@ -35,10 +35,12 @@ def has(store: VectorStore, name: str, fingerprint: str, preference: bool = Fals
 
 
 def lookup(value: SteeringVector | str, param: str, store: VectorStore) -> SteeringVector:
-    """Return the vector of that name; raises VectorError naming the field."""
+    """Return the vector of that name; raises VectorError, or PinError for another digest, naming the field."""
     if isinstance(value, SteeringVector):
         return value
     try:
         return store.get(value)
     except VectorError as error:
         raise VectorError(str(error), param=param, code=error.code) from error
+    except PinError as error:
+        raise PinError(f"'{param}': {error}", param=param, code=error.code) from error

@@ -122,6 +122,8 @@ class SteerSettings(AnswerBody):
     """The settings of one applied vector."""
 
     name: str
+    digest: str
+    """A hash of the vector and of what its strengths mean."""
     toward: str | None
     """The requested modality."""
     strength: float

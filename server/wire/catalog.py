@@ -68,9 +68,11 @@ class QuantityCard(AnswerBody):
 
 
 class ReadoutCard(AnswerBody):
-    """An available readout."""
+    """A readout of this server."""
 
     name: str
+    available: bool
+    """False if its values are null because the model has no calibration for it."""
     cheap: bool
     """True if `"diagnostics": true` includes it."""
     own_key: bool
@@ -79,6 +81,20 @@ class ReadoutCard(AnswerBody):
     """The numbers that journal and metrics keep of it."""
     quantities: dict[str, QuantityCard]
     """Descriptions of those of them that are floats."""
+
+
+class PartCard(AnswerBody):
+    """Something that is measured once for a model."""
+
+    part: str
+    there: bool
+    """True if it was measured for this model."""
+    serves: str
+    """The features that use it."""
+    without: str
+    """What they do while it is missing."""
+    command: str
+    """The command that measures it; `helmsight prepare` measures all that is missing."""
 
 
 class ModelCard(AnswerBody):
@@ -111,6 +127,8 @@ class ModelCard(AnswerBody):
     interventions: list[InterventionCard]
     readouts: list[str]
     readout_schemas: list[ReadoutCard]
+    prepared: list[PartCard]
+    """What was measured for this model, and what was not."""
     limits: RequestLimits
 
 
@@ -128,6 +146,8 @@ class PresetCard(AnswerBody):
     preset: str
     fields: Object
     """The request fields that it sets."""
+    lacks: list[str]
+    """What its interventions do without, because it was not measured for this model."""
     origin: Literal["built-in", "settings"]
 
 
@@ -143,6 +163,8 @@ class VectorCard(AnswerBody):
 
     object: Literal["steering.vector"]
     name: str
+    digest: str
+    """A hash of the vector and of what its strengths mean."""
     kind: str
     positive: Literal["text", "vision"] | None
     """The modality that a positive scale pushes toward; null for a vector that is no modality preference."""
@@ -272,6 +294,8 @@ class SelfCheck(AnswerBody):
 class MeasuredFor(AnswerBody):
     """The calibrated values of the model by purpose; null for those not measured."""
 
+    digest: str | None
+    """A hash of all calibrated numbers; null if there are none."""
     think: Object | None
     sinks: Object | None
     surprise: Object | None

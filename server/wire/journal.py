@@ -61,6 +61,10 @@ class RowOfAnswer(AnswerBody):
     """stop, length, cancelled, error or shutdown."""
     streamed: bool
     interventions: list[str]
+    digests: dict[str, str] | None
+    """The digests of the steering vectors by name; null in rows of an older server."""
+    calibration: str | None
+    """The digest of the calibration that the answer was computed under; null without one."""
     asked: Object
     applied: Object | None
     sampling: Object

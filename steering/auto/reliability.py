@@ -211,7 +211,8 @@ def finding(mllm: MLLM, chats: Chats, criterion: Criterion = DROP, like: Request
     for chat in chats:
         _check_chat(chat)
     found = yield from surprising(chats, like)
-    return [Surprise(value, bound, count, criterion.one_degraded) for value, count in found]
+    measured = None if criterion.bound is not None or mllm.calibration is None else mllm.calibration.digest
+    return [Surprise(value, bound, count, criterion.one_degraded, measured) for value, count in found]
 
 
 def check_auto(mllm: MLLM, auto: Auto) -> None:

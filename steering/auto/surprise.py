@@ -30,13 +30,15 @@ class Surprise:
     """The surprise of one chat.
 
     value: s in nats, the largest of its contexts', None where none has a second token. bound: the value above which the text
-    is distrusted. one_degraded: either text or image is known to be damaged.
+    is distrusted. one_degraded: either text or image is known to be damaged. calibration: the digest of the calibration that
+    the bound is from, None for the request's own.
     """
 
     value: float | None
     bound: float
     contexts: int
     one_degraded: bool = False
+    calibration: str | None = None
 
     @property
     def toward(self) -> str | None:
@@ -66,6 +68,7 @@ class Surprise:
             "contexts": self.contexts,
             "one_degraded": self.one_degraded,
             "abstained": self.abstained,
+            "calibration": self.calibration,
         }
 
 

@@ -16,6 +16,8 @@ from steering.front.input_processor import InputProcessor, Limits, check_request
 from steering.front.turn import Turn
 from steering.histogram import Histogram
 from steering.messages.messages import Add, Output
+from steering.model.calibration import Calibration
+from steering.model.calibration_files import under
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, readout
 from steering.protocol.request import Request, Result
@@ -115,6 +117,10 @@ class Client(ABC):
             self._refuse_when_closed()
             self._check(answers, "" if turn is None else turn.group)
 
+    def calibrate(self, calibration: Calibration | None) -> None:
+        """Answer later turns, and requests without a turn, under another calibration of the model."""
+        self.mllm = self.processor.mllm = under(self.mllm, calibration)
+
     @contextmanager
     def turn(self, group: str = "") -> Iterator[Turn]:
         """Hold a place in the queue for dependent requests; a turn that has begun is completed while the engine drains."""
@@ -207,7 +213,7 @@ class Client(ABC):
     def _enqueue(self, request: Request, turn: Turn | None = None, whole: bool = False) -> Completion:
         number, group = next(self._numbers), "" if turn is None else turn.group
         with self.preparing(request):
-            add, outputs = self.processor.prepare(request, number)
+            add, outputs = self.processor.prepare(request, number, None if turn is None else turn.mllm)
         completion = Completion(
             outputs,
             abort=lambda: self._abort(number),

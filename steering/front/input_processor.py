@@ -218,9 +218,12 @@ class InputProcessor:
         self.limits = limits
         self._token_text = token_texts(mllm.tokenizer)
 
-    def prepare(self, request: Request, number: int) -> tuple[Add, OutputProcessor]:
-        """Return the message that adds a request to a core, and the processor of its outputs; raises as `admit`."""
-        mllm, tools = self.mllm, request.tools
+    def prepare(self, request: Request, number: int, mllm: MLLM | None = None) -> tuple[Add, OutputProcessor]:
+        """Return the message that adds a request to a core, and the processor of its outputs; raises as `admit`.
+
+        `mllm` is the model under the calibration that the answer is computed with, by default the latest one.
+        """
+        mllm, tools = mllm or self.mllm, request.tools
         admitted = admit(mllm, request, self.limits)
         form, grammar = format_of(mllm), request.grammar
         special, calls = dict[str, int](), None
@@ -240,6 +243,11 @@ class InputProcessor:
             state_position=request.state_position,
             forced=admitted.forced,
             salt=request.cache_salt,
+            settled={
+                name: settled
+                for name, intervention in request.asked.items()
+                if (settled := intervention.settled(mllm)) is not None
+            },
         )
         add = Add(
             number,
@@ -252,15 +260,15 @@ class InputProcessor:
             kept={token: tag for tag, token in special.items()},
             before=tuple(prompt.ids[-TEXT_BEFORE:].tolist()) if request.continue_final_message else (),
         )
-        context = self._readout_context(request, prompt.layout)
+        context = self._readout_context(mllm, request, prompt.layout)
         return add, OutputProcessor(mllm, add, context, self._token_text, calls)
 
-    def _readout_context(self, request: Request, layout: Layout) -> ReadoutContext:
+    def _readout_context(self, mllm: MLLM, request: Request, layout: Layout) -> ReadoutContext:
         readouts = () if request.readouts is None else request.readouts.readouts
         pictures = [] if request.readouts is None else pictures_of(request.messages)
-        tilings = [tiling_of(self.mllm, *placed) for placed in zip(pictures, layout.images, strict=bool(pictures))]
+        tilings = [tiling_of(mllm, *placed) for placed in zip(pictures, layout.images, strict=bool(pictures))]
         discounts = request.readouts is not None and request.readouts.given.get("discount_sinks", False)
-        calibration = self.mllm.calibration
+        calibration = mllm.calibration
         sinks = calibration.sinks if discounts and calibration is not None else None
         return ReadoutContext(
             self.limits.focus_layers,
@@ -270,6 +278,7 @@ class InputProcessor:
             None if sinks is None else torch.tensor(sinks),
             None if calibration is None else calibration.flags,
             None if calibration is None else calibration.alarm,
+            None if calibration is None else calibration.digest,
         )
 
 

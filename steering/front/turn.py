@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Protocol, TypeVar
 
 from steering.front.completion import Completion
+from steering.model.calibration import Calibration
 from steering.model.mllm import MLLM
 from steering.protocol.intervention import in_place_of, next_prelude
 from steering.protocol.request import Request, Result
@@ -42,6 +43,8 @@ class Queue(Protocol):
 class Turn:
     """A place in the queue for several requests, made by `Engine.turn`; groups of turns are scheduled fairly.
 
+    All of them are answered under the calibration of the turn's beginning, which `mllm` holds.
+
     The first requests wait behind earlier ones, or are refused, as any request. Once they are answered, later ones go before
     requests that came after the turn. From the first accepted request to its end a turn counts as one running request, so
     that its requests are answered even while the engine drains.
@@ -53,6 +56,11 @@ class Turn:
         self.served = False
         """True once a request was answered, so that the next ones need not wait again."""
         self._engine = engine
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The calibration that its requests are answered under; None where nothing is calibrated."""
+        return self.mllm.calibration
 
     def check(self) -> None:
         """Raise Busy where another answer may not join now, before anything is prepared; Fault when the engine is closed."""

@@ -73,6 +73,7 @@ class ProjectOut(Options):
         values = taken.tokens * len(self.touched_layers)
         return {
             "vector": self.settings()["vector"],
+            "digest": next(iter(self.digests.values()), None),
             "layers": list(self.touched_layers),
             "tokens": self.tokens,
             "touched": taken.tokens,

@@ -125,6 +125,7 @@ class Steer(Part):
         """The keys with which every report on it begins."""
         return {
             "name": self.vector.name,
+            "digest": self.vector.identity,
             "toward": self.toward,
             "strength": abs(self.scale),
             "published": self.published,
@@ -231,6 +232,10 @@ class Steering(InterventionSpec):
     @property
     def vectors(self) -> Sequence[str]:
         return [steer.vector.name for steer in self.steers]
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        return {steer.vector.name: steer.vector.identity for steer in self.steers}
 
     def check(self, mllm: MLLM, prompt: Prompt) -> None:
         for steer in self.steers:

@@ -26,6 +26,11 @@ from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, R
 from steering.recorders.counting import NEVER, newly
 
 NAME = "sage.think"
+UNCALIBRATED = (
+    "the model has no calibration for sage.think: its thresholds are those of the self-check's two prompts; "
+    "'helmsight probe --calibrate-sage' measures them"
+)
+"""The warning in a report whose thresholds nobody calibrated."""
 
 
 class Think(Options):
@@ -62,19 +67,42 @@ class Think(Options):
             )
         return measured
 
-    def calibrated(self, mllm: MLLM) -> bool | None:
-        """Return whether the thresholds are those of the model's calibration; None where the request gives them."""
-        if self.threshold is not None:
-            return None
-        return mllm.calibration is not None and mllm.calibration.divergence is not None
+    def settled(self, mllm: MLLM) -> ThinkThresholds:
+        """Return the thresholds with their origin."""
+        calibration = mllm.calibration if self.threshold is None else None
+        measured = calibration is not None and calibration.divergence is not None
+        return ThinkThresholds(
+            tuple(self.thresholds(mllm).tolist()),
+            None if self.threshold is not None else measured,
+            calibration.digest if calibration is not None and measured else None,
+        )
 
     def report(self, taken: Any) -> dict[str, Any]:
-        """Report by layer the share of damped updates and the mean of D, and whether the thresholds were calibrated.
+        """Report by layer the share of damped updates and the mean of D, and the origin of the thresholds.
 
         taken: `Thought`.
         """
         damped, differs = (taken.measured / max(taken.tokens, 1)).unbind(-1)
-        return {"suppressed": damped.tolist(), "divergence": differs.tolist(), "calibrated": taken.calibrated}
+        origin = taken.thresholds
+        return {
+            "suppressed": damped.tolist(),
+            "divergence": differs.tolist(),
+            "calibrated": None if origin is None else origin.calibrated,
+            "calibration": None if origin is None else origin.calibration,
+            **({"warning": UNCALIBRATED} if origin is not None and origin.calibrated is False else {}),
+        }
+
+
+class ThinkThresholds(NamedTuple):
+    """The thresholds of an answer, resolved once so that the whole answer is computed under the same ones.
+
+    values: one per layer. calibrated: whether they are those of the model's calibration; None where the request gives them.
+    calibration: its digest.
+    """
+
+    values: tuple[float, ...]
+    calibrated: bool | None = None
+    calibration: str | None = None
 
 
 class ThinkCounts(NamedTuple):
@@ -157,13 +185,13 @@ class Thought:
     """The damping of one answer, on the CPU.
 
     measured: (layers, 2), the number of damped updates and the sum of D, over `tokens` tokens of prompt and answer.
-    divergence: (layers, prompt tokens), in nats, where it was requested. calibrated: as `Think.calibrated`.
+    divergence: (layers, prompt tokens), in nats, where it was requested. thresholds: those of Think, where it was requested.
     """
 
     measured: torch.Tensor
     tokens: int
     divergence: torch.Tensor | None
-    calibrated: bool | None = None
+    thresholds: ThinkThresholds | None = None
 
 
 class ThinkSlots(Slots):
@@ -190,7 +218,16 @@ class ThinkSlots(Slots):
         fill_slot(self.gamma, slot, think.gamma if isinstance(think, Think) else 1.0)
         self.damps_above[slot] = torch.inf
         if isinstance(think, Think):
-            self.damps_above[slot] = to_device(think.thresholds(self.pool.mllm), self.damps_above)
+            self.damps_above[slot] = to_device(torch.tensor(self._settled(sequence).values), self.damps_above)
+
+    def _settled(self, sequence: Sequence) -> ThinkThresholds:
+        """Return the thresholds that the client resolved, or the model's own for a pass that no client asked for."""
+        settled = sequence.spec.settled.get(NAME)
+        if isinstance(settled, ThinkThresholds):
+            return settled
+        think = sequence.spec.asked[NAME]
+        assert isinstance(think, Think)
+        return think.settled(self.pool.mllm)
 
     def prefill(self, chunk: PrefillChunk) -> ThinkRows | None:
         if not any(NAME in one.spec.asked or one.wants(Signal.DIVERGENCE) for one in chunk.sequences):
@@ -217,7 +254,7 @@ class ThinkSlots(Slots):
     def reuse(self, sequence: Sequence) -> Reuse:
         think, key = sequence.spec.asked.get(NAME), ()
         if isinstance(think, Think):
-            key = (think.gamma, *think.thresholds(self.pool.mllm).tolist())
+            key = (think.gamma, *self._settled(sequence).values)
         return Reuse(sequence.prompt.length, key, measured=self.concerns(sequence.spec.asked, sequence.spec.signals))
 
     def by_row(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> torch.Tensor | None:
@@ -250,5 +287,5 @@ class ThinkSlots(Slots):
         divergences: torch.Tensor | None = sequence.captured.get(NAME)
         read = None if divergences is None else divergences.cpu()
         think = sequence.spec.asked.get(NAME)
-        calibrated = think.calibrated(self.pool.mllm) if isinstance(think, Think) else None
-        return Thought(self.sums[sequence.slot].to("cpu", copy=True), tokens, read, calibrated)
+        thresholds = self._settled(sequence) if isinstance(think, Think) else None
+        return Thought(self.sums[sequence.slot].to("cpu", copy=True), tokens, read, thresholds)

@@ -6,9 +6,11 @@ its folder.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,18 @@ class Calibration:
     alarm: Alarm | None = None
     surprise: float | None = None
     contexts: int = 0
+
+    @cached_property
+    def digest(self) -> str | None:
+        """A hash of its numbers; None while nothing is measured."""
+        if not self.parts:
+            return None
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the parts that are measured, as `PARTS` orders them."""
+        return tuple(name for name in PARTS if getattr(self, name) is not None)
 
     def with_divergence(self, values: torch.Tensor, samples: int) -> Calibration:
         """Return the calibration with the quantiles of D.
@@ -111,16 +125,22 @@ class Calibration:
         """
         if not fingerprint:
             return None
-        places = [
-            *([] if calibrations is None else [place_of(fingerprint, calibrations)]),
-            *([] if folder is None else [folder / FILE]),
+        found = [
+            _read(path, fingerprint, layers) for path in places(folder, fingerprint, calibrations) if path.is_file()
         ]
-        found = [_read(path, fingerprint, layers) for path in places if path.is_file()]
         return None if not found else found[0].beside(found[-1])
 
 
 _GROUPS = (("divergence", "samples", "tokens"), ("sinks", "images"), ("flags",), ("alarm",), ("surprise", "contexts"))
 """Fields that are measured together, each group headed by the one that is None until then."""
+PARTS = tuple(group[0] for group in _GROUPS)
+"""The parts that are measured one by one."""
+
+
+def places(folder: Path | None, fingerprint: str, calibrations: Path | None) -> list[Path]:
+    """Return the files of a model's calibrations, the user's first; they need not exist."""
+    own = [] if calibrations is None else [place_of(fingerprint, calibrations)]
+    return own if folder is None else [*own, folder / FILE]
 
 
 def place_of(fingerprint: str, calibrations: Path) -> Path:

@@ -149,6 +149,11 @@ class InterventionSpec(ABC):
         return ()
 
     @property
+    def digests(self) -> Mapping[str, str]:
+        """The digests of its steering vectors, by name."""
+        return {}
+
+    @property
     def texts(self) -> Sequence[str]:
         """Texts of its own that get tokenised."""
         return ()
@@ -159,6 +164,13 @@ class InterventionSpec(ABC):
 
     def check(self, mllm: MLLM, prompt: Prompt) -> None:  # noqa: B027
         """Raise RequestError where the intervention does not fit a model or a prompt."""
+
+    def settled(self, mllm: MLLM) -> Any:
+        """Return what the core needs of the model's calibration, as data; None where it needs nothing.
+
+        The client resolves it once, because a calibration may change while a request waits or runs.
+        """
+        return None
 
     # -- of those that have a twin -------------------------------------------------------------------------------------
 
@@ -224,6 +236,11 @@ class Options(BaseModel, InterventionSpec):
     def vectors(self) -> Sequence[str]:
         return vector_names(self)
 
+    @property
+    def digests(self) -> Mapping[str, str]:
+        values = [getattr(self, name) for name in vector_fields(type(self))]
+        return {value.name: value.identity for value in values if hasattr(value, "identity")}
+
     @classmethod
     def param(cls, key: str) -> str:
         """Return the name of a field in a request."""
@@ -231,5 +248,5 @@ class Options(BaseModel, InterventionSpec):
         return ".".join([*cls.path, (field.alias if field is not None else None) or key])
 
     def settings(self) -> dict[str, Any]:
-        """Return the options as a client writes them."""
+        """Return the options as a client writes them, with steering vectors by name."""
         return ({"kind": self.kind} if self.kind else {}) | self.model_dump(by_alias=True)

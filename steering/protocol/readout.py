@@ -39,7 +39,7 @@ class ReadoutContext:
 
     N of the focus metrics, the text of a token, the tiling of each image (None where it has none, or it is unknown), the
     request's pictures (where readouts need them), the model's sinks (layers, rows, columns) where they are known, its
-    thresholds of flags, and its alarm.
+    thresholds of flags, its alarm, and the digest of the calibration that they are from.
     """
 
     focus_layers: int
@@ -49,6 +49,7 @@ class ReadoutContext:
     sinks: torch.Tensor | None = None
     flags: Thresholds | None = None
     alarm: Alarm | None = None
+    calibration: str | None = None
 
 
 @dataclass(frozen=True)
@@ -288,6 +289,8 @@ class Readout(ABC):
     """The values that the journal and the metrics keep, each a float, int or bool."""
     quantities: ClassVar[Mapping[str, Quantity]] = {}
     """Descriptions of those that are floats."""
+    calibrated_by: ClassVar[str | None] = None
+    """The part of a model's calibration without which the values are null."""
 
     @abstractmethod
     def signals(self, options: Diagnose) -> frozenset[Signal]:

@@ -38,7 +38,8 @@ class Spec:
 
     asked: interventions by name. captured: signals to capture beside those that interventions and readouts need.
     state_position: the token of `Signal.PROMPT_STATE`, counted from the prompt's end. forced: tokens that are generated
-    whatever the model predicts. edit: a function applied to the decoder's inputs (1, n, d) before they run.
+    whatever the model predicts. edit: a function applied to the decoder's inputs (1, n, d) before they run. settled: by
+    intervention, the values that `InterventionSpec.settled` resolved for it.
     """
 
     prompt: Prompt
@@ -52,6 +53,7 @@ class Spec:
     forced: tuple[int, ...] = ()
     edit: Callable[[torch.Tensor], torch.Tensor] | None = None
     salt: str = ""
+    settled: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def signals(self) -> frozenset[Signal]:

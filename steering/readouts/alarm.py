@@ -67,6 +67,7 @@ class AlarmReadout(Readout):
     """
 
     name = "alarm"
+    calibrated_by = "alarm"
     options = (SPANS,)
     scalars: ClassVar[dict[str, type]] = {"alarm": bool, "alarm_score": float}
     quantities: ClassVar[dict[str, Quantity]] = {
@@ -93,7 +94,11 @@ class AlarmReadout(Readout):
             "score": score,
             "threshold": alarm.threshold,
             "numbers": {name: found.get(name) for name in alarm.numbers},
-            "calibration": {"answers": alarm.answers, "raised": alarm.raised},
+            "calibration": {
+                "answers": alarm.answers,
+                "raised": alarm.raised,
+                "digest": answer.context.calibration,
+            },
         }
 
     def summary(self, said: Any) -> dict[str, Scalar]:

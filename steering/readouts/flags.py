@@ -42,8 +42,10 @@ def numbers(attention: torch.Tensor, activation: torch.Tensor) -> dict[str, floa
     return {"attention": looked, "activation": said, "overlap": overlap, "agreement": agreement}
 
 
-def flags(attention: torch.Tensor, activation: torch.Tensor, thresholds: Thresholds | None) -> dict[str, Any]:
-    """Return the `flags` readout.
+def flags(
+    attention: torch.Tensor, activation: torch.Tensor, thresholds: Thresholds | None, digest: str | None = None
+) -> dict[str, Any]:
+    """Return the `flags` readout, with the digest of the calibration that the thresholds are from.
 
     Its flags are None without thresholds, where a number does not exist, and where there are too few patches to tell.
     """
@@ -58,7 +60,9 @@ def flags(attention: torch.Tensor, activation: torch.Tensor, thresholds: Thresho
         **raised,
         "concentration": found,
         "thresholds": {"top": TOP, **compared},
-        "calibration": {name: content[name] for name in ("answers", "raised")} if content else None,
+        "calibration": {"answers": content["answers"], "raised": content["raised"], "digest": digest}
+        if content
+        else None,
     }
 
 
@@ -78,6 +82,7 @@ class FlagsReadout(Readout):
     """
 
     name = "flags"
+    calibrated_by = "flags"
     options = (DISCOUNT_SINKS,)
     scalars: ClassVar[dict[str, type]] = dict.fromkeys(FLAGS, bool)
 
@@ -90,7 +95,8 @@ class FlagsReadout(Readout):
             return None
         attention = torch.cat([map_.everything for map_ in judged_maps(answer)], 1).mean(0)
         activation = torch.cat([map_.everything for map_ in maps(answer, taken.plain.sum(0))])
-        return flags(attention, activation, None if answer.options[DISCOUNT_SINKS] else answer.context.flags)
+        context, discounts = answer.context, answer.options[DISCOUNT_SINKS]
+        return flags(attention, activation, None if discounts else context.flags, context.calibration)
 
     def summary(self, said: Any) -> dict[str, Scalar]:
         return {name: said[name] for name in FLAGS}

@@ -229,7 +229,7 @@ def _twin(leader: Sequence, pair: Pair) -> Sequence:
     if pair.made:
         prompt, edit = pair.made[-1].occluded(spec.prompt)
     asked = {name: intervention for name, intervention in spec.asked.items() if not intervention.twin}
-    twin_spec = Spec(prompt, max_tokens=spec.max_tokens, asked=asked, edit=edit, salt=spec.salt)
+    twin_spec = Spec(prompt, max_tokens=spec.max_tokens, asked=asked, edit=edit, salt=spec.salt, settled=spec.settled)
     source = None if late or leader.prefill.fork_of is None else leader.prefill.fork_of.twin
     prefill = PrefillState(
         source, leader.prefill.expects_forks and not late, late, tuple(leader.tokens) if late else ()

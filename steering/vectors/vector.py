@@ -1,11 +1,11 @@
-"""Steering vectors: the object with its arithmetic, its safetensors artifact, and a folder of them."""
+"""Steering vectors: the object with its arithmetic, and its safetensors artifact."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real
@@ -90,6 +90,12 @@ class SteeringVector:
     def digest(self) -> str:
         """A hash of its tensors; vectors with the same digest have the same effect at the same layers."""
         return _digest({name: getattr(self, name) for name in _TENSORS})
+
+    @cached_property
+    def identity(self) -> str:
+        """A hash of everything that an answer or its report takes from it: two vectors with the same one are the same."""
+        meaning = [self.digest, self.fingerprint, self.kind, self.layers, self.positive, self.published]
+        return hashlib.sha256(json.dumps([*meaning, self.calibrated_range]).encode()).hexdigest()
 
     @property
     def calibrated_range(self) -> tuple[float, float] | None:
@@ -318,78 +324,3 @@ def _digest(tensors: dict[str, torch.Tensor]) -> str:
     for name in _TENSORS:
         hasher.update(tensors[name].cpu().flatten().view(torch.uint8).numpy().tobytes())
     return hasher.hexdigest()
-
-
-class VectorStore:
-    """The named vectors in several folders; a name in an earlier folder hides the same name in a later one.
-
-    A vector of another model hides none: where `fingerprint` is given, the first vector of that model is returned, and the
-    first of any model only where there is none. A name is looked up anew each time and its file read again when it changed,
-    so that several processes may share a folder. No lookup of a known name reads a directory.
-    """
-
-    def __init__(self, *folders: str | Path, fingerprint: str | None = None):
-        self.folders = tuple(Path(folder) for folder in folders)
-        self.fingerprint = fingerprint
-        self._cache: dict[Path, tuple[tuple[int, int, int], SteeringVector]] = {}
-
-    def names(self) -> list[str]:
-        """Return every available name, sorted."""
-        files = [path for folder in self.folders if folder.is_dir() for path in folder.glob("*.safetensors")]
-        return sorted({path.stem for path in files if NAME.fullmatch(path.stem)})
-
-    def get(self, name: str) -> SteeringVector:
-        """Return the vector of that name; raise VectorError (code "unknown_vector") if there is none."""
-        return self._find(name)[1]
-
-    def all(self, name: str) -> list[SteeringVector]:
-        """Return the vectors of that name in all folders, also those of other models; raise VectorError as `get` does."""
-        found = [vector for _, vector in self._candidates(name)]
-        if not found:
-            raise self._unknown(name)
-        return found
-
-    def files(self, name: str) -> list[Path]:
-        """Return the files of that name in all folders, damaged ones too."""
-        return [path for path in self._places(name) if path.exists()]
-
-    def read(self, name: str) -> bytes:
-        """Return the artifact of that name as stored in its file, verified; raise VectorError as `get` does."""
-        path, _ = self._find(name)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            raise self._unknown(name) from None
-        SteeringVector.from_bytes(data)
-        return data
-
-    def _find(self, name: str) -> tuple[Path, SteeringVector]:
-        first = None
-        for path, vector in self._candidates(name):
-            if self.fingerprint in (None, vector.fingerprint):
-                return path, vector
-            first = first or (path, vector)
-        if first is None:
-            raise self._unknown(name)
-        return first
-
-    def _candidates(self, name: str) -> Iterator[tuple[Path, SteeringVector]]:
-        for path in self._places(name):
-            try:
-                stat = path.stat()
-                # A replaced file has a new inode number, even within one tick of the clock.
-                stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-                cached = self._cache.get(path)
-                if cached is None or cached[0] != stamp:
-                    cached = self._cache[path] = (stamp, SteeringVector.load(path))
-            except FileNotFoundError:
-                self._cache.pop(path, None)
-            else:
-                yield path, cached[1]
-
-    def _places(self, name: str) -> list[Path]:
-        return [folder / f"{name}.safetensors" for folder in self.folders] if NAME.fullmatch(name) else []
-
-    def _unknown(self, name: str) -> VectorError:
-        known = ", ".join(self.names()) or "none"
-        return VectorError(f"There is no steering vector {name[:128]!r}; available: {known}.", code="unknown_vector")

@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from server.engine.served import Capabilities
+from server.engine.served import Calibrated, Capabilities
 from steering import Auto, Busy, Choice, Chunk, Histogram, Request, Result, Steer, TextBounds, in_place_of, next_prelude
 from steering.protocol import intervention, readout
 
@@ -82,6 +82,31 @@ class FakeCompletion:
         self.cancelled.set()
 
 
+@dataclass
+class FakeTurn:
+    """A turn of a fake engine."""
+
+    engine: FakeEngine
+    calibration: Calibrated | None
+
+    def check(self) -> None:
+        if self.engine.full:
+            raise Busy(2, retry_after=1.0)
+
+    def submit(self, request: Request) -> FakeCompletion:
+        engine = self.engine
+        if engine.refusal is not None:
+            raise engine.refusal
+        engine.requests.append(request)
+        engine.groups.append(engine.group)
+        engine.completions.append(FakeCompletion(engine.script, engine.diagnostics))
+        return engine.completions[-1]
+
+    def decide(self, request: Request, begun: Callable[[Any], object]) -> Request:
+        prelude = next_prelude(request)
+        return request if prelude is None else in_place_of(request, prelude)
+
+
 class FakeEngine:
     """An engine whose next completion, refusal and numbers are set by the test."""
 
@@ -102,27 +127,15 @@ class FakeEngine:
         self.completions: list[FakeCompletion] = []
         self.stopped: float | None = None
         self.diagnostics: dict[str, Any] | None = None
+        self.calibrated: Calibrated | None = None
 
     @contextmanager
-    def turn(self, group: str = "") -> Iterator[FakeEngine]:
+    def turn(self, group: str = "") -> Iterator[FakeTurn]:
         self.group = group
-        yield self
+        yield FakeTurn(self, self.calibrated)
 
-    def check(self) -> None:
-        if self.full:
-            raise Busy(2, retry_after=1.0)
-
-    def submit(self, request: Request) -> FakeCompletion:
-        if self.refusal is not None:
-            raise self.refusal
-        self.requests.append(request)
-        self.groups.append(self.group)
-        self.completions.append(FakeCompletion(self.script, self.diagnostics))
-        return self.completions[-1]
-
-    def decide(self, request: Request, begun: Callable[[Any], object]) -> Request:
-        prelude = next_prelude(request)
-        return request if prelude is None else in_place_of(request, prelude)
+    def calibration(self) -> Calibrated | None:
+        return self.calibrated
 
     def can(self, **capabilities: Any) -> None:
         """Change what it can do."""

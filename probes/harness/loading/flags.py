@@ -24,10 +24,13 @@ def loading_flags() -> list[inspect.Parameter]:
     return flags_of_settings(ModelSettings, {"model": PANEL})
 
 
-def model_flags() -> list[inspect.Parameter]:
-    """Return the flags of a command that runs a model in its own process; `ModelOptions.of` takes what they are given."""
+def model_flags(named: bool = True) -> list[inspect.Parameter]:
+    """Return the flags of a command that runs a model in its own process; `ModelOptions.of` takes what they are given.
+
+    Without `named` they lack `--model`, for a command whose argument names it.
+    """
     return [
-        *loading_flags(),
+        *(one for one in loading_flags() if named or one.name != "model"),
         inspect.Parameter("threads", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Threads),
         inspect.Parameter("slots", inspect.Parameter.KEYWORD_ONLY, default=32, annotation=Slots),
     ]

@@ -186,7 +186,7 @@ def test_a_vector_goes_to_the_users_folder_where_every_command_finds_it(
     model: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(Path(model).rglob("*"))
-    assert at_home(model) == 0
+    assert at_home(model, "--use") == 0
     out = home / ".helmsight" / "vectors" / "modality-preference.safetensors"
     made = steering.SteeringVector.load(out)
     assert str(out) in capsys.readouterr().out
@@ -204,12 +204,48 @@ def test_a_vector_goes_to_the_users_folder_where_every_command_finds_it(
     assert strict(Path("mc2/report.json"))["about"]["vector"] == "modality-preference"
 
 
+def test_a_probes_vector_is_a_candidate_until_somebody_uses_it(
+    model: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name stands for the earlier vector until then, and both are shown side by side, before and after."""
+    folder, name = home / ".helmsight" / "vectors", "modality-preference"
+    assert at_home(model, "--use") == 0
+    old = steering.SteeringVector.load(folder / f"{name}.safetensors")
+    served = vector_store(load_settings(environ={}), Path(model), old.fingerprint)
+    capsys.readouterr()
+    assert at_home(model, "--seed", "1", "--report", "other") == 0
+    new = steering.SteeringVector.load(folder / "candidates" / f"{name}.safetensors")
+    assert old.identity != new.identity
+    assert served.get(name).identity == old.identity
+    after_the_probe = capsys.readouterr().out
+    assert f"until 'helmsight vectors use {name}'" in after_the_probe
+    assert cli.main(["vectors", "use", name, "--model", model, "--dry-run"]) == 0
+    cosine = float(torch.cosine_similarity(old.direction[1], new.direction[1], dim=0))
+    for said in (after_the_probe, capsys.readouterr().out):
+        lines = {line.split("  ")[0]: line.split() for line in said.splitlines()}
+        assert lines["digest"][-2:] == [old.identity[:16], new.identity[:16]]
+        assert lines["layers"][-2:] == ["1", "1"]
+        assert lines["cosine at layer 1"][-2:] == ["1", f"{cosine:.3f}"]
+    assert served.get(name).identity == old.identity
+    assert cli.main(["vectors", "use", name, "--model", model]) == 0
+    said = capsys.readouterr().out
+    assert f"digest {old.identity} before, {new.identity} now" in said
+    assert served.get(name).identity == new.identity
+    assert not (folder / "candidates" / f"{name}.safetensors").exists()
+    kept = folder / "previous" / f"{name}-{old.identity[:16]}.safetensors"
+    assert f"helmsight vectors import {kept} --name {name} --replace" in said
+    assert cli.main(["vectors", "import", str(kept), "--name", name, "--replace"]) == 0
+    assert served.get(name).identity == old.identity
+    assert cli.main(["vectors", "use", name, "--model", model]) == 1
+    assert f"There is no candidate {name!r}" in last_error(capsys)
+
+
 def test_the_folder_of_the_settings_is_written_to_and_read(
     model: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HELMSIGHT_VECTORS", f"{home / 'first'},{home / 'second'}")
-    assert at_home(model, "--name", "mine") == 0
-    assert [path.name for path in (home / "first").iterdir()] == ["mine.safetensors"]
+    assert at_home(model, "--name", "mine", "--use") == 0
+    assert [path.name for path in (home / "first").glob("*.safetensors")] == ["mine.safetensors"]
     assert not (home / ".helmsight").exists()
     words = ("--conditions", "plain", "steer", "--limit", "1", "--vector", "mine", "--out", "mc2")
     assert cli.main(["eval", "mc2", "--model", model, "--device", "cpu", "--quiet", *words]) == 0
@@ -232,7 +268,7 @@ def test_a_vector_that_is_there_is_not_replaced_unasked_and_that_is_told_before_
     out = home / "elsewhere.safetensors" if named else home / ".helmsight/vectors/modality-preference.safetensors"
     out.parent.mkdir(parents=True)
     out.write_bytes(b"calibrated for hours")
-    assert at_home(model, *(("--out", str(out)) if named else ())) == 1
+    assert at_home(model, *(("--out", str(out)) if named else ("--use",))) == 1
     assert last_error(capsys) == (
         f"helmsight: {out} already exists; --replace overwrites it, --name or --out names another file"
     )

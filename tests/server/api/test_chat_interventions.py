@@ -81,7 +81,8 @@ def test_a_surprising_text_is_steered_away_from(client: FlaskClient, engine: ste
     (applied,) = choice["applied"]["steering"]
     assert (applied["toward"], applied["strength"]) == ("vision", 1.0)
     found = applied["auto"]
-    assert set(found) == {"criterion", "surprise", "bound", "contexts", "one_degraded", "abstained"}
+    assert set(found) == {"criterion", "surprise", "bound", "contexts", "one_degraded", "abstained", "calibration"}
+    assert found["calibration"] == calibrated.digest
     assert (found["criterion"], found["bound"], found["abstained"]) == ("surprise", calibrated.surprise, None)
     assert found["surprise"] > found["bound"]
     stated = ask(client, data_uri(), f"{DAMAGED}\n{QUESTION}", steering={"toward": "vision"})

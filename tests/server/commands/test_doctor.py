@@ -77,6 +77,7 @@ def test_a_machine_that_is_well(look: Look, vectors: Path) -> None:
         "memory",
         "vectors",
         "presets",
+        "prepared",
         "journal",
         "port",
     ]
@@ -92,6 +93,22 @@ def test_a_machine_that_is_well(look: Look, vectors: Path) -> None:
     said = [one["said"] for one in found["vectors"]]
     assert said[0].startswith(f"{vectors / 'damaged.safetensors'}: Not a steering vector file")
     assert said[1] == f"{vectors}: modality-preference; of other models: stranger"
+
+
+def test_a_model_that_lacks_something(look: Look, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint(), folder, ignore=shutil.ignore_patterns("vectors"))
+    content = json.loads((folder / "calibration.json").read_text())
+    (folder / "calibration.json").write_text(json.dumps(content | {"alarm": None}))
+    given = ("--model", str(folder), "--vectors", str(tmp_path / "none"), "--no-compiled")
+    found = {one["said"].partition(":")[0]: one for one in look(*given, load=True)["prepared"]}
+    assert {name for name, one in found.items() if one["state"] == "warning"} == {"vector", "alarm"}
+    assert found["alarm"]["said"] == "alarm: missing; readout alarm: it is null, so that no alert on it fires"
+    assert found["alarm"]["advice"] == (
+        f"'helmsight prepare {folder}' measures all that is missing, "
+        f"'helmsight eval alarm --keep --model {folder}' this alone"
+    )
+    assert "unknown until it is loaded" in look(*given)["prepared"][0]["said"]
 
 
 def test_the_page_is_a_line_a_finding_and_its_advice(capsys: pytest.CaptureFixture[str]) -> None:

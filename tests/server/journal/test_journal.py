@@ -27,7 +27,7 @@ from tests.waiting import wait_for
 NOTHING = dict.fromkeys(kind.path[0] for kind, _ in REGISTRY.values()) | {"diagnostics": None, "baseline": False}
 
 
-def test_a_plain_answer_leaves_one_row(serve: Serve) -> None:
+def test_a_plain_answer_leaves_one_row(serve: Serve, engine: steering.Engine) -> None:
     client = serve()
     before = time.time()
     answer = ask(client, data_uri(), "What is it?", seed=7, top_p=0.9, max_tokens=5).json
@@ -43,6 +43,8 @@ def test_a_plain_answer_leaves_one_row(serve: Serve) -> None:
         "finish_reason": answer["choices"][0]["finish_reason"],
         "streamed": False,
         "interventions": [],
+        "digests": {},
+        "calibration": None if engine.mllm.calibration is None else engine.mllm.calibration.digest,
         "asked": NOTHING,
         "applied": None,
         "sampling": {"temperature": 0.0, "top_p": 0.9, "max_tokens": 5, "seed": 7, "n": 1},

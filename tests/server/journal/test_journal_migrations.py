@@ -34,11 +34,11 @@ def test_an_older_database_is_migrated_and_keeps_its_rows(database: Database) ->
     config.set_main_option("script_location", str(journal_database.MIGRATIONS))
     with (
         database.writer.begin() as connection
-    ):  # back to the first revision: two indexes, three columns and a table fewer
+    ):  # back to the first revision: two indexes, five columns and a table fewer
         connection.execute(text("DROP TABLE helmsight_journal_refusals"))
         for index in ("helmsight_journal_id", "helmsight_journal_created"):
             connection.execute(text(f"DROP INDEX {index}"))
-        for column in ("interventions", "readouts", "key_name"):
+        for column in ("interventions", "readouts", "key_name", "digests", "calibration"):
             connection.execute(text(f"ALTER TABLE helmsight_journal DROP COLUMN {column}"))
         config.attributes["connection"] = connection
         command.stamp(config, "0001")

@@ -269,7 +269,7 @@ def test_a_request_is_steered_by_surprise_and_says_so(make_engine: MakeEngine, l
         abstained = None if scale else applied["auto"]["abstained"]
         assert applied["auto"] == {
             "criterion": "surprise", "surprise": pytest.approx(value, rel=1e-3), "bound": bound, "contexts": 1,
-            "one_degraded": one_degraded, "abstained": abstained,
+            "one_degraded": one_degraded, "abstained": abstained, "calibration": None,
         }  # fmt: skip
         assert scale or "is within the bound" in abstained
         if not scale:

@@ -36,7 +36,8 @@ def test_flags_by_hand() -> None:
     same = flags(here, here, THRESHOLDS)
     assert (same["perceptual_blindness"], same["dissociation"]) == (False, False)
     assert same["thresholds"] == {"top": 0.2, "attention": 0.4, "activation": 0.5, "agreement": 0.25}
-    assert same["calibration"] == {"answers": 9, "raised": THRESHOLDS.raised}
+    assert same["calibration"] == {"answers": 9, "raised": THRESHOLDS.raised, "digest": None}
+    assert flags(here, here, THRESHOLDS, "d1")["calibration"]["digest"] == "d1"
 
 
 def test_agreement_does_not_jump_where_overlap_does() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from steering import VectorError, VectorStore
+from steering import PinError, VectorError, VectorStore
 from tests.steering.vectors.made import make
 
 
@@ -130,3 +130,67 @@ def test_a_damaged_file_in_the_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VectorError) as refused:
         VectorStore(tmp_path).get("a")
     assert refused.value.code == "bad_vector"
+
+
+def test_a_name_that_comes_to_stand_for_another_vector_is_reported_once(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    old, new = make("a", seed=1), make("a", seed=2)
+    old.save(second / "a.safetensors")
+    store, seen = VectorStore(first, second), list[tuple[str, str | None, str | None]]()
+    store.watch(lambda *change: seen.append(change))
+    store.get("a")
+    with pytest.raises(VectorError):
+        store.get("nothing")
+    assert seen == []
+    new.save(first / "a.safetensors")  # hides the other
+    store.get("a")
+    store.get("a")
+    make("b").save(first / "b.safetensors")
+    store.get("b")
+    (first / "a.safetensors").unlink()
+    store.read("a")
+    (second / "a.safetensors").unlink()
+    for _ in range(2):
+        with pytest.raises(VectorError):
+            store.get("a")
+    assert seen == [
+        ("a", old.identity, new.identity),
+        ("b", None, make("b").identity),
+        ("a", new.identity, old.identity),
+        ("a", old.identity, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"layers": (1,)},
+        {"kind": "other"},
+        {"fingerprint": "def"},
+        {"info": {"positive": "vision", "calibration": {"range": [0.5, 1.5]}}},
+        {"info": {"calibration": {"range": [0.5, 2.5]}}},
+        {"info": {"calibration": {"range": [0.5, 1.5], "factor": 2.0}}},
+    ],
+)
+def test_everything_that_an_answer_takes_from_a_vector_is_in_its_identity(change: dict[str, Any]) -> None:
+    assert make(**change).identity != make().identity
+    assert make("other").identity == make(info={"calibration": {"range": [0.5, 1.5]}}).identity == make().identity
+
+
+def test_a_pinned_name_is_the_vector_with_that_digest_or_none(tmp_path: Path) -> None:
+    make("a").save(tmp_path / "a.safetensors")
+    store, digest = VectorStore(tmp_path), make("a").identity
+    for pin in (digest, digest[:8]):
+        assert store.get(f"a@{pin}").identity == digest
+    for pin, code in (
+        ("f" * 64, "vector_digest_mismatch"),
+        (digest[:7], "bad_vector_digest"),
+        ("", "bad_vector_digest"),
+    ):
+        with pytest.raises(PinError) as refused:
+            store.get(f"a@{pin}")
+        assert refused.value.code == code
+        assert "'a'" in str(refused.value)
+    with pytest.raises(VectorError, match="no steering vector 'b'"):
+        store.get(f"b@{digest}")
