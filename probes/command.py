@@ -12,7 +12,8 @@ from probes.commands.probe import probe
 from probes.faithfulness.command import BENCHMARK as FAITHFULNESS
 from probes.harness import benchmark
 from probes.harness.benchmark import Benchmark
-from probes.harness.options import Command
+from probes.harness.loading.flags import loading_flags, model_flags
+from probes.harness.options import Command, with_flags
 from probes.mc2.command import BENCHMARK as MC2
 from probes.mme.command import BENCHMARK as MME
 from probes.mmsap.command import BENCHMARK as MM_SAP
@@ -37,10 +38,10 @@ def register(app: typer.Typer) -> None:
     Their defaults, and the functions that draw samples where no file is given, are `options.Defaults`, the object of their
     context: this room does not know the demo world.
     """
-    app.command("probe", cls=Command)(probe)
-    app.command("prepare", cls=Command)(prepare)
+    app.command("probe", cls=Command)(with_flags(probe, model_flags()))
+    app.command("prepare", cls=Command)(with_flags(prepare, model_flags(named=False)))
     benchmarks = typer.Typer(no_args_is_help=True)
     for one in BENCHMARKS:
         benchmark.register(benchmarks, one)
     app.add_typer(benchmarks, name="eval")
-    app.command("reproduce", cls=Command)(reproduce)
+    app.command("reproduce", cls=Command)(with_flags(reproduce, loading_flags()))

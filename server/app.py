@@ -68,14 +68,21 @@ def create_app(
         runtime.start()
     journal = open_journal(settings)
     traces = open_traces(settings)
+    keys = KeyRing(settings.keys, settings.named_key_file)
     app.extensions["helmsight"] = AppContext(
-        settings, runtime, Metrics(runtime, journal), Watcher(), journal, presets, traces
+        settings,
+        runtime,
+        Metrics(runtime, journal, settings.journal_readouts, keys.expiries),
+        Watcher(),
+        journal,
+        presets,
+        traces,
     )
     errors.register(app)
     cors.register(app, settings)
     app.before_request(_begin)
     hosts.register(app, settings)
-    auth.register(app, KeyRing(settings.keys, settings.named_key_file))
+    auth.register(app, keys)
     for module in (chat, stored, catalog, operations, page, journal_routes):
         app.register_blueprint(module.blueprint)
     app.after_request(_finish)

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from demo import CHECKPOINT, located
 from demo.draws import DRAWS
-from probes.harness.options import Defaults, run
+from probes.harness.options import Defaults, ModelOptions, run
 from server.allocator import bound_memory
 from server.openmp import set_wait_policy
 
@@ -23,8 +23,8 @@ COMMANDS = {
     "doctor": ("server.commands.doctor", "check everything that a server depends on, with advice"),
     "bench": ("server.commands.bench", "measure how fast a device, usually a GPU, runs a model"),
     "vectors": ("server.commands.vectors", "list, show, build, compose, export and import steering vectors"),
-    "keys": ("server.commands.keys", "make, list and revoke keys with names, roles and limits"),
-    "journal": ("server.commands.journal", "export, prune or summarise the journal of answers"),
+    "keys": ("server.commands.keys", "make, rotate, list and revoke keys with names, roles and limits"),
+    "journal": ("server.commands.journal", "back up, export, prune or summarise the journal of answers"),
     "prepare": ("probes.command", "measure everything that a model lacks, one part after the other"),
     "probe": ("probes.command", "build a modality-preference vector for a model"),
     "eval": ("probes.command", "run a benchmark"),
@@ -99,13 +99,13 @@ def _vector_folders() -> list[Path]:
     return [Path(folder).expanduser() for folder in load_settings().vectors]
 
 
-def _look(model: str, device: str) -> None:
-    """Raise ValueError for a model whose files are missing or damaged, and for an unavailable device."""
+def _look(model: ModelOptions) -> None:
+    """Raise ValueError for a model whose files are missing or damaged, and for options that do not fit this machine."""
     from server.process.preflight import look  # noqa: PLC0415
     from server.settings import Settings, SettingsError  # noqa: PLC0415
 
     try:
-        look(Settings(model=model, device=device))
+        look(Settings(**model.settings))
     except SettingsError as error:
         raise ValueError(str(error)) from None
 

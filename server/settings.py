@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from demo import CHECKPOINT, located
+from probes.harness.loading.settings import ModelSettings
 
 MEBI = 2**20
 DEFAULT_JOURNAL = "~/.helmsight/journal.db"
@@ -34,31 +35,16 @@ class PresetTable(BaseModel):
     source: str = "settings"
 
 
-class Settings(BaseModel):
-    """All settings, with their defaults and bounds."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # --help needs no validators
+class Settings(ModelSettings):
+    """All settings, with their defaults and bounds; those of the model that other commands have too are inherited."""
 
     # The model
-    model: str = Field(default=str(CHECKPOINT), description="checkpoint folder, Hugging Face name, or demo:NAME")
+    model: str = Field(default=str(CHECKPOINT), description=ModelSettings.model_fields["model"].description)
     name: str | None = Field(default=None, description="name of the model on the wire (default: the checkpoint's own)")
-    chat_template: str | None = Field(
-        default=None, description="file with a Jinja chat template that replaces the checkpoint's own"
-    )
-    dtype: str = Field(default="auto", description="weights: auto, float32, bfloat16, float16")
-    quantization: Literal["int8"] | None = Field(
-        default=None, description="int8: the language model's layers compute in 8-bit integers"
-    )
-    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
-    device_map: Literal["auto"] | None = Field(
-        default=None,
-        description="auto spreads a model that is larger than a GPU over all of them (needs the extra parallel)",
-    )
     tensor_parallel: int = Field(
         default=1, ge=1, le=64,
         description="processes that share every layer, all started by torchrun (needs the extra parallel)",
     )  # fmt: skip
-    download: bool = Field(default=False, description="allow fetching the model from the Hugging Face hub")
     vectors: tuple[str, ...] = Field(
         default=("~/.helmsight/vectors",), description="folder of steering vectors, before <model>/vectors (repeatable)"
     )

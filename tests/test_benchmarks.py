@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import run
+from benchmarks import run, sizing
 from benchmarks.results import FOLDER, UNEXPLAINED, Figure, Row, as_table, keep, latest, page, reasons
+from tests.first_hour.pages import ROOT, blocks
 
 SPEED = Row("16 sequential / 16 concurrent", 6.68, (6.31, 7.18), 6.68, ">= 8", "generate() 3.340 s, engine 0.500 s")
 LATENCY = Row("one request / generate()", 0.85, (0.8, 0.9), 0.84, "<= 0.9", "")
@@ -122,3 +123,16 @@ def test_a_run_writes_both_files(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     (row,) = [row for row in rows_of((folder / "RESULTS.md").read_text()) if row[1:3] == ["demo", "peak memory"]]
     assert row[-1].endswith("; `python -m benchmarks.run memory --models demo --write`")
     assert "CPUs, load" in row[-1]
+
+
+def test_the_command_that_the_page_of_tuning_shows_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = blocks(ROOT / "docs" / "tuning.md")
+    words = block.text.split()
+    assert words[:3] == ["python", "-m", "benchmarks.sizing"]
+
+    def load(path: str, **_: object) -> None:
+        raise ValueError(path)
+
+    monkeypatch.setattr(sizing.steering, "load", load)
+    with pytest.raises(ValueError, match=r"^/models/Qwen2\.5-VL-7B-Instruct$"):
+        sizing.main(words[3:])

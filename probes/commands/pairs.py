@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Option
@@ -12,14 +12,9 @@ from typer import Option
 from probes.commands.probe import place
 from probes.harness.options import (
     Defaults,
-    Device,
-    Model,
     ModelOptions,
     Quiet,
     Seed,
-    Slots,
-    Template,
-    Threads,
     file_option,
     goes_on,
     log_warnings,
@@ -34,12 +29,7 @@ def build(
         metavar="FILE", help='JSON Lines with an object per line: the messages "toward" one side and those "away" from '
         'it; images are files, relative to this one, or data: URLs',
     )],
-    model: Model = None,
     seed: Seed = 0,
-    device: Device = "auto",
-    chat_template: Template = None,
-    threads: Threads = None,
-    slots: Slots = 32,
     quiet: Quiet = False,
     sides: Annotated[tuple[str, str], Option(
         metavar="PLUS MINUS", help="names of the two sides: a positive scale steers toward the first",
@@ -70,6 +60,7 @@ def build(
     force: Annotated[bool, file_option(
         "--force", help="save the vector even if there are doubts about it",
     )] = False,
+    **model: Any,
 ) -> None:  # fmt: skip
     """Build a steering vector of any contrast from pairs of prompts, and save it with a report.
 
@@ -78,7 +69,7 @@ def build(
     """
     log_warnings()
     defaults: Defaults = context.obj
-    asked = ModelOptions.of(defaults, model, device, threads, slots, chat_template)
+    asked = ModelOptions.of(defaults, **model)
     asked.check()
     called = pairs.stem.lower() if name is None else name
     with goes_on():

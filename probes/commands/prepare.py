@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -11,13 +11,9 @@ from typer import Argument, Option
 from probes.conflicts.options import Data, Images, MC2File, Tasks
 from probes.harness.options import (
     Defaults,
-    Device,
     ModelOptions,
     Quiet,
     Seed,
-    Slots,
-    Template,
-    Threads,
     file_option,
     goes_on,
     log_warnings,
@@ -31,10 +27,6 @@ def prepare(
         metavar="MODEL", help="checkpoint folder, hub name or demo:NAME (default: the embedded model)",
     )] = None,
     seed: Seed = 0,
-    device: Device = "auto",
-    chat_template: Template = None,
-    threads: Threads = None,
-    slots: Slots = 32,
     quiet: Quiet = False,
     mc2: MC2File = None,
     images: Images = None,
@@ -55,6 +47,7 @@ def prepare(
     report: Annotated[Path, file_option(
         metavar="DIR", help="folder for the reports and the answers that an interrupted run resumes from",
     )] = Path("build/prepare"),
+    **loading: Any,
 ) -> None:  # fmt: skip
     """Measure everything that a model lacks: its steering vector, and what SAGE, sinks, flags, alarm and surprise need.
 
@@ -63,7 +56,7 @@ def prepare(
     """
     log_warnings()
     defaults: Defaults = context.obj
-    asked = ModelOptions.of(defaults, model, device, threads, slots, chat_template)
+    asked = ModelOptions.of(defaults, model, **loading)
     drawn = Data.of(defaults, mc2, images, tasks, seed)
     with goes_on():
         from probes.prepare import run as preparing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -13,14 +13,9 @@ from probes.conflicts.options import Data, Images, Instructions, MC2File, Tasks
 from probes.harness.options import (
     VECTOR,
     Defaults,
-    Device,
-    Model,
     ModelOptions,
     Quiet,
     Seed,
-    Slots,
-    Template,
-    Threads,
     file_option,
     goes_on,
     log_warnings,
@@ -41,12 +36,7 @@ def probe(
         help="instead of building a vector, report the modality that the answers of each task rely on, right or wrong: a "
         "question votes for the modality whose removal lowers the answer's probability more",
     )] = None,
-    model: Model = None,
     seed: Seed = 0,
-    device: Device = "auto",
-    chat_template: Template = None,
-    threads: Threads = None,
-    slots: Slots = 32,
     quiet: Quiet = False,
     mc2: MC2File = None,
     images: Images = None,
@@ -118,6 +108,7 @@ def probe(
         metavar="FILE", help="with --calibrate-flags: write its report to this file",
     )] = None,
     json: Annotated[Path | None, _instead(metavar="FILE", help="with reliability: write the votes to this file")] = None,
+    **model: Any,
 ) -> None:  # fmt: skip
     """Build a steering vector from conflicting samples, calibrate its strength on others, and save it with a report.
 
@@ -136,7 +127,7 @@ def probe(
     if part is None and markdown is not None and measured != "flags":
         raise ValueError("--markdown goes with --calibrate-flags; the report of a probe is in the folder of --report")
     defaults: Defaults = context.obj
-    asked = ModelOptions.of(defaults, model, device, threads, slots, chat_template)
+    asked = ModelOptions.of(defaults, **model)
     data = Data.of(defaults, mc2, images, tasks, seed)
     with goes_on():
         if part is not None:

@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 import typer
 
 from probes.harness.bootstrap import check_statistics
+from probes.harness.loading.flags import model_flags
 from probes.harness.options import (
     SAID,
     Command,
-    Device,
-    Model,
     ModelOptions,
     Quiet,
     Seed,
-    Slots,
-    Template,
-    Threads,
     file_option,
     flag,
     flags_of,
@@ -92,21 +88,17 @@ def register(app: typer.Typer, benchmark: Benchmark) -> None:
         context: typer.Context,
         limit: int,
         out: Path,
-        model: Model = None,
         seed: Seed = 0,
-        device: Device = "auto",
-        chat_template: Template = None,
-        threads: Threads = None,
-        slots: Slots = 32,
         quiet: Quiet = False,
         base_url: BaseUrl = None,
         json: Json = None,
         markdown: Markdown = None,
-        **own: Any,
+        **given: Any,
     ) -> None:
         check_statistics()  # before torch is imported, which takes seconds
         log_warnings()
-        asked = ModelOptions.of(context.obj, model, device, threads, slots, chat_template)
+        own = {one.name: given.pop(one.name) for one in own_flags}
+        asked = ModelOptions.of(context.obj, **given)
         setup = Setup(asked, limit, seed, quiet, out, base_url, json, markdown)
         options = benchmark.options(setup, context.obj, **own)
         setup.check()
@@ -115,10 +107,12 @@ def register(app: typer.Typer, benchmark: Benchmark) -> None:
             session = Session(setup)
             _write(benchmark.name, benchmark.run(options, session), session, context.meta[SAID])
 
+    own_flags = flags_of(benchmark.options)
     flags = [
         flag("limit", int, sample_option(min=1, metavar="N", help=benchmark.unit), benchmark.limit),
         flag("out", Path, file_option(metavar="DIR", help=OUT), Path("build", benchmark.name)),
-        *flags_of(benchmark.options),
+        *model_flags(),
+        *own_flags,
     ]
     text = f"{benchmark.description} Run it again after an interruption to continue."
     app.command(benchmark.name, cls=Command, short_help=benchmark.help, help=text)(with_flags(command, flags))

@@ -24,25 +24,17 @@ from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from steering import Engine
+    from steering.model.mllm import Quantization
 
 VECTOR = "modality-preference"
 """The name of the vector that is built and evaluated by default."""
 
-model_option = partial(Option, rich_help_panel="The model and how it is run")
+PANEL = "The model and how it is run"
+
+model_option = partial(Option, rich_help_panel=PANEL)
 sample_option = partial(Option, rich_help_panel="Samples")
 file_option = partial(Option, rich_help_panel="Files")
 
-Model = Annotated[
-    str | None,
-    model_option(metavar="PATH", help="checkpoint folder, hub name or demo:NAME (default: the embedded model)"),
-]
-Device = Annotated[str, model_option(help="cpu, cuda, ...")]
-Template = Annotated[
-    str | None,
-    model_option(
-        "--chat-template", metavar="FILE", help="file with a Jinja chat template that replaces the checkpoint's own"
-    ),
-]
 Threads = Annotated[int | None, model_option(min=1, metavar="N", help="CPU threads")]
 Slots = Annotated[int, model_option(min=1, metavar="N", help="prompts per batch")]
 Seed = Annotated[int, Option(help="seed of all random choices")]
@@ -70,8 +62,8 @@ Texts = Annotated[
 ]
 
 
-def _anything(model: str, device: str) -> None:
-    """Accept any model and device."""
+def _anything(model: ModelOptions) -> None:
+    """Accept any model."""
 
 
 def own_vectors() -> list[Path]:
@@ -84,15 +76,15 @@ class Defaults:
     """Defaults of the commands: the `obj` of their context.
 
     `draw`: by the name of a kind of samples, the function that draws them where no file is given. `vectors()` returns the
-    folders where vectors are searched before the model's own; the first is written to. `look(model, device)` raises
-    ValueError for what is visibly wrong with them before anything is loaded. `locate(model)` resolves a model's short name.
+    folders where vectors are searched before the model's own; the first is written to. `look(model)` raises
+    ValueError for what is visibly wrong with it before anything is loaded. `locate(model)` resolves a model's short name.
     Where one command runs others, `engines` keeps the last engine for the next one.
     """
 
     model: str | Path | None = None
     vectors: Callable[[], Sequence[Path]] = own_vectors
     draw: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    look: Callable[[str, str], None] = _anything
+    look: Callable[[ModelOptions], None] = _anything
     locate: Callable[[str], str] = str
     engines: dict[ModelOptions, Engine] | None = None
 
@@ -101,7 +93,8 @@ class Defaults:
 class ModelOptions:
     """A checkpoint and how it is run in this process; `default` if it was not requested by name.
 
-    If `engines` is given, the engine is kept in it for the next command with the same options.
+    If `engines` is given, the engine is kept in it for the next command with the same options. The fields from
+    `chat_template` on are settings of `serve` by their names.
     """
 
     path: str
@@ -109,28 +102,43 @@ class ModelOptions:
     threads: int | None = None
     slots: int = 32
     default: bool = False
-    look: Callable[[str, str], None] = field(default=_anything, compare=False)
+    look: Callable[[ModelOptions], None] = field(default=_anything, compare=False)
     engines: dict[ModelOptions, Engine] | None = field(default=None, compare=False)
     vectors: Callable[[], Sequence[Path]] = field(default=own_vectors, compare=False)
     chat_template: str | None = None
+    dtype: str = "auto"
+    quantization: Quantization | None = None
+    device_map: str | None = None
+    download: bool = False
 
     @classmethod
     def of(
         cls,
         defaults: Defaults,
-        model: str | None,
-        device: str,
-        threads: int | None,
-        slots: int,
+        model: str | None = None,
+        device: str | None = None,
+        threads: int | None = None,
+        slots: int = 32,
         chat_template: str | None = None,
+        **settings: Any,
     ) -> ModelOptions:
-        """Return the options of the command line; raise ValueError if no model is named and there is no default."""
+        """Return the options of the command line; raise ValueError if no model is named and there is no default.
+
+        settings: further ones, of which None and False were not given.
+        """
         path = defaults.model if model is None else defaults.locate(model)
         if path is None:
             raise ValueError("--model is needed")
         own = str(path) == str(defaults.model)
         known = own, defaults.look, defaults.engines, defaults.vectors
-        return cls(str(path), device, threads, slots, *known, chat_template)
+        given = {name: value for name, value in settings.items() if value and not name.startswith("no_")}
+        return cls(str(path), device or "auto", threads, slots, *known, chat_template, **given)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of `serve` that load the same model in the same way."""
+        names = ("chat_template", "dtype", "quantization", "device", "device_map", "download")
+        return {"model": self.path, **{name: getattr(self, name) for name in names}}
 
     @property
     def calibrations(self) -> Path:
@@ -139,7 +147,7 @@ class ModelOptions:
 
     def check(self) -> None:
         """Raise ValueError for what is visibly wrong with the model or the device before anything is loaded."""
-        self.look(self.path, self.device)
+        self.look(self)
 
     def engine(self, quiet: bool = False) -> Engine:
         """Load the model and return its engine; `quiet` hides the progress bar."""
@@ -150,7 +158,14 @@ class ModelOptions:
 
         with _without_bars() if quiet else nullcontext():
             loaded = steering.load(
-                self.path, device=self.device, calibrations=self.calibrations, chat_template=self.chat_template
+                self.path,
+                dtype=self.dtype,
+                device=self.device,
+                device_map=self.device_map,
+                quantization=self.quantization,
+                local_files_only=not self.download,
+                calibrations=self.calibrations,
+                chat_template=self.chat_template,
             )
         engine = steering.Engine(loaded, slots=self.slots, threads=self.threads)
         if self.engines is not None:

@@ -45,7 +45,9 @@ def build(
     count = engine.mllm.num_layers
     if layers is not None and (not layers or any(not 0 <= layer < count for layer in layers)):
         raise ValueError(f"'layers' must be layer numbers from 0 to {count - 1}; got {list(layers)}.")
-    asked = json.dumps([engine.mllm.fingerprint, str(engine.mllm.dtype), *(pair.digest for pair in pairs)])
+    asked = json.dumps(
+        [engine.mllm.fingerprint, str(engine.mllm.quantization or engine.mllm.dtype), *(pair.digest for pair in pairs)]
+    )
     key = hashlib.sha256(asked.encode()).hexdigest()
     tally = Tally() if state is None else Tally.resumed(state, key)
     with Tracker("Reading the pairs", {"": len(pairs)}, unit="pairs", quiet=quiet) as progress:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Option
 
+from probes.harness.loading.flags import words_of
 from probes.harness.options import (
     ModelOptions,
     Quiet,
@@ -16,7 +17,6 @@ from probes.harness.options import (
     file_option,
     goes_on,
     log_warnings,
-    model_option,
 )
 
 INTERRUPTED = 130
@@ -28,9 +28,6 @@ def reproduce(
     paper: Annotated[
         Literal["mp", "ivm", "sap", "spd"] | None,
         Option(help="only the rows of this paper: modality preference, implicit misunderstanding, MM-SAP, SPD-Faith"),
-    ] = None,
-    model: Annotated[
-        str | None, model_option(metavar="PATH", help="checkpoint folder or hub name (default: the embedded models)")
     ] = None,
     quick: Annotated[bool, Option("--quick", help="use few samples: minutes instead of an hour")] = False,
     out: Annotated[
@@ -46,6 +43,8 @@ def reproduce(
         ),
     ] = None,
     quiet: Quiet = False,
+    model: str | None = None,
+    **loading: Any,
 ) -> None:
     """Run what the papers' tables and figures need, and report for each whether its finding appears.
 
@@ -57,7 +56,7 @@ def reproduce(
     from probes.reproduce.run import chosen, reproduce
 
     log_warnings()
-    ModelOptions.of(context.obj, model, "auto", None, 1).check()
+    ModelOptions.of(context.obj, model, **loading).check()
     check_writable(out)
 
     defaults = replace(context.obj, engines={})
@@ -77,6 +76,7 @@ def reproduce(
             out / ("quick" if quick else "full"),
             command,
             model=model,
+            loading=words_of(loading),
             quick=quick,
             quiet=quiet,
             jobs=jobs,

@@ -48,10 +48,12 @@ def reproduce(
     quick: bool,
     quiet: bool,
     jobs: int = 1,
+    loading: Sequence[str] = (),
 ) -> tuple[list[Outcome], Mapping[str, Done]]:
     """Run what the items need and return their outcomes, and the runs by name.
 
-    command: runs a command line of this program. jobs: the number of runs beside each other. A run does not repeat what its
+    command: runs a command line of this program. jobs: the number of runs beside each other. loading: words of each command
+    that say how the model is loaded. A run does not repeat what its
     folder already holds; one that fails leaves its items without figures, and the others continue.
     """
     items = list(items)
@@ -61,7 +63,7 @@ def reproduce(
     names = [name for name in RUNS if name in wanted]
 
     def run(name: str) -> Done:
-        words = RUNS[name].command(name, folder, quick=quick, model=model)
+        words = RUNS[name].command(name, folder, quick=quick, model=model, loading=loading)
         said = shlex.join(["helmsight", *words])
         if not quiet:
             print(said, file=sys.stderr, flush=True)

@@ -24,11 +24,15 @@ class Run:
     fixed: bool = False
     timed: bool = False
 
-    def command(self, name: str, folder: Path, *, quick: bool, model: str | None) -> list[str]:
-        """Return its words on the command line; `folder` holds one folder for each run."""
+    def command(
+        self, name: str, folder: Path, *, quick: bool, model: str | None, loading: Sequence[str] = ()
+    ) -> list[str]:
+        """Return its words on the command line; `folder` holds one folder for each run, `loading` is added to them."""
         words = [*self.words, *(self.quick if quick else self.full)]
         if model is not None and not self.fixed:
             words += ["--model", model, *(("--vector", "{probe}/vector.safetensors") if self.steers else ())]
+        if not self.fixed:
+            words += loading
         folders = {other: str(folder / other) for other in RUNS} | {"out": str(folder / name)}
         return [word.format_map(folders) if word[:1] == "{" else word for word in (*words, *self.place)]
 

@@ -143,7 +143,9 @@ def drawn(samples: Sequence[ConflictSample], seed: int) -> list[tuple[ConflictSa
 def _key(engine: Engine, queries: Sequence[tuple[ConflictSample, bool]], recipe: Recipe) -> str:
     """Return a key of everything that a saved tally must have been measured on; samples identify their pictures unopened."""
     asked = [(sample.id, _prompts(sample, swapped, recipe)) for sample, swapped in queries]
-    text = json.dumps([engine.mllm.fingerprint, str(engine.mllm.dtype), recipe.position, asked])
+    text = json.dumps(
+        [engine.mllm.fingerprint, str(engine.mllm.quantization or engine.mllm.dtype), recipe.position, asked]
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 

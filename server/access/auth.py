@@ -54,6 +54,7 @@ def register(app: Flask, keys: KeyRing) -> None:
         if request.method == "OPTIONS":  # a browser's preflight has no key, and its answer is no secret
             return
         g.holder = _holder(keys)
+        _check_expiry(g.holder)
         if request.url_rule is None:
             return
         rule, needed = request.url_rule.rule, roles_for(request.url_rule.rule, request.method)
@@ -75,7 +76,7 @@ def register(app: Flask, keys: KeyRing) -> None:
 
 
 def _holder(keys: KeyRing) -> Holder:
-    """Return the holder of the request's key; raises a 401."""
+    """Return the holder of the request's key, which may have expired; raises a 401 for an unknown one."""
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise ApiError(
@@ -88,3 +89,14 @@ def _holder(keys: KeyRing) -> Holder:
     if known is None:
         raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=_CHALLENGE)
     return known
+
+
+def _check_expiry(holder: Holder) -> None:
+    """Raise a 401 if the key has expired."""
+    if holder.expired:
+        raise ApiError(
+            401,
+            f"The key {holder.name!r} expired at {holder.expires:%Y-%m-%d %H:%M} UTC.",
+            code="expired_api_key",
+            headers=_CHALLENGE,
+        )

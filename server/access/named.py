@@ -14,12 +14,12 @@ import re
 import secrets
 import tempfile
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from limits import RateLimitItem, parse_many
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 Role = Literal["use", "journal", "vectors"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -31,21 +31,40 @@ MOST, LONGEST = 10**9, 366 * 86_400
 """Most chats of a rate, and the longest period in seconds."""
 
 
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class RotatedKey(BaseModel):
+    """A key that was replaced by rotation, and is still accepted until `expires`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    digest: Digest
+    expires: AwareDatetime
+
+
 class NamedKey(BaseModel):
     """A key as the file stores it.
 
     `roles` are its permissions, `rate` its chats per time, such as 60/minute, `concurrent` its chats at once, `created` a
-    date.
+    date. It is accepted until `expires`, None for always; `rotated` are the keys before it that are still accepted.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, Field(pattern=f"^{NAME}$")]
-    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    digest: Digest
     roles: Annotated[tuple[Role, ...], Field(min_length=1)]
     rate: str | None = None
     concurrent: Annotated[int, Field(strict=True, ge=1)] | None = None
     created: str = ""
+    expires: AwareDatetime | None = None
+    rotated: tuple[RotatedKey, ...] = ()
+
+    @property
+    def digests(self) -> tuple[tuple[str, datetime | None], ...]:
+        """Each accepted digest with the time until which it is accepted."""
+        return (self.digest, self.expires), *((one.digest, one.expires) for one in self.rotated)
 
     @field_validator("rate")
     @classmethod
@@ -68,17 +87,33 @@ def rate_of(text: str) -> RateLimitItem:
 
 
 def new_key(
-    name: str, roles: Iterable[str] = (), rate: str | None = None, concurrent: int | None = None
+    name: str,
+    roles: Iterable[str] = (),
+    rate: str | None = None,
+    concurrent: int | None = None,
+    expires: datetime | None = None,
 ) -> tuple[str, NamedKey]:
     """Return a new key, which is not stored, and its stored form; `roles` defaults to "use". Raises ValueError."""
     key = PREFIX + secrets.token_urlsafe(BYTES)
     today = datetime.now(UTC).date().isoformat()
-    fields = {"rate": rate, "concurrent": concurrent, "created": today}
+    fields = {"rate": rate, "concurrent": concurrent, "created": today, "expires": expires}
     given_roles = tuple(dict.fromkeys(roles)) or ROLES[:1]
     try:
         return key, NamedKey.model_validate({"name": name, "digest": digest_of(key), "roles": given_roles, **fields})
     except ValidationError as error:
         raise ValueError(_first(error)) from None
+
+
+def rotate(key: NamedKey, overlap: timedelta, expires: datetime | None) -> tuple[str, NamedKey]:
+    """Return a new key with the name, roles and limits of an old one, and its stored form.
+
+    The old key is accepted for `overlap` more, but never beyond its own expiry; keys that expired meanwhile are dropped.
+    """
+    now = datetime.now(UTC).replace(microsecond=0)
+    secret, kept = new_key(key.name, key.roles, key.rate, key.concurrent, expires)
+    ends = ((digest, now + overlap if end is None else min(end, now + overlap)) for digest, end in key.digests)
+    rotated = tuple(RotatedKey(digest=digest, expires=end) for digest, end in ends if end > now)
+    return secret, kept.model_copy(update={"rotated": rotated})
 
 
 def digest_of(key: str) -> str:
@@ -99,8 +134,8 @@ def read(path: Path) -> tuple[NamedKey, ...]:
         keys = tuple(NamedKey.model_validate(key) for key in content["keys"])
     except ValidationError as error:
         raise ValueError(_first(error)) from None
-    for what in ("name", "digest"):
-        values = [getattr(key, what) for key in keys]
+    digests = [digest for key in keys for digest, _ in key.digests]
+    for what, values in (("name", [key.name for key in keys]), ("digest", digests)):
         if twice := next((value for value in values if values.count(value) > 1), None):
             raise ValueError(f"two keys have the {what} {twice!r}")
     return keys
@@ -109,8 +144,13 @@ def read(path: Path) -> tuple[NamedKey, ...]:
 def write(path: Path, keys: Iterable[NamedKey]) -> None:
     """Replace the file atomically; only its owner may read a new one."""
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-    content = {"format": FORMAT, "keys": [key.model_dump(exclude_none=True) for key in keys]}
+    content = {"format": FORMAT, "keys": [_stored(key) for key in keys]}
     _replace(path, (json.dumps(content, indent=2) + "\n").encode(), mode)
+
+
+def _stored(key: NamedKey) -> dict[str, object]:
+    """Return a key as JSON without the fields that are at their defaults, which older versions do not know."""
+    return key.model_dump(mode="json", exclude_none=True, exclude=None if key.rotated else {"rotated"})
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hmac
 import logging
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from limits import RateLimitItem
@@ -23,7 +24,7 @@ class Holder:
 
     `name` is the key's, None for one of the settings. `group` is the queue of its requests. `owner` marks what the key has
     stored, and stays the same as long as the key does. `rate` and `concurrent` limit chats per time and at once; None is
-    unlimited.
+    unlimited. The key is accepted until `expires`, None for always.
     """
 
     name: str | None = None
@@ -32,13 +33,19 @@ class Holder:
     roles: frozenset[str] = frozenset(ROLES)
     rate: RateLimitItem | None = None
     concurrent: int | None = None
+    expires: datetime | None = None
 
     @classmethod
     def of(cls, key: NamedKey) -> Holder:
         """Return the holder of a named key."""
         rate = None if key.rate is None else rate_of(key.rate)
         group = owner = f"name:{key.name}"
-        return cls(key.name, group, owner, frozenset(key.roles), rate, key.concurrent)
+        return cls(key.name, group, owner, frozenset(key.roles), rate, key.concurrent, key.expires)
+
+    @property
+    def expired(self) -> bool:
+        """True if the key is no longer accepted."""
+        return self.expires is not None and self.expires <= datetime.now(UTC)
 
 
 OWNER = 16
@@ -75,10 +82,17 @@ class KeyRing:
         return bool(self._plain) or self._path is not None
 
     def holder(self, key: str) -> Holder | None:
-        """Return the holder of this key, which is compared with every known one in constant time."""
+        """Return the holder of this key, which may have expired; it is compared with every known one in constant time."""
         digest = digest_of(key)
         matches = [holder for known, holder in (*self._plain, *self._current()) if hmac.compare_digest(digest, known)]
         return matches[0] if matches else None
+
+    def expiries(self) -> Mapping[str, datetime]:
+        """Return when named keys expire, by name; keys that never do and rotated ones are left out."""
+        newest: dict[str, datetime | None] = {}
+        for _, holder in self._current():
+            newest.setdefault(str(holder.name), holder.expires)
+        return {name: expires for name, expires in newest.items() if expires is not None}
 
     def _current(self) -> tuple[tuple[str, Holder], ...]:
         """Return the named keys as of now."""
@@ -89,19 +103,26 @@ class KeyRing:
                 self._seen = state
                 try:
                     self._named = checked(self._path)
-                    log.info("%s: %d keys", self._path, len(self._named))
+                    log.info("%s: %d keys", self._path, count(self._named))
                 except SettingsError as error:
-                    log.error("%s; the %d keys read before stay valid", error, len(self._named))
+                    log.error("%s; the %d keys read before stay valid", error, count(self._named))
             return self._named
 
 
 def checked(path: Path) -> tuple[tuple[str, Holder], ...]:
-    """Return (digest, holder) of each key of a file; raises SettingsError."""
+    """Return (digest, holder) of each key of a file, rotated ones behind their successor; raises SettingsError."""
     try:
-        return tuple((key.digest, Holder.of(key)) for key in read(path))
+        return tuple(
+            (digest, replace(Holder.of(key), expires=expires)) for key in read(path) for digest, expires in key.digests
+        )
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SettingsError(f"--named-key-file {path}: {reason}") from None
+
+
+def count(keys: Iterable[tuple[str, Holder]]) -> int:
+    """Return the number of named keys, rotated ones not counted."""
+    return len({holder.name for _, holder in keys})
 
 
 def _state(path: Path) -> tuple[int, ...]:

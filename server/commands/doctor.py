@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
+from probes.harness.loading.flags import given_of
 from probes.harness.options import Command, with_flags
-from server.commands.options import Config, given_of, settings_flags
+from server.commands.options import Config, settings_flags
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 

@@ -9,13 +9,14 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.requirements import Requirement
 
-from server.access.ring import checked
+from server.access.ring import KeyRing, checked, count
 from server.engine import resources
 from server.openmp import VARIABLES
 from server.process.preflight import check_place, preflight
@@ -49,6 +50,8 @@ OF_REASON = {
 """Advice for a journal that does not open for a known reason."""
 ROOM = 64 * 2**20
 """Free bytes of a disk below which a journal may soon run out of space."""
+SOON = timedelta(days=7)
+"""The time before a key's expiry in which that is a warning."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,12 @@ def keys(settings: Settings) -> Iterator[Finding]:
     yield from (Finding("settings", "warning", said, "set --api-key") for said in warnings_for(settings))
     if settings.asks_for_key:
         path = settings.named_key_file
-        named = len(checked(Path(path).expanduser())) if path is not None else 0
+        named = count(checked(Path(path).expanduser())) if path is not None else 0
         yield Finding("keys", "ok", f"{len(settings.keys) + named} keys, {named} of them with a name")
+        for name, expires in KeyRing(named=path).expiries().items():
+            if expires < datetime.now(UTC) + SOON:
+                said = f"the key {name!r} expires at {expires:%Y-%m-%d %H:%M} UTC"
+                yield Finding("keys", "warning", said, f"helmsight keys rotate {name} --expires TIME --file {path}")
 
 
 def packages() -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""`helmsight journal export | prune | summary`: the journal without a server and without loading a model."""
+"""`helmsight journal backup | export | prune | summary`: the journal without a server and without loading a model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer import BadParameter, CallbackParam, Option
+from typer import Argument, BadParameter, CallbackParam, Option
 
 from probes.harness.options import Command, flag, with_flags
 from server.commands.options import Config, settings_of, show
@@ -34,6 +35,7 @@ def register(app: typer.Typer) -> None:
     """Add the `journal` command with its parts."""
     parts = typer.Typer(no_args_is_help=True)
     filters = _filters()
+    parts.command("backup", cls=Command)(backup)
     parts.command("export", cls=Command)(with_flags(export, filters))
     parts.command("prune", cls=Command)(prune)
     parts.command("summary", cls=Command)(with_flags(summary, filters))
@@ -93,8 +95,8 @@ def _time(text: str) -> float:
 
 
 @contextmanager
-def _opened(settings: Settings) -> Iterator[Database]:
-    """Open the journal of the settings; its errors become one line and status 1."""
+def _opened(settings: Settings, upgrade: bool = True) -> Iterator[Database]:
+    """Open the journal of the settings, migrated if `upgrade`; its errors become one line and status 1."""
     from sqlalchemy.exc import SQLAlchemyError
 
     from server.journal.database import Place, open_database
@@ -105,7 +107,7 @@ def _opened(settings: Settings) -> Iterator[Database]:
         raise ValueError("the journal is switched off; name one with --journal")
     database = None
     try:
-        database = open_database(Place.of(setting), create=False)
+        database = open_database(Place.of(setting), create=False, upgrade=upgrade)
         yield database
         sys.stdout.flush()
     except BrokenPipeError:
@@ -116,6 +118,25 @@ def _opened(settings: Settings) -> Iterator[Database]:
     finally:
         if database is not None:
             database.close()
+
+
+def backup(
+    file: Annotated[Path, Argument(metavar="FILE", help="file to write, which only its owner may read")],
+    replace: Annotated[bool, Option("--replace", help="overwrite an existing file")] = False,
+    config: Config = None,
+    journal: Journal = None,
+) -> None:
+    """Copy the journal as of one moment, also while servers write to it.
+
+    The copy of a SQLite journal is one itself; a journal in PostgreSQL is written by pg_dump, for pg_restore. Neither is
+    migrated, so that the version before can still use it.
+    """
+    from server.journal.backup import back_up
+
+    if file.exists() and not replace:
+        raise FileExistsError(f"{file} already exists; --replace overwrites it")
+    with _opened(settings_of(config, journal=journal), upgrade=False) as database:
+        print(f"{file}: {back_up(database, file):,} bytes")
 
 
 def export(

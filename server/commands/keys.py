@@ -1,4 +1,4 @@
-"""`helmsight keys add | list | revoke`: the file of named keys, which a running server rereads when it changes."""
+"""`helmsight keys add | rotate | list | revoke`: the file of named keys, which a running server rereads when it changes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from typer import Argument, Option
 
 from probes.harness.options import Command
 from server.commands.options import Config, settings_of, show
+from server.commands.times import duration, expiry
 
 if TYPE_CHECKING:
     from server.access.named import NamedKey
@@ -22,6 +24,10 @@ DEFAULT = "~/.helmsight/keys.json"
 
 Name = Annotated[str, Argument(help="name of the key, shown in the journal and the metrics")]
 File = Annotated[str | None, Option(metavar="FILE", help=f"default: that of the settings, or {DEFAULT}")]
+Expires = Annotated[
+    str | None,
+    Option(metavar="TIME", help="time from which on the key is refused: 90d, 2027-01-31, or never (default: never)"),
+]
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -53,9 +59,10 @@ def add(
         bool,
         Option(
             "--replace",
-            help="replace the key of this name; the new one has its roles and limits unless others are given",
+            help="replace the key of this name at once; the new one has its roles and limits unless others are given",
         ),
     ] = False,
+    expires: Expires = None,
     file: File = None,
     config: Config = None,
 ) -> None:
@@ -67,38 +74,96 @@ def add(
         keys = _read(file, config, missing=True)
         old = next((one for one in keys if one.name == name), None)
         if old is not None and not replace:
-            raise ValueError(f"{path} already has a key {name!r}; --replace makes a new one")
+            raise ValueError(f"{path} already has a key {name!r}; 'helmsight keys rotate {name}' makes a new one")
         if old is not None:  # rotating a key replaces its secret only
             role, rate = role or list(old.roles), old.rate if rate is None else rate
             concurrent = old.concurrent if concurrent is None else concurrent
-        key, kept = new_key(name, role or (), None if rate == "any" else rate, concurrent or None)
+        limits = None if rate == "any" else rate, concurrent or None
+        key, kept = new_key(name, role or (), *limits, _expiry(expires, old))
         write(path, [*(one for one in keys if one.name != name), kept])
     print(key)
     typer.echo(f"{path} stores only its digest; servers with --named-key-file {path} accept it from now on", err=True)
 
 
+@app.command("rotate", cls=Command)
+def rotate(
+    name: Name,
+    overlap: Annotated[
+        str, Option(metavar="DURATION", help="how long the old key is still accepted: 30m, 1h, 7d, or 0")
+    ] = "1h",
+    expires: Expires = None,
+    file: File = None,
+    config: Config = None,
+) -> None:
+    """Replace a key by a new one with the same roles and limits, and print that once.
+
+    The old key is accepted for --overlap more, so that clients can be given the new one without an interruption.
+    """
+    from server.access import named
+
+    path, accepted = _file(file, config), duration(overlap)
+    with _alone(path):
+        keys = _read(file, config)
+        old = _named(name, keys, path)
+        key, kept = named.rotate(old, accepted, _expiry(expires, old))
+        named.write(path, [kept if one.name == name else one for one in keys])
+    print(key)
+    until = max((one.expires for one in kept.rotated), default=None)
+    ends = "no longer" if until is None else f"until {_time(until)}"
+    typer.echo(f"servers with --named-key-file {path} accept the new key from now on, and the old one {ends}", err=True)
+
+
 @app.command("list", cls=Command)
 def list_keys(file: File = None, config: Config = None) -> None:
-    """Show the keys with their roles and limits."""
-    keys = _read(file, config)
-    rows = [(one.name, ", ".join(one.roles), one.rate, one.concurrent, one.created or None) for one in keys]
-    show(("NAME", "ROLES", "RATE", "CONCURRENT", "CREATED"), rows)
+    """Show the keys with their roles and limits, when they expire, and until when a rotated one is still accepted."""
+    rows = [
+        (
+            key.name,
+            ", ".join(key.roles),
+            key.rate,
+            key.concurrent,
+            key.created or None,
+            None if key.expires is None else _time(key.expires),
+            max((_time(old.expires) for old in key.rotated), default=None),
+        )
+        for key in _read(file, config)
+    ]
+    show(("NAME", "ROLES", "RATE", "CONCURRENT", "CREATED", "EXPIRES", "OLD KEY UNTIL"), rows)
 
 
 @app.command("revoke", cls=Command)
 def revoke(name: Name, file: File = None, config: Config = None) -> None:
-    """Revoke a key, which is no longer accepted from the next request on."""
+    """Revoke a key, and rotated ones of its name, which are no longer accepted from the next request on."""
     from server.access.named import write
 
     path = _file(file, config)
     with _alone(path):
         keys = _read(file, config)
-        left = [one for one in keys if one.name != name]
-        if len(left) == len(keys):
-            named = ", ".join(one.name for one in keys) or "none"
-            raise ValueError(f"there is no key {name!r} in {path}; it has: {named}")
-        write(path, left)
+        revoked = _named(name, keys, path)
+        write(path, [key for key in keys if key is not revoked])
     print(f"{name} is revoked")
+
+
+def _named(name: str, keys: tuple[NamedKey, ...], path: Path) -> NamedKey:
+    """Return the key of this name; raises ValueError."""
+    for key in keys:
+        if key.name == name:
+            return key
+    names = ", ".join(key.name for key in keys) or "none"
+    raise ValueError(f"there is no key {name!r} in {path}; it has: {names}")
+
+
+def _expiry(given: str | None, old: NamedKey | None) -> datetime | None:
+    """Return the expiry of a new key; raises ValueError if it is not given, and that of the key before was."""
+    if given is None and old is not None and old.expires is not None:
+        raise ValueError(
+            f"the key {old.name!r} expires at {_time(old.expires)}: say with --expires when the new one does, or never"
+        )
+    return None if given is None else expiry(given)
+
+
+def _time(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M} UTC"
 
 
 @contextmanager

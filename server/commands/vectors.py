@@ -17,7 +17,8 @@ import typer
 from typer import Argument, BadParameter, Option
 
 from probes.commands.pairs import build
-from probes.harness.options import Command
+from probes.harness.loading.flags import model_flags
+from probes.harness.options import Command, with_flags
 from server.commands.options import Config, settings_of, show
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ Replace = Annotated[bool, Option("--replace", help="overwrite an existing one")]
 Name = Annotated[str, Argument(help="name of the vector")]
 
 app = typer.Typer(no_args_is_help=True)
-app.command("build", cls=Command, short_help="build a vector from contrastive pairs of prompts")(build)
+app.command("build", cls=Command, short_help="build a vector from contrastive pairs of prompts")(
+    with_flags(build, model_flags())
+)
 
 
 def register(to: typer.Typer) -> None:

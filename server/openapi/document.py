@@ -37,7 +37,7 @@ TAGS = {
 }
 ERRORS = {
     400: "A field or a parameter is invalid; `param` names it.",
-    401: "A key is required, or it is wrong.",
+    401: "A key is required, or it is wrong or has expired.",
     403: "Not allowed: the request's Host or Origin, an action beyond its key's roles, or a disabled feature.",
     404: "Nothing with that name exists.",
     409: "It conflicts with an existing one.",

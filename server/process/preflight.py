@@ -170,7 +170,7 @@ def _check_name(settings: Settings, path: Path) -> bool:
     if not isinstance(cached, str):
         raise SettingsError(
             f"the model {name!r} cannot be served: there is no such folder, and no model of that name has been downloaded "
-            f"from the hub; 'helmsight serve --model {name} --download' would fetch it"
+            "from the hub; --download fetches it"
         )
     check_folder(Path(cached).parent, name)
     return True

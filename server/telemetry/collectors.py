@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from datetime import datetime
 from importlib.metadata import version
+from typing import Any
 
 import torch
 from prometheus_client.core import (
@@ -101,6 +103,7 @@ class EngineCollector(Collector):
                 "dtype": capabilities.dtype,
             },
         )
+        yield from _calibrated_shares(capabilities.about.get("calibration") or {})
         yield from _digests(self.runtime.loaded)
         available = GaugeMetricFamily(
             "helmsight_readout_available",
@@ -130,6 +133,20 @@ class EngineCollector(Collector):
         yield from _gpu_memory(stats)
 
 
+def _calibrated_shares(calibration: Mapping[str, Any]) -> Iterable[Metric]:
+    """Yield how often each flag was raised on right and on wrong answers when it was calibrated; nothing if none was."""
+    raised = dict((calibration.get("flags") or {}).get("raised", {}))
+    raised["alarm"] = (calibration.get("alarm") or {}).get("raised", {})
+    text = "Share of right and of wrong answers on which a flag was raised when it was calibrated"
+    shares = GaugeMetricFamily("helmsight_flag_calibrated_share", text, labels=["flag", "answers"])
+    for flag, measured in raised.items():
+        for answers in ("right", "wrong"):
+            if measured.get(answers) is not None:
+                shares.add_metric([flag, answers], measured[answers][0])
+    if shares.samples:
+        yield shares
+
+
 def _digests(serving: Serving) -> Iterable[Metric]:
     """Yield what the model's calibration and the names of its vectors stand for now."""
     calibrated = serving.engine.calibration()
@@ -145,10 +162,11 @@ def _digests(serving: Serving) -> Iterable[Metric]:
 
 
 class JournalCollector(Collector):
-    """The journal's own numbers; none if it is switched off."""
+    """The journal's own numbers; none if it is switched off. `readouts` are those that it has computed of every answer."""
 
-    def __init__(self, journal: Journal):
+    def __init__(self, journal: Journal, readouts: Iterable[str]):
         self.journal = journal
+        self.readouts = sorted(readouts)
 
     def collect(self) -> Iterable[Metric]:
         journal = self.journal
@@ -160,6 +178,27 @@ class JournalCollector(Collector):
         rows.add_metric(["written"], journal.written)
         rows.add_metric(["dropped"], journal.dropped)
         yield rows
+        text = "1 for each readout that is computed of every answer for the journal"
+        readouts = GaugeMetricFamily("helmsight_journal_readouts", text, labels=["readout"])
+        for name in self.readouts:
+            readouts.add_metric([name], 1)
+        if self.readouts:
+            yield readouts
+
+
+class KeyCollector(Collector):
+    """The expiry of each named key that has one."""
+
+    def __init__(self, expiries: Callable[[], Mapping[str, datetime]]):
+        self.expiries = expiries
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Unix time at which a key with an expiry is no longer accepted"
+        expiry = GaugeMetricFamily("helmsight_key_expiry_timestamp_seconds", text, labels=["key"])
+        for name, expires in self.expiries().items():
+            expiry.add_metric([name], expires.timestamp())
+        if expiry.samples:
+            yield expiry
 
 
 def _histograms(found: Mapping[str, Histogram]) -> Iterable[Metric]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import datetime
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -11,7 +12,7 @@ from server.engine.runtime import Runtime
 from server.journal.entry import JOINED, group_of, toward_of
 from server.journal.scalars import scalars
 from server.journal.writer import Journal
-from server.telemetry.collectors import EngineCollector, JournalCollector
+from server.telemetry.collectors import EngineCollector, JournalCollector, KeyCollector
 from server.telemetry.refusals import RequestCounters
 from steering import Choice, Request
 from steering.protocol.readout import REGISTRY as READOUTS
@@ -51,12 +52,22 @@ class Traffic(NamedTuple):
 
 
 class Metrics(RequestCounters):
-    """The counters of one application in a registry of its own, so that a process may hold several."""
+    """The counters of one application in a registry of its own, so that a process may hold several.
 
-    def __init__(self, runtime: Runtime, journal: Journal):
+    `journal_readouts` are computed of every answer; `expiries` returns the times at which keys expire, by name.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        journal: Journal,
+        journal_readouts: Iterable[str],
+        expiries: Callable[[], Mapping[str, datetime]],
+    ):
         registry = CollectorRegistry()
         registry.register(EngineCollector(runtime))
-        registry.register(JournalCollector(journal))
+        registry.register(JournalCollector(journal, journal_readouts))
+        registry.register(KeyCollector(expiries))
         ProcessCollector(registry=registry)
         super().__init__(registry)
         self.of_keys = Counter(

@@ -26,6 +26,8 @@ ELSEWHERE = {
     "docs/library.md": "tests/steering/test_library.py",
     "docs/extending.md": "tests/server/test_toys.py",
     "docs/operations.md": "tests/server/telemetry/test_logs.py",
+    "docs/production.md": "tests/first_hour/test_production.py",
+    "docs/tuning.md": "tests/test_benchmarks.py",
     "benchmarks/README.md": "tests/test_load.py",
     "CONTRIBUTING.md": "tests/first_hour/test_contributing.py",
 }

@@ -90,7 +90,9 @@ def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     It is loaded again if its calibration has changed. It is not self-checked; other tests do that.
     """
 
-    def load(path: str, *, device: str, calibrations: Path, chat_template: None = None) -> steering.MLLM:
+    def load(path: str, *, device: str, calibrations: Path, **unset: object) -> steering.MLLM:
+        unset = {name: value for name, value in unset.items() if value not in (None, "auto")}
+        assert unset == {"local_files_only": True}
         files = [Path(path) / "calibration.json", *sorted(calibrations.glob("*.json"))]
         return _loaded(path, device, calibrations, tuple(file.read_bytes() for file in files if file.exists()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,10 @@ from typing import Any
 import pytest
 import typer
 
+import steering
+from probes.harness.loading.settings import ModelSettings
 from server import cli
+from server.process import preflight
 from server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -52,8 +56,8 @@ def test_every_command_is_there() -> None:
         *(f"helmsight eval {one}" for one in ("alarm", "faithfulness", "mc2", "mm-sap", "sage", "spd-faith", "stme")),
         *(f"helmsight eval {one}" for one in ("ambigcaps", "chair", "mme", "phd", "pope", "tallyqa", "vsr")),
         *("helmsight vectors", *(f"helmsight vectors {one}" for one in VECTORS)),
-        *("helmsight keys", *(f"helmsight keys {one}" for one in ("add", "list", "revoke"))),
-        *("helmsight journal", *(f"helmsight journal {one}" for one in ("export", "prune", "summary"))),
+        *("helmsight keys", *(f"helmsight keys {one}" for one in ("add", "list", "revoke", "rotate"))),
+        *("helmsight journal", *(f"helmsight journal {one}" for one in ("backup", "export", "prune", "summary"))),
         *("helmsight demo", *(f"helmsight demo {one}" for one in ("train", "evaluate", "scene", "samples", "conflicts"))),
         "helmsight demo organisms",
     }  # fmt: skip
@@ -69,6 +73,66 @@ def test_help_names_every_option_uncut(path: str, capsys: pytest.CaptureFixture[
         if not option.hidden:
             assert (option.opts[0] if option.param_type_name == "option" else option.display_name_raw) in printed
             assert "".join((option.help or "").split())[:20] in squeezed, "brackets must not be taken for markup"
+
+
+RUN_A_MODEL = sorted(
+    path for path in ALL if re.match("helmsight (probe|prepare|reproduce|eval .+|vectors build)$", path)
+)
+
+
+@pytest.mark.parametrize("path", RUN_A_MODEL)
+def test_commands_that_run_a_model_have_the_options_with_which_serve_loads_one(path: str) -> None:
+    served, own = ({one.name: one for one in ALL[name].params} for name in ("helmsight serve", path))
+    names = {*ModelSettings.model_fields, "no_download"}
+    assert {"model", "dtype", "quantization", "device", "device_map", "download", "chat_template"} < names
+    for name in names - ({"model"} if path == "helmsight prepare" else set()):
+        assert (own[name].opts, own[name].help, own[name].metavar) == (
+            served[name].opts, served[name].help, served[name].metavar,
+        )  # fmt: skip
+        choices = [getattr(one[name].type_descriptor, "choices", None) for one in (served, own)]
+        assert choices[0] == choices[1]
+
+
+def test_a_command_loads_the_model_as_it_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded: list[tuple[Any, dict[str, Any]]] = []
+
+    def load(path: Any, **options: Any) -> None:
+        loaded.append((path, options))
+        raise ValueError("loaded")
+
+    monkeypatch.setattr(steering, "load", load)
+    monkeypatch.setattr(preflight, "sees_gpu", lambda: True)
+    monkeypatch.setattr(preflight, "for_cpu_alone", lambda: False)
+    monkeypatch.setattr(preflight, "find_spec", lambda name: True)
+    monkeypatch.chdir(tmp_path)
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages }}")
+    (tmp_path / "pairs.jsonl").write_text("")
+    hub, told = "acme/model-7b", ("--dtype", "bfloat16", "--download", "--chat-template", str(template))
+    commands = (("probe",), ("eval", "pope", "--conditions", "SAGE"), ("probe", "--calibrate-sinks"), ("eval", "stme"))
+    for words in commands:
+        for more, expected in (
+            (("--quantization", "int8", "--device", "cpu"), ("int8", "cpu", None)),
+            (("--device-map", "auto"), (None, "auto", "auto")),
+        ):
+            assert cli.main([*words, "--model", hub, *told, *more]) == 1
+            path, options = loaded.pop()
+            assert (path, options["dtype"], options["local_files_only"]) == (hub, "bfloat16", False)
+            assert (options["quantization"], options["device"], options["device_map"]) == expected
+            assert options["chat_template"] == str(template)
+    capsys.readouterr()
+    assert cli.main(["probe", "--model", hub]) == 1
+    assert "no model of that name has been downloaded" in told_error(capsys)
+    assert cli.main(["eval", "pope", "--dtype", "float8"]) == 1
+    assert "--dtype 'float8' is unknown; use one of auto, float32, bfloat16, float16" in told_error(capsys)
+    assert not loaded
+
+
+def told_error(capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one line on standard error that a command ends with."""
+    return capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_help_shows_no_default_that_depends_on_where_the_code_is() -> None:

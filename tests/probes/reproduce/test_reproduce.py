@@ -29,6 +29,8 @@ LOW = replace(HIGH, id=2, run="low")
 NEVER = Item(3, "sap", "what people say", "much", why="needs people")
 
 
+REAL = dict(runs.RUNS)
+"""The runs, before tests put made-up ones in their place."""
 FEW = ("--limit", "2", "--pairs", "1")
 
 
@@ -197,3 +199,11 @@ def test_its_command_runs_others_on_one_engine(
     assert len(loaded) == 1
     assert [row["ours"] for row in json.loads((tmp_path / "report.json").read_text())["rows"]] == [1, 2]
     assert "2 appears" in capsys.readouterr().out
+
+
+def test_every_run_loads_the_model_as_the_reproduction_was_told(tmp_path: Path) -> None:
+    loading = ("--dtype", "bfloat16", "--download")
+    for name, run in REAL.items():
+        words = run.command(name, tmp_path, quick=True, model="acme/model-7b", loading=loading)
+        told = [*words[: len(words) - len(run.place)]][-3:]
+        assert (told == [*loading]) != run.fixed, name

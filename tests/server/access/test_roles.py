@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from flask.testing import FlaskClient
 from pydantic import SecretStr
 
 from server.access.auth import OPEN_FOLDER, OPEN_ROUTES, roles_for
+from server.access.named import read, rotate
 from server.app import create_app
 from server.settings import Settings, SettingsError, warnings_for
 from tests.server.access.conftest import KeyFile, Locked
+from tests.server.api.test_operations import samples
 from tests.server.conftest import user
 from tests.server.fakes import FakeEngine
 
@@ -116,6 +119,34 @@ def test_keys_come_and_go_without_a_restart(keys: KeyFile, locked: Locked) -> No
     assert client.get("/v1/models", headers=second).status_code == 200
     keys.put()
     assert [client.get("/v1/models", headers=one).status_code for one in (second, other)] == [401, 401]
+
+
+def test_a_key_that_has_expired_is_told_so(keys: KeyFile, locked: Locked) -> None:
+    client = locked().test_client()
+    soon = datetime.now(UTC) + timedelta(days=2)
+    valid, expired = keys.add("app", expires=soon), keys.add("old", expires=datetime(2026, 1, 31, 10, 30, tzinfo=UTC))
+    assert client.get("/v1/models", headers=valid).status_code == 200
+    refused = client.get("/v1/models", headers=expired, buffered=True)
+    assert refused.status_code == 401
+    assert (refused.json["error"]["type"], refused.json["error"]["code"]) == ("authentication_error", "expired_api_key")
+    assert refused.json["error"]["message"] == "The key 'old' expired at 2026-01-31 10:30 UTC."
+    assert refused.headers["WWW-Authenticate"].startswith("Bearer")
+    found = samples(client, headers=keys.add("prometheus", "journal"))
+    assert found['helmsight_key_requests_total{key="old",status="401"}'] == 1
+    assert found['helmsight_key_expiry_timestamp_seconds{key="app"}'] == pytest.approx(soon.timestamp())
+
+
+def test_both_keys_of_a_rotation_are_accepted_and_count_together(keys: KeyFile, locked: Locked) -> None:
+    client, old = locked().test_client(), keys.add("app", rate="1/hour")
+    secret, kept = rotate(read(keys.path)[0], timedelta(hours=1), None)
+    keys.put(kept)
+    new = {"Authorization": f"Bearer {secret}"}
+    assert client.post(CHAT, json=BODY, headers=old).status_code == 200
+    assert client.post(CHAT, json=BODY, headers=new).json["error"]["code"] == "key_rate_exceeded"
+    secret, kept = rotate(kept, timedelta(0), None)
+    keys.put(kept)
+    assert client.get("/v1/models", headers=old).json["error"]["code"] == "invalid_api_key"
+    assert client.get("/v1/models", headers=new).json["error"]["code"] == "invalid_api_key"
 
 
 @pytest.mark.parametrize("damage", ["{", '{"format": "other"}', f'{HEAD} [{{"name": "x"}}]}}', None])

@@ -215,8 +215,8 @@ def test_the_vectors(client: FlaskClient) -> None:
     assert client.get("/v1/steering/vectors/damaged").status_code == 400
 
 
-def samples(client: FlaskClient) -> dict[str, float]:
-    lines = client.get("/metrics").text.splitlines()
+def samples(client: FlaskClient, headers: dict[str, str] | None = None) -> dict[str, float]:
+    lines = client.get("/metrics", headers=headers).text.splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 

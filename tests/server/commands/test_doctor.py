@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,10 @@ def test_keys_are_counted_and_a_broken_file_of_them_is_found(look: Look, tmp_pat
     write(path, [new_key("app")[1], new_key("other")[1]])
     (found,) = look(*flags)["keys"]
     assert (found["state"], found["said"]) == ("ok", "3 keys, 2 of them with a name")
+    soon, late = (datetime.now(UTC) + timedelta(days=days) for days in (2, 20))
+    write(path, [new_key("app", expires=soon)[1], new_key("other", expires=late)[1]])
+    _, warned = look(*flags)["keys"]
+    assert (warned["state"], warned["said"]) == ("warning", f"the key 'app' expires at {soon:%Y-%m-%d %H:%M} UTC")
 
 
 def test_a_machine_that_is_well(look: Look, vectors: Path) -> None:

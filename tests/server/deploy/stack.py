@@ -47,7 +47,7 @@ class Root:
 
     def placed(self, text: str) -> str:
         """Return a text in which the container's absolute paths are replaced by those of this machine."""
-        return re.sub(r"(?<![\w/])(?=/(?:etc|run|tmp|vectors|journal)\b)", str(self.folder), text)
+        return re.sub(r"(?<![\w/])(?=/(?:etc|run|tmp|vectors|journal|keys)\b)", str(self.folder), text)
 
 
 class Prometheus:
@@ -117,8 +117,8 @@ def composed(root: Root, journal: str, **more: str) -> Iterator[tuple[Server, Pr
     service = SERVICES["helmsight"]
     environ = {name: value.replace("@postgres/", journal) for name, value in (SET | service["environment"]).items()}
     del environ["HELMSIGHT_HOST"], environ["HELMSIGHT_PORT"]  # loopback, and a free one
-    for folder in ("/tmp", *(volume.rpartition(":")[2] for volume in service["volumes"])):
-        Path(f"{root.folder}{folder}").mkdir()
+    for folder in ("/tmp", *(volume.split(":")[1] for volume in service["volumes"])):
+        Path(f"{root.folder}{folder}").mkdir(exist_ok=True)
     server = serving(root, **environ, **more)
     service = SERVICES["prometheus"]
     for volume in service["volumes"]:

@@ -34,6 +34,8 @@ UNIT = (DEPLOY / "helmsight.service").read_text()
 ADAPTER, SCRAPES = BASE / "prometheus-adapter.yaml", BASE / "prometheus.yaml"
 IMAGE = dict(re.findall(rf"\b{PREFIX}(\w+)=(\S+)", (DEPLOY / "Dockerfile").read_text()))
 PORT = int(IMAGE["PORT"])
+NAMED_KEYS = "./secrets/named"
+"""The folder of compose's file of named keys, which the first lines of its file make."""
 SECONDS = Settings().graceful_timeout + DRAIN_MARGIN
 """From SIGTERM until a server at its work has ended."""
 
@@ -177,7 +179,7 @@ def test_secrets_of_compose_are_files_that_neither_git_nor_the_image_takes() -> 
     """Compose writes a secret of a variable into the container, which fails where that is read-only."""
     for service in COMPOSE["services"].values():
         assert set(service.get("secrets", [])) <= COMPOSE["secrets"].keys()
-    assert COMPOSE["secrets"] == {"api_key": {"file": "./secrets/api_key"}}
+    assert COMPOSE["secrets"] == {name: {"file": f"./secrets/{name}"} for name in ("api_key", "metrics_key")}
     assert COMPOSE["services"]["helmsight"]["environment"][f"{PREFIX}API_KEY_FILE"] == "/run/secrets/api_key"
     for ignored in (".gitignore", ".dockerignore"):
         assert "deploy/secrets" in (DEPLOY.parent / ignored).read_text().replace("secrets/", "secrets").splitlines()
@@ -187,7 +189,7 @@ def test_what_compose_mounts_is_there() -> None:
     for service in COMPOSE["services"].values():
         for volume in service.get("volumes", []):
             source = volume.partition(":")[0]
-            assert source in COMPOSE["volumes"] or (DEPLOY / source).is_file(), volume
+            assert source in {*COMPOSE["volumes"], NAMED_KEYS} or (DEPLOY / source).is_file(), volume
 
 
 def asked(name: str, text: str) -> Iterator[str]:
@@ -276,3 +278,23 @@ def test_kubernetes_knows_every_field(kind: str) -> None:
 @pytest.mark.parametrize("name", ["base", "gpu"])
 def test_kustomize_builds(name: str) -> None:
     passes("kubectl", "kustomize", str(DEPLOY / "kubernetes" / name))
+
+
+def test_rules_and_panels_ask_for_series_that_a_rule_records() -> None:
+    rules = (rule for group in yaml.safe_load(texts()["monitoring/alerts.yml"])["groups"] for rule in group["rules"])
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+    for name in ("monitoring/alerts.yml", "monitoring/dashboard.json"):
+        asked_for = set(re.findall(r"\bhelmsight:[\w:]+", texts()[name]))
+        assert asked_for, name
+        assert asked_for <= recorded, name
+
+
+def test_every_alert_is_on_a_page_and_the_board_shows_alerts() -> None:
+    rules = [rule for group in yaml.safe_load(texts()["monitoring/alerts.yml"])["groups"] for rule in group["rules"]]
+    alerts = {rule["alert"] for rule in rules if "alert" in rule}
+    page = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    assert set(re.findall(r"(?m)^\| `(Helmsight\w+)` \|", page)) == alerts
+    assert len(alerts) > 9
+    panels = json.loads(texts()["monitoring/dashboard.json"])["panels"]
+    (shown,) = re.findall('ALERTS{alertname=~"([^"]+)', " ".join(one["expr"] for p in panels for one in p["targets"]))
+    assert all(re.fullmatch(shown, alert) for alert in alerts)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,10 @@ import yaml
 from server.app import create_app
 from server.cli import main
 from server.settings import Settings
-from tests.server.deploy.test_files import ADAPTER, BASE, OBJECTS, SCRAPES, SERVER, needs, passes
+from tests.server.deploy.test_files import ADAPTER, BASE, COMPOSE, DEPLOY, OBJECTS, SCRAPES, SERVER, needs, passes
 from tests.server.fakes import FakeEngine
 
+ROOT = DEPLOY.parent
 VALUES = yaml.safe_load(SCRAPES.read_text())
 (JOB,) = yaml.safe_load(VALUES["extraScrapeConfigs"])
 KUSTOMIZATION = (BASE / "kustomization.yaml").read_text()
@@ -41,6 +45,44 @@ def test_the_key_that_is_made_for_prometheus_reads_the_metrics_and_nothing_witho
     assert "helmsight_waiting " in answer.text
     assert client.get(JOB["metrics_path"]).status_code == 401
     assert client.post("/v1/chat/completions", json={}, headers=shown).status_code == 403
+
+
+def test_the_key_of_composes_prometheus_reads_the_metrics_and_asks_for_no_answers(
+    tmp_path: Path,
+) -> None:
+    """The commands in the first lines of the file are run, and files are mounted where the file says."""
+    lines = "".join(re.findall(r"(?m)^#   (.+\n)", (DEPLOY / "compose.yaml").read_text().partition("\nname:")[0]))
+    program = f"{sys.executable} -m server.cli"
+    script = lines.partition("export")[0].replace("helmsight keys", f"PYTHONPATH={ROOT} {program} keys")
+    (tmp_path / "deploy").mkdir()
+    subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=tmp_path, check=True, env=os.environ)
+    secrets = tmp_path / "deploy" / "secrets"
+    assert secrets.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o444 for path in secrets.rglob("*")} == {0o444}, "users of the containers read them"
+    services, scraped = COMPOSE["services"], yaml.safe_load((DEPLOY / "monitoring" / "prometheus.yml").read_text())
+    (job,) = scraped["scrape_configs"]
+
+    def file(service: str, path: str) -> Path:
+        """Return the file on this machine that a container has at a path."""
+        mounts = {f"/run/secrets/{name}": COMPOSE["secrets"][name]["file"] for name in services[service]["secrets"]}
+        for volume in services[service]["volumes"]:
+            source, target, *_ = volume.split(":")
+            mounts[target] = source
+        (target,) = [target for target in mounts if path == target or path.startswith(f"{target}/")]
+        return tmp_path / "deploy" / (mounts[target] + path.removeprefix(target))
+
+    environ = services["helmsight"]["environment"]
+    settings: dict[str, Any] = {
+        name: str(file("helmsight", environ[f"HELMSIGHT_{name.upper()}"]))
+        for name in ("api_key_file", "named_key_file")
+    }
+    client = create_app(Settings(vectors=(), **settings), engine=FakeEngine()).test_client()  # type: ignore[arg-type]
+    key = file("prometheus", job["authorization"]["credentials_file"]).read_text().strip()
+    assert key != (secrets / "api_key").read_text().strip()
+    shown = {"Authorization": f"Bearer {key}"}
+    assert client.get(job["metrics_path"], headers=shown).status_code == 200
+    refused = client.post("/v1/chat/completions", json={}, headers=shown)
+    assert (refused.status_code, refused.json["error"]["code"]) == (403, "missing_role")
 
 
 def test_prometheus_finds_the_pods_and_its_key() -> None:

@@ -45,6 +45,7 @@ CHATS: tuple[dict[str, Any], ...] = (
     {"sage": True, "diagnostics": {"include": ["focus", "modality", "decay", "flags"]}},
 )
 CHAT = "/v1/chat/completions"
+NAMED = SERVICES["helmsight"]["environment"]["HELMSIGHT_NAMED_KEY_FILE"]
 WIDE = 8
 ROOM = (Settings().slots + Settings().max_waiting * 7 // 8) // WIDE
 """Answers of a request, and requests of one key that all slots and seven eighths of the queue hold."""
@@ -58,12 +59,14 @@ def finite(prometheus: Prometheus, expression: str) -> bool:
 def test_what_compose_watches_is_there(front: Front, tmp_path: Path) -> None:
     root = Root(tmp_path / "root")
     root.put("/run/secrets/api_key", "a-key-of-compose\n")
-    file = "/run/secrets/keys.json"  # for the panels of keys: those of compose's own file have no names
-    shop = KeyFile(Path(f"{root.folder}{file}")).add("shop", "use", rate="1/hour")
+    root.put(NAMED, "")
+    keys = KeyFile(Path(f"{root.folder}{NAMED}"))
+    shop = keys.add("shop", "use", rate="1/hour")
+    root.put("/run/secrets/metrics_key", keys.add("prometheus", "journal")["Authorization"].partition(" ")[2])
     database = SERVICES["postgres"]["environment"]
     with running_postgres(database["POSTGRES_PASSWORD"]) as postgres:
         postgres.run("postgres", f"CREATE DATABASE {database['POSTGRES_DB']} OWNER {database['POSTGRES_USER']}")
-        with composed(root, f"@127.0.0.1:{postgres.port}/", HELMSIGHT_NAMED_KEY_FILE=file) as (server, prometheus):
+        with composed(root, f"@127.0.0.1:{postgres.port}/") as (server, prometheus):
             url, sent = front(int(server.url.rpartition(":")[2])), Counter[str]()
             ours = {"Authorization": "Bearer a-key-of-compose"}
 

@@ -167,7 +167,7 @@ def test_commands_that_load_a_model_look_at_it_first(
     (copy / "model.safetensors").write_bytes(b"cut")
     assert "model.safetensors is damaged" in refused("--model", str(copy))
     assert refused("--model", "/nowhere").endswith("'/nowhere' cannot be served: there is no such folder")
-    assert "'helmsight serve --model nobody/there --download' would fetch it" in refused("--model", "nobody/there")
+    assert refused("--model", "nobody/there").endswith("from the hub; --download fetches it")
     assert "--device 'tpu' is unknown" in refused("--device", "tpu")
     file = tmp_path / "file"
     file.write_text("")

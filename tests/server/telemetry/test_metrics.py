@@ -177,3 +177,30 @@ def test_promtool_finds_no_fault(client: FlaskClient) -> None:
     said = client.get("/metrics").data
     checked = subprocess.run(["promtool", "check", "metrics"], input=said, capture_output=True, check=False)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_the_shares_of_a_flags_calibration_are_shown(engine: steering.Engine, settings: Settings) -> None:
+    found = samples(create_app(settings, engine=engine).test_client())
+    name = 'helmsight_flag_calibrated_share{answers="%s",flag="%s"}'
+    calibration = engine.mllm.calibration
+    assert calibration is not None
+    assert calibration.alarm is not None
+    assert calibration.flags is not None
+    raised = {"alarm": calibration.alarm.raised, **calibration.flags.raised}
+    assert raised.keys() == {"alarm", "perceptual_blindness", "dissociation"}
+    for flag, shares in raised.items():
+        for answers in ("right", "wrong"):
+            assert found[name % (answers, flag)] == shares[answers][0]
+    assert 0 < found[name % ("right", "alarm")] < found[name % ("wrong", "alarm")] < 1
+
+
+def test_a_model_without_a_calibration_has_no_such_shares(fake: FakeEngine) -> None:
+    found = samples(create_app(Settings(), engine=fake).test_client())  # type: ignore[arg-type]
+    assert not [name for name in found if "calibrated_share" in name]
+
+
+def test_readouts_of_the_journal_are_shown(fake: FakeEngine, tmp_path: Path) -> None:
+    settings = Settings(journal=str(tmp_path / "journal.db"), journal_readouts=("focus", "alarm"))  # type: ignore[arg-type]
+    found = samples(create_app(settings, engine=fake).test_client())  # type: ignore[arg-type]
+    shown = {name: value for name, value in found.items() if "journal_readouts" in name}
+    assert shown == {f'helmsight_journal_readouts{{readout="{name}"}}': 1 for name in ("focus", "alarm")}
