@@ -205,10 +205,10 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
     nested |= {name: None if row[name] is None else dumps(row[name]) for name in ("asked", "applied", "metadata")}
     nested |= {"interventions": " ".join(row["interventions"]), "readouts": dumps(more) if more else None}
     found = {**row, **nested}
-    return {name: _inert(found.get(name)) for name in COLUMNS}
+    return {name: inert(found.get(name)) for name in COLUMNS}
 
 
-def _inert(value: Any) -> Any:
+def inert(value: Any) -> Any:
     """Return a cell that no spreadsheet reads as a formula; numbers may begin with a sign (OWASP, CSV injection)."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 

@@ -1,0 +1,107 @@
+"""`helmsight batch`: a file of requests, answered by a model in this process or by a server."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from probes.harness.options import Command, Quiet, goes_on, log_warnings, with_flags
+from server.commands.options import MODEL_PANELS, Config, given_of, settings_flags, settings_of
+
+if TYPE_CHECKING:
+    from server.batches.run import Summary
+    from server.batches.transport import Transport
+
+BaseUrl = Annotated[
+    str | None,
+    Option(
+        metavar="URL", help="send the requests to this server (key: OPENAI_API_KEY) instead of loading a model here"
+    ),
+]
+AtOnce = Annotated[
+    int | None,
+    Option("--concurrency", min=1, metavar="N", help="requests at once (default: the slots, or 8 with --base-url)"),
+]
+Rate = Annotated[float | None, Option(min=1e-6, metavar="N", help="most requests a second (default: no limit)")]
+Timeout = Annotated[
+    float, Option("--timeout", min=0.001, metavar="S", help="longest wait for an answer with --base-url, in seconds")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("batch", cls=Command)(with_flags(batch, settings_flags(MODEL_PANELS)))
+
+
+def connected(
+    base_url: str | None, at_once: int | None, timeout: float, config: str | None, given: dict[str, Any], journal: bool
+) -> AbstractContextManager[Transport]:
+    """Return the way to a server, or to a model that is loaded in this process.
+
+    Without `journal`, rows are kept only in a journal that the command line names. Raises ValueError for settings of a model
+    beside an address.
+    """
+    from server.batches import transport
+
+    flags = given_of(given)
+    if base_url is not None:
+        model = flags.pop("model", None)
+        if flags:
+            raise ValueError(
+                f"--base-url leaves no use for --{next(iter(flags)).replace('_', '-')}: no model is loaded here"
+            )
+        return transport.remote(base_url, model, at_once or 8, timeout)
+    if not journal and "journal" not in flags:
+        flags["journal"] = "off"
+    settings = settings_of(config, **flags)
+    from server.process.preflight import look
+
+    look(settings)
+    return transport.in_process(settings)
+
+
+def batch(
+    requests: Annotated[Path, Argument(metavar="IN.jsonl", help="the requests")],
+    responses: Annotated[Path, Argument(metavar="OUT.jsonl", help="the responses; a run continues where it ended")],
+    conditions: Annotated[Path | None, Option(
+        metavar="FILE", help="TOML or JSON with sets of interventions by name; every request is answered under each",
+    )] = None,
+    flat: Annotated[Path | None, Option(
+        "--flat", metavar="FILE", help="also write a table of all answers with their numbers: .csv or .jsonl",
+    )] = None,
+    base_url: BaseUrl = None,
+    at_once: AtOnce = None,
+    rate: Rate = None,
+    timeout: Timeout = 300.0,
+    any_model: Annotated[bool, Option("--any-model", help="answer requests whatever model they name")] = False,
+    replace_rows: Annotated[bool, Option("--replace", help="drop responses to other requests from OUT.jsonl")] = False,
+    quiet: Quiet = False,
+    config: Config = None,
+    **given: Any,
+) -> None:  # fmt: skip
+    """Answer a file of requests in OpenAI's batch format.
+
+    Run it again after an interruption to continue; failures that may pass are asked again.
+    """
+    log_warnings()
+    from server.batches.run import BatchOptions, run_batch
+
+    options = BatchOptions(requests, responses, conditions, flat, at_once, rate, any_model, replace_rows, quiet)
+    options.check()
+    with goes_on(), connected(base_url, at_once, timeout, config, given, journal=False) as transport:
+        summary = run_batch(options, transport)
+    print(_said(summary, responses))
+    if summary.failed:
+        print(f"helmsight: {summary.failed} requests failed; the first one: {summary.reason}", file=sys.stderr)
+    if summary.failed and not summary.answered + summary.kept:
+        raise typer.Exit(1)
+
+
+def _said(summary: Summary, responses: Path) -> str:
+    kept = f", {summary.kept} kept from an earlier run" if summary.kept else ""
+    return f"{summary.answered} answers, {summary.failed} failures{kept}: {responses}"
