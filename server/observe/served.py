@@ -15,12 +15,23 @@ from typing import Any
 
 from server.batches.file import Line, answered_in, lines_of, request_of
 
-FIELDS = ("id", "request", "messages", "response", "answer", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens")
-"""The fields of a line that a path may name."""
 OF_ANSWER = ("answer", "token_ids", "finish_reason", "prompt_tokens", "completion_tokens")
-"""Those that describe the answer, so that no response is needed beside them."""
+"""The fields that describe an answer, so that no response is needed beside them."""
+FIELDS = ("id", "request", "messages", "response", *OF_ANSWER)
+"""The fields of a line that a path may name."""
 OF_COMPLETION = frozenset(
-    {"id", "object", "created", "model", "choices", "usage", "system_fingerprint", "service_tier", "request_id", "custom_id"}
+    {
+        "id",
+        "object",
+        "created",
+        "model",
+        "choices",
+        "usage",
+        "system_fingerprint",
+        "service_tier",
+        "request_id",
+        "custom_id",
+    }
 )
 """Fields of a stored completion that are not its request's."""
 _NUMBERED = re.compile(r"token_id:(\d+)")
@@ -87,7 +98,11 @@ class Paths:
                 value = value[int(key)]
             else:
                 value = value.get(key) if isinstance(value, Mapping) else None
-        return _json(value) if isinstance(value, str) and name in ("request", "response", "messages", "token_ids") else value
+        return (
+            _json(value)
+            if isinstance(value, str) and name in ("request", "response", "messages", "token_ids")
+            else value
+        )
 
 
 class Requests:
@@ -95,19 +110,17 @@ class Requests:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb")
-        self._places: dict[str, tuple[int, int]] = {}
+        self._places: dict[str, int] = {}
         self._end = 0
 
     def find(self, name: str) -> Mapping[str, Any] | None:
         """Return the body of a request, None if there is none of that id."""
         if name not in self._places:
             self._index()
-        if (place := self._places.get(name)) is None:
+        if (start := self._places.get(name)) is None:
             return None
-        start, number = place
         self._file.seek(start)
-        line = next(lines_of(self._file, number - 1))
-        return request_of(line).body
+        return request_of(next(lines_of(self._file))).body
 
     def close(self) -> None:
         """Close the file."""
@@ -115,13 +128,11 @@ class Requests:
 
     def _index(self) -> None:
         self._file.seek(self._end)
-        number, start = 0, self._end
         for line in lines_of(self._file):
             asked = request_of(line)
             if asked.problem is None:
-                self._places.setdefault(asked.custom_id, (start, number + 1))
-            start = self._end = line.end
-            number += 1
+                self._places.setdefault(asked.custom_id, self._end)
+            self._end = line.end
 
 
 def answers_in(line: Line, paths: Paths, requests: Requests | None = None) -> Iterator[Served | Unread]:
@@ -194,7 +205,12 @@ def _request(given: Mapping[str, Any], paths: Paths) -> Mapping[str, Any] | None
 
 
 def _served(
-    name: str, number: int, request: Mapping[str, Any], response: Mapping[str, Any], choice: Mapping[str, Any], count: int
+    name: str,
+    number: int,
+    request: Mapping[str, Any],
+    response: Mapping[str, Any],
+    choice: Mapping[str, Any],
+    count: int,
 ) -> Served | Unread:
     message = choice.get("message")
     message = message if isinstance(message, Mapping) else {}

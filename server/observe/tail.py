@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Event
 from typing import IO
 
-from server.batches.file import Line, is_json
+from server.batches.file import Line, is_json, lines_of
 from steering.files import write_atomically
 
 POLL = 0.5
@@ -52,11 +52,18 @@ class Tail:
         self._file = path.open("rb")
         self._file.seek(place.end)
         self._number, self._end = place.number, place.end
+        self._head: str | None = place.head if place.end > HEAD else None
 
     @property
     def behind(self) -> int:
         """The number of bytes that were not read yet."""
         return max(0, os.fstat(self._file.fileno()).st_size - self._end)
+
+    def left(self) -> int:
+        """Return the number of lines that were not read yet."""
+        count = sum(1 for _ in lines_of(self._file))
+        self._file.seek(self._end)
+        return count
 
     def lines(self) -> Iterator[tuple[Line, str] | None]:
         """Yield each line with the digest of its file's first bytes; None while there is no more."""
@@ -67,7 +74,7 @@ class Tail:
                     self._number += 1
                     self._end += len(text)
                     if text.strip():
-                        yield Line(self._number, self._end, text.strip()), _digest(self._file, self._end)
+                        yield Line(self._number, self._end, text.strip()), self._digest()
                     continue
                 self._file.seek(self._end)  # the rest of a line is still being written
                 if not self._follow:
@@ -91,8 +98,14 @@ class Tail:
             return True  # the end of the old file first
         self._file.close()
         self._file = self._path.open("rb")
-        self._number = self._end = 0
+        self._number, self._end, self._head = 0, 0, None
         return True
+
+    def _digest(self) -> str:
+        """Return the digest of the file's first bytes up to here, which stays the same from `HEAD` on."""
+        if self._head is None or self._end <= HEAD:
+            self._head = _digest(self._file, self._end)
+        return self._head
 
     def _more(self) -> bool:
         """Return whether the open file has another whole line."""
