@@ -9,8 +9,9 @@ from typing import Any
 
 from probes.answering.progress import Tracker
 from server.batches.conditions import ASKED, Condition, read_conditions
-from server.batches.file import Answered, Asked, Rows, identity, requests_in, row
+from server.batches.file import Answered, Problem, Rows, identity, requests_in, row
 from server.batches.flat import check_table, write_table
+from server.batches.pictures import NoPicture, with_pictures
 from server.batches.pool import Pace, in_order
 from server.batches.transport import Transport
 
@@ -19,14 +20,15 @@ from server.batches.transport import Transport
 class BatchOptions:
     """The files of a batch, and how it is run.
 
-    `at_once` and `rate` (requests a second) bound the load; `any_model` answers requests for whatever model; `replace` drops
-    rows of the file of responses that answer anything else.
+    `pictures` is the folder of pictures that requests name as files. `at_once` and `rate` (requests a second) bound the
+    load; `any_model` answers requests for whatever model; `replace` drops responses to anything else.
     """
 
     requests: Path
     responses: Path
     conditions: Path | None = None
     table: Path | None = None
+    pictures: Path | None = None
     at_once: int | None = None
     rate: float | None = None
     any_model: bool = False
@@ -66,9 +68,10 @@ class Task:
     """A request under a condition, with the id of the row that answers it."""
 
     row_id: str
-    asked: Asked
+    custom_id: str
     condition: Condition
     body: Mapping[str, Any]
+    problem: Problem | None
 
 
 def run_batch(options: BatchOptions, transport: Transport) -> Summary:
@@ -82,9 +85,7 @@ def run_batch(options: BatchOptions, transport: Transport) -> Summary:
     summary = Summary()
 
     def ask(task: Task) -> Answered:
-        if task.asked.problem is not None:
-            return Answered(problem=task.asked.problem)
-        return transport.send(task.body)
+        return Answered(problem=task.problem) if task.problem is not None else transport.send(task.body)
 
     with (
         Rows(options.responses, wanted, replace=options.replace) as rows,
@@ -96,9 +97,7 @@ def run_batch(options: BatchOptions, transport: Transport) -> Summary:
         left = (task for task in _tasks(options, conditions, transport) if task.row_id not in rows.kept)
         for task, answered in in_order(left, ask, options.at_once or transport.at_once, Pace(options.rate)):
             name = task.condition.name
-            rows.write(
-                row(task.row_id, task.asked.custom_id, answered, **({} if name is None else {"condition": name}))
-            )
+            rows.write(row(task.row_id, task.custom_id, answered, **({} if name is None else {"condition": name})))
             summary.count(answered)
             progress.advance(name or "")
     if options.table is not None:
@@ -115,7 +114,12 @@ def _conditions(options: BatchOptions, transport: Transport) -> Sequence[Conditi
 def _tasks(options: BatchOptions, conditions: Sequence[Condition], transport: Transport) -> Iterator[Task]:
     """Yield the requests in order, each under all conditions, which share its images and its prompt's cached prefix."""
     for asked in requests_in(options.requests):
+        given, problem = asked.body, asked.problem
+        try:
+            given = with_pictures(given, options.pictures)
+        except NoPicture as error:
+            problem = Problem("invalid_image_url", str(error))
         for condition in conditions:
-            body = {} if asked.problem else condition.body(asked.body, transport.model, options.any_model)
+            body = {} if problem else condition.body(given, transport.model, options.any_model)
             row_id = identity(transport.identity, asked.custom_id, condition.name, body)
-            yield Task(row_id, asked, condition, body)
+            yield Task(row_id, asked.custom_id, condition, body, problem)

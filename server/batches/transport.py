@@ -50,6 +50,10 @@ class Transport(Protocol):
         """The number of requests that are worth sending at once."""
 
     @property
+    def forces(self) -> bool:
+        """True if given answers can be read."""
+
+    @property
     def registry(self) -> CollectorRegistry | None:
         """The registry of the server's metrics, None if they are elsewhere."""
 
@@ -59,6 +63,8 @@ class Transport(Protocol):
 
 class InProcess:
     """The application of a server, called without a network."""
+
+    forces = True
 
     def __init__(self, app: Flask) -> None:
         self._app = app
@@ -92,6 +98,7 @@ class Remote:
         self.identity = endpoint.identity
         self.models = endpoint.models
         self.at_once = endpoint.concurrency
+        self.forces = endpoint.is_helmsight
 
     def send(self, body: Mapping[str, Any]) -> Answered:
         try:

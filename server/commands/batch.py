@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from server.batches.run import Summary
     from server.batches.transport import Transport
 
+Pictures = Annotated[
+    Path | None,
+    Option("--images", metavar="DIR", help="folder of the pictures that requests name as files (file:cat.png)"),
+]
 BaseUrl = Annotated[
     str | None,
     Option(
@@ -59,9 +63,14 @@ def connected(
     if not journal and "journal" not in flags:
         flags["journal"] = "off"
     settings = settings_of(config, **flags)
+    from prometheus_client import disable_created_metrics
+    from transformers.utils import logging as transformers_logging
+
     from server.process.preflight import look
 
     look(settings)
+    disable_created_metrics()
+    transformers_logging.disable_progress_bar()
     return transport.in_process(settings)
 
 
@@ -74,6 +83,7 @@ def batch(
     flat: Annotated[Path | None, Option(
         "--flat", metavar="FILE", help="also write a table of all answers with their numbers: .csv or .jsonl",
     )] = None,
+    pictures: Pictures = None,
     base_url: BaseUrl = None,
     at_once: AtOnce = None,
     rate: Rate = None,
@@ -91,7 +101,18 @@ def batch(
     log_warnings()
     from server.batches.run import BatchOptions, run_batch
 
-    options = BatchOptions(requests, responses, conditions, flat, at_once, rate, any_model, replace_rows, quiet)
+    options = BatchOptions(
+        requests=requests,
+        responses=responses,
+        conditions=conditions,
+        table=flat,
+        pictures=pictures,
+        at_once=at_once,
+        rate=rate,
+        any_model=any_model,
+        replace=replace_rows,
+        quiet=quiet,
+    )
     options.check()
     with goes_on(), connected(base_url, at_once, timeout, config, given, journal=False) as transport:
         summary = run_batch(options, transport)

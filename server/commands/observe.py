@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from probes.harness.options import Command, Quiet, log_warnings, with_flags
-from server.commands.batch import AtOnce, BaseUrl, Rate, Timeout, connected
+from server.commands.batch import AtOnce, BaseUrl, Pictures, Rate, Timeout, connected
 from server.commands.options import MODEL_PANELS, Config, settings_flags
 
 
@@ -46,6 +46,7 @@ def observe(
     state: Annotated[Path | None, Option(
         metavar="FILE", help="keep the place that was reached in this file (default: ANSWERS.jsonl.observed)",
     )] = None,
+    pictures: Pictures = None,
     base_url: BaseUrl = None,
     at_once: AtOnce = None,
     rate: Rate = None,
@@ -66,6 +67,7 @@ def observe(
     options = ObserveOptions(
         answers=answers,
         requests=requests,
+        pictures=pictures,
         paths=Paths(map or ()),
         readouts=None if readouts is None else tuple(readouts),
         follow=follow,

@@ -74,8 +74,10 @@ class Observed:
             self._written = time.monotonic()
 
     def close(self) -> None:
-        """Write the text file for the last time, and stop serving."""
+        """Write the text file for the last time, stop serving, and leave the registry."""
         self.write(now=True)
+        for metric in (self.answers, self.tokens, self.prompts, self.differences, self.behind):
+            self.registry.unregister(metric)
         if self._server is not None:
             server, thread = self._server
             server.shutdown()

@@ -16,12 +16,14 @@ from typing import Any
 from probes.answering.base import Unanswered
 from probes.answering.progress import Tracker
 from server.batches.file import Rows, identity, passing
+from server.batches.pictures import NoPicture, with_pictures
 from server.batches.pool import Pace, in_order
 from server.batches.transport import Transport
 from server.observe.forcing import body_of, reading
 from server.observe.metrics import Observed
 from server.observe.served import Paths, Requests, Served, Unread, answers_in
 from server.observe.tail import Place, Tail
+from steering.protocol.readout import REGISTRY
 
 EVERY = 60.0
 """Seconds between two reports on a file that is followed."""
@@ -33,13 +35,14 @@ SAVED = 1.0
 class ObserveOptions:
     """The file of answers, and how much of it is read.
 
-    `requests` holds their requests, if these are elsewhere. `share` of the answers are read, the same ones each time
-    (`seed`). `state` keeps the place that was reached. `out`, `metrics_file` and `metrics_port` are where results go beside
-    the journal.
+    `requests` holds their requests, if these are elsewhere, and `pictures` the pictures that they name as files. `share` of
+    the answers are read, the same ones each time (`seed`). `state` keeps the place that was reached. `out`, `metrics_file`
+    and `metrics_port` are where results go beside the journal.
     """
 
     answers: Path
     requests: Path | None = None
+    pictures: Path | None = None
     paths: Paths = field(default_factory=Paths)
     readouts: tuple[str, ...] | None = None
     follow: bool = False
@@ -60,7 +63,9 @@ class ObserveOptions:
         return self.state or self.answers.with_name(self.answers.name + ".observed")
 
     def check(self) -> None:
-        """Raise OSError for files that cannot be used, before a model is loaded."""
+        """Raise ValueError or OSError for what cannot be used, before a model is loaded."""
+        if unknown := [name for name in self.readouts or () if name not in REGISTRY]:
+            raise ValueError(f"--readouts: unknown readout {unknown[0]!r}; there are {', '.join(REGISTRY)}")
         for path in (self.answers, self.requests):
             if path is not None:
                 path.open("rb").close()
@@ -115,6 +120,8 @@ def observe(options: ObserveOptions, transport: Transport, stop: Event | None = 
 
     Raises Unanswered if the server is away: what was not read is read by the next run.
     """
+    if not transport.forces:
+        raise ValueError(f"{transport.identity}: reading given answers needs a Helmsight server")
     with ExitStack() as opened:
         return Observing(options, transport, stop or Event(), opened).run()
 
@@ -130,7 +137,8 @@ class Observing:
         )
         self._requests = None if options.requests is None else opened.enter_context(closing(Requests(options.requests)))
         self._place = Place.load(options.place, options.answers)
-        self._tail = Tail(options.answers, self._place, follow=options.follow, stop=stop)
+        tail = Tail(options.answers, self._place, follow=options.follow, stop=stop)
+        self._tail = opened.enter_context(closing(tail))
         self._rows = None if options.out is None else opened.enter_context(Rows(options.out, again=lambda row: False))
         self._saved = self._told = time.monotonic()
         self._taken = 0
@@ -183,6 +191,10 @@ class Observing:
             row = {"id": row_id, **head, "outcome": answer.outcome, "reason": answer.reason}
             return None if self._rows is not None and row_id in self._rows.kept else row
         body = body_of(answer, self._transport.model, self._options.readouts)
+        try:
+            body = dict(with_pictures(body, self._options.pictures))
+        except NoPicture as error:
+            return self._row(Unread(answer.name, answer.choice, "no_picture", str(error)))
         row_id = identity(self._transport.identity, answer.name, answer.choice, answer.answer_id, body)
         if self._rows is not None and row_id in self._rows.kept:
             return None

@@ -52,7 +52,8 @@ class Tail:
         self._file = path.open("rb")
         self._file.seek(place.end)
         self._number, self._end = place.number, place.end
-        self._head: str | None = place.head if place.end > HEAD else None
+        self._head = min(place.end, HEAD), place.head
+        """The number of bytes in the last digest, and the digest."""
 
     @property
     def behind(self) -> int:
@@ -67,23 +68,24 @@ class Tail:
 
     def lines(self) -> Iterator[tuple[Line, str] | None]:
         """Yield each line with the digest of its file's first bytes; None while there is no more."""
-        try:
-            while not self._stop.is_set():
-                text = self._file.readline()
-                if text.endswith(b"\n") or (text and not self._follow and is_json(text)):
-                    self._number += 1
-                    self._end += len(text)
-                    if text.strip():
-                        yield Line(self._number, self._end, text.strip()), self._digest()
-                    continue
-                self._file.seek(self._end)  # the rest of a line is still being written
-                if not self._follow:
-                    return
-                yield None
-                if not self._replaced():
-                    self._stop.wait(POLL)
-        finally:
-            self._file.close()
+        while not self._stop.is_set():
+            text = self._file.readline()
+            if text.endswith(b"\n") or (text and not self._follow and is_json(text)):
+                self._number += 1
+                self._end += len(text)
+                if text.strip():
+                    yield Line(self._number, self._end, text.strip()), self._digest()
+                continue
+            self._file.seek(self._end)  # the rest of a line is still being written
+            if not self._follow:
+                return
+            yield None
+            if not self._replaced():
+                self._stop.wait(POLL)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
     def _replaced(self) -> bool:
         """Go on with the file that has this name now, if it is another one or was cut; returns whether it is."""
@@ -98,14 +100,15 @@ class Tail:
             return True  # the end of the old file first
         self._file.close()
         self._file = self._path.open("rb")
-        self._number, self._end, self._head = 0, 0, None
+        self._number, self._end, self._head = 0, 0, (0, "")
         return True
 
     def _digest(self) -> str:
         """Return the digest of the file's first bytes up to here, which stays the same from `HEAD` on."""
-        if self._head is None or self._end <= HEAD:
-            self._head = _digest(self._file, self._end)
-        return self._head
+        length, head = self._head
+        if length < min(self._end, HEAD):
+            self._head = length, head = min(self._end, HEAD), _digest(self._file, self._end)
+        return head
 
     def _more(self) -> bool:
         """Return whether the open file has another whole line."""

@@ -46,6 +46,7 @@ VECTORS = ("list", "show", "build", "compose", "export", "import")
 def test_every_command_is_there() -> None:
     assert set(ALL) == {
         "helmsight",
+        *("helmsight batch", "helmsight observe"),
         *("helmsight serve", "helmsight doctor", "helmsight bench", "helmsight probe", "helmsight reproduce"),
         "helmsight eval",
         *(f"helmsight eval {one}" for one in ("alarm", "faithfulness", "mc2", "mm-sap", "sage", "spd-faith", "stme")),

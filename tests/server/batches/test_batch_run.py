@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
@@ -121,6 +122,36 @@ def test_failures_are_rows_and_the_rest_is_answered(tmp_path: Path) -> None:
     assert rows["line 2", None]["response"] is None
     assert rows["line 2", None]["error"]["code"] == "invalid_json_line"
     assert rows["c", None]["response"]["status_code"] == 400
+
+
+def test_pictures_are_taken_from_a_folder(tmp_path: Path) -> None:
+    """However a request names them; the bytes are those of the file, and no file outside of the folder is read."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / "a b.png").write_bytes(b"png")
+    (folder / "c.jpg").write_bytes(b"jpg")
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    names = ["file:a%20b.png", f"file://{folder}/c.jpg", "a b.png", "data:image/png;base64,AAAA", "https://x/y.png"]
+    bad = ["file:../secret.png", f"file://{tmp_path}/secret.png", "none.png"]
+    write(tmp_path / "in.jsonl", [request(name, messages=[user_of(name)]) for name in (*names, *bad)])
+    transport = Scripted()
+    run_batch(options(tmp_path, pictures=folder), transport)
+    sent = [body["messages"][0]["content"][0]["image_url"]["url"] for body in transport.bodies]
+    png, jpg = (base64.b64encode(text).decode() for text in (b"png", b"jpg"))
+    assert sorted(sent) == sorted(
+        [f"data:image/png;base64,{png}", f"data:image/jpeg;base64,{jpg}", f"data:image/png;base64,{png}", *names[3:]]
+    )
+    rows = named(tmp_path / "out.jsonl")
+    for name in bad:
+        assert rows[name, None]["error"]["code"] == "invalid_image_url"
+    (folder / "c.jpg").write_bytes(b"another")
+    again = Scripted()
+    run_batch(options(tmp_path, pictures=folder, replace=True), again)
+    assert len(again.bodies) == 1, "a picture that changed is asked about again"
+
+
+def user_of(url: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url, "detail": "low"}}]}
 
 
 def test_no_more_than_allowed_are_asked_at_once() -> None:

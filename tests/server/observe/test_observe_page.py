@@ -1,0 +1,107 @@
+"""docs/observe.md, followed on files of the form that vLLM writes, and its commands as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask
+
+from server import cli
+from server.batches.file import URL
+from server.batches.transport import InProcess
+from server.observe import run as running
+from tests.first_hour.pages import ROOT, blocks, commands
+from tests.server.batches.files import read, write
+from tests.server.batches.home import at_home
+from tests.server.observe.exports import exported, live
+from tests.server.observe.test_observe import same
+
+PAGE = ROOT / "docs" / "observe.md"
+
+
+@pytest.fixture
+def files(app: Flask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """Write the files of the page into a home, and return the live answers behind them."""
+    at_home(tmp_path, monkeypatch)
+    bodies, answers = live(InProcess(app))
+    lines = [{"custom_id": name, "method": "POST", "url": URL, "body": body} for name, body in bodies.items()]
+    write(tmp_path / "requests.jsonl", lines)
+    write(tmp_path / "answers.jsonl", [exported(name, answer) for name, answer in answers.items()])
+    traces = [
+        {"trace": name, "input": {"chat": json.dumps(body["messages"])}, "output": [{"text": text_of(answers[name])}]}
+        for name, body in bodies.items()
+    ]
+    write(tmp_path / "traces.jsonl", traces)
+    return answers
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+def test_the_commands_of_the_page_read_what_they_say(
+    files: dict[str, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, program, traced, follow = blocks(PAGE)
+    assert [one.language for one in (first, program, traced, follow)] == ["sh", "python", "sh", "text"]
+    for block in (first, traced):
+        (command,) = commands(block.text)
+        assert cli.main(shlex.split(command)[1:]) == 0
+    said = capsys.readouterr().out
+    assert "prompts of another length" in said
+    readings = read(tmp_path / "readings.jsonl")
+    assert len(readings) == len(files) + 2
+    for one in readings:
+        if one["outcome"] == "read":
+            theirs = files[one["custom_id"]]["choices"][one["choice"]]["diagnostics"]
+            for name in ("focus", "modality", "decay"):
+                same(one["diagnostics"][name], theirs[name])
+    assert cli.main(["journal", "export"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sorted(row["metadata"]["observed"] for row in rows) == sorted(one["custom_id"] for one in readings)
+    by_id = {row["custom_id"]: row for row in read(tmp_path / "traced.jsonl")}
+    assert set(by_id) == set(files)
+    assert {row["tokens"]["by"] for row in by_id.values()} == {None}
+    exec(compile(program.text, str(PAGE), "exec"), {"__name__": "__main__"})
+    assert "answers," in capsys.readouterr().out
+
+
+def test_the_follower_of_the_page_ends_with_sigterm_and_keeps_its_place(
+    files: dict[str, dict[str, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its options are those of the page, with files of this folder."""
+    (command,) = commands(blocks(PAGE)[-1].text)
+    words = shlex.split(command.replace("/var/log/engine", str(tmp_path)).replace("/var/lib/helmsight", str(tmp_path)))[
+        1:
+    ]
+    words[words.index("--metrics-port") + 1] = "0"
+    words += ["--share", "1", "--rate", "1000", "--threads", "1", "--requests", "requests.jsonl", "--out", "o.jsonl"]
+    kept = running.Observing._keep
+
+    def counted(self: Any, rows: Any) -> None:
+        kept(self, rows)
+        if sum(self.report.outcomes.values()) == len(files) + 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(running.Observing, "_keep", counted)
+    before = signal.getsignal(signal.SIGTERM)
+    watchdog = threading.Timer(60, signal.raise_signal, [signal.SIGALRM])
+    watchdog.start()
+    assert cli.main(words) == 0
+    watchdog.cancel()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert len(read(tmp_path / "o.jsonl")) == len(files) + 2
+    place = json.loads((tmp_path / "answers.jsonl.observed").read_text())
+    assert place["end"] == (tmp_path / "answers.jsonl").stat().st_size
+    assert (tmp_path / "journal.db").exists()
+    capsys.readouterr()
