@@ -27,12 +27,6 @@ def test_the_page_leads_to_its_plot(
     example, requests, conditions, shell, plot = blocks(PAGE)
     page = (example, requests, conditions, shell, plot)
     assert [one.language for one in page] == ["csv", "python", "toml", "sh", "python"]
-        "csv",
-        "python",
-        "toml",
-        "sh",
-        "python",
-    ]
     (tmp_path / "pictures").mkdir()
     rows = [example.text.splitlines()[0]]
     for number, sample in enumerate(existence_samples(4, seed=3)):
