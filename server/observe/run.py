@@ -15,7 +15,7 @@ from typing import Any
 
 from probes.answering.base import Unanswered
 from probes.answering.progress import Tracker
-from server.batches.file import Rows, identity, passing
+from server.batches.file import Rows, identity
 from server.batches.pictures import NoPicture, with_pictures
 from server.batches.pool import Pace, in_order
 from server.batches.transport import Transport
@@ -27,6 +27,8 @@ from steering.protocol.readout import REGISTRY
 
 EVERY = 60.0
 """Seconds between two reports on a file that is followed."""
+AWAY = (429, 502, 503)
+"""Statuses of a server that reads nothing now; any other failure is that of one answer, which must not stop the rest."""
 SAVED = 1.0
 """Seconds between two writings of the place that was reached."""
 
@@ -199,7 +201,7 @@ class Observing:
         if self._rows is not None and row_id in self._rows.kept:
             return None
         answered = self._transport.send(body)
-        if passing(answered):
+        if answered.problem is not None or answered.status in AWAY:
             raise Unanswered(f"{answered.reason} What was not read is read by the next run.")
         return {"id": row_id, **head, **reading(answer, answered)}
 

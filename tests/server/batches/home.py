@@ -14,4 +14,4 @@ def at_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELMSIGHT_THREADS", "1")
     monkeypatch.setenv("HELMSIGHT_SLOTS", "4")
     monkeypatch.setenv("HELMSIGHT_COMPILED", "false")
-    monkeypatch.delenv("HELMSIGHT_JOURNAL", raising=False)
+    monkeypatch.setenv("HELMSIGHT_JOURNAL", str(folder / "journal.db"))

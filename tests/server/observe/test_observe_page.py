@@ -62,7 +62,7 @@ def test_the_commands_of_the_page_read_what_they_say(
         if one["outcome"] == "read":
             theirs = files[one["custom_id"]]["choices"][one["choice"]]["diagnostics"]
             for name in ("focus", "modality", "decay"):
-                same(one["diagnostics"][name], theirs[name])
+                same(one["diagnostics"][name], theirs[name], name, 1e-5)
     assert cli.main(["journal", "export"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert sorted(row["metadata"]["observed"] for row in rows) == sorted(one["custom_id"] for one in readings)
