@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class Observed:
         """The port on which metrics are served."""
         return None if self._server is None else int(self._server[0].server_port)
 
-    def count(self, row: dict[str, Any]) -> None:
+    def count(self, row: Mapping[str, Any]) -> None:
         """Count an answer by its row."""
         self.answers.labels(row["outcome"]).inc()
         if (tokens := row.get("tokens")) is None:

@@ -255,17 +255,15 @@ def _tokens(logprobs: Any) -> tuple[tuple[tuple[bytes, float | None], ...] | Non
     numbered = [_NUMBERED.fullmatch(text) for text in texts]
     if all(numbered):
         return None, tuple(int(one[1]) for one in numbered if one is not None)
-    found: list[tuple[bytes, float | None]] = []
-    for one, text in zip(content, texts, strict=True):
-        raw, logprob = (one.get("bytes"), one.get("logprob")) if isinstance(one, Mapping) else (None, None)
-        whole = isinstance(raw, list) and all(type(byte) is int and 0 <= byte < 256 for byte in raw)
-        found.append(
-            (
-                bytes(raw) if whole else text.encode("utf-8", "surrogatepass"),
-                float(logprob) if isinstance(logprob, int | float) else None,
-            )
-        )
-    return tuple(found), None
+    return tuple(_token(one, text) for one, text in zip(content, texts, strict=True)), None
+
+
+def _token(given: Any, text: str) -> tuple[bytes, float | None]:
+    """Return a token's bytes, those of its text where they are not given, and its log-probability."""
+    raw, logprob = (given.get("bytes"), given.get("logprob")) if isinstance(given, Mapping) else (None, None)
+    known = isinstance(raw, list) and all(type(byte) is int and 0 <= byte < 256 for byte in raw)
+    token = bytes(raw or ()) if known else text.encode("utf-8", "surrogatepass")
+    return token, float(logprob) if isinstance(logprob, int | float) else None
 
 
 def _whole(value: Any) -> int | None:
