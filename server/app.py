@@ -14,7 +14,7 @@ from flask import Flask, Request, Response, g, request
 from server import errors
 from server.access import auth, cors, hosts
 from server.access.ring import KeyRing
-from server.api import catalog, chat, operations
+from server.api import catalog, chat, operations, stored
 from server.api import journal as journal_routes
 from server.context import AppContext, context
 from server.engine.local import Servable, adapted
@@ -24,7 +24,7 @@ from server.journal.words import with_numbers
 from server.journal.writer import Journal
 from server.requests.presets import Presets
 from server.settings import Settings, SettingsError
-from server.telemetry.logs import NOTES, current, request_id
+from server.telemetry.logs import NOTES, current, request_id, trace_of
 from server.telemetry.metrics import Metrics
 from server.web import page
 from server.wire.chat import ChatRequest, with_interventions
@@ -74,7 +74,7 @@ def create_app(
     app.before_request(_begin)
     hosts.register(app, settings)
     auth.register(app, KeyRing(settings.keys, settings.named_key_file))
-    for module in (chat, catalog, operations, page, journal_routes):
+    for module in (chat, stored, catalog, operations, page, journal_routes):
         app.register_blueprint(module.blueprint)
     app.after_request(_finish)
     return app
@@ -127,6 +127,7 @@ def _begin() -> None:
     current.set(g.request_id)
     g.notes = request.environ[NOTES] = {"request_id": g.request_id, "route": grouped(request)}
     traces = context().traces
+    g.notes |= trace_of(request.headers.get("traceparent"))
     if traces is not None and request.path.startswith("/v1/"):  # probes each second are not traced
         g.span = traces.begun(request.method, g.notes["route"], dict(request.headers))
         g.notes |= traces.ids(g.span)

@@ -151,7 +151,7 @@ def answered() -> dict[str, Any]:
     """Return the `diagnostics` of an answer about two pictures, by request.
 
     "example" asks as docs/readouts.md does, "all" for every readout with every option, "plain" without the options that
-    make values null.
+    make values null, "bare" without a text context.
     """
     engine = steering.Engine(steering.load())
     pictures = [render(random_scene(random.Random(f"scene {seed}"), held_out=True), (84, 84)) for seed in (5, 6)]
@@ -163,6 +163,7 @@ def answered() -> dict[str, Any]:
     options = {"heatmaps": True, "causal": True, "discount_sinks": True}
     asked = {
         "example": steering.Request(chat, diagnose=steering.Diagnose(included, target_image=1)),
+        "bare": steering.Request([{"role": "user", "content": [*parts[:2], parts[3]]}], diagnose=["modality"]),
         "plain": steering.Request(chat, diagnose=steering.Diagnose(readout.REGISTRY)),
         "all": steering.Request(
             chat, interventions=steering.Think(), baseline=True, diagnose=steering.Diagnose(readout.REGISTRY, **options)

@@ -38,6 +38,9 @@ BACKOFF = 0.5
 LARGEST = 64 * 2**20
 """The largest answer in bytes: a longer one is no chat completion, and an endless one would fill the memory."""
 
+SOURCE = "X-Helmsight-Source"
+"""The header by which a Helmsight server counts these requests apart from live ones."""
+
 PICTURES = 16
 """The most encoded pictures that are kept."""
 
@@ -47,9 +50,12 @@ class Endpoint:
 
     `model` may be left out if there is only one; `api_key` defaults to OPENAI_API_KEY. Up to `concurrency` questions are in
     flight at once, each attempt for at most `timeout` seconds. `models` are all names that the server lists; `vectors`
-    (names) and `fingerprint` are those of a Helmsight server. Raises ValueError if the address is invalid, the server fails,
-    or the model has to be named.
+    (names) and `fingerprint` are those of a Helmsight server, whose journal and metrics count the questions under `source`.
+    Raises ValueError if the address is invalid, the server fails, or the model has to be named.
     """
+
+    is_helmsight = False
+    """True once the server's list of models says so."""
 
     def __init__(
         self,
@@ -59,10 +65,12 @@ class Endpoint:
         api_key: str | None = None,
         concurrency: int = 8,
         timeout: float = 300.0,
+        source: str = "eval",
     ) -> None:
         self.base_url = _base(base_url)
         self.concurrency = concurrency
         self.timeout = timeout
+        self.source = source
         self._key = (os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key).strip()
         self._pictures: OrderedDict[int, tuple[Image.Image, str]] = OrderedDict()
         self._encoding = threading.Lock()
@@ -233,6 +241,8 @@ class Endpoint:
             raise_on_status=False,
         )  # fmt: skip
         session = requests.Session()
+        if self.is_helmsight:
+            session.headers[SOURCE] = self.source
         session.mount("http://", HTTPAdapter(max_retries=retry))
         session.mount("https://", HTTPAdapter(max_retries=retry))
         if self._key:

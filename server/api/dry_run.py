@@ -1,47 +1,114 @@
-"""Dry runs: reports of what the steering of a chat request would do."""
+"""Dry runs: reports of what a chat request asks for and of what would be applied, without an answer."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
+
+from PIL import Image
 
 import steering
 from server.api.answers import ignoring
+from server.api.waiting import pictures_turn
 from server.context import AppContext
 from server.engine.runtime import Serving
+from server.images.load import ImageLoader, is_remote
 from server.requests.resolve import resolve
-from server.requests.steers import entry
+from server.requests.skipping import Skipping
 from server.wire.messages import image_urls
-from server.wire.steering import SteeringForm as NamedSteering
+from steering.prompt.chat import GRAY
+from steering.protocol.intervention import by_path
+from steering.protocol.readout import readout_options
+
+STAND_IN = (224, 224)
+"""Width and height of the gray picture in place of one that would have to be fetched."""
 
 
 def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
-    """Return the report on a JSON body; raises the errors of a chat request, with its codes and params."""
-    chat, skipping = app.presets.read(body, app.dry_runs, serving)
-    images = len(list(image_urls(chat.messages))) if chat.messages else None
-    # A dry run fetches no images; without messages there is nothing to continue either.
-    chat = chat.model_copy(update={"messages": [], "continue_final_message": None})
-    resolved = resolve(chat, serving, app.settings, app.image_loader(), skipping=skipping)
-    intervention = resolved.asked.get(name := steering.Steering.name())
-    steers = intervention.steers if isinstance(intervention, steering.Steering) else ()
-    auto = intervention if isinstance(intervention, steering.Auto) else None
-    if auto is not None:
-        with skipping.of(name):
-            serving.engine.check_auto(auto)
-            steers = (auto.stated("vision"),)
-    forms = [given.form for given in chat.interventions.values()]
-    listed = any(isinstance(form, NamedSteering) and form.vectors is not None for form in forms)
-    for i, steer in enumerate(steers):
-        with skipping.of(name), entry(i) if listed else nullcontext():
-            serving.engine.check_steer(steer, images)
-    reports = [] if skipping.skips(name) else [steering.planned(steer) for steer in steers]
-    if auto is not None:  # the direction, and with it the sign, is only decided with an answer
-        reports = [{**report, "toward": "auto", "scale": None} for report in reports]
-    model = chat.model or serving.name
+    """Return the report on a JSON body; raises the errors of a chat request, with its codes and params.
+
+    With messages the whole request is prepared, as a chat's is. Without them only what does not depend on a prompt can be
+    checked.
+    """
+    bounds = serving.text_bounds(app.settings)
+    chat, skipping = app.presets.read(body, app.dry_runs, serving, bounds.parts + app.settings.max_images)
+    bounds.check(chat.texts)
+    compared = chat.diagnostics.compare_to if chat.diagnostics else None
+    earlier = None if compared is None else app.states.find(compared)
+    urls = [url for url, _ in image_urls(chat.messages)]
+    images, inspected = StandIns(app.settings, decoded=app.decoded), None
+    if chat.messages:
+        with pictures_turn(app, serving, chat) as images.check:
+            resolved = resolve(chat, serving, app.settings, images, earlier, skipping)
+            _check_auto(resolved, serving, skipping, len(urls))
+            resolved, inspected = skipping.until_it_applies(resolved, serving.engine.inspect)
+    else:
+        chat = chat.model_copy(update={"continue_final_message": None})  # there is nothing to continue
+        resolved = resolve(chat, serving, app.settings, images, earlier, skipping)
+        _check_auto(resolved, serving, skipping, None)
+    name = steering.Steering.name()
+    steered = None if skipping.skips(name) else resolved.asked.get(name)
     return {
         "object": "steering.validation",
-        "model": model,
-        "steering": reports,
+        "model": chat.model or serving.name,
+        "steering": steers_of(steered, None if inspected is None else bool(urls)),
+        "interventions": interventions_of(resolved),
+        "diagnostics": readouts_of(resolved),
+        "baseline": resolved.baseline,
+        "n": resolved.n,
+        "force": chat.force is not None,
+        "grammar": resolved.grammar is not None,
+        "tools": [] if resolved.tools is None else sorted(resolved.tools.names),
+        "sampling": asdict(resolved.sampling),
+        "prompt_tokens": None if inspected is None or any(map(is_remote, urls)) else inspected.prompt_tokens,
+        "max_tokens": None if inspected is None else inspected.max_tokens,
         **skipping.notes,
         **ignoring(skipping.ignored),
     }
+
+
+class StandIns(ImageLoader):
+    """A loader that fetches nothing: a gray picture stands for each remote one."""
+
+    def load(self, url: str, param: str) -> Image.Image:
+        if not is_remote(url):
+            return super().load(url, param)
+        self.check()
+        self.count_image()
+        return Image.new("RGB", STAND_IN, GRAY)
+
+
+def steers_of(asked: steering.InterventionSpec | None, pictured: bool | None) -> list[dict[str, Any]]:
+    """Return the planned effect of each steering vector; the direction, and so the sign, of `auto` is still open.
+
+    `pictured` tells whether the request has an image, None if that is not known.
+    """
+    if isinstance(asked, steering.Auto):
+        return [{**steering.planned(asked.stated("vision"), pictured), "toward": "auto", "scale": None}]
+    steers = asked.steers if isinstance(asked, steering.Steering) else ()
+    return [steering.planned(steer, pictured) for steer in steers]
+
+
+def interventions_of(request: steering.Request) -> dict[str, Any]:
+    """Return the settings of the interventions other than steering, arranged as `applied` is."""
+    others = {name: spec for name, spec in request.asked.items() if isinstance(spec, steering.Options)}
+    return by_path(others, lambda name, spec: spec.settings() if isinstance(spec, steering.Options) else None)
+
+
+def readouts_of(request: steering.Request) -> dict[str, Any] | None:
+    """Return the readouts with those of their options that are set; None without readouts."""
+    diagnose = request.readouts
+    if diagnose is None:
+        return None
+    options = {name: (option, option.wire(diagnose)) for name, option in readout_options().items() if option.written}
+    given = {name: value for name, (option, value) in options.items() if value != option.at_rest}
+    return {"include": sorted(readout.name for readout in diagnose.readouts), **given}
+
+
+def _check_auto(request: steering.Request, serving: Serving, skipping: Skipping, images: int | None) -> None:
+    """Raise what an automatic direction would raise after it was found."""
+    auto = request.asked.get(name := steering.Steering.name())
+    if isinstance(auto, steering.Auto):
+        with skipping.of(name):
+            serving.engine.check_auto(auto)
+            serving.engine.check_steer(auto.stated("vision"), images)

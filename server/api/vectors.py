@@ -147,7 +147,7 @@ def delete_vector(name: str) -> Response:
     examples=of_dry_run,
 )
 def dry_run() -> Response:
-    """Report what a request's steering would do, without generating; errors are those of a chat request."""
+    """Report what a request asks for and what would be applied, without generating; errors are those of a chat request."""
     app = context()
     serving = app.runtime.serving()
     return json_response(validate(read_json(app), serving, app))

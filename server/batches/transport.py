@@ -25,6 +25,7 @@ from server.encode import dumps
 from server.engine.runtime import Runtime, load
 from server.settings import Settings
 from server.telemetry.logs import request_id
+from server.traffic import HEADER
 
 PATIENCE = 120.0
 """Seconds for which a full queue in this process is asked again."""
@@ -62,12 +63,12 @@ class Transport(Protocol):
 
 
 class InProcess:
-    """The application of a server, called without a network."""
+    """The application of a server, called without a network; its journal and metrics count answers under `source`."""
 
     forces = True
 
-    def __init__(self, app: Flask) -> None:
-        self._app = app
+    def __init__(self, app: Flask, source: str = "batch") -> None:
+        self._app, self._headers = app, {HEADER: source}
         self.context: AppContext = app.extensions["helmsight"]
         serving = self.context.runtime.serving()
         self.model = serving.name
@@ -80,7 +81,7 @@ class InProcess:
         until = time.monotonic() + PATIENCE
         data = dumps(body).encode("utf-8", "surrogatepass")
         while True:
-            response = Client(self._app).post(URL, data=data, content_type="application/json")
+            response = Client(self._app).post(URL, data=data, content_type="application/json", headers=self._headers)
             if response.status_code != 429 or time.monotonic() > until:
                 return Answered(response.status_code, response.get_json(silent=True), response.headers["X-Request-Id"])
             time.sleep(0.2)  # one request may have more answers than there are slots
@@ -119,7 +120,7 @@ class Remote:
 
 
 @contextmanager
-def in_process(settings: Settings) -> Iterator[InProcess]:
+def in_process(settings: Settings, source: str) -> Iterator[InProcess]:
     """Load the model of the settings and hold it until the block ends; nothing listens on a port.
 
     Keys are for clients of a port, so that those of the settings are not asked for.
@@ -129,14 +130,15 @@ def in_process(settings: Settings) -> Iterator[InProcess]:
     app = create_app(settings, runtime=Runtime(settings, serving))
     context: AppContext = app.extensions["helmsight"]
     try:
-        yield InProcess(app)
+        yield InProcess(app, source)
     finally:
         serving.engine.stop()
         context.journal.close()
 
 
 @contextmanager
-def remote(base_url: str, model: str | None, at_once: int, timeout: float) -> Iterator[Remote]:
+def remote(base_url: str, model: str | None, at_once: int, timeout: float, source: str = "batch") -> Iterator[Remote]:
     """Connect to a server until the block ends; raises ValueError if there is none."""
     with ExitStack() as connections:
-        yield Remote(Endpoint(base_url, model=model, concurrency=at_once, timeout=timeout), connections)
+        endpoint = Endpoint(base_url, model=model, concurrency=at_once, timeout=timeout, source=source)
+        yield Remote(endpoint, connections)

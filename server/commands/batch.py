@@ -43,12 +43,12 @@ def register(app: typer.Typer) -> None:
 
 
 def connected(
-    base_url: str | None, at_once: int | None, timeout: float, config: str | None, given: dict[str, Any], journal: bool
+    source: str, base_url: str | None, at_once: int | None, timeout: float, config: str | None, given: dict[str, Any]
 ) -> AbstractContextManager[Transport]:
     """Return the way to a server, or to a model that is loaded in this process.
 
-    Without `journal`, rows are kept only in a journal that the command line names. Raises ValueError for settings of a model
-    beside an address.
+    Journal and metrics count the answers under `source`; those of a batch are in a journal only if the command line names
+    one. Raises ValueError for settings of a model beside an address.
     """
     from server.batches import transport
 
@@ -59,8 +59,8 @@ def connected(
             raise ValueError(
                 f"--base-url leaves no use for --{next(iter(flags)).replace('_', '-')}: no model is loaded here"
             )
-        return transport.remote(base_url, model, at_once or 8, timeout)
-    if not journal and "journal" not in flags:
+        return transport.remote(base_url, model, at_once or 8, timeout, source)
+    if source == "batch" and "journal" not in flags:
         flags["journal"] = "off"
     settings = settings_of(config, **flags)
     from prometheus_client import disable_created_metrics
@@ -71,7 +71,7 @@ def connected(
     look(settings)
     disable_created_metrics()
     transformers_logging.disable_progress_bar()
-    return transport.in_process(settings)
+    return transport.in_process(settings, source)
 
 
 def batch(
@@ -114,7 +114,7 @@ def batch(
         quiet=quiet,
     )
     options.check()
-    with goes_on(), connected(base_url, at_once, timeout, config, given, journal=False) as transport:
+    with goes_on(), connected("batch", base_url, at_once, timeout, config, given) as transport:
         summary = run_batch(options, transport)
     print(_said(summary, responses))
     if summary.failed:

@@ -83,7 +83,7 @@ def observe(
         quiet=quiet,
     )
     options.check()
-    with connected(base_url, at_once, timeout, config, given, journal=True) as transport, _until_told() as stop:
+    with connected("observe", base_url, at_once, timeout, config, given) as transport, _until_told() as stop:
         report = run(options, transport, stop)
     print(report)
     if report.reason is not None:

@@ -22,7 +22,7 @@ import torch
 import steering
 from server.engine.progress import Tell, weights_told
 from server.engine.resources import prepared_at_once, processors
-from server.engine.served import Capabilities, ServedEngine
+from server.engine.served import Capabilities, Inspected, ServedEngine
 from server.settings import Settings
 from steering import Auto, Request, Steer
 from steering.core import compilation
@@ -71,6 +71,10 @@ class LocalEngine:
 
     def turn(self, group: str = "") -> AbstractContextManager[steering.Turn]:
         return self._client.turn(group)
+
+    def inspect(self, request: Request) -> Inspected:
+        admitted = self._client.inspect(request)
+        return Inspected(admitted.prompt.length, admitted.max_tokens)
 
     def stats(self) -> Mapping[str, float]:
         return self._client.stats()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -50,6 +50,13 @@ class Capabilities:
     tools: bool = False
     template_variables: frozenset[str] = frozenset()
     about: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Inspected(NamedTuple):
+    """The sizes of a prepared request: tokens of its prompt, and the largest number of tokens of an answer."""
+
+    prompt_tokens: int
+    max_tokens: int
 
 
 @runtime_checkable
@@ -132,6 +139,12 @@ class ServedEngine(Protocol):
         """Hold a place in the queue until the block ends; groups take turns.
 
         Requests submitted in it are answered even while the engine drains.
+        """
+
+    def inspect(self, request: Request) -> Inspected:
+        """Prepare a request as `ServedTurn.submit` does, without answering it; raises RequestError if it is invalid.
+
+        Preludes are only checked.
         """
 
     def stats(self) -> Mapping[str, float]:

@@ -67,15 +67,13 @@ class ImageLoader:
         for number, (url, param) in enumerate(urls, start=1):
             if number > self.settings.max_images:
                 raise self._too_many()
-            if self.fetch is not None and _is_remote(url) and url not in self._fetched:
+            if self.fetch is not None and is_remote(url) and url not in self._fetched:
                 self._fetched[url] = self.fetch(url, param)
 
     def load(self, url: str, param: str) -> Image.Image:
         """Return the image of `url`; raises BadRequest with `param` as the field's name."""
         self.check()
-        self.count += 1
-        if self.count > self.settings.max_images:
-            raise self._too_many()
+        self.count_image()
         file = self._bytes(url, param)
         key = hashlib.sha256(file).digest()
         picture = self.decoded.get(key)
@@ -85,6 +83,12 @@ class ImageLoader:
             picture = self._decode(file, param)
             self.decoded.keep(key, picture)
         return picture
+
+    def count_image(self) -> None:
+        """Count an image of the request; raises BadRequest if it has too many."""
+        self.count += 1
+        if self.count > self.settings.max_images:
+            raise self._too_many()
 
     def _bytes(self, url: str, param: str) -> bytes:
         limit = self.settings.max_image_bytes
@@ -105,7 +109,7 @@ class ImageLoader:
                 data = base64.b64decode(encoded, validate=True)
             except (binascii.Error, ValueError):
                 raise BadRequest(f"'{param}' is not valid base64.", param, "invalid_base64") from None
-        elif _is_remote(url):
+        elif is_remote(url):
             if url not in self._fetched:
                 raise BadRequest(
                     f"'{param}': this server does not fetch remote images; send the image as a base64 data: URI.",
@@ -175,7 +179,8 @@ def plain_base64(text: str) -> bytes:
     return encoded if b"=" in encoded[-2:] else encoded + b"=" * (-len(encoded) % 4)
 
 
-def _is_remote(url: str) -> bool:
+def is_remote(url: str) -> bool:
+    """Return whether an image must be fetched from another host."""
     return url[:8].lower().startswith(("http://", "https://"))
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from server.traffic import SOURCES
+
 NONE = "none"
 """The word for rows without any."""
 TOWARD = ("vision", "text", "other", NONE)
@@ -63,5 +65,6 @@ WORDED = {
     "finish_reason": Words(
         "Finish", "the outcome: stop, length, tool_calls, cancelled, error or shutdown", lambda: FINISH_REASONS
     ),
+    "source": Words("Source", f"the source of the request: {', '.join(SOURCES)}", lambda: SOURCES),
 }
 """The filters that accept one of a few words."""

@@ -10,7 +10,7 @@ from server.journal.scalars import scalars
 from server.observe.served import Served
 from server.observe.tokens import Match, match
 from server.requests.preset import AT
-from server.wire.chat import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
+from server.wire.metadata import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE, TRUTHS
 
 SAMPLING = frozenset(
     {
@@ -54,6 +54,7 @@ def _metadata(served: Served) -> dict[str, str]:
     """Return the request's own metadata, with the ids of request and answer as far as there is room."""
     given = served.request.get("metadata")
     own = {name: value for name, value in given.items() if isinstance(value, str)} if isinstance(given, Mapping) else {}
+    own = {name: value for name, value in own.items() if name not in TRUTHS or value in ("true", "false")}
     ids = {"observed": served.name, "observed_answer": served.answer_id or "", "observed_choice": str(served.choice)}
     both = {**dict(list(own.items())[: MAX_METADATA - len(ids)]), **{name: one for name, one in ids.items() if one}}
     return {name[:MAX_METADATA_KEY]: value[:MAX_METADATA_VALUE] for name, value in both.items()}

@@ -91,9 +91,15 @@ def of_chat() -> Mapping[str, Example]:
     }  # fmt: skip
 
 
+def of_change() -> Mapping[str, Example]:
+    """Return examples of a change of a stored answer."""
+    return {"right": Example("The answer turned out to be right", {"metadata": {"answer_correct": "true"}})}
+
+
 def of_dry_run() -> Mapping[str, Example]:
     """Return examples of a dry run."""
     return {
         "strength": Example("The effect of a strength of 2", {"steering": {"strength": 2}}),
         "auto": Example("With an automatic direction", {"steering": {"toward": "auto"}}),
+        "whole": Example("A whole request", chat(QUESTION, sage=True, diagnostics={"target_image": 1})),
     }

@@ -23,7 +23,7 @@ Content = type[BaseModel] | Sequence[type[BaseModel]] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the path or the query.
+    """A parameter of the path or the query, or a header.
 
     `schema` is called when the document is made, because registries grow.
     """

@@ -123,10 +123,25 @@ function focusCard(focus, images) {
 // A map beside it says another share: of all layers, or of one.
 const lastOf = ({ m_lnd }) => (m_lnd?.n === 1 ? "the last layer" : `the last ${m_lnd?.n ?? ""} layers`);
 
-/** Null where there is no ratio: without an image or without a text context. */
+/** Null without an image; without a text context there is no ratio, and the image's share of all attention stands alone. */
 function modalityCard(modality, other) {
-  const ratio = modality?.attention_ratio;
-  if (ratio === null || ratio === undefined) return null;
+  const ratio = modality?.attention_ratio ?? null;
+  const all = modality?.image_share ?? null;
+  if (ratio === null && all === null) return null;
+  if (ratio === null) {
+    return card(
+      "modality",
+      "Image's attention",
+      `${percent(all)} of all`,
+      shareBar(
+        [
+          { name: "image", share: all, colour: 1 },
+          { name: "everything else", share: 1 - all, colour: "soft" },
+        ],
+        `Share of all attention: ${percent(all)} to the image`,
+      ),
+    );
+  }
   const rows = [{ name: "ratio", values: modality.by_layer ?? [], colour: 1, strong: true }];
   if (other?.by_layer) rows.push({ name: "baseline", values: other.by_layer, colour: "soft", dash: true });
   return card(
@@ -146,6 +161,7 @@ function modalityCard(modality, other) {
       "p",
       { class: "soft note" },
       "Attention to an image token over attention to an image and a context token.",
+      all !== null && ` The image's share of all attention: ${percent(all)}.`,
       other?.attention_ratio !== undefined &&
         other?.attention_ratio !== null &&
         ` Baseline: ${percent(other.attention_ratio)}.`,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 
 from server.engine.runtime import Runtime
+from server.journal.entry import JOINED, group_of, toward_of
 from server.journal.scalars import scalars
 from server.journal.writer import Journal
 from server.telemetry.collectors import EngineCollector, JournalCollector
@@ -22,10 +24,28 @@ DOSE = Quantity(
     "Mean steering dose: the norm of the added vectors as a share of the residual stream's",
     buckets=(0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 2.0, 3.0, 5.0),
 )
+SEVERAL = "several"
 NONE = "none"
 """The kind of intervention of an answer without any."""
 CORRECT = "correct"
 """The truth value that has a counter of its own and is no flag."""
+
+
+class Traffic(NamedTuple):
+    """The labels of the numbers of answers; each has few values.
+
+    `intervention` is the group in which the journal counts an answer, or `SEVERAL` if that joins several.
+    """
+
+    model: str
+    intervention: str
+    source: str
+
+    @classmethod
+    def of(cls, model: str, request: Request, source: str) -> Traffic:
+        """Return the labels of a request's answers."""
+        group = group_of(request.asked, toward_of(request.asked))
+        return cls(model, SEVERAL if JOINED in group else group, source)
 
 
 class Metrics(RequestCounters):
@@ -55,7 +75,7 @@ class Metrics(RequestCounters):
             ["reason"],
             registry=registry,
         )
-        self.choices = Counter("helmsight_choices", "Finished answers", ["finish_reason"], registry=registry)
+        self.choices = Counter("helmsight_choices", "Finished answers", ["finish_reason", "source"], registry=registry)
         self.interventions = Counter(
             "helmsight_interventions", "Requested interventions", ["kind", "toward"], registry=registry
         )
@@ -75,9 +95,15 @@ class Metrics(RequestCounters):
         self.truths = frozenset(name for name, kind, _ in kept if kind is bool) - {CORRECT}
         numbers = {name: quantity for name, kind, quantity in kept if kind is float} | {"dose": DOSE}
         self.histograms = {name: _histogram(name, quantity, registry) for name, quantity in numbers.items()}
-        self.flags = Counter("helmsight_flags", "Finished answers by flag", ["flag", "raised"], registry=registry)
+        of_answers = Traffic._fields
+        self.flags = Counter(
+            "helmsight_flags", "Finished answers by flag", ["flag", "raised", *of_answers], registry=registry
+        )
         self.focus = Counter(
-            "helmsight_focus", "Finished answers whose focused image was the target", ["correct"], registry=registry
+            "helmsight_focus",
+            "Finished answers whose focused image was the target",
+            ["correct", *of_answers],
+            registry=registry,
         )
 
     def asked(self, request: Request) -> None:
@@ -90,9 +116,9 @@ class Metrics(RequestCounters):
         for readout in sorted(request.readouts.include) if request.readouts else ():
             self.readouts.labels(readout).inc()
 
-    def finished(self, choice: Choice, kinds: Collection[str]) -> None:
+    def finished(self, choice: Choice, kinds: Collection[str], traffic: Traffic) -> None:
         """Count a finished answer under these kinds of interventions, and the values of its diagnostics."""
-        self.choices.labels(choice.finish_reason).inc()
+        self.choices.labels(choice.finish_reason, traffic.source).inc()
         for kind in kinds or (NONE,):
             self.answer_tokens.labels(kind).inc(len(choice.token_ids))
             if choice.timing is not None:
@@ -100,11 +126,11 @@ class Metrics(RequestCounters):
         found = scalars(choice.applied, choice.diagnostics)
         for name, value in found.items():
             if name in self.histograms and value is not None:
-                self.histograms[name].observe(value)
+                self.histograms[name].labels(*traffic).observe(value)
             if name in self.truths and value is not None:
-                self.flags.labels(name, _word(value)).inc()
+                self.flags.labels(name, _word(value), *traffic).inc()
         if (correct := found.get(CORRECT)) is not None:
-            self.focus.labels(_word(correct)).inc()
+            self.focus.labels(_word(correct), *traffic).inc()
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
@@ -115,7 +141,7 @@ def _histogram(name: str, quantity: Quantity | None, registry: CollectorRegistry
     quantity = quantity or Quantity(name)
     unit = f" ({quantity.unit})" if quantity.unit else ""
     text, buckets = f"{quantity.about}{unit}, of finished answers", quantity.buckets or WIDE
-    return Histogram(f"helmsight_{name}", text, buckets=buckets, registry=registry)
+    return Histogram(f"helmsight_{name}", text, Traffic._fields, buckets=buckets, registry=registry)
 
 
 def _word(value: object) -> str:

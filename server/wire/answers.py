@@ -132,7 +132,7 @@ class SteerSettings(AnswerBody):
     layers: list[int]
     apply: SteeredTokens
     warning: str | None
-    """A warning if the strength is beyond the calibrated range."""
+    """A warning if the strength is beyond the calibrated range, or if vision is preferred without an image."""
 
 
 class AppliedSteer(SteerSettings):

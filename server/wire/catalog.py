@@ -201,11 +201,29 @@ class PlannedSteer(SteerSettings):
 
 
 class DryRunReport(AnswerBody):
-    """The planned steering of a request."""
+    """What a request asks for, and what would be applied."""
 
     object: Literal["steering.validation"]
     model: str
     steering: list[PlannedSteer]
+    interventions: Object
+    """The settings of the other interventions, arranged as in `applied`."""
+    diagnostics: Object | None
+    """The readouts (`include`) and those of their options that are set; null for none."""
+    baseline: bool
+    n: int
+    force: bool
+    """True if the answer is given (`force`)."""
+    grammar: bool
+    """True if the answer must follow a grammar, which is compiled only for an answer."""
+    tools: list[str]
+    """The names of the functions that the answer may call."""
+    sampling: Object
+    """The sampling values, with the checkpoint's defaults."""
+    prompt_tokens: int | None
+    """The length of the prompt; null without messages, or if an image would have to be fetched."""
+    max_tokens: int | None
+    """The longest possible answer in tokens; null without messages."""
     preset: str | None = None
     """The preset that the request named."""
     skipped: list[SkippedField] | None = None

@@ -27,7 +27,10 @@ class TextPart(Written):
     type: Literal["text", "input_text"]
     text: str
     span: Literal["context"] | None = None
-    """"context" marks a text that the image may contradict; so does a line that begins with `Text context:`."""
+    """"context" marks a text that the image may contradict, in a message of any role.
+
+    So does a line that begins with `Text context:`, except in messages of the assistant.
+    """
 
 
 class ImageUrl(Written):

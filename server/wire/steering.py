@@ -77,7 +77,7 @@ class SteeringForm(Strict):
     vector: Vector = "modality-preference"
     """A name that `/v1/steering/vectors` lists."""
     toward: Literal["vision", "text", "auto"] = "vision"
-    """The direction; auto decides it for each request."""
+    """The direction; auto decides it for each request. Without one, as in `"steering": true`, it is vision."""
     auto: AutoForm | None = None
     """Only with `"toward": "auto"`."""
     strength: Number = Field(1.0, json_schema_extra={"minimum": 0})

@@ -7,17 +7,18 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 
 from steering.errors import Fault, RequestError
 from steering.front.completion import Completion
-from steering.front.input_processor import InputProcessor, Limits, check_request, check_slots
+from steering.front.input_processor import Admitted, InputProcessor, Limits, admit, check_request, check_slots
 from steering.front.turn import Turn
 from steering.histogram import Histogram
 from steering.messages.messages import Add, Output
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, readout
+from steering.protocol.intervention import in_place_of, next_prelude
 from steering.protocol.request import Request, Result
 
 
@@ -108,6 +109,20 @@ class Client(ABC):
         check_slots(request, self.limits.slots)
         self.check(turn, request.n * (1 + request.baseline))  # before the work of preparing
         return self._enqueue(request, turn)
+
+    def inspect(self, request: Request) -> Admitted:
+        """Prepare a request as `submit` does, without queueing it; raises as `submit`, but never Busy.
+
+        Preludes are checked and left out, because what they decide on is not known before they run.
+        """
+        check_request(request)
+        check_slots(request, self.limits.slots)
+        with self.preparing(request):
+            while (prelude := next_prelude(request)) is not None:
+                with closing(prelude.rounds(self.mllm, request)) as rounds:
+                    next(rounds, None)  # the first round is prepared only once its requests are taken
+                request = in_place_of(request, prelude)
+            return admit(self.mllm, request, self.limits)
 
     def check(self, turn: Turn | None, answers: int = 1) -> None:
         """Raise Busy where `answers` more answers, in a turn or without one, may not join the queue now."""

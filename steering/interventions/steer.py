@@ -17,7 +17,7 @@ import torch
 from steering.errors import RequestError
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
-from steering.prompt.tokens import ALLOWED, TokenChoice
+from steering.prompt.tokens import ALLOWED, TEXT, TokenChoice
 from steering.protocol.intervention_spec import InterventionSpec, Part, check_choice
 from steering.protocol.wording import is_number, must, shown, whole_numbers
 from steering.vectors.option import check_vector
@@ -138,13 +138,19 @@ class Steer(Part):
         """The tokens that the vector is added to."""
         return TokenChoice(self.tokens)
 
-    @property
-    def warning(self) -> str | None:
-        """A warning about a strength that calibration did not measure."""
-        known = self.vector.calibrated_range
-        if known is None or abs(self.scale) <= known[1]:
-            return None
-        return f"strength {abs(self.scale):g} is beyond the calibrated range {known[0]:g} to {known[1]:g}"
+    def warning(self, pictured: bool | None = None) -> str | None:
+        """Return a warning about a strength that calibration did not measure, or about a vision that is not there.
+
+        pictured: whether the prompt has an image, None where it is not known.
+        """
+        warnings, known = [], self.vector.calibrated_range
+        if known is not None and abs(self.scale) > known[1]:
+            warnings.append(
+                f"strength {abs(self.scale):g} is beyond the calibrated range {known[0]:g} to {known[1]:g}"
+            )
+        if pictured is False and self.way == "vision":
+            warnings.append("it prefers vision, but the request holds no image")
+        return "; ".join(warnings) or None
 
 
 def _check_vector(vector: Any) -> None:
@@ -165,18 +171,21 @@ def applied(steer: Steer, norms: dict[int, torch.Tensor], generated: int) -> dic
     counts, inverses = torch.stack([norms[layer] for layer in layers]).cpu().unbind(1)  # (touched layers, classes)
     classes = steer.chosen.classes(counts.shape[1])
     tokens = round(float(counts[0] @ classes))
+    pictured = bool(counts[0, TEXT + 1 :].any())
     doses = steer.delta[layers].norm(dim=-1) * (inverses @ classes) / max(tokens, 1)
     return {
         **steer.settings,
         "tokens": tokens + generated * steer.chosen.generated,
         "dose": float(doses.mean()) if tokens else None,
-        "warning": steer.warning,
+        "warning": steer.warning(pictured),
         **({} if steer.auto is None else {"auto": dict(steer.auto)}),
     }
 
 
-def planned(steer: Steer) -> dict[str, Any]:
+def planned(steer: Steer, pictured: bool | None = None) -> dict[str, Any]:
     """Report a vector's planned effect, as far as it is known without a prompt.
+
+    pictured: whether the prompt has an image, None where it is not known.
 
     `added`, by layer: `norm` is |c w_l v_l|, `largest` its greatest element, `relative` its mean element in units of the
     vector's `mean_abs`, the mean difference that the probe measured; None where that is zero.
@@ -195,7 +204,7 @@ def planned(steer: Steer) -> dict[str, Any]:
     return {
         **steer.settings,
         "calibrated_range": None if known is None else list(known),
-        "warning": steer.warning,
+        "warning": steer.warning(pictured),
         "added": added,
     }
 

@@ -11,12 +11,14 @@ import torch
 
 from steering.errors import RequestError
 from steering.model.mllm import MLLM
-from steering.prompt.spans import OTHER
+from steering.prompt.spans import OTHER, TEXTS
 
 JOINER = "\U0010fffd"
 """A private-use character put into special tokens that a user wrote, so that they stay text; removed after tokenising."""
 MARK = "\ue000", "\ue001"
 """Characters around the numbers that stand for texts where a chat is rendered without them."""
+NOBODY = -1
+"""The number of characters that belong to none of `TEXTS`."""
 
 
 def as_text(text: str, special: re.Pattern[str]) -> str:
@@ -34,7 +36,10 @@ def as_json(value: Any, special: re.Pattern[str]) -> Any:
 
 
 class CharSpans:
-    """Span numbers of the characters of the expanded text, in which every image placeholder became its tokens."""
+    """Span numbers of the characters of the expanded text, in which every image placeholder became its tokens.
+
+    Characters of a message's text also have the message's role.
+    """
 
     def __init__(self, text: str, replacements: Sequence[Mapping[str, Any]]):
         self._ends = [r["span"][1] for r in replacements]
@@ -47,6 +52,7 @@ class CharSpans:
             for piece in pair
         )
         self._spans = torch.full((len(self.text),), OTHER)
+        self._roles = torch.full((len(self.text),), NOBODY, dtype=torch.int8)
         self._written = torch.zeros(len(self.text) + 1, dtype=torch.int64)
         self._joiners = [self._expanded(match.start()) for match in re.finditer(JOINER, text)]
 
@@ -54,9 +60,10 @@ class CharSpans:
         """Return the place of a character of the rendered text after the placeholders were expanded."""
         return char + self._gains[bisect_right(self._ends, char)]
 
-    def mark(self, start: int, end: int, span: int) -> None:
+    def mark(self, start: int, end: int, span: int, role: str) -> None:
         first = self._expanded(start)
         self._spans[first : first + end - start] = span
+        self._roles[first : first + end - start] = TEXTS.index(role) if role in TEXTS else NOBODY
         self._written[first + 1 : first + 1 + end - start] = 1
 
     def without_joiners(self, offsets: torch.Tensor) -> torch.Tensor:
@@ -84,18 +91,20 @@ class CharSpans:
         first, last = offsets.clamp(max=len(self.text)).unbind(1)
         return before[last] > before[first]
 
-    def of_tokens(self, offsets: torch.Tensor) -> torch.Tensor:
-        """Return the span of each token, (tokens,): that of its last character that is no white space.
+    def of_tokens(self, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return each token's span (tokens,), that of its last character that is no white space, and its `TEXTS`.
 
-        White space does not count, because a full stop and a line break may be one token at the end of a span's line. A
-        token without characters belongs to no span.
+        The latter are (tokens, 2) bool: of a system message's text, of a user message's text. White space does not count,
+        because a full stop and a line break may be one token at the end of a span's line. A token without characters belongs
+        to no span.
         """
         written = torch.tensor(
             [len(self.text[start:end].rstrip()) for start, end in offsets.tolist()], dtype=torch.int64
         )
         ends = torch.where(written > 0, offsets[:, 0] + written, offsets[:, 1])
-        spans = self._spans[(ends - 1).clamp(0, max(len(self.text) - 1, 0))]
-        return torch.where(offsets[:, 1] > offsets[:, 0], spans, OTHER)
+        last, shown = (ends - 1).clamp(0, max(len(self.text) - 1, 0)), offsets[:, 1] > offsets[:, 0]
+        texts = (self._roles[last, None] == torch.arange(len(TEXTS))) & shown[:, None]
+        return torch.where(shown, self._spans[last], OTHER), texts
 
 
 def without_insertions(mllm: MLLM, ids: torch.Tensor, offsets: torch.Tensor, text: str) -> torch.Tensor:

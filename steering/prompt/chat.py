@@ -9,7 +9,17 @@ from PIL import Image
 
 GRAY = (128, 128, 128)
 CONTEXT_LINE = "Text context:"
-"""The prefix of a line of user text that is a text context (modality-preference paper, prompt of section 3)."""
+"""The prefix of a line that is a text context (modality-preference paper, prompt of section 3)."""
+CONTEXT_ROLES = ("system", "user", "tool")
+"""The roles in whose messages such a line counts.
+
+An assistant's words are the model's own, so in its messages only a marked part is a context.
+"""
+
+
+def is_context_line(role: str, line: str) -> bool:
+    """Return whether a line of a message of this role is a text context."""
+    return role in CONTEXT_ROLES and line.startswith(CONTEXT_LINE)
 
 
 def pictures_of(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
@@ -44,34 +54,42 @@ def blanked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def without_context(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the chat without its users' text contexts: parts of that span and lines that begin with `CONTEXT_LINE`."""
+    """Return the chat without its text contexts: parts of that span, and lines that begin with `CONTEXT_LINE`.
 
-    def rest(text: str) -> str:
-        return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(CONTEXT_LINE))
-
+    A system message that held nothing else is left out; other messages stay, because their turns count.
+    """
     out = []
     for message in messages:
-        content = message["content"]
-        if message["role"] == "user" and isinstance(content, str):
-            content = rest(content)
-        elif message["role"] == "user":
+        role, content = message["role"], message["content"]
+        rest: Any
+        if isinstance(content, str):
+            rest = _without_lines(role, content)
+        else:
             kept = (part for part in content if part.get("span") != "context")
-            content = [{**part, "text": rest(part["text"])} if part["type"] == "text" else part for part in kept]
-        out.append({**message, "content": content})
+            rest = [
+                {**part, "text": _without_lines(role, part["text"])} if part["type"] == "text" else part
+                for part in kept
+            ]
+        if role != "user" and not rest:
+            rest = ""
+        if role != "system" or rest or not content:
+            out.append({**message, "content": rest})
     return out
 
 
+def _without_lines(role: str, text: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if not is_context_line(role, line))
+
+
 def contexts_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the users' text contexts in order, as `without_context` removes them, without the lines' prefix."""
-    found = []
+    """Return the text contexts in order, as `without_context` removes them, without the lines' prefix."""
+    contexts = []
     for message in messages:
-        if message["role"] != "user":
-            continue
         content = message["content"]
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         for part in parts:
             if part.get("span") == "context":
-                found.append(part["text"])
+                contexts.append(part["text"])
             elif part["type"] == "text":
-                found += [line for line in part["text"].splitlines() if line.startswith(CONTEXT_LINE)]
-    return [said for context in found if (said := context.strip().removeprefix(CONTEXT_LINE).strip())]
+                contexts += [line for line in part["text"].splitlines() if is_context_line(message["role"], line)]
+    return [text for context in contexts if (text := context.strip().removeprefix(CONTEXT_LINE).strip())]

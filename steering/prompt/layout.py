@@ -21,7 +21,7 @@ from steering.prompt.characters import CharSpans, as_json, as_text, without_inse
 from steering.prompt.chat import CONTEXT_LINE, pictures_of
 from steering.prompt.fitting import Shrunk, resized, shrunk, sized
 from steering.prompt.rendering import PLAIN, SpannedText, TemplateOptions, render, rendered
-from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, USER
+from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, TEXTS, USER
 
 BESIDE = ("tool_calls", "tool_call_id", "name")
 """Keys of a message, besides role and content, that templates are given."""
@@ -47,11 +47,13 @@ class ImageSpan:
 class Layout:
     """The span of each prompt token.
 
-    spans: (n,) int64, one of the span numbers, FIRST_IMAGE + i for image i.
+    spans: (n,) int64, one of the span numbers, FIRST_IMAGE + i for image i. texts: (n, 2) bool, the tokens of the texts of
+    system and of user messages, text contexts included.
     """
 
     spans: torch.Tensor
     images: tuple[ImageSpan, ...]
+    texts: torch.Tensor
 
     def columns(self, span: int) -> torch.Tensor:
         """Return the positions (k,) of the tokens of a span."""
@@ -80,15 +82,19 @@ class Layout:
         return question[question > columns.max()] if len(columns) else question
 
     @property
+    def user_text(self) -> torch.Tensor:
+        """Tokens (n,) bool of the users' own texts."""
+        return self.texts[:, TEXTS.index("user")]
+
+    @property
     def halves(self) -> torch.Tensor:
         """Tokens (n, 2) bool, without images: those before the first image, and all others.
 
         Without an image the first half ends at the users' first text.
         """
-        spans = self.spans.numpy()
-        image = spans >= FIRST_IMAGE
-        starts = (image if image.any() else spans >= CONTEXT).nonzero()[0]
-        before = np.arange(len(spans)) < (starts[0] if len(starts) else len(spans))
+        image = self.spans.numpy() >= FIRST_IMAGE
+        starts = (image if image.any() else self.user_text.numpy()).nonzero()[0]
+        before = np.arange(len(image)) < (starts[0] if len(starts) else len(image))
         return torch.from_numpy(np.stack([before & ~image, ~before & ~image], -1))
 
 
@@ -179,8 +185,8 @@ def build_prompt(
     _keep_blank_tiles(inputs)
 
     chars = CharSpans(text, replacements)
-    for start, end, span in text_spans:
-        chars.mark(start, end, span)
+    for text_span in text_spans:
+        chars.mark(*text_span)
     offsets = without_insertions(mllm, inputs["input_ids"][0], offsets, chars.text)
     keep = chars.without_joiners(offsets)
     if not bool(keep.all()):
@@ -192,7 +198,7 @@ def build_prompt(
     ids = inputs["input_ids"][0]
     if bool((torch.isin(ids, mllm.special_ids) & chars.written(offsets)).any()):
         raise RequestError("Texts of the messages join into a special token; they must not.", param="messages")
-    spans = chars.of_tokens(offsets)
+    spans, texts = chars.of_tokens(offsets)
     columns = (ids == mllm.image_token_id).nonzero()[:, 0]
     counts = [mllm.image_tokens_of(replacement["replacement"]) for replacement in replacements]
     if len(counts) != len(images) or sum(counts) != len(columns):
@@ -200,12 +206,12 @@ def build_prompt(
             raise RequestError("The chat template did not place every image of the messages.", param="messages")
     image_spans = []
     for number, own in enumerate(columns.split(counts)):
-        spans[own] = FIRST_IMAGE + number
+        spans[own], texts[own] = FIRST_IMAGE + number, False
         image_spans.append(ImageSpan(own, _grid(mllm, inputs, number, len(images), own)))
     rope = mllm.rope_positions(inputs)
     shown = tuple(seen) or divide(inputs)
     given = Inputs(inputs, shown) if seen else inputs
-    return Prompt(ids, given, shown, Layout(spans, tuple(image_spans)), options, rope, smaller)
+    return Prompt(ids, given, shown, Layout(spans, tuple(image_spans), texts), options, rope, smaller)
 
 
 def _normalise(
@@ -233,11 +239,13 @@ def _normalise(
                 continue  # a call has no text, and templates test for content
             text = as_text(part["text"], special)
             normal.append({"type": "text", "text": text})
-            if message["role"] == "user":
-                span = CONTEXT if part.get("span") == "context" else QUESTION if position >= question_from else USER
+            if part.get("span") == "context":
+                span = CONTEXT
+            elif message["role"] == "user":
+                span = QUESTION if position >= question_from else USER
             else:
                 span = SYSTEM if message["role"] == "system" else REPLY if part.get("span") == "reply" else OTHER
-            parts.append(SpannedText(text, span))
+            parts.append(SpannedText(text, span, message["role"]))
         beside = {name: as_json(message[name], special) for name in BESIDE if message.get(name)}
         chat.append({"role": message["role"], "content": normal, **beside})
     return chat, parts, images

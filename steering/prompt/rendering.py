@@ -11,8 +11,8 @@ from typing import Any
 from steering.errors import RequestError
 from steering.model.mllm import MLLM
 from steering.prompt.characters import MARK, as_json
-from steering.prompt.chat import CONTEXT_LINE
-from steering.prompt.spans import CONTEXT, QUESTION, USER
+from steering.prompt.chat import is_context_line
+from steering.prompt.spans import CONTEXT
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,15 @@ PLAIN = TemplateOptions()
 
 @dataclass(frozen=True)
 class SpannedText:
-    """A text part of a message, with the span that its plain lines belong to."""
+    """A text part of a message of a role, with the span that its plain lines belong to."""
 
     text: str
     span: int
+    role: str
 
 
-Rendered = tuple[str, list[tuple[int, int, int]]]
-"""A rendered chat and its text spans: (start, end, span) in characters."""
+Rendered = tuple[str, list[tuple[int, int, int, str]]]
+"""A rendered chat and its text spans: (start, end, span, role), the first two in characters."""
 
 
 def render(
@@ -94,8 +95,8 @@ def _rendered_with_spans(
 
 def _text_spans(
     mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[SpannedText], text: str, given: tuple[Any, ...]
-) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, end, span), in characters of the rendered text, for every line of every text part.
+) -> Iterator[tuple[int, int, int, str]]:
+    """Yield (start, end, span, role), in characters of the rendered text, for every line of every text part.
 
     The chat is rendered a second time with marks in place of the texts; the pieces between the marks are the template's own,
     whatever the users wrote.
@@ -116,15 +117,15 @@ def _text_spans(
         )
     position = _after(text, pieces[0], 0)
     for number, piece in zip(map(int, pieces[1::2]), pieces[2::2], strict=True):
-        part = parts[number].text.strip()  # templates may trim a text
+        part, role = parts[number].text.strip(), parts[number].role  # templates may trim a text
         start = position = _after(text, part, position) - len(part)
         for line in part.splitlines(keepends=True):
             span = parts[number].span
-            if span in (QUESTION, USER) and line.startswith(CONTEXT_LINE):
+            if span != CONTEXT and is_context_line(role, line):
                 span, line_end = CONTEXT, position + len(line.rstrip("\n"))
             else:
                 line_end = position + len(line)
-            yield position, line_end, span
+            yield position, line_end, span, role
             position += len(line)
         position = _after(text, piece, start + len(part))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from steering.model.mllm import MLLM
@@ -42,9 +42,16 @@ def applied(interventions: Mapping[str, InterventionSpec], measured: Mapping[str
     None when no intervention was asked for. A group with at least one active member lists all members, None where they are
     off.
     """
+    return by_path(interventions, lambda name, asked: asked.report(measured.get(name))) or None
+
+
+def by_path(
+    interventions: Mapping[str, InterventionSpec], value: Callable[[str, InterventionSpec], object]
+) -> dict[str, object]:
+    """Return a value of each intervention, made from its name and options, arranged by path as `applied` is."""
     report: dict[str, object] = {}
     for name, (kind, _) in REGISTRY.items():
-        own = interventions[name].report(measured.get(name)) if name in interventions else None
+        own = value(name, interventions[name]) if name in interventions else None
         head, *rest = kind.path
         if not rest:
             if name in interventions:
@@ -53,7 +60,7 @@ def applied(interventions: Mapping[str, InterventionSpec], measured: Mapping[str
             group = report.setdefault(head, {})
             assert isinstance(group, dict)
             group[rest[0]] = own
-    return report or None
+    return report
 
 
 # -- interventions that depend on what the model says first ---------------------------------------------------------------

@@ -13,6 +13,9 @@ from steering.protocol.readout import Diagnose, FinishedAnswer, Quantity, Readou
 from steering.protocol.signals import Signal
 from steering.recorders.attention import NAME, Attention
 
+REASONS = NO_IMAGE, NO_CONTEXT, NEITHER, OUT_OF_WINDOW = ("no_image", "no_context", "neither", "out_of_window")
+"""Reasons for which there is no ratio: the prompt lacks a modality, or every layer's window holds no token of either."""
+
 
 def modality(
     image_sums: torch.Tensor, context_sums: torch.Tensor, image_tokens: int, context_tokens: int
@@ -20,26 +23,42 @@ def modality(
     """Return the `modality` readout: mean attention to an image token / (that + mean attention to a context token).
 
     image_sums, context_sums: (layers,), attention summed over the same query rows and the modality's tokens. The overall
-    ratio is that of the means over all layers. None without image or context tokens, and where a layer's window holds none.
+    ratio is that of the means over all layers. None without image or context tokens, and where a layer's window holds none;
+    `reason` tells which of these holds for the overall ratio, by one of `REASONS`.
     """
     if not image_tokens or not context_tokens:
-        return {"attention_ratio": None, "by_layer": None}
+        missing = NEITHER if not image_tokens and not context_tokens else NO_CONTEXT if image_tokens else NO_IMAGE
+        return {"attention_ratio": None, "by_layer": None, "reason": missing}
     image, context = image_sums / image_tokens, context_sums / context_tokens
     by_layer = known(image / (image + context))
     overall = float(image.sum() / (image.sum() + context.sum()))
-    return {"attention_ratio": None if math.isnan(overall) else overall, "by_layer": by_layer}
+    if math.isnan(overall):
+        return {"attention_ratio": None, "by_layer": by_layer, "reason": OUT_OF_WINDOW}
+    return {"attention_ratio": overall, "by_layer": by_layer, "reason": None}
+
+
+def share(sums: torch.Tensor, rows: int, tokens: int) -> float | None:
+    """Return the share of all attention that goes to a modality's tokens, mean over layers and rows; None without tokens.
+
+    sums: (layers,), attention summed over `rows` query rows and the tokens.
+    """
+    return float(sums.mean()) / rows if tokens else None
 
 
 class ModalityReadout(Readout):
-    """The mean attention to an image token, as a share of its sum with that to a text context token."""
+    """The attention to images: its share of all attention, and its ratio to that of the text context, token by token."""
 
     name = "modality"
     cheap = True
-    scalars: ClassVar[dict[str, type]] = {"attention_ratio": float}
+    scalars: ClassVar[dict[str, type]] = {"attention_ratio": float, "image_share": float}
     quantities: ClassVar[dict[str, Quantity]] = {
         "attention_ratio": Quantity(
             "The image's share of the mean attention to a token of the image and of the text context",
             low=0.0, high=1.0, buckets=(0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+        ),
+        "image_share": Quantity(
+            "The images' share of all attention of the question and the answer",
+            low=0.0, high=1.0, buckets=(0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0),
         ),
     }  # fmt: skip
 
@@ -49,9 +68,14 @@ class ModalityReadout(Readout):
     def read(self, answer: FinishedAnswer) -> dict[str, object]:
         taken: Attention = answer.taken[NAME]
         images = taken.modality[:, FIRST_IMAGE : FIRST_IMAGE + len(answer.images)].sum(1)
-        tokens = int(answer.image_tokens.sum())
-        ratio = modality(images, taken.modality[:, CONTEXT], tokens, answer.layout.count(CONTEXT))
-        return ratio | {"rows": taken.modality_rows._asdict()}
+        context, rows = taken.modality[:, CONTEXT], sum(taken.modality_rows)
+        tokens, context_tokens = int(answer.image_tokens.sum()), answer.layout.count(CONTEXT)
+        return {
+            **modality(images, context, tokens, context_tokens),
+            "image_share": share(images, rows, tokens),
+            "context_share": share(context, rows, context_tokens),
+            "rows": taken.modality_rows._asdict(),
+        }
 
     def summary(self, said: Any) -> dict[str, Scalar]:
-        return {"attention_ratio": said["attention_ratio"]}
+        return {name: said[name] for name in self.scalars}

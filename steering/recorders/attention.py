@@ -12,7 +12,7 @@ import torch
 from steering.decoder.hooks import Hook, Observer, Weights
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import fill_slot, to_device
-from steering.prompt.spans import CONTEXT, FIRST_IMAGE, SYSTEM
+from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
@@ -27,7 +27,7 @@ CAPTURE_ROWS, GPU_CAPTURE_ROWS = 128, 512
 On a CPU as many as fit its caches, on a GPU, where every launch costs time, as fit its memory.
 """
 BEFORE, AFTER = -2, -1
-"""Places, after those of the images, of the sums over the whole prompt's system and user part."""
+"""Places, after those of the images, of the sums over the prompt's system and user part, as a request divides it."""
 SIGNALS = frozenset({Signal.SPANS, Signal.LAST, Signal.ANCHOR, Signal.DECAY, Signal.PATCHES, Signal.MAP})
 DECODED = (Signal.SPANS, Signal.DECAY, Signal.PATCHES)
 """Signals to which generated tokens add."""
@@ -48,15 +48,11 @@ def image_sums(sums: torch.Tensor) -> torch.Tensor:
     return sums[..., FIRST_IMAGE:BEFORE]
 
 
-def span_sources(spans: int, content: bool) -> torch.Tensor:
-    """Return (spans, 3): 1 where a span is part of vision, of system and of user text.
-
-    content: the latter two are the messages' texts, not all of the prompt before and after the first image.
-    """
+def span_sources(spans: int) -> torch.Tensor:
+    """Return (spans, 3): 1 where a span is part of vision, of system and of user text."""
     sources = torch.zeros(spans, 3)
     sources[FIRST_IMAGE:BEFORE, 0] = 1.0
-    sources[SYSTEM if content else BEFORE, 1] = 1.0
-    sources[slice(CONTEXT, FIRST_IMAGE) if content else AFTER, 2] = 1.0
+    sources[BEFORE, 1] = sources[AFTER, 2] = 1.0
     return sources
 
 
@@ -236,8 +232,8 @@ class AttentionRecorder(Slots):
 
     spans: (slots, length, spans), 1 where a column belongs to a span, `BEFORE` and `AFTER` included. sums: (slots, layers,
     spans), over the rows of generated tokens. decay: (slots, length, layers, 3), shares at each column. sources: (slots,
-    spans, 3), as `span_sources`. patches: (slots, layers, length), attention by column, the question's rows included.
-    counted: (slots,), the last column of each slot that is included in the sums.
+    spans, 3), `span_sources` in every slot. patches: (slots, layers, length), attention by column, the question's rows
+    included. counted: (slots,), the last column of each slot that is included in the sums.
     """
 
     measured: ClassVar[tuple[str, ...]] = ("patches",)
@@ -250,7 +246,7 @@ class AttentionRecorder(Slots):
         self.spans = torch.zeros(slots, length, spans, device=device)
         self.sums = torch.zeros(slots, layers, spans, device=device)
         self.decay = torch.zeros(slots, length, layers, 3, device=device)
-        self.sources = torch.zeros(slots, spans, 3, device=device)
+        self.sources = span_sources(spans).to(device).repeat(slots, 1, 1)
         self.patches = torch.zeros(slots, layers, length, device=device)
         self.counted = torch.full((slots,), NEVER, device=device)
 
@@ -265,11 +261,10 @@ class AttentionRecorder(Slots):
         table = np.zeros((len(spans), self.spans.shape[2]), np.float32)
         columns = (spans >= 0).nonzero()[0]
         table[columns, spans[columns]] = 1.0
-        table[:, [BEFORE, AFTER]] = sequence.prompt.layout.halves
-        self.spans[slot, : len(spans)] = to_device(torch.from_numpy(table), self.spans)
-        diagnose = sequence.spec.diagnose
+        diagnose, layout = sequence.spec.diagnose, sequence.prompt.layout
         by_content = diagnose is not None and diagnose.spans == "content"
-        self.sources[slot] = to_device(span_sources(self.spans.shape[2], by_content), self.sources)
+        table[:, [BEFORE, AFTER]] = layout.texts if by_content else layout.halves
+        self.spans[slot, : len(spans)] = to_device(torch.from_numpy(table), self.spans)
 
     def prefill(self, chunk: PrefillChunk) -> PrefillCapture | None:
         wanted = any(sequence.wants(*SIGNALS) for sequence in chunk.sequences)

@@ -10,7 +10,7 @@ import torch
 from steering.decoder.hooks import Hook
 from steering.devices import to_device
 from steering.measures import activation_maps
-from steering.prompt.spans import CONTEXT, FIRST_IMAGE
+from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Reuse, Slots
@@ -64,11 +64,11 @@ class StatesRecorder(Slots):
     def _captured(self, sequence: Sequence, start: int, hidden: torch.Tensor) -> CapturedStates:
         """Return a sequence's captured states after adding those of prompt tokens from `start` on: hidden (k, d)."""
         captured: CapturedStates = sequence.captured.setdefault(NAME, CapturedStates())
-        spans = sequence.prompt.layout.spans[start : start + len(hidden)]
+        layout, part = sequence.prompt.layout, slice(start, start + len(hidden))
         if sequence.wants(Signal.IMAGE_STATES):
-            captured.image += (_of(hidden, spans >= FIRST_IMAGE),)
+            captured.image += (_of(hidden, layout.spans[part] >= FIRST_IMAGE),)
         if sequence.wants(Signal.TEXT_STATES):
-            captured.text += (_of(hidden, _user_text(spans)),)
+            captured.text += (_of(hidden, layout.user_text[part]),)
         return captured
 
     def reuse(self, sequence: Sequence) -> Reuse:
@@ -96,7 +96,7 @@ class StatesRecorder(Slots):
         maps = activation_maps(states, head)
         if not sequence.wants(Signal.TEXT_STATES):
             return TokenMaps(maps.cpu())
-        prompt = to_device(sequence.prompt.ids[_user_text(sequence.prompt.layout.spans)], mllm.device)
+        prompt = to_device(sequence.prompt.ids[sequence.prompt.layout.user_text], mllm.device)
         earlier = EarlierTokens(
             torch.cat([prompt, ids]),
             torch.cat(captured.text)[: len(prompt) + len(ids)],
@@ -111,8 +111,3 @@ def _of(hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     wanted: (n,) bool on the CPU, so that counting them needs no wait for the device.
     """
     return hidden[to_device(wanted.nonzero()[:, 0], hidden.device)]
-
-
-def _user_text(spans: torch.Tensor) -> torch.Tensor:
-    """Return which tokens are the user's own text, (n,) bool."""
-    return (spans >= CONTEXT) & (spans < FIRST_IMAGE)

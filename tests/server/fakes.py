@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from server.engine.served import Capabilities
+from server.engine.served import Capabilities, Inspected
 from steering import Auto, Busy, Choice, Chunk, Histogram, Request, Result, Steer, TextBounds, in_place_of, next_prelude
 from steering.protocol import intervention, readout
 
@@ -119,6 +119,11 @@ class FakeEngine:
         self.groups.append(self.group)
         self.completions.append(FakeCompletion(self.script, self.diagnostics))
         return self.completions[-1]
+
+    def inspect(self, request: Request) -> Inspected:
+        if self.refusal is not None:
+            raise self.refusal
+        return Inspected(7, request.sampling.max_tokens or 20)
 
     def decide(self, request: Request, begun: Callable[[Any], object]) -> Request:
         prelude = next_prelude(request)

@@ -14,6 +14,7 @@ import torch
 import steering
 from steering.decoder.ranks import ALONE
 from steering.prompt.layout import Layout, Prompt
+from steering.prompt.spans import CONTEXT, FIRST_IMAGE, SYSTEM
 from steering.protocol.sequence import Sequence, Spec
 from steering.protocol.slots import Pool
 from tests import families
@@ -65,7 +66,8 @@ def a_pool(slots: int, length: int, layers: int) -> Pool:
 
 def a_sequence(spans: Iterable[int], *asked: steering.InterventionSpec, slot: int = 0) -> Sequence:
     """Return a sequence with prompt tokens of these spans, and these interventions."""
-    layout = Layout(torch.tensor(list(spans)), ())
+    numbers = torch.tensor(list(spans))
+    layout = Layout(numbers, (), torch.stack([numbers == SYSTEM, (numbers >= CONTEXT) & (numbers < FIRST_IMAGE)], -1))
     prompt = Prompt(torch.zeros(len(layout.spans), dtype=torch.int64), {}, (), layout)
     spec = Spec(prompt, asked={one.name(): one for one in asked})
     return Sequence(spec, slot=slot)

@@ -15,6 +15,7 @@ from server.journal.schema import FLAGS, ROWS
 from server.journal.summary.periods import by_time, size_for
 from server.journal.summary.quantiles import quantiles
 from server.journal.summary.sample import MEANS, MORE, SAMPLED, VALUES, real, sampled, times
+from server.traffic import LIVE
 
 SAMPLE = 100_000
 """Number of the newest matching rows from which everything but `count` is computed."""
@@ -37,6 +38,8 @@ def summarise(
         if taken == sample:
             count = connection.execute(select(func.count()).select_from(ROWS).where(filters.where())).scalar_one()
         reasons = connection.execute(select(of.finish_reason, func.count()).group_by(of.finish_reason))
+        source = func.coalesce(of.source, LIVE)
+        sources = connection.execute(select(source, func.count()).group_by(source))
         return {
             "object": "diagnostics.summary",
             "since": filters.since,
@@ -44,6 +47,7 @@ def summarise(
             "count": count,
             "sampled": taken,
             "finish_reasons": dict(sorted(tuple(found) for found in reasons)),
+            "sources": dict(sorted(tuple(found) for found in sources)),
             "values": _values(connection),
             **_rates(connection),
             "by_intervention": _by_intervention(connection),

@@ -50,6 +50,7 @@ class Server(ThreadingHTTPServer):
         self.answer: Callable[[dict[str, Any]], Answer] = echo
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.sources: list[str | None] = []
         self.paths: list[str] = []
         self.at_once = self.most_at_once = 0
         self.counting = threading.Lock()
@@ -82,6 +83,7 @@ class Handler(BaseHTTPRequestHandler):
         status, headers, body = answer
         self.server.paths.append(self.path)
         self.server.keys.append(self.headers["Authorization"])
+        self.server.sources.append(self.headers["X-Helmsight-Source"])
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
         length = len(data) + int(headers.get("X-Missing", 0))

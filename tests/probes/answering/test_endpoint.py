@@ -130,6 +130,7 @@ def test_a_plain_server_gets_nothing_that_openai_does_not_know(server: Server) -
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
     assert list(Endpoint(server.url).answers([Question(chat, max_tokens=7)])) == [Reply("")]
     (body,) = server.bodies
+    assert server.sources == [None, None]
     assert set(body) == {"model", "messages", "temperature", "max_tokens"}
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("small", 0, 7)
     assert body["messages"][0] == chat[0]

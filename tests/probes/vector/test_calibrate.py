@@ -178,8 +178,8 @@ def test_the_range_ends_before_the_first_strength_that_costs_too_much(
     assert vector.info["calibration"]["factor"] == 0.3
     assert vector.info["calibration"]["range"] == expected
     assert vector.calibrated_range == tuple(expected)
-    assert Steer.to(vector, "text", expected[1]).warning is None
-    assert Steer.to(vector, "text", expected[1] + 0.1).warning is not None
+    assert Steer.to(vector, "text", expected[1]).warning() is None
+    assert Steer.to(vector, "text", expected[1] + 0.1).warning() is not None
 
 
 @pytest.mark.usefixtures("moved")

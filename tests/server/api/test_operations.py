@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -219,6 +220,16 @@ def samples(client: FlaskClient) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 
+def total(found: Mapping[str, float], name: str, **labels: str) -> float:
+    """Return the sum of a metric's samples that have these labels, whatever others they have."""
+    wanted = {f'{label}="{value}"' for label, value in labels.items()}
+    return sum(
+        value
+        for sample, value in found.items()
+        if re.match(rf"{name}(\{{|$)", sample) and wanted <= set(re.findall(r'\w+="[^"]*"', sample))
+    )
+
+
 def test_metrics_count_what_happened(engine: steering.Engine, settings: Settings) -> None:
     client = create_app(settings, engine=engine).test_client()
     before = samples(client)
@@ -252,6 +263,48 @@ def test_metrics_name_interventions_and_whither_they_push(client: FlaskClient) -
         assert counted(kind) == known | {name: known.get(name, 0) + 1}
 
 
+LABELS = ("model", "intervention", "source")
+
+
+@pytest.mark.parametrize(
+    ("fields", "group"),
+    [
+        ({}, "none"),
+        ({"steering": {"toward": "text"}}, "steer:text"),
+        ({"steering": True}, "steer:vision"),
+        ({"steering": {"strength": 0}}, "none"),
+        ({"sage": True}, "sage"),
+        ({"contrast": {"kind": "icd"}}, "contrast:icd"),
+        ({"steering": True, "sage": {"generate": False}}, "several"),
+        ({"look_at": True, "dola": True, "project_out": True}, "several"),
+    ],
+)
+def test_the_numbers_of_answers_say_of_which_model_intervention_and_source(
+    fields: dict[str, Any], group: str, settings: Settings, engine: steering.Engine
+) -> None:
+    client = create_app(settings, engine=engine).test_client()
+    asked = {"messages": [user(data_uri(), "Text context: red. What?")], "max_tokens": 2, **fields}
+    asked |= {"diagnostics": {"include": ["modality", "focus", "flags"], "target_image": 1}}
+    for source in ("eval", None):
+        headers = {} if source is None else {"X-Helmsight-Source": source}
+        assert client.post("/v1/chat/completions", json=asked, headers=headers).status_code == 200
+        found, expected = samples(client), (engine.mllm.name, group, source or "live")
+        labels = dict(zip(LABELS, expected, strict=True))
+        for name in ("attention_ratio_count", "image_share_count", "focus_share_count", "focus_total"):
+            assert total(found, f"helmsight_{name}", **labels) == 1, name
+        assert total(found, "helmsight_choices_total", source=labels["source"]) == 1
+    assert total(found, "helmsight_attention_ratio_count") == 2
+
+
+def test_an_unknown_source_is_refused(client: FlaskClient) -> None:
+    """Otherwise a client could make as many series as it likes."""
+    asked = {"messages": [user("What?")]}
+    refused = client.post("/v1/chat/completions", json=asked, headers={"X-Helmsight-Source": "mine"})
+    assert (refused.status_code, refused.json["error"]["param"]) == (400, "X-Helmsight-Source")
+    assert "live, eval, probe, batch, observe" in refused.json["error"]["message"]
+    assert not any("mine" in name for name in samples(client))
+
+
 def test_what_readouts_keep_is_counted(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     class Length(Readout):
         name = "length"
@@ -278,11 +331,11 @@ def test_what_readouts_keep_is_counted(fake: FakeEngine, monkeypatch: pytest.Mon
         fake.diagnostics = {"length": said, "focus": {"image": 1, "share": 0.35, "target_image": 2, "correct": False}}
         assert ask(client, diagnostics={"include": ["length", "focus"]}).status_code == 200
     found = samples(client)
-    assert (found["helmsight_state_norm_count"], found["helmsight_state_norm_sum"]) == (1, 2.5)
-    assert found['helmsight_flags_total{flag="overlong",raised="true"}'] == 1
-    assert found['helmsight_flags_total{flag="overlong",raised="false"}'] == 1
-    assert found['helmsight_focus_total{correct="false"}'] == 4
-    assert (found['helmsight_focus_share_bucket{le="0.3"}'], found['helmsight_focus_share_bucket{le="0.4"}']) == (0, 4)
+    assert (total(found, "helmsight_state_norm_count"), total(found, "helmsight_state_norm_sum")) == (1, 2.5)
+    assert total(found, "helmsight_flags_total", flag="overlong", raised="true") == 1
+    assert total(found, "helmsight_flags_total", flag="overlong", raised="false") == 1
+    assert total(found, "helmsight_focus_total", correct="false") == 4
+    assert [total(found, "helmsight_focus_share_bucket", le=edge) for edge in ("0.3", "0.4")] == [0, 4]
     assert found['helmsight_diagnostics_total{readout="length"}'] == 4
     assert not any("steps_taken" in name for name in found)
     described = {one["name"]: one for one in client.get("/v1/models").json["data"][0]["readout_schemas"]}["length"]

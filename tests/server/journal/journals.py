@@ -18,13 +18,14 @@ import pytest
 from sqlalchemy import insert
 
 from server.journal.database import Database
+from server.journal.fields import ADDED_NAMES
 from server.journal.schema import DIAGNOSTICS, ROWS
 from server.journal.writer import Journal
 
 HOUR = 472_222
 START = HOUR * 3600.0
 """A full hour in 2023."""
-NOTHING_SAID = dict.fromkeys((*DIAGNOSTICS, "mean_logprob", "least_logprob", "alarm", "alarm_score"))
+NOTHING_SAID = dict.fromkeys((*DIAGNOSTICS, "image_share", "mean_logprob", "least_logprob", "alarm", "alarm_score"))
 """The numbers of an answer beside which nothing is read."""
 
 
@@ -37,7 +38,7 @@ def row(number: int = 0, **columns: Any) -> dict[str, Any]:
         "sage_think": False, "sage_generate": False, "contrast": "none", "vectors": "|", "prompt_tokens": 3,
         "completion_tokens": 2, "images": 0, "first_token": 0.1, "total": 0.2, "answer_correct": None, "sampling": "{}",
         "asked": "{}", "applied": None, "metadata": None, "prompt": None, "answer": None, "interventions": "|",
-        "readouts": None, **dict.fromkeys(DIAGNOSTICS), **columns,
+        "readouts": None, **dict.fromkeys((*DIAGNOSTICS, *ADDED_NAMES)), **columns,
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from server.api import journal as routes
 from server.journal.writer import HEAVY
-from tests.server.api.test_operations import samples
+from tests.server.api.test_operations import samples, total
 from tests.server.conftest import ask
 from tests.server.fakes import FakeEngine
 from tests.server.journal.journals import put, row
@@ -67,10 +67,13 @@ def test_streams_that_are_left_give_their_place_back(
         ("limit=%C2%B2", "limit", "from 1 to 1000"),
         ("limit=1&limit=2", "limit", "once"),
         ("before=zzz", "before", "'next'"),
-        ("since=yesterday", "since", "Unix time"),
-        ("until=nan", "until", "Unix time"),
-        ("since=-1", "since", "Unix time"),
-        ("until=1e300", "until", "Unix time"),
+        ("since=yesterday", "since", "Unix seconds, a date"),
+        ("until=nan", "until", "Unix seconds"),
+        ("since=-1", "since", "Unix seconds"),
+        ("until=1e300", "until", "Unix seconds"),
+        ("since=1y", "since", "an age such as"),
+        ("since=2026-13-01", "since", "a date such as"),
+        ("metadata=a", "metadata", "metadata[key]=value"),
         ("toward=left", "toward", "vision, text"),
         ("sage=all", "sage", "see, think, generate, none"),
         ("contrast=dola", "contrast", "vcd, icd, pai, none"),
@@ -175,11 +178,11 @@ def test_metrics_count_rows_flags_and_numbers(fake: FakeEngine, serve: Serve) ->
     ask(client)
     rows_of(client, 1)
     found = samples(client)
-    assert found["helmsight_focus_share_sum"] == 0.75
-    slopes = [found[f'helmsight_decay_slope_bucket{{le="{edge}"}}'] for edge in ("-0.003", "-0.001", "+Inf")]
+    assert total(found, "helmsight_focus_share_sum") == 0.75
+    slopes = [total(found, "helmsight_decay_slope_bucket", le=edge) for edge in ("-0.003", "-0.001", "+Inf")]
     assert slopes == [0, 1, 1]
-    assert found["helmsight_attention_ratio_count"] == found["helmsight_dose_count"] == 0
-    assert found['helmsight_flags_total{flag="perceptual_blindness",raised="true"}'] == 1
+    assert total(found, "helmsight_attention_ratio_count") == total(found, "helmsight_dose_count") == 0
+    assert total(found, "helmsight_flags_total", flag="perceptual_blindness", raised="true") == 1
     assert not any("dissociation" in name for name in found)
     assert found["helmsight_journal_up"] == found['helmsight_journal_rows_total{outcome="written"}'] == 1
     assert found['helmsight_journal_rows_total{outcome="dropped"}'] == found["helmsight_journal_waiting"] == 0

@@ -206,7 +206,7 @@ def test_answers_are_in_journal_and_metrics_with_the_ids_that_they_had(
     engine: steering.Engine, settings: Settings, tmp_path: Path
 ) -> None:
     app = create_app(settings.model_copy(update={"journal": _secret(tmp_path / "journal.db")}), engine=engine)
-    transport = InProcess(app)
+    transport = InProcess(app, "observe")
     body = {"messages": [user(data_uri(), "What colour is it?")], "metadata": {"shop": "9"}}
     asked = {**body, "temperature": 0, "diagnostics": {"include": ["focus", "residual"]}}
     answer = responded(transport, asked)
@@ -223,6 +223,7 @@ def test_answers_are_in_journal_and_metrics_with_the_ids_that_they_had(
         "shop": "9", "observed": "mine", "observed_answer": answer["id"], "observed_choice": "0",
     }  # fmt: skip
     assert observed["asked"]["force"] is True
+    assert observed["source"] == "observe"
     same(observed["diagnostics"], given["diagnostics"])
     text = metrics.read_text()
     assert 'helmsight_observed_answers_total{outcome="read"} 1.0' in text

@@ -202,12 +202,12 @@ def test_special_tokens_in_a_context_stay_text(make_engine: MakeEngine) -> None:
 def test_contexts_of_a_chat() -> None:
     lines = "Text context: the ball is red.\nText context:  The dog sleeps. \nWhat?\nText context:\n"
     chat = [
-        {"role": "system", "content": "Text context: not the user's."},
+        {"role": "system", "content": "Text context: the tree is big."},
         {"role": "user", "content": lines},
         {"role": "assistant", "content": "Text context: said, not given."},
         turn("user", picture(), part("Text context: Two\nlines.\n", span="context"), part("And?")),
     ]
-    assert contexts_of(chat) == ["the ball is red.", "The dog sleeps.", "Two\nlines."]
+    assert contexts_of(chat) == ["the tree is big.", "the ball is red.", "The dog sleeps.", "Two\nlines."]
 
 
 def test_of_several_contexts_the_most_surprising_counts(make_engine: MakeEngine) -> None:

@@ -17,7 +17,7 @@ from steering import (
     SteeringVector,
 )  # fmt: skip
 from steering.prompt.layout import Layout
-from steering.prompt.spans import CONTEXT, QUESTION, SYSTEM, USER
+from steering.prompt.spans import CONTEXT, QUESTION
 from tests.steering.chats import image, text
 from tests.steering.plain import Addition, Answer, Messages
 
@@ -75,13 +75,15 @@ def expected(answer: Answer, layout: Layout, spans: str = "whole") -> dict[str, 
         one, other = attention[:, :, vision].mean((1, 2)), attention[:, :, context].mean((1, 2))
         out["by_layer"] = one / (one + other)
         out["ratio"] = one.mean() / (one.mean() + other.mean())
+    attention = answer.attention[:, rows]
+    out["image_share"] = attention[:, :, vision].sum(2).mean()
+    out["context_share"] = attention[:, :, context].sum(2).mean() if len(context) else None
     if spans == "whole":
         pictured = set(vision.tolist())
         system = torch.arange(min(pictured))
         user = torch.tensor([place for place in range(min(pictured), n) if place not in pictured])
     else:
-        system = layout.columns(SYSTEM)
-        user = torch.cat([layout.columns(span) for span in (CONTEXT, QUESTION, USER)])
+        system, user = (part.nonzero()[:, 0] for part in layout.texts.unbind(1))
     steps = answer.attention[:, n - 1 :]
     parts = torch.stack([steps[:, :, part].sum(-1) for part in (vision, system, user)], dim=-1)
     out["decay_layers"] = parts / parts.sum(-1, keepdim=True)  # (layers, steps, 3)
@@ -105,9 +107,15 @@ def assert_diagnostics(choice: Choice, answer: Answer, layout: Layout) -> None:
 
     close(torch.tensor(got["focus"]["sigma"]), wanted["sigma"])
     assert got["modality"]["rows"] == wanted["ratio_rows"]
+    for name in ("image_share", "context_share"):
+        assert got["modality"][name] == (
+            None if wanted[name] is None else pytest.approx(float(wanted[name]), abs=TOLERANCE)
+        )
     if wanted["ratio"] is None:
-        assert got["modality"] | {"attention_ratio": None, "by_layer": None} == got["modality"]
+        nothing = {"attention_ratio": None, "by_layer": None, "reason": "no_context"}
+        assert got["modality"] | nothing == got["modality"]
     else:
+        assert got["modality"]["reason"] is None
         close(numbers(got["modality"]["by_layer"]), wanted["by_layer"])
         assert got["modality"]["attention_ratio"] == pytest.approx(float(wanted["ratio"]), abs=TOLERANCE)
     close(torch.stack([numbers(got["decay"][name]) for name in ("vision", "system", "user")], dim=1), wanted["decay"])

@@ -1,0 +1,68 @@
+"""The source of a request: benchmarks against a server are told apart from its live traffic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from flask import Flask
+
+from probes.answering.base import Question
+from probes.answering.endpoint import SOURCE, Endpoint
+from server.cli import main
+from server.journal.database import Database
+from server.journal.queries import Filters
+from server.journal.summary import summarise
+from server.traffic import HEADER, SOURCES
+from tests.server.api.test_operations import samples, total
+from tests.server.conftest import ask
+from tests.server.journal.counting import ids
+from tests.server.journal.journals import put, row
+from tests.server.journal.rows import Serve, journal_of, rows_of
+
+
+def test_the_questions_of_a_benchmark_are_marked_and_counted_apart(
+    serve: Serve, live: Callable[[Flask], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = serve()
+    assert ask(client, "What?", max_tokens=2).status_code == 200
+    endpoint = Endpoint(live(client.application))
+    questions = [Question([{"role": "user", "content": text}], max_tokens=2) for text in ("Why?", "How?")]
+    assert len(list(endpoint.answers(questions))) == 2
+    rows = rows_of(client, 3)
+    assert [one["source"] for one in rows] == ["eval", "eval", "live"]
+    for source, count in (("eval", 2), ("live", 1), ("probe", 0)):
+        listed = client.get(f"/v1/diagnostics?source={source}").json
+        assert listed is not None
+        assert [one["source"] for one in listed["data"]] == [source] * count
+        summary = client.get(f"/v1/diagnostics/summary?source={source}").json
+        assert summary is not None
+        assert (summary["count"], summary["sources"]) == (count, {source: count} if count else {})
+        assert total(samples(client), "helmsight_choices_total", source=source) == count
+    whole = client.get("/v1/diagnostics/summary").json
+    assert whole is not None
+    assert whole["sources"] == {"eval": 2, "live": 1}
+    refused = client.get("/v1/diagnostics?source=mine")
+    assert (refused.status_code, refused.json["error"]["param"]) == (400, "source")  # type: ignore[index]
+
+    journal_of(client).close()
+    place = str(client.application.extensions["helmsight"].settings.journal.get_secret_value())
+    assert main(["journal", "export", "--journal", place, "--source", "eval"]) == 0
+    exported = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["source"] for one in exported] == ["eval", "eval"]
+    assert main(["journal", "summary", "--journal", place]) == 0
+    assert "2 eval, 1 live" in capsys.readouterr().out
+
+
+def test_rows_of_an_older_server_count_as_live(database: Database) -> None:
+    put(database, row(1, source=None), row(2, source="live"), row(3, source="eval"))
+    assert ids(database, Filters(source="live")) == [2, 1]
+    assert ids(database, Filters(source="eval")) == [3]
+    with database.engine.connect() as connection:
+        assert summarise(connection, Filters())["sources"] == {"eval": 1, "live": 2}
+
+
+def test_a_benchmark_and_a_server_agree_on_the_header() -> None:
+    assert SOURCE == HEADER
+    assert "eval" in SOURCES
