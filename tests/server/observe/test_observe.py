@@ -156,13 +156,14 @@ def test_an_answer_that_a_stop_string_ended_is_read_with_it(transport: InProcess
 
 def test_another_prompt_is_noticed(transport: InProcess, tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 4}
-    line = {**exported("a", responded(transport, body)), "request": body}
+    line = {**exported("a", responded(transport, body)), "request": {**body, "media_io_kwargs": {"video": {"fps": 1}}}}
     line["response"]["body"]["usage"]["prompt_tokens"] += 3
     write(tmp_path / "answers.jsonl", [line])
     report = observe(options(tmp_path), transport)
     (row,) = read(tmp_path / "out.jsonl")
     assert row["same_prompt"] is False
     assert row["prompt_tokens"]["served"] == row["prompt_tokens"]["here"] + 3
+    assert row["ignored"] == ["media_io_kwargs"]
     assert report.prompts == 1
 
 
