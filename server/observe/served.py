@@ -199,9 +199,18 @@ def _request(given: Mapping[str, Any], paths: Paths) -> Mapping[str, Any] | None
         request["messages"] = paths.find("messages", given)
     elif not request and "messages" in given:
         request = {name: value for name, value in given.items() if name not in OF_COMPLETION}
+        if isinstance(request["messages"], list):
+            request["messages"] = [_message(message) for message in request["messages"]]
     if isinstance(request.get("messages"), str):
         request["messages"] = [{"role": "user", "content": request["messages"]}]
     return request or None
+
+
+def _message(stored: Any) -> Any:
+    """Return a message of a stored completion as a request has it: the parts in place of their joined texts."""
+    if not isinstance(stored, Mapping) or not isinstance(parts := stored.get("content_parts"), list):
+        return stored
+    return {**{name: value for name, value in stored.items() if name != "content_parts"}, "content": parts}
 
 
 def _served(

@@ -6,16 +6,20 @@ import json
 import shlex
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flask import Flask
 
+import steering
 from server import cli
+from server.app import create_app
 from server.batches.file import URL
 from server.batches.transport import InProcess
 from server.observe import run as running
+from server.settings import Settings
 from tests.first_hour.pages import ROOT, blocks, commands
 from tests.server.batches.files import read, write
 from tests.server.batches.home import at_home
@@ -49,7 +53,7 @@ def text_of(answer: dict[str, Any]) -> str:
 def test_the_commands_of_the_page_read_what_they_say(
     files: dict[str, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, program, traced, follow = blocks(PAGE)
+    first, program, traced, _, follow = blocks(PAGE)
     assert [one.language for one in (first, program, traced, follow)] == ["sh", "python", "sh", "text"]
     for block in (first, traced):
         (command,) = commands(block.text)
@@ -71,6 +75,31 @@ def test_the_commands_of_the_page_read_what_they_say(
     assert {row["tokens"]["by"] for row in by_id.values()} == {None}
     exec(compile(program.text, str(PAGE), "exec"), {"__name__": "__main__"})
     assert "answers," in capsys.readouterr().out
+
+
+def test_stored_completions_are_read(
+    engine: steering.Engine, live: Callable[[Flask], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's program writes them with OpenAI's SDK; the numbers are those of the answers when they were stored."""
+    at_home(tmp_path, monkeypatch)
+    app = create_app(Settings(journal=str(tmp_path / "journal.db"), slots=4), engine=engine)
+    transport = InProcess(app, "live")
+    parts = [{"type": "text", "text": "Text context: It is blue."}, {"type": "text", "text": "What colour is it?"}]
+    chats = [[{"role": "user", "content": "Say something."}], [{"role": "user", "content": parts}]]
+    asked = {"store": True, "temperature": 0, "max_tokens": 12, "diagnostics": {"include": ["residual"]}}
+    answers = [transport.send({"messages": messages, **asked}).body for messages in chats]
+    (program,) = [one for one in blocks(PAGE) if one.language == "python" and "OpenAI(" in one.text]
+    url = live(app).removeprefix("http://")
+    exec(compile(program.text.replace("localhost:8000", url), str(PAGE), "exec"), {"__name__": "__main__"})
+    app.extensions["helmsight"].journal.close()
+    options = running.ObserveOptions(tmp_path / "stored.jsonl", readouts=("residual",), out=tmp_path / "o", quiet=True)
+    report = running.observe(options, transport)
+    assert report.outcomes == {"read": 2}, report.reason
+    rows = {row["custom_id"]: row for row in read(tmp_path / "o")}
+    for answer in answers:
+        row = rows[answer["id"]]
+        assert row["same_prompt"]
+        same(row["diagnostics"], answer["choices"][0]["diagnostics"], within=1e-5)
 
 
 def test_the_follower_of_the_page_ends_with_sigterm_and_keeps_its_place(
