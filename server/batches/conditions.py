@@ -28,7 +28,7 @@ FIXED = ("messages", "model", "metadata", *WHOLE)
 
 
 @dataclass(frozen=True)
-class Condition:
+class BatchCondition:
     """A set of interventions: a preset and fields of a request; or what each request asks for, if `as_asked`."""
 
     name: str | None = None
@@ -54,11 +54,11 @@ class Condition:
         return {**body, "model": name if own else asked, **self.fields}
 
 
-ASKED = [Condition(as_asked=True)]
+ASKED = [BatchCondition(as_asked=True)]
 """The conditions of a batch without any."""
 
 
-def read_conditions(path: Path, models: Collection[str], model: str) -> list[Condition]:
+def read_conditions(path: Path, models: Collection[str], model: str) -> list[BatchCondition]:
     """Return the conditions of a file; raises ValueError naming the first wrong one.
 
     `models` are the names that the server of `model` has, its presets included; if empty, presets are not checked.
@@ -74,10 +74,10 @@ def read_conditions(path: Path, models: Collection[str], model: str) -> list[Con
     return [_condition(path, name, value, presets) for name, value in given.items()]
 
 
-def _condition(path: Path, name: str, value: Any, presets: list[str]) -> Condition:
+def _condition(path: Path, name: str, value: Any, presets: list[str]) -> BatchCondition:
     place = f"{path}, condition {name!r}"
     if value == AS_ASKED:
-        return Condition(name, as_asked=True)
+        return BatchCondition(name, as_asked=True)
     if isinstance(value, str) and value.startswith(AT):
         preset = value.removeprefix(AT)
         if presets and preset not in presets:
@@ -86,7 +86,7 @@ def _condition(path: Path, name: str, value: Any, presets: list[str]) -> Conditi
                 f"did you mean {AT + meant[0]!r}?" if meant else f"there are {', '.join(AT + one for one in presets)}"
             )
             raise ValueError(f"{place}: the model has no preset {value!r}; {more}")
-        return Condition(name, preset=preset)
+        return BatchCondition(name, preset=preset)
     if not isinstance(value, dict):
         raise ValueError(f"{place}: must be fields of a request, a preset such as '@vision', or {AS_ASKED!r}")
     if fixed := [one for one in FIXED if one in value]:
@@ -95,4 +95,4 @@ def _condition(path: Path, name: str, value: Any, presets: list[str]) -> Conditi
         checked({"messages": [{"role": "user", "content": "?"}], **value}, with_interventions(ChatRequest))
     except ApiError as error:
         raise ValueError(f"{place}: {error}") from None
-    return Condition(name, value)
+    return BatchCondition(name, value)

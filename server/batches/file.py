@@ -65,7 +65,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Answered:
+class BatchResponse:
     """A response: its status, its JSON and its request's id; or the problem because of which there is none."""
 
     status: int | None = None
@@ -92,7 +92,7 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Asked:
+class BatchRequest:
     """A line of a file of requests; one with a `problem` cannot be asked."""
 
     custom_id: str
@@ -100,7 +100,7 @@ class Asked:
     problem: Problem | None = None
 
 
-def requests_in(path: Path) -> Iterator[Asked]:
+def requests_in(path: Path) -> Iterator[BatchRequest]:
     """Yield the requests of a file in order; what is wrong with a line becomes its problem."""
     ids: set[bytes] = set()
     with path.open("rb") as file:
@@ -109,16 +109,18 @@ def requests_in(path: Path) -> Iterator[Asked]:
             mark = hashlib.blake2b(asked.custom_id.encode(), digest_size=12).digest()
             if mark in ids:
                 said = f"Line {line.number} has the 'custom_id' of an earlier line."
-                asked = Asked(f"{asked.custom_id} (line {line.number})", {}, Problem("duplicate_custom_id", said))
+                asked = BatchRequest(
+                    f"{asked.custom_id} (line {line.number})", {}, Problem("duplicate_custom_id", said)
+                )
             ids.add(mark)
             yield asked
 
 
-def request_of(line: Line) -> Asked:
+def request_of(line: Line) -> BatchRequest:
     """Return the request in a line."""
 
-    def wrong(code: str, message: str) -> Asked:
-        return Asked(name, {}, Problem(code, f"Line {line.number} {message}"))
+    def wrong(code: str, message: str) -> BatchRequest:
+        return BatchRequest(name, {}, Problem(code, f"Line {line.number} {message}"))
 
     name = f"line {line.number}"
     try:
@@ -136,7 +138,7 @@ def request_of(line: Line) -> Asked:
         return wrong("invalid_url", f"must have the 'url' {dumps(URL)}; got {dumps(given['url'])[:128]}.")
     if not isinstance(given.get("body"), dict):
         return wrong("missing_required_parameter", "needs an object as 'body'.")
-    return Asked(name, given["body"])
+    return BatchRequest(name, given["body"])
 
 
 def identity(*parts: Any) -> str:
@@ -145,7 +147,7 @@ def identity(*parts: Any) -> str:
     return "batch_req_" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def row(row_id: str, custom_id: str, answered: Answered, **more: Any) -> dict[str, Any]:
+def row(row_id: str, custom_id: str, answered: BatchResponse, **more: Any) -> dict[str, Any]:
     """Return a line of a file of responses; `more` are keys of our own."""
     response = None
     if answered.problem is None:
@@ -154,15 +156,15 @@ def row(row_id: str, custom_id: str, answered: Answered, **more: Any) -> dict[st
     return {"id": row_id, "custom_id": custom_id, **more, "response": response, "error": error}
 
 
-def answered_in(row: Mapping[str, Any]) -> Answered:
+def answered_in(row: Mapping[str, Any]) -> BatchResponse:
     """Return the response of a row, whichever engine wrote it; vLLM has errors in `error`, OpenAI in the body."""
     response, error = row.get("response"), row.get("error")
     if not isinstance(response, Mapping):
-        return Answered(problem=Problem("no_response", _message(error) or "There is no response."))
+        return BatchResponse(problem=Problem("no_response", _message(error) or "There is no response."))
     status, body = response.get("status_code", 200), response.get("body")
     if error is not None and not isinstance(body, Mapping):
         body = {"error": {"message": _message(error) or "The request failed."}}
-    return Answered(status, body, response.get("request_id"))
+    return BatchResponse(status, body, response.get("request_id"))
 
 
 def _message(error: Any) -> str | None:
@@ -174,7 +176,7 @@ def _message(error: Any) -> str | None:
     return None if error is None else dumps(error)[:300]
 
 
-class Rows:
+class ResponseFile:
     """A file of rows that grows; those of an earlier run are kept, if `wanted` names their ids (None: all).
 
     A row that is to be asked `again` is dropped. Raises ValueError for rows of anything else, unless they are to be dropped
@@ -197,7 +199,7 @@ class Rows:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
 
-    def __enter__(self) -> Rows:
+    def __enter__(self) -> ResponseFile:
         return self
 
     def __exit__(
@@ -232,7 +234,7 @@ class Rows:
         os.replace(temporary, self.path)
 
 
-def passing(answered: Answered) -> bool:
+def passing(answered: BatchResponse) -> bool:
     """Return whether a failure may pass, so that it pays to ask again."""
     if answered.problem is not None:
         return answered.problem.code in ("no_answer", "no_response")

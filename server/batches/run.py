@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from probes.answering.progress import Tracker
-from server.batches.conditions import ASKED, Condition, read_conditions
-from server.batches.file import Answered, Problem, Rows, identity, requests_in, row
+from server.batches.conditions import ASKED, BatchCondition, read_conditions
+from server.batches.file import BatchResponse, Problem, ResponseFile, identity, requests_in, row
 from server.batches.flat import check_table, write_table
 from server.batches.pictures import NoPicture, with_pictures
 from server.batches.pool import Pace, in_order
@@ -48,7 +48,7 @@ class BatchOptions:
 
 
 @dataclass
-class Summary:
+class BatchSummary:
     """The numbers of answers and failures of a batch; `reason` is that of its first failure."""
 
     answered: int = 0
@@ -56,7 +56,7 @@ class Summary:
     kept: int = 0
     reason: str | None = field(default=None)
 
-    def count(self, answered: Answered) -> None:
+    def count(self, answered: BatchResponse) -> None:
         """Count a response."""
         self.answered += answered.ok
         self.failed += not answered.ok
@@ -64,17 +64,17 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Task:
+class BatchTask:
     """A request under a condition, with the id of the row that answers it."""
 
     row_id: str
     custom_id: str
-    condition: Condition
+    condition: BatchCondition
     body: Mapping[str, Any]
     problem: Problem | None
 
 
-def run_batch(options: BatchOptions, transport: Transport) -> Summary:
+def run_batch(options: BatchOptions, transport: Transport) -> BatchSummary:
     """Answer every request that has no answer yet, and write the table if there is to be one."""
     conditions = _conditions(options, transport)
     parts = dict.fromkeys((condition.name or "" for condition in conditions), 0)
@@ -82,13 +82,13 @@ def run_batch(options: BatchOptions, transport: Transport) -> Summary:
     for task in _tasks(options, conditions, transport):
         wanted[task.row_id] = task.condition.name or ""
         parts[task.condition.name or ""] += 1
-    summary = Summary()
+    summary = BatchSummary()
 
-    def ask(task: Task) -> Answered:
-        return Answered(problem=task.problem) if task.problem is not None else transport.send(task.body)
+    def ask(task: BatchTask) -> BatchResponse:
+        return BatchResponse(problem=task.problem) if task.problem is not None else transport.send(task.body)
 
     with (
-        Rows(options.responses, wanted, replace=options.replace) as rows,
+        ResponseFile(options.responses, wanted, replace=options.replace) as rows,
         Tracker("Batch", parts, quiet=options.quiet) as progress,
     ):
         summary.kept = len(rows.kept)
@@ -105,13 +105,13 @@ def run_batch(options: BatchOptions, transport: Transport) -> Summary:
     return summary
 
 
-def _conditions(options: BatchOptions, transport: Transport) -> Sequence[Condition]:
+def _conditions(options: BatchOptions, transport: Transport) -> Sequence[BatchCondition]:
     if options.conditions is None:
         return ASKED
     return read_conditions(options.conditions, transport.models, transport.model)
 
 
-def _tasks(options: BatchOptions, conditions: Sequence[Condition], transport: Transport) -> Iterator[Task]:
+def _tasks(options: BatchOptions, conditions: Sequence[BatchCondition], transport: Transport) -> Iterator[BatchTask]:
     """Yield the requests in order, each under all conditions, which share its images and its prompt's cached prefix."""
     for asked in requests_in(options.requests):
         given, problem = asked.body, asked.problem
@@ -122,4 +122,4 @@ def _tasks(options: BatchOptions, conditions: Sequence[Condition], transport: Tr
         for condition in conditions:
             body = {} if problem else condition.body(given, transport.model, options.any_model)
             row_id = identity(transport.identity, asked.custom_id, condition.name, body)
-            yield Task(row_id, asked.custom_id, condition, body, problem)
+            yield BatchTask(row_id, asked.custom_id, condition, body, problem)

@@ -19,7 +19,7 @@ from werkzeug.test import Client
 from probes.answering.base import Unanswered
 from probes.answering.endpoint import Endpoint
 from server.app import create_app
-from server.batches.file import URL, Answered, Problem
+from server.batches.file import URL, BatchResponse, Problem
 from server.context import AppContext
 from server.encode import dumps
 from server.engine.runtime import Runtime, load
@@ -58,11 +58,11 @@ class Transport(Protocol):
     def registry(self) -> CollectorRegistry | None:
         """The registry of the server's metrics, None if they are elsewhere."""
 
-    def send(self, body: Mapping[str, Any]) -> Answered:
+    def send(self, body: Mapping[str, Any]) -> BatchResponse:
         """Return the response to a chat; a failure to get one is its problem."""
 
 
-class InProcess:
+class LocalTransport:
     """The application of a server, called without a network; its journal and metrics count answers under `source`."""
 
     forces = True
@@ -77,17 +77,19 @@ class InProcess:
         self.at_once = max(1, int(serving.engine.stats()["slots"]))
         self.registry = self.context.metrics.registry
 
-    def send(self, body: Mapping[str, Any]) -> Answered:
+    def send(self, body: Mapping[str, Any]) -> BatchResponse:
         until = time.monotonic() + PATIENCE
         data = dumps(body).encode("utf-8", "surrogatepass")
         while True:
             response = Client(self._app).post(URL, data=data, content_type="application/json", headers=self._headers)
             if response.status_code != 429 or time.monotonic() > until:
-                return Answered(response.status_code, response.get_json(silent=True), response.headers["X-Request-Id"])
+                return BatchResponse(
+                    response.status_code, response.get_json(silent=True), response.headers["X-Request-Id"]
+                )
             time.sleep(0.2)  # one request may have more answers than there are slots
 
 
-class Remote:
+class RemoteTransport:
     """A server at an address; each thread has a connection of its own."""
 
     registry = None
@@ -101,16 +103,18 @@ class Remote:
         self.at_once = endpoint.concurrency
         self.forces = endpoint.is_helmsight
 
-    def send(self, body: Mapping[str, Any]) -> Answered:
+    def send(self, body: Mapping[str, Any]) -> BatchResponse:
         try:
             response = self._endpoint.post(self._session(), body)
         except Unanswered as error:
-            return Answered(problem=Problem("no_answer", str(error)))
+            return BatchResponse(problem=Problem("no_answer", str(error)))
         try:
             found = response.json()
         except (requests.JSONDecodeError, RecursionError):
-            return Answered(problem=Problem("no_answer", f"{response.url} answered with something that is not JSON."))
-        return Answered(response.status_code, found, request_id(response.headers.get("X-Request-Id")))
+            return BatchResponse(
+                problem=Problem("no_answer", f"{response.url} answered with something that is not JSON.")
+            )
+        return BatchResponse(response.status_code, found, request_id(response.headers.get("X-Request-Id")))
 
     def _session(self) -> requests.Session:
         if not hasattr(self._mine, "session"):
@@ -120,7 +124,7 @@ class Remote:
 
 
 @contextmanager
-def in_process(settings: Settings, source: str) -> Iterator[InProcess]:
+def in_process(settings: Settings, source: str) -> Iterator[LocalTransport]:
     """Load the model of the settings and hold it until the block ends; nothing listens on a port.
 
     Keys are for clients of a port, so that those of the settings are not asked for.
@@ -130,15 +134,17 @@ def in_process(settings: Settings, source: str) -> Iterator[InProcess]:
     app = create_app(settings, runtime=Runtime(settings, serving))
     context: AppContext = app.extensions["helmsight"]
     try:
-        yield InProcess(app, source)
+        yield LocalTransport(app, source)
     finally:
         serving.engine.stop()
         context.journal.close()
 
 
 @contextmanager
-def remote(base_url: str, model: str | None, at_once: int, timeout: float, source: str = "batch") -> Iterator[Remote]:
+def remote(
+    base_url: str, model: str | None, at_once: int, timeout: float, source: str = "batch"
+) -> Iterator[RemoteTransport]:
     """Connect to a server until the block ends; raises ValueError if there is none."""
     with ExitStack() as connections:
         endpoint = Endpoint(base_url, model=model, concurrency=at_once, timeout=timeout, source=source)
-        yield Remote(endpoint, connections)
+        yield RemoteTransport(endpoint, connections)

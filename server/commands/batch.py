@@ -14,7 +14,7 @@ from probes.harness.options import Command, Quiet, goes_on, log_warnings, with_f
 from server.commands.options import MODEL_PANELS, Config, given_of, settings_flags, settings_of
 
 if TYPE_CHECKING:
-    from server.batches.run import Summary
+    from server.batches.run import BatchSummary
     from server.batches.transport import Transport
 
 Pictures = Annotated[
@@ -123,6 +123,6 @@ def batch(
         raise typer.Exit(1)
 
 
-def _said(summary: Summary, responses: Path) -> str:
+def _said(summary: BatchSummary, responses: Path) -> str:
     kept = f", {summary.kept} kept from an earlier run" if summary.kept else ""
     return f"{summary.answered} answers, {summary.failed} failures{kept}: {responses}"

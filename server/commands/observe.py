@@ -62,13 +62,13 @@ def observe(
     log_warnings()
     from server.observe.run import ObserveOptions
     from server.observe.run import observe as run
-    from server.observe.served import Paths
+    from server.observe.served import FieldPaths
 
     options = ObserveOptions(
         answers=answers,
         requests=requests,
         pictures=pictures,
-        paths=Paths(map or ()),
+        paths=FieldPaths(map or ()),
         readouts=None if readouts is None else tuple(readouts),
         follow=follow,
         share=share,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.batches.file import Answered
+from server.batches.file import BatchResponse
 from server.journal.scalars import scalars
-from server.observe.served import Served
-from server.observe.tokens import Match, match
+from server.observe.served import ServedAnswer
+from server.observe.tokens import TokenMatch, match
 from server.requests.preset import AT
 from server.wire.metadata import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE, TRUTHS
 
@@ -29,7 +29,7 @@ SAMPLING = frozenset(
 """Fields that chose the answer, not the prompt: the answer is known, so that they have no effect."""
 
 
-def body_of(served: Served, model: str, readouts: Sequence[str] | None) -> dict[str, Any]:
+def body_of(served: ServedAnswer, model: str, readouts: Sequence[str] | None) -> dict[str, Any]:
     """Return the body of the request; `readouts` None are the cheap ones.
 
     Fields that shape the prompt stay as they are, so that the server refuses those that it does not know how to follow.
@@ -51,7 +51,7 @@ def body_of(served: Served, model: str, readouts: Sequence[str] | None) -> dict[
     return body | {"force": (served.text or "") + (served.stop or "")}
 
 
-def _metadata(served: Served) -> dict[str, str]:
+def _metadata(served: ServedAnswer) -> dict[str, str]:
     """Return the request's own metadata, with the ids of request and answer as far as there is room."""
     given = served.request.get("metadata")
     own = {name: value for name, value in given.items() if isinstance(value, str)} if isinstance(given, Mapping) else {}
@@ -61,7 +61,7 @@ def _metadata(served: Served) -> dict[str, str]:
     return {name[:MAX_METADATA_KEY]: value[:MAX_METADATA_VALUE] for name, value in both.items()}
 
 
-def reading(served: Served, answered: Answered) -> dict[str, Any]:
+def reading(served: ServedAnswer, answered: BatchResponse) -> dict[str, Any]:
     """Return what is known of a served answer after it was forced: a row without its ids.
 
     `outcome` is "read"; "unmatched" if tokens or text are not the served ones; "refused" if the server did not take it.
@@ -89,7 +89,7 @@ def reading(served: Served, answered: Answered) -> dict[str, Any]:
     }
 
 
-def _difference(compared: Match) -> str:
+def _difference(compared: TokenMatch) -> str:
     """Return the difference of an answer's tokens in words."""
     if not compared.text:
         return "The forced tokens are not the served text."

@@ -14,7 +14,7 @@ EVERY = 15.0
 DIFFERENCES = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
-class Observed:
+class ObservedMetrics:
     """The counters of a run, in the registry of the server in this process or in one of their own.
 
     They are written to `file`, if given, for Prometheus' textfile collector, and served on `port` of loopback.

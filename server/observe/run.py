@@ -15,14 +15,14 @@ from typing import Any
 
 from probes.answering.base import Unanswered
 from probes.answering.progress import Tracker
-from server.batches.file import Rows, identity
+from server.batches.file import ResponseFile, identity
 from server.batches.pictures import NoPicture, with_pictures
 from server.batches.pool import Pace, in_order
 from server.batches.transport import Transport
 from server.observe.forcing import body_of, reading
-from server.observe.metrics import Observed
-from server.observe.served import Paths, Requests, Served, Unread, answers_in
-from server.observe.tail import Place, Tail
+from server.observe.metrics import ObservedMetrics
+from server.observe.served import FieldPaths, RequestFile, ServedAnswer, UnreadAnswer, answers_in
+from server.observe.tail import FilePosition, Tail
 from steering.protocol.readout import REGISTRY
 
 EVERY = 60.0
@@ -45,7 +45,7 @@ class ObserveOptions:
     answers: Path
     requests: Path | None = None
     pictures: Path | None = None
-    paths: Paths = field(default_factory=Paths)
+    paths: FieldPaths = field(default_factory=FieldPaths)
     readouts: tuple[str, ...] | None = None
     follow: bool = False
     share: float = 1.0
@@ -74,7 +74,7 @@ class ObserveOptions:
 
 
 @dataclass
-class Report:
+class ObserveReport:
     """The numbers of a run: answers by outcome, and tokens and prompts that differ."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -110,14 +110,14 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ServedLine:
     """A line with those of its answers that are to be read, and the place behind it."""
 
-    place: Place
-    answers: Sequence[Served | Unread]
+    place: FilePosition
+    answers: Sequence[ServedAnswer | UnreadAnswer]
 
 
-def observe(options: ObserveOptions, transport: Transport, stop: Event | None = None) -> Report:
+def observe(options: ObserveOptions, transport: Transport, stop: Event | None = None) -> ObserveReport:
     """Read the answers of a file that no earlier run has read, until its end or until `stop` is set.
 
     Raises Unanswered if the server is away: what was not read is read by the next run.
@@ -132,20 +132,24 @@ class Observing:
     """A run, whose files are open as long as `opened` is."""
 
     def __init__(self, options: ObserveOptions, transport: Transport, stop: Event, opened: ExitStack) -> None:
-        self.report = Report()
+        self.report = ObserveReport()
         self._options, self._transport = options, transport
         self._metrics = opened.enter_context(
-            closing(Observed(transport.registry, options.metrics_file, options.metrics_port))
+            closing(ObservedMetrics(transport.registry, options.metrics_file, options.metrics_port))
         )
-        self._requests = None if options.requests is None else opened.enter_context(closing(Requests(options.requests)))
-        self._place = Place.load(options.place, options.answers)
+        self._requests = (
+            None if options.requests is None else opened.enter_context(closing(RequestFile(options.requests)))
+        )
+        self._place = FilePosition.load(options.place, options.answers)
         tail = Tail(options.answers, self._place, follow=options.follow, stop=stop)
         self._tail = opened.enter_context(closing(tail))
-        self._rows = None if options.out is None else opened.enter_context(Rows(options.out, again=lambda row: False))
+        self._rows = (
+            None if options.out is None else opened.enter_context(ResponseFile(options.out, again=lambda row: False))
+        )
         self._saved = self._told = time.monotonic()
         self._taken = 0
 
-    def run(self) -> Report:
+    def run(self) -> ObserveReport:
         """Read all answers and return the numbers."""
         options = self._options
         at_once, total = options.at_once or self._transport.at_once, 0 if options.follow else self._tail.left()
@@ -161,7 +165,7 @@ class Observing:
             self._place.save(options.place)
         return self.report
 
-    def _entries(self) -> Iterator[Entry | None]:
+    def _entries(self) -> Iterator[ServedLine | None]:
         """Yield the lines with the answers that are to be read; None while there is no more."""
         for pair in self._tail.lines():
             self._tell()
@@ -173,22 +177,22 @@ class Observing:
             line, head = pair
             answers = [one for one in answers_in(line, self._options.paths, self._requests) if self._chosen(one)]
             self._taken += len(answers)
-            yield Entry(Place(line.number, line.end, head), answers)
+            yield ServedLine(FilePosition(line.number, line.end, head), answers)
 
-    def _chosen(self, answer: Served | Unread) -> bool:
+    def _chosen(self, answer: ServedAnswer | UnreadAnswer) -> bool:
         """Return whether an answer is in the share that is read, which depends on its name alone."""
         name = f"{self._options.seed} {answer.name} {answer.choice}".encode("utf-8", "surrogatepass")
         chosen = int.from_bytes(hashlib.sha256(name).digest()[:8]) < self._options.share * 2**64
         self.report.left_out += not chosen
         return chosen
 
-    def _read(self, entry: Entry) -> list[dict[str, Any]]:
+    def _read(self, entry: ServedLine) -> list[dict[str, Any]]:
         return [row for answer in entry.answers if (row := self._row(answer)) is not None]
 
-    def _row(self, answer: Served | Unread) -> dict[str, Any] | None:
+    def _row(self, answer: ServedAnswer | UnreadAnswer) -> dict[str, Any] | None:
         """Return the row of an answer, which is forced for that; None if an earlier run has written it."""
         head = {"custom_id": answer.name, "choice": answer.choice}
-        if isinstance(answer, Unread):
+        if isinstance(answer, UnreadAnswer):
             row_id = identity(answer.name, answer.choice, answer.outcome)
             row = {"id": row_id, **head, "outcome": answer.outcome, "reason": answer.reason}
             return None if self._rows is not None and row_id in self._rows.kept else row
@@ -196,7 +200,7 @@ class Observing:
         try:
             body = dict(with_pictures(body, self._options.pictures))
         except NoPicture as error:
-            return self._row(Unread(answer.name, answer.choice, "no_picture", str(error)))
+            return self._row(UnreadAnswer(answer.name, answer.choice, "no_picture", str(error)))
         row_id = identity(self._transport.identity, answer.name, answer.choice, answer.answer_id, body)
         if self._rows is not None and row_id in self._rows.kept:
             return None

@@ -39,7 +39,7 @@ _NUMBERED = re.compile(r"token_id:(\d+)")
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedAnswer:
     """An answer that was served; None for what is not known.
 
     `name` is the request's id and `choice` the answer's number. `tokens` are the bytes of the answer's tokens with their
@@ -62,7 +62,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadAnswer:
     """A line, or an answer in it, that cannot be read; `outcome` is the short name of the reason, which is counted."""
 
     name: str
@@ -71,7 +71,7 @@ class Unread:
     reason: str
 
 
-class Paths:
+class FieldPaths:
     """The places of fields in a line, given as NAME=PATH with dots, such as `answer=output.0.text`."""
 
     def __init__(self, given: Sequence[str] = ()) -> None:
@@ -105,7 +105,7 @@ class Paths:
         )
 
 
-class Requests:
+class RequestFile:
     """A file of requests in OpenAI's batch format, found by their ids; requests that are added later are found, too."""
 
     def __init__(self, path: Path) -> None:
@@ -135,7 +135,9 @@ class Requests:
             self._end = line.end
 
 
-def answers_in(line: Line, paths: Paths, requests: Requests | None = None) -> Iterator[Served | Unread]:
+def answers_in(
+    line: Line, paths: FieldPaths, requests: RequestFile | None = None
+) -> Iterator[ServedAnswer | UnreadAnswer]:
     """Yield the answers in a line."""
     name = f"line {line.number}"
     try:
@@ -143,7 +145,7 @@ def answers_in(line: Line, paths: Paths, requests: Requests | None = None) -> It
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
-        yield Unread(name, 0, "invalid", "The line is no JSON object.")
+        yield UnreadAnswer(name, 0, "invalid", "The line is no JSON object.")
         return
     response, reason = _response(given, paths)
     stated = paths.find("id", given) if "id" in paths else given.get("custom_id") or given.get("id")
@@ -151,23 +153,23 @@ def answers_in(line: Line, paths: Paths, requests: Requests | None = None) -> It
         stated = response.get("id")
     name = str(stated) if isinstance(stated, str | int) else name
     if response is None:
-        yield Unread(name, 0, "failed", reason or "The line has no response.")
+        yield UnreadAnswer(name, 0, "failed", reason or "The line has no response.")
         return
     request = _request(given, paths)
     if request is None and requests is not None:
         request = requests.find(name)
     if request is None or not isinstance(request.get("messages"), list):
-        yield Unread(name, 0, "no_request", "There is no request with 'messages' for this answer.")
+        yield UnreadAnswer(name, 0, "no_request", "There is no request with 'messages' for this answer.")
         return
     choices = response.get("choices")
     if not isinstance(choices, list) or not choices:
-        yield Unread(name, 0, "failed", "The response has no 'choices'.")
+        yield UnreadAnswer(name, 0, "failed", "The response has no 'choices'.")
         return
     for number, choice in enumerate(choices):
         yield _served(name, number, request, response, choice if isinstance(choice, dict) else {}, len(choices))
 
 
-def _response(given: Mapping[str, Any], paths: Paths) -> tuple[Mapping[str, Any] | None, str | None]:
+def _response(given: Mapping[str, Any], paths: FieldPaths) -> tuple[Mapping[str, Any] | None, str | None]:
     """Return a line's chat completion, or the reason why there is none."""
     if any(name in paths for name in OF_ANSWER):
         answer = {name: paths.find(name, given) if name in paths else None for name in OF_ANSWER}
@@ -189,7 +191,7 @@ def _response(given: Mapping[str, Any], paths: Paths) -> tuple[Mapping[str, Any]
     return answered.body, None
 
 
-def _request(given: Mapping[str, Any], paths: Paths) -> Mapping[str, Any] | None:
+def _request(given: Mapping[str, Any], paths: FieldPaths) -> Mapping[str, Any] | None:
     """Return a line's request, None if it is elsewhere."""
     found = paths.find("request", given) if "request" in paths else given.get("request", given.get("body"))
     if isinstance(found, Mapping) and isinstance(found.get("body"), Mapping):
@@ -220,7 +222,7 @@ def _served(
     response: Mapping[str, Any],
     choice: Mapping[str, Any],
     count: int,
-) -> Served | Unread:
+) -> ServedAnswer | UnreadAnswer:
     message = choice.get("message")
     message = message if isinstance(message, Mapping) else {}
     text, usage = message.get("content"), response.get("usage")
@@ -234,11 +236,13 @@ def _served(
     text = text if isinstance(text, str) else None
     if ids is None and changed is not None:
         said = "has tool calls" if changed == "tool_calls" else "had its reasoning taken out"
-        return Unread(name, number, changed, f"The answer {said}: its text is not known, and it has no 'token_ids'.")
+        return UnreadAnswer(
+            name, number, changed, f"The answer {said}: its text is not known, and it has no 'token_ids'."
+        )
     if ids is None and not text:
-        return Unread(name, number, "empty", "The answer has no text.")
+        return UnreadAnswer(name, number, "empty", "The answer has no text.")
     stop = choice.get("stop_reason")
-    return Served(
+    return ServedAnswer(
         name,
         number,
         request,

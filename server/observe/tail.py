@@ -21,7 +21,7 @@ HEAD = 1024
 
 
 @dataclass(frozen=True)
-class Place:
+class FilePosition:
     """The place behind a line: its number, the bytes up to there, and a digest of the file's first ones."""
 
     number: int = 0
@@ -29,7 +29,7 @@ class Place:
     head: str = ""
 
     @classmethod
-    def load(cls, state: Path, path: Path) -> Place:
+    def load(cls, state: Path, path: Path) -> FilePosition:
         """Return the place that an earlier run reached; the beginning, if there was none or the file is another one."""
         try:
             found = cls(**json.loads(state.read_bytes()))
@@ -47,7 +47,7 @@ class Place:
 class Tail:
     """The lines of a file behind a place; with `follow`, also those that are still to be written, until `stop` is set."""
 
-    def __init__(self, path: Path, place: Place, *, follow: bool = False, stop: Event | None = None) -> None:
+    def __init__(self, path: Path, place: FilePosition, *, follow: bool = False, stop: Event | None = None) -> None:
         self._path, self._follow, self._stop = path, follow, stop or Event()
         self._file = path.open("rb")
         self._file.seek(place.end)

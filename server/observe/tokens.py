@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from server.observe.served import Served
+from server.observe.served import ServedAnswer
 
 NAMED = 8
 """Most tokens that are named of an answer."""
 
 
 @dataclass(frozen=True)
-class Match:
+class TokenMatch:
     """The comparison of an answer's tokens.
 
     `by` says what was known of the served ones: their numbers, so that these were forced; their bytes; their count; or
@@ -51,18 +51,18 @@ class Match:
         }
 
 
-def match(served: Served, text: str, tokens: Sequence[tuple[bytes, float | None]], count: int) -> Match:
+def match(served: ServedAnswer, text: str, tokens: Sequence[tuple[bytes, float | None]], count: int) -> TokenMatch:
     """Compare a served answer with the forced one: its `text`, its `tokens` without an end, and their `count` with it."""
     same = served.changed is not None or served.text is None or text == served.text
     if served.tokens is None:
         if served.token_ids is not None:
-            return Match("numbers", len(served.token_ids), count, abs(len(served.token_ids) - count), same)
+            return TokenMatch("numbers", len(served.token_ids), count, abs(len(served.token_ids) - count), same)
         if served.completion_tokens is not None:
             # Some servers do not count the token that ends an answer.
             ends = served.finish_reason != "length" and served.completion_tokens == count - 1 == len(tokens)
             unmatched = 0 if ends else abs(served.completion_tokens - count)
-            return Match("count", served.completion_tokens, count, unmatched, same)
-        return Match(None, None, count, 0, same)
+            return TokenMatch("count", served.completion_tokens, count, unmatched, same)
+        return TokenMatch(None, None, count, 0, same)
     theirs = _without_end(served)
     places = {place: logprob for place, (_, logprob) in zip(_places(tokens), tokens, strict=True)}
     missing, differences = [], []
@@ -73,10 +73,10 @@ def match(served: Served, text: str, tokens: Sequence[tuple[bytes, float | None]
             differences.append(abs(logprob - ours))
     difference = max(differences, default=None)
     by: Literal["numbers", "tokens"] = "tokens" if served.token_ids is None else "numbers"
-    return Match(by, len(theirs), len(tokens), len(missing), same, tuple(missing[:NAMED]), difference)
+    return TokenMatch(by, len(theirs), len(tokens), len(missing), same, tuple(missing[:NAMED]), difference)
 
 
-def _without_end(served: Served) -> Sequence[tuple[bytes, float | None]]:
+def _without_end(served: ServedAnswer) -> Sequence[tuple[bytes, float | None]]:
     """Return the served tokens without one that ends the answer, which vLLM lists and others do not."""
     assert served.tokens is not None
     before = b"".join(token for token, _ in served.tokens[:-1])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from server.batches.file import URL, Answered
+from server.batches.file import URL, BatchResponse
 
 
 def request(name: str, text: str = "What colour is it?", **fields: Any) -> dict[str, Any]:
@@ -41,20 +41,20 @@ class Scripted:
         self.bodies: list[Mapping[str, Any]] = []
         self._answer = answer or (lambda body: completion("ok"))
 
-    def send(self, body: Mapping[str, Any]) -> Answered:
+    def send(self, body: Mapping[str, Any]) -> BatchResponse:
         self.bodies.append(body)
-        answer: Answered = self._answer(body)
+        answer: BatchResponse = self._answer(body)
         return answer
 
 
-def completion(text: str, **choice: Any) -> Answered:
+def completion(text: str, **choice: Any) -> BatchResponse:
     """Return a successful response."""
     choices = [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop", **choice}]
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     body = {"id": "chatcmpl-1", "object": "chat.completion", "model": "scripted", "choices": choices, "usage": usage}
-    return Answered(200, body, "req_1")
+    return BatchResponse(200, body, "req_1")
 
 
-def failure(status: int, message: str = "no") -> Answered:
+def failure(status: int, message: str = "no") -> BatchResponse:
     """Return a response with an error."""
-    return Answered(status, {"error": {"message": message, "type": "t", "param": None, "code": "c"}}, "req_1")
+    return BatchResponse(status, {"error": {"message": message, "type": "t", "param": None, "code": "c"}}, "req_1")

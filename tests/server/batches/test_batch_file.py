@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.batches.file import Answered, Problem, Rows, answered_in, identity, passing, requests_in, row
+from server.batches.file import BatchResponse, Problem, ResponseFile, answered_in, identity, passing, requests_in, row
 from tests.server.batches.files import completion, failure, read, request, write
 
 
@@ -51,7 +51,7 @@ def test_a_row_has_the_keys_of_openais_response_files() -> None:
     refused = row("batch_req_2", "b", failure(400, "bad"))
     assert (refused["response"]["status_code"], refused["error"]) == (400, None)
     assert refused["response"]["body"]["error"]["message"] == "bad"
-    gone = row("batch_req_3", "c", Answered(problem=Problem("no_answer", "gone")), condition="x")
+    gone = row("batch_req_3", "c", BatchResponse(problem=Problem("no_answer", "gone")), condition="x")
     assert gone == {
         "id": "batch_req_3", "custom_id": "c", "condition": "x", "response": None,
         "error": {"code": "no_answer", "message": "gone"},
@@ -90,9 +90,9 @@ def test_an_id_is_the_same_for_the_same_request_alone() -> None:
 def test_rows_of_an_earlier_run_are_kept_and_what_may_pass_is_asked_again(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     kept = [row("1", "a", completion("hi")), row("2", "b", failure(400)), row("3", "c", failure(503))]
-    write(path, [*kept, row("4", "d", Answered(problem=Problem("no_answer", "gone"))), '{"id": "5", "custom'])
+    write(path, [*kept, row("4", "d", BatchResponse(problem=Problem("no_answer", "gone"))), '{"id": "5", "custom'])
     path.write_text(path.read_text().rstrip("\n"))  # the last line was cut
-    with Rows(path, {"1", "2", "3", "4", "5"}) as rows:
+    with ResponseFile(path, {"1", "2", "3", "4", "5"}) as rows:
         assert rows.kept == {"1", "2"}
         rows.write(row("3", "c", completion("ho")))
     assert [found["id"] for found in read(path)] == ["1", "2", "3"]
@@ -103,18 +103,18 @@ def test_rows_of_other_requests_are_not_lost_by_mistake(tmp_path: Path) -> None:
     path = write(tmp_path / "out.jsonl", [row("1", "a", completion("hi")), row("2", "b", completion("ho"))])
     before = path.read_bytes()
     with pytest.raises(ValueError, match="has 1 lines that answer other requests"):
-        Rows(path, {"1"})
+        ResponseFile(path, {"1"})
     assert path.read_bytes() == before
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
-    with Rows(path, {"1"}, replace=True) as rows:
+    with ResponseFile(path, {"1"}, replace=True) as rows:
         assert rows.kept == {"1"}
     assert [found["id"] for found in read(path)] == ["1"]
 
 
 def test_a_line_of_the_requests_that_was_mended_leaves_no_row(tmp_path: Path) -> None:
     """Its row says that it was no request, which nobody needs once it is one."""
-    path = write(tmp_path / "out.jsonl", [row("1", "line 2", Answered(problem=Problem("invalid_json_line", "x")))])
-    with Rows(path, {"2"}) as rows:
+    path = write(tmp_path / "out.jsonl", [row("1", "line 2", BatchResponse(problem=Problem("invalid_json_line", "x")))])
+    with ResponseFile(path, {"2"}) as rows:
         assert rows.kept == set()
     assert read(path) == []
 

@@ -18,7 +18,7 @@ from flask.testing import FlaskClient
 from server.batches.conditions import read_conditions
 from server.batches.pool import Pace, in_order
 from server.batches.run import BatchOptions, run_batch
-from server.batches.transport import InProcess, remote
+from server.batches.transport import LocalTransport, remote
 from tests.server.batches.files import Scripted, completion, failure, read, request, write
 from tests.server.conftest import ask, data_uri, user
 
@@ -215,7 +215,7 @@ def test_the_answers_are_those_of_the_server(app: Flask, client: FlaskClient, tm
         [line, request("b", text="Hi", n=2, temperature=1.0, seed=3), request("c", max_tokens=-1)],
     )
     (tmp_path / "conditions.toml").write_text('baseline = {}\nvision = "@vision"\n[own]\nsage = true\n')
-    transport = InProcess(app)
+    transport = LocalTransport(app)
     run_batch(options(tmp_path, conditions=tmp_path / "conditions.toml"), transport)
     rows = named(tmp_path / "out.jsonl")
     for name, more in (
@@ -244,7 +244,7 @@ def test_a_server_at_an_address_gives_the_same_rows(app: Flask, live: Callable[[
         picture = [user(data_uri(), "What colour is it?")]
         write(folder / "in.jsonl", [request("a", messages=picture, diagnostics=True), request("b", model="nobody")])
         with ExitStack() as opened:
-            transport: Any = InProcess(app)
+            transport: Any = LocalTransport(app)
             if place == "there":
                 transport = opened.enter_context(remote(live(app), None, 2, 60.0))
             run_batch(options(folder, conditions=tmp_path / "conditions.toml"), transport)

@@ -12,7 +12,7 @@ from flask import Flask
 
 from server.batches.flat import check_table, write_table
 from server.batches.run import BatchOptions, run_batch
-from server.batches.transport import InProcess
+from server.batches.transport import LocalTransport
 from tests.server.batches.files import Scripted, completion, failure, read, request, write
 from tests.server.conftest import data_uri, user
 
@@ -34,7 +34,7 @@ def test_a_table_has_the_answers_their_numbers_and_their_metadata(app: Flask, tm
     options = BatchOptions(
         tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "conditions.json", table, quiet=True
     )
-    run_batch(options, InProcess(app))
+    run_batch(options, LocalTransport(app))
     frame = pandas.read_csv(table)
     assert list(zip(frame.custom_id, frame.condition, frame.choice.fillna(-1), strict=True)) == [
         *(("a", "baseline", 0), ("a", "vision", 0)),

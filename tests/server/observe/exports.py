@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.batches.file import row
-from server.batches.transport import InProcess
+from server.batches.transport import LocalTransport
 from tests.server.conftest import data_uri, user
 
 READOUTS = ("focus", "modality", "decay", "residual", "confidence", "tam")
@@ -31,14 +31,14 @@ KINDS: dict[str, dict[str, Any]] = {
 """Requests of all kinds by name."""
 
 
-def live(transport: InProcess, **more: Any) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+def live(transport: LocalTransport, **more: Any) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Return the bodies of all kinds, and this engine's own responses to them with all readouts."""
     bodies = {name: {"temperature": 0, "max_tokens": 24, **fields} for name, fields in KINDS.items()}
     asked = {"diagnostics": {"include": list(READOUTS)}, "logprobs": True, **more}
     return bodies, {name: responded(transport, {**body, **asked}) for name, body in bodies.items()}
 
 
-def responded(transport: InProcess, body: Mapping[str, Any]) -> dict[str, Any]:
+def responded(transport: LocalTransport, body: Mapping[str, Any]) -> dict[str, Any]:
     answered = transport.send(body)
     assert answered.ok, answered.reason
     found: dict[str, Any] = answered.body
@@ -50,6 +50,6 @@ def exported(name: str, response: Mapping[str, Any], *, logprobs: bool = False) 
     kept = ("index", "message", "finish_reason", *(("logprobs",) if logprobs else ()))
     choices = [{key: choice[key] for key in kept} for choice in response["choices"]]
     plain = {key: response[key] for key in ("id", "object", "created", "model", "usage")}
-    from server.batches.file import Answered
+    from server.batches.file import BatchResponse
 
-    return row(f"vllm-{name}", name, Answered(200, {**plain, "choices": choices}, "vllm-batch-1"))
+    return row(f"vllm-{name}", name, BatchResponse(200, {**plain, "choices": choices}, "vllm-batch-1"))

@@ -20,11 +20,11 @@ from flask import Flask
 import steering
 from probes.answering.base import Unanswered
 from server.app import create_app
-from server.batches.transport import InProcess, remote
+from server.batches.transport import LocalTransport, remote
 from server.journal.database import Place as Database
 from server.journal.database import open_database
 from server.journal.queries import Filters, stream
-from server.observe.run import ObserveOptions, Report, observe
+from server.observe.run import ObserveOptions, ObserveReport, observe
 from server.settings import Settings
 from tests.server.batches.files import Scripted, completion, failure, read, write
 from tests.server.conftest import data_uri, user
@@ -54,13 +54,13 @@ def same(ours: Any, theirs: Any, place: str = "", within: float = 1e-6) -> int:
 
 
 @pytest.fixture(scope="module")
-def transport(app: Flask) -> InProcess:
-    return InProcess(app)
+def transport(app: Flask) -> LocalTransport:
+    return LocalTransport(app)
 
 
 @pytest.mark.parametrize(("logprobs", "at_once", "within"), [(True, 1, 1e-6), (False, 4, 1e-5)])
 def test_numbers_are_those_of_the_live_answers(
-    logprobs: bool, at_once: int, within: float, transport: InProcess, tmp_path: Path
+    logprobs: bool, at_once: int, within: float, transport: LocalTransport, tmp_path: Path
 ) -> None:
     """Answers of all kinds, exported without readouts, are read with the numbers that they had when they were given.
 
@@ -101,7 +101,7 @@ def test_numbers_are_those_of_the_live_answers(
 
 
 def test_tokens_that_are_known_are_forced_as_they_were(
-    transport: InProcess, engine: steering.Engine, tmp_path: Path
+    transport: LocalTransport, engine: steering.Engine, tmp_path: Path
 ) -> None:
     """Of two splits of a text the tokenizer's own is assumed; with the numbers of the tokens, the numbers are right."""
     body = {"messages": [user(data_uri(), "What is it?")], "temperature": 0}
@@ -138,7 +138,7 @@ def test_tokens_that_are_known_are_forced_as_they_were(
     assert report.unmatched == unmatched["unmatched"] + rows["counted"]["tokens"]["unmatched"]
 
 
-def test_an_answer_that_a_stop_string_ended_is_read_with_it(transport: InProcess, tmp_path: Path) -> None:
+def test_an_answer_that_a_stop_string_ended_is_read_with_it(transport: LocalTransport, tmp_path: Path) -> None:
     """Its tokens were generated and then cut off, and the last state is theirs."""
     body = {"messages": [user(data_uri(), "What colour is it?")], "temperature": 0, "max_tokens": 24}
     whole = responded(transport, body)["choices"][0]["message"]["content"]
@@ -155,7 +155,7 @@ def test_an_answer_that_a_stop_string_ended_is_read_with_it(transport: InProcess
     same(row["diagnostics"], answer["choices"][0]["diagnostics"])
 
 
-def test_another_prompt_is_noticed(transport: InProcess, tmp_path: Path) -> None:
+def test_another_prompt_is_noticed(transport: LocalTransport, tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 4}
     line = {**exported("a", responded(transport, body)), "request": {**body, "media_io_kwargs": {"video": {"fps": 1}}}}
     line["response"]["body"]["usage"]["prompt_tokens"] += 3
@@ -168,7 +168,7 @@ def test_another_prompt_is_noticed(transport: InProcess, tmp_path: Path) -> None
     assert report.prompts == 1
 
 
-def test_what_cannot_be_read_is_counted_by_its_reason(transport: InProcess, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_counted_by_its_reason(transport: LocalTransport, tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}]}
     good = exported("good", responded(transport, {**body, "max_tokens": 4}))
 
@@ -208,7 +208,7 @@ def test_answers_are_in_journal_and_metrics_with_the_ids_that_they_had(
     engine: steering.Engine, settings: Settings, tmp_path: Path
 ) -> None:
     app = create_app(settings.model_copy(update={"journal": _secret(tmp_path / "journal.db")}), engine=engine)
-    transport = InProcess(app, "observe")
+    transport = LocalTransport(app, "observe")
     body = {"messages": [user(data_uri(), "What colour is it?")], "metadata": {"shop": "9"}}
     asked = {**body, "temperature": 0, "diagnostics": {"include": ["focus", "residual"]}}
     answer = responded(transport, asked)
@@ -304,7 +304,7 @@ def test_a_share_is_the_same_answers_each_time(tmp_path: Path) -> None:
 
 def test_a_growing_file_is_followed_through_a_rotation(tmp_path: Path) -> None:
     path, stop = write(tmp_path / "answers.jsonl", lines(2)), threading.Event()
-    reports: list[Report] = []
+    reports: list[ObserveReport] = []
     follower = threading.Thread(
         target=lambda: reports.append(observe(options(tmp_path, follow=True), Scripted(forced), stop)), daemon=True
     )
@@ -343,13 +343,13 @@ def test_metrics_are_served_while_it_follows(tmp_path: Path) -> None:
     def run() -> None:
         from server.observe import metrics
 
-        class Told(metrics.Observed):
+        class Told(metrics.ObservedMetrics):
             def __init__(self, *given: Any) -> None:
                 super().__init__(*given)
                 bound.append(self)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("server.observe.run.Observed", Told)
+            patch.setattr("server.observe.run.ObservedMetrics", Told)
             observe(options(tmp_path, follow=True, metrics_port=0), Scripted(forced), stop)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -365,7 +365,7 @@ def test_metrics_are_served_while_it_follows(tmp_path: Path) -> None:
 
 
 def test_a_server_reads_them_too(
-    app: Flask, live: Callable[[Flask], str], transport: InProcess, tmp_path: Path
+    app: Flask, live: Callable[[Flask], str], transport: LocalTransport, tmp_path: Path
 ) -> None:
     body = {"messages": [user(data_uri(), "What colour is it?")], "temperature": 0}
     answer = responded(transport, {**body, "diagnostics": {"include": ["focus"]}})

@@ -17,7 +17,7 @@ import steering
 from server import cli
 from server.app import create_app
 from server.batches.file import URL
-from server.batches.transport import InProcess
+from server.batches.transport import LocalTransport
 from server.observe import run as running
 from server.settings import Settings
 from tests.first_hour.pages import ROOT, blocks, commands
@@ -33,7 +33,7 @@ PAGE = ROOT / "docs" / "observe.md"
 def files(app: Flask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
     """Write the files of the page into a home, and return the live answers behind them."""
     at_home(tmp_path, monkeypatch)
-    bodies, answers = live(InProcess(app))
+    bodies, answers = live(LocalTransport(app))
     lines = [{"custom_id": name, "method": "POST", "url": URL, "body": body} for name, body in bodies.items()]
     write(tmp_path / "requests.jsonl", lines)
     write(tmp_path / "answers.jsonl", [exported(name, answer) for name, answer in answers.items()])
@@ -83,7 +83,7 @@ def test_stored_completions_are_read(
     """The page's program writes them with OpenAI's SDK; the numbers are those of the answers when they were stored."""
     at_home(tmp_path, monkeypatch)
     app = create_app(Settings(journal=str(tmp_path / "journal.db"), slots=4), engine=engine)
-    transport = InProcess(app, "live")
+    transport = LocalTransport(app, "live")
     parts = [{"type": "text", "text": "Text context: It is blue."}, {"type": "text", "text": "What colour is it?"}]
     chats = [[{"role": "user", "content": "Say something."}], [{"role": "user", "content": parts}]]
     asked = {"store": True, "temperature": 0, "max_tokens": 12, "diagnostics": {"include": ["residual"]}}

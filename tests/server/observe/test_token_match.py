@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from server.observe.served import Served
+from server.observe.served import ServedAnswer
 from server.observe.tokens import match
 
 FORCED = [(b"a ", -0.1), (b"red", -0.2), (b" ball", -0.3)]
 """The tokens of "a red ball" as they were forced, without the end, which makes them four."""
 
 
-def served(tokens: list[tuple[bytes, float | None]] | None = None, **more: Any) -> Served:
+def served(tokens: list[tuple[bytes, float | None]] | None = None, **more: Any) -> ServedAnswer:
     given = None if tokens is None else tuple(tokens)
-    return Served("q", 0, {}, **{"text": "a red ball", "finish_reason": "stop", "tokens": given, **more})
+    return ServedAnswer("q", 0, {}, **{"text": "a red ball", "finish_reason": "stop", "tokens": given, **more})
 
 
 @pytest.mark.parametrize("end", [[], [(b"<|im_end|>", -0.01)]], ids=["as OpenAI lists them", "as vLLM lists them"])
@@ -26,7 +26,7 @@ def test_the_same_tokens_match_whether_the_end_is_listed_or_not(end: list[tuple[
 
 
 def test_tokens_of_another_split_are_named_where_they_stand() -> None:
-    """ "re" and "d" are no forced tokens, and " ball" is one again, since as many bytes are before it."""
+    """The texts "re" and "d" are no forced tokens, and " ball" is one again, since as many bytes are before it."""
     split = [(b"a ", -0.1), (b"re", -9.0), (b"d", -9.0), (b" ball", -0.7)]
     found = match(served(split), "a red ball", FORCED, 4)
     assert (found.ok, found.served, found.unmatched) == (False, 4, 2)
