@@ -41,8 +41,8 @@ class BatchCondition:
 
         A request's own interventions give way to the condition's. A request for another model stays one, unless `any_model`.
         """
-        asked = given.get("model")
-        own = not isinstance(asked, str) or asked in ("", model) or asked.startswith(model + AT)
+        model_name = given.get("model")
+        own = not isinstance(model_name, str) or model_name in ("", model) or model_name.startswith(model + AT)
         body = {name: value for name, value in given.items() if name not in WHOLE}
         if any_model and not own:
             body["model"], own = model, True
@@ -51,7 +51,7 @@ class BatchCondition:
         interventions = with_interventions(ChatRequest).asking
         body = {name: value for name, value in body.items() if name not in interventions}
         name = model + (AT + self.preset if self.preset else "")
-        return {**body, "model": name if own else asked, **self.fields}
+        return {**body, "model": name if own else model_name, **self.fields}
 
 
 ASKED = [BatchCondition(as_asked=True)]
@@ -83,13 +83,15 @@ def _condition(path: Path, name: str, value: Any, presets: list[str]) -> BatchCo
         if presets and preset not in presets:
             meant = get_close_matches(preset, presets, n=1)
             more = (
-                f"did you mean {AT + meant[0]!r}?" if meant else f"there are {', '.join(AT + one for one in presets)}"
+                f"did you mean {AT + meant[0]!r}?"
+                if meant
+                else f"there are {', '.join(AT + preset for preset in presets)}"
             )
             raise ValueError(f"{place}: the model has no preset {value!r}; {more}")
         return BatchCondition(name, preset=preset)
     if not isinstance(value, dict):
         raise ValueError(f"{place}: must be fields of a request, a preset such as '@vision', or {AS_ASKED!r}")
-    if fixed := [one for one in FIXED if one in value]:
+    if fixed := [key for key in FIXED if key in value]:
         raise ValueError(f"{place}: {fixed[0]!r} belongs to the requests")
     try:
         checked({"messages": [{"role": "user", "content": "?"}], **value}, with_interventions(ChatRequest))

@@ -105,15 +105,15 @@ def requests_in(path: Path) -> Iterator[BatchRequest]:
     ids: set[bytes] = set()
     with path.open("rb") as file:
         for line in lines_of(file):
-            asked = request_of(line)
-            mark = hashlib.blake2b(asked.custom_id.encode(), digest_size=12).digest()
+            request = request_of(line)
+            mark = hashlib.blake2b(request.custom_id.encode("utf-8", "surrogatepass"), digest_size=12).digest()
             if mark in ids:
-                said = f"Line {line.number} has the 'custom_id' of an earlier line."
-                asked = BatchRequest(
-                    f"{asked.custom_id} (line {line.number})", {}, Problem("duplicate_custom_id", said)
+                message = f"Line {line.number} has the 'custom_id' of an earlier line."
+                request = BatchRequest(
+                    f"{request.custom_id} (line {line.number})", {}, Problem("duplicate_custom_id", message)
                 )
             ids.add(mark)
-            yield asked
+            yield request
 
 
 def request_of(line: Line) -> BatchRequest:
@@ -218,12 +218,12 @@ class ResponseFile:
         strange = 0
         with self.path.open("rb") as file, temporary.open("wb") as kept:
             for line in lines_of(file):
-                found = _row(line.text)
-                if found is None or (wanted is not None and found["id"] not in wanted):
+                kept_row = _row(line.text)
+                if kept_row is None or (wanted is not None and kept_row["id"] not in wanted):
                     # A line of the requests that was no request may have been mended.
-                    strange += found is None or answered_in(found).problem is None
-                elif found["id"] not in self.kept and not self._again(found):
-                    self.kept.add(found["id"])
+                    strange += kept_row is None or answered_in(kept_row).problem is None
+                elif kept_row["id"] not in self.kept and not self._again(kept_row):
+                    self.kept.add(kept_row["id"])
                     kept.write(line.text + b"\n")
         if strange and not replace:
             temporary.unlink()
@@ -243,7 +243,7 @@ def passing(answered: BatchResponse) -> bool:
 
 def _row(text: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(text)
+        row = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("id"), str) else None
+    return row if isinstance(row, dict) and isinstance(row.get("id"), str) else None

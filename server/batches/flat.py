@@ -33,7 +33,11 @@ def write_table(requests: Path, responses: Path, table: Path) -> int:
     Every row of JSON lines has every column. In CSV, a text that a spreadsheet would take for a formula begins with `'`.
     """
     metadata = _metadata(requests)
-    columns = [*HEAD, *scalars(None, None), *dict.fromkeys(METADATA + key for one in metadata.values() for key in one)]
+    columns = [
+        *HEAD,
+        *scalars(None, None),
+        *dict.fromkeys(METADATA + key for known in metadata.values() for key in known),
+    ]
     count = 0
     with table.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         is_csv = table.suffix.lower() == ".csv"
@@ -81,8 +85,8 @@ def _logprob(choice: Mapping[str, Any]) -> float | None:
 
 def _metadata(path: Path) -> dict[str, dict[str, Any]]:
     """Return the metadata of a file's requests by their ids."""
-    found = {asked.custom_id: asked.body.get("metadata") for asked in requests_in(path)}
-    return {name: value for name, value in found.items() if isinstance(value, dict)}
+    metadata = {request.custom_id: request.body.get("metadata") for request in requests_in(path)}
+    return {name: value for name, value in metadata.items() if isinstance(value, dict)}
 
 
 def _rows(path: Path, metadata: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -90,5 +94,5 @@ def _rows(path: Path, metadata: Mapping[str, Mapping[str, Any]]) -> Iterator[dic
         for line in lines_of(file):
             row = json.loads(line.text)
             known = {METADATA + key: value for key, value in metadata.get(row["custom_id"], {}).items()}
-            for one in flat_rows(row):
-                yield one | known
+            for flat in flat_rows(row):
+                yield flat | known

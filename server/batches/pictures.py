@@ -40,8 +40,8 @@ def _part(part: Any, folder: Path) -> Any:
     url = image.get("url") if isinstance(image, dict) else image
     if not isinstance(url, str) or _SCHEME.match(url):
         return part
-    found = _data(url, folder)
-    return {**part, "image_url": {**image, "url": found} if isinstance(image, dict) else found}
+    data = _data(url, folder)
+    return {**part, "image_url": {**image, "url": data} if isinstance(image, dict) else data}
 
 
 def _data(url: str, folder: Path) -> str:

@@ -113,13 +113,13 @@ def _conditions(options: BatchOptions, transport: Transport) -> Sequence[BatchCo
 
 def _tasks(options: BatchOptions, conditions: Sequence[BatchCondition], transport: Transport) -> Iterator[BatchTask]:
     """Yield the requests in order, each under all conditions, which share its images and its prompt's cached prefix."""
-    for asked in requests_in(options.requests):
-        given, problem = asked.body, asked.problem
+    for request in requests_in(options.requests):
+        given, problem = request.body, request.problem
         try:
             given = with_pictures(given, options.pictures)
         except NoPicture as error:
             problem = Problem("invalid_image_url", str(error))
         for condition in conditions:
             body = {} if problem else condition.body(given, transport.model, options.any_model)
-            row_id = identity(transport.identity, asked.custom_id, condition.name, body)
-            yield BatchTask(row_id, asked.custom_id, condition, body, problem)
+            row_id = identity(transport.identity, request.custom_id, condition.name, body)
+            yield BatchTask(row_id, request.custom_id, condition, body, problem)

@@ -109,12 +109,12 @@ class RemoteTransport:
         except Unanswered as error:
             return BatchResponse(problem=Problem("no_answer", str(error)))
         try:
-            found = response.json()
+            body = response.json()
         except (requests.JSONDecodeError, RecursionError):
             return BatchResponse(
                 problem=Problem("no_answer", f"{response.url} answered with something that is not JSON.")
             )
-        return BatchResponse(response.status_code, found, request_id(response.headers.get("X-Request-Id")))
+        return BatchResponse(response.status_code, body, request_id(response.headers.get("X-Request-Id")))
 
     def _session(self) -> requests.Session:
         if not hasattr(self._mine, "session"):

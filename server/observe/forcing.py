@@ -36,10 +36,10 @@ def body_of(served: ServedAnswer, model: str, readouts: Sequence[str] | None) ->
     """
     given = served.request
     body = {name: value for name, value in given.items() if name not in SAMPLING and name != "model"}
-    asked = given.get("model")
+    name = given.get("model")
     if isinstance(body.get("tool_choice"), dict) or body.get("tool_choice") == "required":
         body["tool_choice"] = "auto"  # the call is in the answer
-    body["model"] = asked if isinstance(asked, str) and asked.startswith(model + AT) else model
+    body["model"] = name if isinstance(name, str) and name.startswith(model + AT) else model
     body |= {"temperature": 0, "logprobs": True, "metadata": _metadata(served)}
     body["diagnostics"] = True if readouts is None else {"include": list(readouts)}
     if served.token_ids is not None:
@@ -57,7 +57,10 @@ def _metadata(served: ServedAnswer) -> dict[str, str]:
     own = {name: value for name, value in given.items() if isinstance(value, str)} if isinstance(given, Mapping) else {}
     own = {name: value for name, value in own.items() if name not in TRUTHS or value in ("true", "false")}
     ids = {"observed": served.name, "observed_answer": served.answer_id or "", "observed_choice": str(served.choice)}
-    both = {**dict(list(own.items())[: MAX_METADATA - len(ids)]), **{name: one for name, one in ids.items() if one}}
+    both = {
+        **dict(list(own.items())[: MAX_METADATA - len(ids)]),
+        **{name: value for name, value in ids.items() if value},
+    }
     return {name[:MAX_METADATA_KEY]: value[:MAX_METADATA_VALUE] for name, value in both.items()}
 
 

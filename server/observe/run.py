@@ -175,7 +175,9 @@ class Observing:
             if self._options.limit is not None and self._taken >= self._options.limit:
                 return
             line, head = pair
-            answers = [one for one in answers_in(line, self._options.paths, self._requests) if self._chosen(one)]
+            answers = [
+                answer for answer in answers_in(line, self._options.paths, self._requests) if self._chosen(answer)
+            ]
             self._taken += len(answers)
             yield ServedLine(FilePosition(line.number, line.end, head), answers)
 

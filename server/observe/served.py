@@ -129,9 +129,9 @@ class RequestFile:
     def _index(self) -> None:
         self._file.seek(self._end)
         for line in lines_of(self._file):
-            asked = request_of(line)
-            if asked.problem is None:
-                self._places.setdefault(asked.custom_id, self._end)
+            request = request_of(line)
+            if request.problem is None:
+                self._places.setdefault(request.custom_id, self._end)
             self._end = line.end
 
 
@@ -180,12 +180,12 @@ def _response(given: Mapping[str, Any], paths: FieldPaths) -> tuple[Mapping[str,
         }
         usage = {name: answer[name] for name in ("prompt_tokens", "completion_tokens")}
         return {"choices": [choice], "usage": usage}, None
-    found = paths.find("response", given) if "response" in paths else given.get("response")
-    if isinstance(found, Mapping) and "choices" in found:
-        return found, None
+    response = paths.find("response", given) if "response" in paths else given.get("response")
+    if isinstance(response, Mapping) and "choices" in response:
+        return response, None
     if "choices" in given:
         return given, None
-    answered = answered_in({"response": found, "error": given.get("error")})
+    answered = answered_in({"response": response, "error": given.get("error")})
     if not answered.ok or not isinstance(answered.body, Mapping):
         return None, answered.reason or "The response has no body."
     return answered.body, None
@@ -193,10 +193,10 @@ def _response(given: Mapping[str, Any], paths: FieldPaths) -> tuple[Mapping[str,
 
 def _request(given: Mapping[str, Any], paths: FieldPaths) -> Mapping[str, Any] | None:
     """Return a line's request, None if it is elsewhere."""
-    found = paths.find("request", given) if "request" in paths else given.get("request", given.get("body"))
-    if isinstance(found, Mapping) and isinstance(found.get("body"), Mapping):
-        found = found["body"]
-    request = dict(found) if isinstance(found, Mapping) else {}
+    body = paths.find("request", given) if "request" in paths else given.get("request", given.get("body"))
+    if isinstance(body, Mapping) and isinstance(body.get("body"), Mapping):
+        body = body["body"]
+    request = dict(body) if isinstance(body, Mapping) else {}
     if "messages" in paths:
         request["messages"] = paths.find("messages", given)
     elif not request and "messages" in given:
@@ -232,12 +232,12 @@ def _served(
         changed = "reasoning"
     tokens, numbers = _tokens(choice.get("logprobs"))
     ids = choice.get("token_ids")
-    ids = tuple(ids) if isinstance(ids, list) and ids and all(type(one) is int for one in ids) else numbers
+    ids = tuple(ids) if isinstance(ids, list) and ids and all(type(token) is int for token in ids) else numbers
     text = text if isinstance(text, str) else None
     if ids is None and changed is not None:
-        said = "has tool calls" if changed == "tool_calls" else "had its reasoning taken out"
+        state = "has tool calls" if changed == "tool_calls" else "had its reasoning taken out"
         return UnreadAnswer(
-            name, number, changed, f"The answer {said}: its text is not known, and it has no 'token_ids'."
+            name, number, changed, f"The answer {state}: its text is not known, and it has no 'token_ids'."
         )
     if ids is None and not text:
         return UnreadAnswer(name, number, "empty", "The answer has no text.")
@@ -264,11 +264,11 @@ def _tokens(logprobs: Any) -> tuple[tuple[tuple[bytes, float | None], ...] | Non
     content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
     if not isinstance(content, list) or not content:
         return None, None
-    texts = [str(one.get("token")) if isinstance(one, Mapping) else "" for one in content]
+    texts = [str(token.get("token")) if isinstance(token, Mapping) else "" for token in content]
     numbered = [_NUMBERED.fullmatch(text) for text in texts]
     if all(numbered):
-        return None, tuple(int(one[1]) for one in numbered if one is not None)
-    return tuple(_token(one, text) for one, text in zip(content, texts, strict=True)), None
+        return None, tuple(int(number[1]) for number in numbered if number is not None)
+    return tuple(_token(token, text) for token, text in zip(content, texts, strict=True)), None
 
 
 def _token(given: Any, text: str) -> tuple[bytes, float | None]:

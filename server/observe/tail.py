@@ -32,12 +32,12 @@ class FilePosition:
     def load(cls, state: Path, path: Path) -> FilePosition:
         """Return the place that an earlier run reached; the beginning, if there was none or the file is another one."""
         try:
-            found = cls(**json.loads(state.read_bytes()))
+            position = cls(**json.loads(state.read_bytes()))
         except (OSError, ValueError, TypeError):
             return cls()
         with path.open("rb") as file:
-            same = os.fstat(file.fileno()).st_size >= found.end and _digest(file, found.end) == found.head
-        return found if same else cls()
+            same = os.fstat(file.fileno()).st_size >= position.end and _digest(file, position.end) == position.head
+        return position if same else cls()
 
     def save(self, state: Path) -> None:
         """Keep the place for a later run."""
