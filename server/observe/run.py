@@ -146,6 +146,7 @@ class Observing:
         self._rows = (
             None if options.out is None else opened.enter_context(ResponseFile(options.out, again=lambda row: False))
         )
+        self._pace = Pace(options.rate, sleep=stop.wait)
         self._saved = self._told = time.monotonic()
         self._taken = 0
 
@@ -156,7 +157,7 @@ class Observing:
         silent = options.quiet or options.follow
         try:
             with Tracker("Observed", {"": total}, unit="lines", quiet=silent) as progress:
-                for entry, rows in in_order(self._entries(), self._read, at_once, Pace(options.rate)):
+                for entry, rows in in_order(self._entries(), self._read, at_once, self._pace):
                     self._keep(rows)
                     self._place = entry.place
                     progress.advance()

@@ -336,6 +336,16 @@ def test_a_growing_file_is_followed_through_a_rotation(tmp_path: Path) -> None:
     assert observe(options(tmp_path), Scripted(forced)).outcomes == {"read": 1}
 
 
+def test_a_slow_rate_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    write(tmp_path / "answers.jsonl", lines(3))
+    stop = threading.Event()
+    transport = Scripted(lambda body: stop.set() or forced(body))
+    begun = time.monotonic()
+    observe(options(tmp_path, rate=0.01), transport, stop)
+    assert time.monotonic() - begun < 20, "and not the hundred seconds until the next one"
+    assert 1 <= len(read(tmp_path / "out.jsonl")) <= 2
+
+
 def test_metrics_are_served_while_it_follows(tmp_path: Path) -> None:
     write(tmp_path / "answers.jsonl", lines(3))
     stop, bound = threading.Event(), []
