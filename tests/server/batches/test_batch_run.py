@@ -173,19 +173,21 @@ def test_no_more_than_allowed_are_asked_at_once() -> None:
 def test_results_do_not_wait_for_items_that_are_not_there_yet() -> None:
     """A follower gives None until there is more: what is done by then is yielded, not kept back."""
     seen: list[int] = []
+    before: list[list[int]] = []
 
     def items() -> Any:
         yield 1
-        for _ in range(1000):
+        for _ in range(400):
             yield None
             if seen:
                 break
             time.sleep(0.005)
+        before.append([*seen])
         yield 2
 
     for _, result in in_order(items(), lambda item: item, 4):
         seen.append(result)
-    assert seen == [1, 2]
+    assert (before, seen) == ([[1]], [1, 2])
 
 
 def test_a_rate_spaces_requests_evenly() -> None:
