@@ -20,7 +20,8 @@ PROMPT = {
 }  # fmt: skip
 CHOICE = {
     "n": 3, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 5, "stop": ["x"],
-    "response_format": {"type": "json_object"}, "tool_choice": "required", "store": True, "min_tokens": 2, "guided_regex": "a+", "return_token_ids": True,
+    "response_format": {"type": "json_object"},
+    "tool_choice": "required", "store": True, "min_tokens": 2, "guided_regex": "a+", "return_token_ids": True,
     "baseline": True, "metadata": {"shop": "9", "answer_correct": "perhaps"}, **dict.fromkeys(RANGES, 1),
 }  # fmt: skip
 
