@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 HEADER = "X-Helmsight-Source"
 LIVE = "live"
 SOURCES = (LIVE, "eval", "probe", "batch", "observe")
 """The known sources: few, because they are labels of metrics."""
 
 
-def source_of(headers: Mapping[str, str]) -> str:
-    """Return the source that a request's headers name, live by default; raises ValueError for an unknown one."""
-    source = headers.get(HEADER, LIVE)
+def source_of(named: str | None) -> str:
+    """Return the source that a request's header names, live without one; raises ValueError for an unknown one."""
+    source = LIVE if named is None else named
     if source not in SOURCES:
         raise ValueError(f"The header {HEADER} must be one of {', '.join(SOURCES)}; got {source[:64]!r}.")
     return source

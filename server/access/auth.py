@@ -19,11 +19,15 @@ the source does not.
 """
 CHAT = "/v1/chat/completions"
 """The route whose POST rate and concurrency limits apply to; the others are cheap, and pages call many of them."""
+ROWS_OF_ANSWER = "/v1/diagnostics/<identity>"
+"""The route that shows a key without the role `journal` the rows of its own answers."""
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="helmsight"'}
 
 
 def roles_for(rule: str, method: str) -> tuple[Role, ...]:
     """Return the roles of which a key needs at least one for a route."""
+    if rule == ROWS_OF_ANSWER:
+        return ("journal", "use")
     if rule == "/metrics" or rule.startswith("/v1/diagnostics"):
         return ("journal",)
     if rule.startswith(VECTORS):

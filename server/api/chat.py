@@ -148,7 +148,7 @@ def submit(
 def _source() -> str:
     """Return the source of the current request, noted for the log; raises BadRequest for an unknown one."""
     try:
-        source = source_of(request.headers)
+        source = source_of(request.headers.get(HEADER))
     except ValueError as error:
         raise BadRequest(str(error), HEADER) from None
     g.notes["source"] = source

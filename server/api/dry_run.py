@@ -16,7 +16,6 @@ from server.images.load import ImageLoader, is_remote
 from server.requests.resolve import resolve
 from server.requests.skipping import Skipping
 from server.wire.messages import image_urls
-from steering.prompt.chat import GRAY
 from steering.protocol.intervention import by_path
 from steering.protocol.readout import readout_options
 
@@ -75,7 +74,7 @@ class StandIns(ImageLoader):
             return super().load(url, param)
         self.check()
         self.count_image()
-        return Image.new("RGB", STAND_IN, GRAY)
+        return Image.new("RGB", STAND_IN, "gray")
 
 
 def steers_of(asked: steering.InterventionSpec | None, pictured: bool | None) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 from flask import Blueprint, Response
 from sqlalchemy.exc import SQLAlchemyError
 
+from server.access.auth import caller
 from server.api.query import METADATA, integer, metadata_of, metadata_parameter, parameters, word
 from server.api.reading import reading
 from server.context import context
@@ -146,12 +147,16 @@ def summary() -> Response:
     parameters=[Parameter("identity", "The `id` of the answer.", place="path")],
 )
 def get_rows(identity: str) -> Response:
-    """Return the rows of all choices of one answer."""
+    """Return the rows of all choices of one answer; a key without the role `journal` sees those of its own answers."""
     parameters(())
     rows: list[dict[str, Any]] = []
+    if (journal := context().journal).enabled:
+        journal.settle_all()
     with reading() as database, database.engine.connect() as connection:
         if len(identity) <= MAX_TEXT and identity.isprintable():
             rows = answer(connection, identity, scalars())
+    if "journal" not in (holder := caller()).roles:
+        rows = [row for row in rows if row["key_name"] == holder.name]
     if not rows:
         raise ApiError(404, "The journal holds no answer with this id.", code="unknown_answer", param="id")
     return json_response({"object": "list", "data": rows})

@@ -24,6 +24,8 @@ DOSE = Quantity(
     "Mean steering dose: the norm of the added vectors as a share of the residual stream's",
     buckets=(0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 2.0, 3.0, 5.0),
 )
+LABELS = ("model", "intervention", "source")
+"""The labels of the numbers of answers, as `Traffic` has them."""
 SEVERAL = "several"
 NONE = "none"
 """The kind of intervention of an answer without any."""
@@ -95,14 +97,13 @@ class Metrics(RequestCounters):
         self.truths = frozenset(name for name, kind, _ in kept if kind is bool) - {CORRECT}
         numbers = {name: quantity for name, kind, quantity in kept if kind is float} | {"dose": DOSE}
         self.histograms = {name: _histogram(name, quantity, registry) for name, quantity in numbers.items()}
-        of_answers = Traffic._fields
         self.flags = Counter(
-            "helmsight_flags", "Finished answers by flag", ["flag", "raised", *of_answers], registry=registry
+            "helmsight_flags", "Finished answers by flag", ["flag", "raised", *LABELS], registry=registry
         )
         self.focus = Counter(
             "helmsight_focus",
             "Finished answers whose focused image was the target",
-            ["correct", *of_answers],
+            ["correct", *LABELS],
             registry=registry,
         )
 
@@ -141,7 +142,7 @@ def _histogram(name: str, quantity: Quantity | None, registry: CollectorRegistry
     quantity = quantity or Quantity(name)
     unit = f" ({quantity.unit})" if quantity.unit else ""
     text, buckets = f"{quantity.about}{unit}, of finished answers", quantity.buckets or WIDE
-    return Histogram(f"helmsight_{name}", text, Traffic._fields, buckets=buckets, registry=registry)
+    return Histogram(f"helmsight_{name}", text, LABELS, buckets=buckets, registry=registry)
 
 
 def _word(value: object) -> str:

@@ -145,9 +145,7 @@ class Steer(Part):
         """
         warnings, known = [], self.vector.calibrated_range
         if known is not None and abs(self.scale) > known[1]:
-            warnings.append(
-                f"strength {abs(self.scale):g} is beyond the calibrated range {known[0]:g} to {known[1]:g}"
-            )
+            warnings.append(f"strength {abs(self.scale):g} is beyond the calibrated range {known[0]:g} to {known[1]:g}")
         if pictured is False and self.way == "vision":
             warnings.append("it prefers vision, but the request holds no image")
         return "; ".join(warnings) or None

@@ -28,6 +28,7 @@ from server.settings import Settings
 from steering.protocol import intervention, readout
 from steering.protocol.text import texts_of
 from tests.forked import forked
+from tests.server.api.test_operations import total
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import checkpoint
 from tests.server.journal.journals import settled
@@ -266,9 +267,11 @@ def test_metrics_and_journal_tell_of_both(client: FlaskClient, app: Flask) -> No
     names = {
         'helmsight_interventions_total{kind="nudge",toward=""}': 1,
         'helmsight_diagnostics_total{readout="norm"}': 1,
-        "helmsight_last_norm_count": 2,  # of the plain answer, too: the journal asks for it
     }
     assert {name: after[name] - before.get(name, 0.0) for name in names} == names
+    for group in ("nudge", "none"):  # of the plain answer, too: the journal asks for it
+        counts = [total(found, "helmsight_last_norm_count", intervention=group) for found in (before, after)]
+        assert counts[1] - counts[0] == 1
     (row,) = client.get("/v1/diagnostics?intervention=nudge&limit=1").json["data"]
     assert (row["id"], row["interventions"]) == (nudged["id"], ["nudge"])
     assert row["asked"]["nudge"] == {"token": 9}

@@ -53,6 +53,23 @@ def test_a_key_opens_what_its_roles_are_for(keys: KeyFile, locked: Locked) -> No
     assert no not in every.values()
 
 
+def test_a_key_without_the_journal_sees_the_rows_of_its_own_answers(
+    keys: KeyFile, locked: Locked, tmp_path: Path
+) -> None:
+    client = locked(journal=SecretStr(str(tmp_path / "journal.db"))).test_client()
+    first, other, reader = keys.add("app"), keys.add("other"), keys.add("reader", "journal")
+    answer = client.post(CHAT, json=BODY, headers=first).json["id"]
+    rows = {
+        name: client.get(f"/v1/diagnostics/{answer}", headers=key)
+        for name, key in (("own", first), ("other", other), ("reader", reader))
+    }
+    assert {name: found.status_code for name, found in rows.items()} == {"own": 200, "other": 404, "reader": 200}
+    assert rows["own"].json == rows["reader"].json
+    assert [row["key_name"] for row in rows["own"].json["data"]] == ["app"]
+    assert client.get("/v1/diagnostics", headers=first).status_code == 403
+    client.application.extensions["helmsight"].journal.close()
+
+
 def test_a_missing_role_is_named(keys: KeyFile, locked: Locked) -> None:
     client = locked().test_client()
     refused = client.get("/v1/diagnostics", headers=keys.add("app"))
@@ -70,8 +87,9 @@ def test_every_route_has_the_role_that_was_thought_of(locked: Locked) -> None:
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
         if rule.rule not in OPEN_ROUTES and not rule.rule.startswith(OPEN_FOLDER)
     }
-    journal = {"/metrics", "/v1/diagnostics", "/v1/diagnostics/summary", "/v1/diagnostics/<identity>"}
+    journal = {"/metrics", "/v1/diagnostics", "/v1/diagnostics/summary"}
     assert {rule for (rule, _), roles in rules.items() if roles == ("journal",)} == journal
+    assert rules["/v1/diagnostics/<identity>", "GET"] == ("journal", "use")
     assert {one for one, roles in rules.items() if roles == ("vectors",)} == {
         ("/v1/steering/vectors", "POST"),
         ("/v1/steering/vectors/<name>", "DELETE"),

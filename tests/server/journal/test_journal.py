@@ -42,6 +42,7 @@ def test_a_plain_answer_leaves_one_row(serve: Serve) -> None:
         "choice": 0,
         "model": answer["model"],
         **dict.fromkeys(("key_name", "trace_id", "span_id", "preset", "answer_correct")),
+        "source": "live",
         "toward": "none",
         "vectors": [],
         "finish_reason": answer["choices"][0]["finish_reason"],

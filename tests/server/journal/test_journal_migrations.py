@@ -69,7 +69,7 @@ def test_rows_of_the_version_before_are_found_by_the_names_of_their_intervention
     first = open_database(Place.of(place))
     config = Config()
     config.set_main_option("script_location", str(journal_database.MIGRATIONS))
-    new = {"interventions", "readouts"}
+    new = {"interventions", "readouts", *(column.name for columns in ADDED.values() for column in columns)}
     with first.writer.begin() as connection:
         connection.execute(text("DROP TABLE helmsight_journal"))
         connection.execute(text("DROP TABLE helmsight_journal_refusals"))

@@ -79,6 +79,11 @@ def test_heat_maps_are_brightest_where_the_server_says(playground: Callable[...,
         order = sorted(range(18), key=(maps[0] + maps[1]).__getitem__)
         assert all(bright[a] <= bright[b] + 1e-6 for a, b in pairwise(order))
     assert page.locator(".view.focused").inner_text().startswith("Image 2\nfocused")
+    # Without a text context there is no ratio, but the images' share of all attention.
+    modality = choice["diagnostics"]["modality"]
+    assert (modality["attention_ratio"], modality["reason"]) == (None, "no_context")
+    share = modality["image_share"]
+    assert f"{100 * share:.{int(share < 0.1)}f} % of all" in page.locator("#card-modality").inner_text()
 
     page.locator("#opacity").fill("0")
     assert heat(page, 1) == [0.0] * 9

@@ -213,7 +213,7 @@ def test_it_refreshes_until_paused(known: Callable[..., tuple[Any, Journal]]) ->
     page.wait_for_timeout(5000)
     assert len(journal.queries) == count
     page.get_by_role("button", name="Resume").click()
-    page.get_by_text("Live").wait_for()
+    page.get_by_text("Live", exact=True).wait_for()
     assert len(journal.queries) == count + 2
 
 
