@@ -185,7 +185,11 @@ def test_results_do_not_wait_for_items_that_are_not_there_yet() -> None:
         before.append([*seen])
         yield 2
 
-    for _, result in in_order(items(), lambda item: item, 4):
+    def work(item: int) -> int:
+        time.sleep(0.05)  # it is not done when it is begun
+        return item
+
+    for _, result in in_order(items(), work, 4):
         seen.append(result)
     assert (before, seen) == ([[1]], [1, 2])
 
