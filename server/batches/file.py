@@ -227,6 +227,8 @@ class ResponseFile:
                     kept.write(line.text + b"\n")
         if strange and not replace:
             temporary.unlink()
+            if wanted is None:
+                raise ValueError(f"{self.path} has {strange} lines of something else; name another file")
             raise ValueError(
                 f"{self.path} has {strange} lines that answer other requests, or with another model; name another file, or "
                 "drop them with --replace"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from probes.answering.progress import Tracker
+from probes.harness.options import check_writable
 from server.batches.conditions import ASKED, BatchCondition, read_conditions
 from server.batches.file import BatchResponse, Problem, ResponseFile, identity, requests_in, row
 from server.batches.flat import check_table, write_table
@@ -45,6 +46,9 @@ class BatchOptions:
         places = [path.absolute() for path in (self.requests, self.responses, self.table) if path is not None]
         if len(set(places)) < len(places):
             raise ValueError("the files of requests, of responses and of the table must be different ones")
+        for path in (self.responses, self.table):
+            if path is not None:
+                check_writable(path.parent)
 
 
 @dataclass
@@ -54,7 +58,7 @@ class BatchSummary:
     answered: int = 0
     failed: int = 0
     kept: int = 0
-    reason: str | None = field(default=None)
+    reason: str | None = None
 
     def count(self, answered: BatchResponse) -> None:
         """Count a response."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from probes.answering.base import Unanswered
 from probes.answering.progress import Tracker
+from probes.harness.options import check_writable
 from server.batches.file import ResponseFile, identity
 from server.batches.pictures import NoPicture, with_pictures
 from server.batches.pool import Pace, in_order
@@ -71,6 +72,9 @@ class ObserveOptions:
         for path in (self.answers, self.requests):
             if path is not None:
                 path.open("rb").close()
+        for path in (self.place, self.out, self.metrics_file):
+            if path is not None:
+                check_writable(path.parent)
 
 
 @dataclass
@@ -163,6 +167,7 @@ class Observing:
                     progress.advance()
                     self._tell()
         finally:
+            self._metrics.behind.set(self._tail.behind)
             self._place.save(options.place)
         return self.report
 

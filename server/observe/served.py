@@ -1,7 +1,7 @@
 """Answers that another engine served, from its exports: the request, and each answer with all that is known of its tokens.
 
 A line holds a request and its response, or the response to a request in another file, in OpenAI's batch format; or a stored
-completion with its `messages`. `Paths` name the places in exports that look otherwise.
+completion with its `messages`. `FieldPaths` name the places in exports that look otherwise.
 """
 
 from __future__ import annotations

@@ -229,6 +229,7 @@ def test_answers_are_in_journal_and_metrics_with_the_ids_that_they_had(
     same(observed["diagnostics"], given["diagnostics"])
     text = metrics.read_text()
     assert 'helmsight_observed_answers_total{outcome="read"} 1.0' in text
+    assert "helmsight_observed_behind_bytes 0.0" in text
     assert f'helmsight_observed_tokens_total{{matched="true"}} {float(answer["usage"]["completion_tokens"])}' in text
     assert 'helmsight_observed_prompts_total{matched="true"} 1.0' in text
     (counts,) = re.findall(r"(?m)^helmsight_focus_share_count\{.*source=\"observe\".*\} (.*)$", text)
@@ -282,6 +283,14 @@ def test_a_killed_run_counts_nothing_twice(tmp_path: Path) -> None:
     assert not observe(options(tmp_path), again).outcomes
     assert not again.bodies
     assert len(read(tmp_path / "out.jsonl")) == 6
+
+
+def test_a_file_of_something_else_is_not_touched(tmp_path: Path) -> None:
+    write(tmp_path / "answers.jsonl", lines(1))
+    (tmp_path / "out.jsonl").write_text("notes\n")
+    with pytest.raises(ValueError, match="has 1 lines of something else; name another file$"):
+        observe(options(tmp_path), Scripted(forced))
+    assert (tmp_path / "out.jsonl").read_text() == "notes\n"
 
 
 def test_a_share_is_the_same_answers_each_time(tmp_path: Path) -> None:
