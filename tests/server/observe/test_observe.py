@@ -288,7 +288,7 @@ def test_a_killed_run_counts_nothing_twice(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_not_touched(tmp_path: Path) -> None:
     write(tmp_path / "answers.jsonl", lines(1))
     (tmp_path / "out.jsonl").write_text("notes\n")
-    with pytest.raises(ValueError, match="has 1 lines of something else; name another file$"):
+    with pytest.raises(ValueError, match=r"has 1 lines of something else; name another file$"):
         observe(options(tmp_path), Scripted(forced))
     assert (tmp_path / "out.jsonl").read_text() == "notes\n"
 
