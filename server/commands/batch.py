@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer import Argument, Option
 
 from probes.harness.options import Command, Quiet, goes_on, log_warnings, with_flags
-from server.commands.options import MODEL_PANELS, Config, given_of, settings_flags, settings_of
+from server.commands.options import Config, given_of, settings_flags, settings_of
 
 if TYPE_CHECKING:
     from server.batches.run import BatchSummary
@@ -37,9 +38,21 @@ Timeout = Annotated[
 ]
 
 
+PANELS = ("The model", "The engine", "Limits on a request", "The journal of answers")
+"""Panels of the settings that matter where nothing listens on a port."""
+SERVED_ONLY = ("engine_process", "tensor_parallel", "read_timeout", "max_vector_bytes", "max_uploaded_vectors")
+"""Settings of these panels that matter to a server alone."""
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("batch", cls=Command)(with_flags(batch, settings_flags(MODEL_PANELS)))
+    app.command("batch", cls=Command)(with_flags(batch, model_flags()))
+
+
+def model_flags() -> list[inspect.Parameter]:
+    """Return a flag for each setting of a model that this process loads."""
+    flags = [flag for flag in settings_flags() if get_args(flag.annotation)[1].rich_help_panel in PANELS]
+    return [flag for flag in flags if flag.name.removeprefix("no_") not in SERVED_ONLY]
 
 
 def connected(

@@ -13,13 +13,13 @@ import typer
 from typer import Argument, Option
 
 from probes.harness.options import Command, Quiet, log_warnings, with_flags
-from server.commands.batch import AtOnce, BaseUrl, Pictures, Rate, Timeout, connected
-from server.commands.options import MODEL_PANELS, Config, settings_flags
+from server.commands.batch import AtOnce, BaseUrl, Pictures, Rate, Timeout, connected, model_flags
+from server.commands.options import Config
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("observe", cls=Command)(with_flags(observe, settings_flags(MODEL_PANELS)))
+    app.command("observe", cls=Command)(with_flags(observe, model_flags()))
 
 
 def observe(

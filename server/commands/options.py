@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -26,25 +26,16 @@ NAMES = {"api_keys": "api-key"}
 """Flags whose names differ from those of their fields."""
 
 
-MODEL_PANELS = ("The model", "The engine", "Limits on a request", "The journal of answers")
-"""Panels of the settings that matter where nothing listens on a port."""
-SERVED_ONLY = ("engine_process", "tensor_parallel", "read_timeout", "max_vector_bytes", "max_uploaded_vectors")
-"""Settings of these panels that matter to a server alone."""
-
-
-def settings_flags(panels: Collection[str] | None = None) -> list[inspect.Parameter]:
+def settings_flags() -> list[inspect.Parameter]:
     """Return a flag for each setting; a flag that is not given is None, so that other sources apply.
 
-    A switch has two flags, of which --help shows the one that changes the default. With `panels`, only their settings have
-    flags, without those that matter to a server alone.
+    A switch has two flags, of which --help shows the one that changes the default.
     """
     flags, panel = [], ""
     for name, field in Settings.model_fields.items():
         panel = PANELS.get(name, panel)
         if get_origin(field.annotation) is dict:
             continue  # tables, which only the file has
-        if panels is not None and (panel not in panels or name in SERVED_ONLY):
-            continue
         option = partial(Option, rich_help_panel=panel, show_default=False)
         default: Any = "the embedded model" if name == "model" else field.get_default(call_default_factory=True)
         written = name.replace("_", "-")

@@ -9,7 +9,8 @@ import pytest
 from flask import Flask
 
 from server.cli import main
-from server.commands.options import MODEL_PANELS, settings_flags
+from server.commands.batch import model_flags
+from server.commands.options import settings_flags
 from tests.server.batches.files import completion, read, request, write
 
 
@@ -91,7 +92,7 @@ def test_what_cannot_be_done_is_said_before_a_model_is_loaded(
 
 def test_only_settings_that_matter_without_a_port_are_flags() -> None:
     """The keys and the port of a server are none; limits and the journal are."""
-    names = {flag.name for flag in settings_flags(MODEL_PANELS)}
+    names = {flag.name for flag in model_flags()}
     assert {
         "model",
         "dtype",
