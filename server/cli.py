@@ -25,6 +25,8 @@ COMMANDS = {
     "vectors": ("server.commands.vectors", "list, show, build, compose, export and import steering vectors"),
     "keys": ("server.commands.keys", "make, rotate, list and revoke keys with names, roles and limits"),
     "journal": ("server.commands.journal", "back up, export, prune or summarise the journal of answers"),
+    "batch": ("server.commands.batch", "answer a file of requests in OpenAI's batch format, under several conditions"),
+    "observe": ("server.commands.observe", "read the answers that another engine gave with the same weights"),
     "prepare": ("probes.command", "measure everything that a model lacks, one part after the other"),
     "probe": ("probes.command", "build a modality-preference vector for a model"),
     "eval": ("probes.command", "run a benchmark"),

@@ -22,7 +22,8 @@ FLOORS = {
     ),
     "server": (
         "images", "wire", "engine", "engine_process", "vectors", "requests", "journal", "telemetry", "http", "access",
-        "context", "openapi", "process", "api", "web", "app", "serving", "wsgi", "replicas", "commands", "cli",
+        "context", "openapi", "process", "api", "web", "app", "serving", "wsgi", "replicas", "batches", "observe",
+        "commands", "cli",
     ),
     "probes": (
         "answering", "reporting", "harness", "conflicts", "image_pairs", "image_qa", "calibration", "vector", "pairs", "mc2",

@@ -50,9 +50,9 @@ class Endpoint:
     """The answers of `model` behind `base_url`, a server's root or its /v1; an `Answerer`.
 
     `model` may be left out if there is only one; `api_key` defaults to OPENAI_API_KEY. Up to `concurrency` questions are in
-    flight at once, each attempt for at most `timeout` seconds. `vectors` (names) and `fingerprint` are those of a Helmsight
-    server, whose journal and metrics count the questions under `source`. Raises ValueError if the address is invalid, the
-    server fails, or the model has to be named.
+    flight at once, each attempt for at most `timeout` seconds. `models` are all names that the server lists; `vectors`
+    (names) and `fingerprint` are those of a Helmsight server, whose journal and metrics count the questions under `source`.
+    Raises ValueError if the address is invalid, the server fails, or the model has to be named.
     """
 
     is_helmsight = False
@@ -75,6 +75,7 @@ class Endpoint:
         self._key = (os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key).strip()
         self._pictures: OrderedDict[int, tuple[Image.Image, str]] = OrderedDict()
         self._encoding = threading.Lock()
+        self.models: frozenset[str] = frozenset()
         self.model, entry = self._find(model)
         self.is_helmsight = (
             entry.get("owned_by") == "helmsight" and {"vectors", "fingerprint", "limits"} <= entry.keys()
@@ -125,6 +126,14 @@ class Endpoint:
             finally:
                 workers.shutdown(cancel_futures=True)
 
+    def open(self) -> requests.Session:
+        """Open a connection for one thread."""
+        return self._session()
+
+    def post(self, session: requests.Session, body: Mapping[str, Any]) -> requests.Response:
+        """Return the response to a chat, whatever its status; raises Unanswered if there is none after all attempts."""
+        return self._send(session, "POST", "/chat/completions", body)
+
     def _find(self, model: str | None) -> tuple[str, Mapping[str, Any]]:
         """Return the model's name, and its entry in the server's list."""
         with self._session(connect=0) as session:
@@ -135,6 +144,7 @@ class Endpoint:
             listed: dict[str, Mapping[str, Any]] = {entry["id"]: entry for entry in _json(response)["data"]}
         except (KeyError, TypeError):
             raise ValueError(f"{response.url} did not answer with a list of models.") from None
+        self.models = frozenset(listed)
         alone = [name for name, entry in listed.items() if not entry.get("preset")]
         if model is None and len(alone) != 1:
             raise ValueError(f"{self.base_url} has {len(alone)} models; choose one: {', '.join(alone)}")

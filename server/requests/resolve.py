@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from server.engine.runtime import Serving
@@ -64,7 +65,9 @@ def resolve(
     bounds = bounds_of(chat, serving, settings, skipping)
     variables = template_variables(chat, serving.capabilities)
     messages = [_message(message, f"messages[{i}]", images, bounds) for i, message in enumerate(chat.messages)]
-    forced = () if chat.force is None else chat.force
+    forced = chat.force if isinstance(chat.force, str) else tuple(chat.force or ())
+    if forced and sampling.max_tokens is None and not isinstance(forced, str):
+        sampling = replace(sampling, max_tokens=len(forced))
     return Request(
         messages,
         sampling,

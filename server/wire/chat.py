@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from server.wire.diagnostics import Diagnostics, diagnostics_form
-from server.wire.fields import Flag, Integer, Number, Pixels, Strict, switch
+from server.wire.fields import Flag, Forced, Integer, Number, Pixels, Strict, switch
 from server.wire.interventions import Given
 from server.wire.interventions import fields as intervention_fields
 from server.wire.messages import Turn, texts_of
@@ -183,8 +183,8 @@ class ChatRequest(BaseModel):
     """The readouts that tell where the model looked, and more; true for the cheap ones."""
     baseline: Flag | None = None
     """Add the answer without interventions, from the same batch."""
-    force: str | None = None
-    """A given answer that the model is forced to generate, so that `logprobs` and `diagnostics` describe it."""
+    force: Forced | None = None
+    """A given answer, a text or token numbers, that is forced, so that `logprobs` and `diagnostics` describe it."""
 
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Share cached prompt prefixes only between requests with the same salt, as in vLLM."""
@@ -320,7 +320,7 @@ class ChatRequest(BaseModel):
     @property
     def texts(self) -> list[str]:
         """Every text that the model reads, except the chat template's variables, which have their own bound."""
-        forced = [] if self.force is None else [self.force]
+        forced = [self.force] if isinstance(self.force, str) else []
         forced += [tool.model_dump_json() for tool in self.tools or ()]
         return texts_of(self.messages) + [text for one in self.options.values() for text in one.texts] + forced
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from steering.protocol.forms import NO_SWITCH
@@ -19,6 +19,25 @@ Pixels = Annotated[int, Field(strict=True, ge=1, le=2**31)]
 Flag = Annotated[bool, Field(strict=True)]
 Layer = Annotated[Bits64, WithJsonSchema({"type": "integer", "minimum": 0, LAYERS: -1})]
 Layers = Annotated[list[Layer], Field(max_length=1024)]
+
+MAX_FORCED = 2**17
+"""Largest number of forced tokens, whatever the model's context."""
+
+
+def _forced(value: Any) -> Any:
+    """Check an answer's text or token numbers in one place, since a union would name both of its kinds."""
+    if value is None or isinstance(value, str):
+        return value
+    numbers = isinstance(value, list) and 0 < len(value) <= MAX_FORCED
+    if not numbers or any(type(token) is not int or not 0 <= token < 2**31 for token in value):
+        raise PydanticCustomError("forced", "must be a text, or a list of token numbers")
+    return value
+
+
+_TokenNumber = Annotated[int, Field(ge=0, lt=2**31)]
+Forced = Annotated[
+    str | Annotated[list[_TokenNumber], Field(min_length=1, max_length=MAX_FORCED)], BeforeValidator(_forced)
+]
 
 
 class Strict(BaseModel):

@@ -135,7 +135,7 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
     if request.baseline and request.chat is not request.messages:
         messages = resized_chat(request.messages, prompt.shrunk)
         baseline_prompt = build_prompt(mllm, messages, request.reply, options_of(request))
-    forced = forced_tokens(mllm, request.forced) if isinstance(request.forced, str) else request.forced
+    forced = _forced(mllm, request)
     longest = request.sampling.max_tokens
     if longest is None and isinstance(request.forced, str):
         longest = len(forced)
@@ -182,6 +182,15 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
             param="min_tokens",
         )
     return Admitted(prompt, baseline_prompt, twin_prompt, max_tokens, forced)
+
+
+def _forced(mllm: MLLM, request: Request) -> tuple[int, ...]:
+    """Return the forced tokens; raise RequestError for a number that is no token."""
+    if isinstance(request.forced, str):
+        return forced_tokens(mllm, request.forced, ends=not request.sampling.ignore_eos)
+    if any(not 0 <= token < mllm.vocab_size for token in request.forced):
+        raise RequestError(f"'force' tokens must be from 0 to {mllm.vocab_size - 1}.", param="force")
+    return request.forced
 
 
 def _check_decided(intervention: InterventionSpec) -> None:

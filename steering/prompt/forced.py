@@ -6,12 +6,12 @@ from steering.errors import RequestError
 from steering.model.mllm import MLLM
 
 
-def forced_tokens(mllm: MLLM, answer: str) -> tuple[int, ...]:
-    """Return the tokens of an answer, with the one that ends it.
+def forced_tokens(mllm: MLLM, answer: str, ends: bool = True) -> tuple[int, ...]:
+    """Return the tokens of an answer, with the one that ends it unless it was cut short.
 
     Raises RequestError where it holds a special token, which no answer's text does.
     """
     if found := mllm.special_pattern.search(answer):
         raise RequestError(f"A forced answer must not hold special tokens; this one holds {found[0]!r}.", param="force")
     tokens = mllm.tokenizer.encode(answer, add_special_tokens=False)
-    return (*tokens, *(() if mllm.end_id is None else (mllm.end_id,)))
+    return (*tokens, *(() if mllm.end_id is None or not ends else (mllm.end_id,)))

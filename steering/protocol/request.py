@@ -132,14 +132,14 @@ class Request:
     interventions; `states` returns the residual stream after each layer at one of the prompt's tokens, counted from its end
     (`state_position`, -1 the last one), and the distribution of the answer's first token; `divergence` how far the updates
     of every prompt token diverge in each layer (see `interventions.think`). `forced` tokens are generated whatever the model
-    predicts, so that their log-probabilities can be read; a forced text is an assistant's answer, which ends where the text
-    ends, so that the readouts are those of an existing answer. A `reply` is read, not generated: the prompt ends with it, as
-    the model's template renders an answer to the chat, and its tokens' log-probabilities come from the prefill. A
-    `max_tokens` that does not fit is refused; `clamp` shortens it to what fits, and `Completion.max_tokens` holds the
-    result. The engine reuses the prompt's cached prefix only for requests with the same `cache_salt`. An answer follows
-    `grammar`, if given. It may, or must, call `tools`; its calls are in `Choice.tool_calls`. `chat_template_kwargs` are
-    variables that the model's chat template reads, such as `enable_thinking`; others are refused. With
-    `continue_final_message` the answer continues the last message, a text of the assistant's.
+    predicts, so that their log-probabilities can be read; a forced text is an existing answer, which ends where the text
+    ends, or with `ignore_eos` is cut there. A `reply` is read, not generated: the prompt ends with it, as the model's
+    template renders an answer to the chat, and its tokens' log-probabilities come from the prefill. A `max_tokens` that does
+    not fit is refused; `clamp` shortens it to what fits, and `Completion.max_tokens` holds the result. The engine reuses the
+    prompt's cached prefix only for requests with the same `cache_salt`. An answer follows `grammar`, if given. It may, or
+    must, call `tools`; its calls are in `Choice.tool_calls`. `chat_template_kwargs` are variables that the model's chat
+    template reads, such as `enable_thinking`; others are refused. With `continue_final_message` the answer continues the
+    last message, a text of the assistant's.
 
     Raises RequestError, which names what is wrong in `param`; what depends on the model is checked when it is submitted.
     """

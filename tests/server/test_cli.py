@@ -50,6 +50,7 @@ VECTORS = ("list", "show", "build", "compose", "export", "import", "use")
 def test_every_command_is_there() -> None:
     assert set(ALL) == {
         "helmsight",
+        *("helmsight batch", "helmsight observe"),
         *("helmsight serve", "helmsight doctor", "helmsight bench", "helmsight probe", "helmsight reproduce"),
         "helmsight prepare",
         "helmsight eval",
@@ -156,7 +157,7 @@ def test_help_shows_no_default_that_depends_on_where_the_code_is() -> None:
         (["demo", "scene", "--see", "1"], "No such option: --see; did you mean --seed?"),
         (["--sample", "serve"], "helmsight: No such option: --sample"),
         (["serve", "--zzz"], "helmsight serve: No such option: --zzz"),
-        (["serv"], "helmsight: No such command 'serv'. Did you mean 'serve'?"),
+        (["serv"], "helmsight: No such command 'serv'. Did you mean 'serve'"),
         (["vectors", "lst"], "helmsight vectors: No such command 'lst'. Did you mean 'list'?"),
         (["serve", "more"], "helmsight serve: Got unexpected extra argument(s) (more)"),
         (["serve", "--host", "--port", "1"], "helmsight serve: Option --host needs a value."),

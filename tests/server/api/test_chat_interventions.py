@@ -199,10 +199,39 @@ def test_an_answer_that_is_given_is_said_and_read(client: FlaskClient) -> None:
     assert other["diagnostics"]["residual"] != own["diagnostics"]["residual"]
 
 
+def test_tokens_that_are_given_are_read_as_they_are(client: FlaskClient, engine: steering.Engine) -> None:
+    """Two splits of one text into tokens are two answers; the text alone means the tokenizer's own."""
+    encode = engine.mllm.tokenizer.encode
+    asked = {"logprobs": True, "diagnostics": {"include": ["residual"]}}
+    text = choice_of(ask(client, data_uri(), QUESTION, force="red ball", **asked))
+    own = [*encode("red ball", add_special_tokens=False), engine.mllm.end_id]
+    whole = choice_of(ask(client, data_uri(), QUESTION, force=own, **asked))
+    assert whole == text
+    split = [token for letter in "red ball" for token in encode(letter, add_special_tokens=False)]
+    assert len(split) > len(own)
+    letters = choice_of(ask(client, data_uri(), QUESTION, force=split, max_tokens=None, **asked))
+    assert letters["message"]["content"] == "red ball"
+    assert (len(letters["logprobs"]["content"]), letters["finish_reason"]) == (len(split), "length")
+
+
+def test_an_answer_that_was_cut_has_no_end(client: FlaskClient) -> None:
+    """A text is read as the whole answer was up to there, so that its last state is that of its last token."""
+    asked = {"logprobs": True, "diagnostics": {"include": ["residual", "modality"]}}
+    cut = choice_of(ask(client, data_uri(), QUESTION, max_tokens=3, **asked))
+    assert cut["finish_reason"] == "length"
+    again = choice_of(
+        ask(client, data_uri(), QUESTION, force=cut["message"]["content"], max_tokens=None, ignore_eos=True, **asked)
+    )
+    assert again == cut
+
+
 @pytest.mark.parametrize(
     ("given", "param", "message"),
     [
         (3, "force", "'force' must be"),
+        ([3, "a"], "force", "'force' must be a text, or a list of token numbers"),
+        ([], "force", "'force' must be a text, or a list of token numbers"),
+        ([2**30], "force", "'force' tokens must be from 0 to"),
         ("<|im_end|>", "force", "must not hold special tokens"),
         ("red " * 5000, "messages", "maximum context length"),
     ],

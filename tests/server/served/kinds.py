@@ -265,6 +265,7 @@ FIELDS: dict[str, list[Body]] = {
     "force": [
         {"force": "The small ball is red.", "logprobs": True, "diagnostics": True},
         {"force": "The cube is blue.", "sage": True, "logprobs": True},
+        {"force": [5, 6, 7], "logprobs": True, "diagnostics": True},
     ],
     "cache_salt": [{"cache_salt": "mine"}],
     "continue_final_message": [
