@@ -7,17 +7,16 @@ import io
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response
 from sqlalchemy.exc import SQLAlchemyError
 
+from server.api.query import METADATA, integer, metadata_of, metadata_parameter, parameters, word
+from server.api.reading import reading
 from server.context import context
 from server.encode import dumps, json_response
 from server.errors import ApiError, BadRequest
-from server.journal.database import Database
-from server.journal.errors import REASONS, JournalError
 from server.journal.queries import COLUMNS, Filters, answer, flat, page, place, stream
 from server.journal.summary import summarise
 from server.journal.summary.periods import DAY, MINUTE
@@ -36,7 +35,7 @@ MAX_TEXT = 256
 LATEST = 1e11  # the year 5138
 FORMATS = ("json", "jsonl", "csv")
 CSV = "text/csv"
-FILTERS = tuple(Filters.__dataclass_fields__)
+FILTERS = (*Filters.__dataclass_fields__,)
 PAGING = ("limit", "before", "format")
 LONGEST = 366 * DAY
 """Longest period in seconds."""
@@ -59,6 +58,7 @@ def _filters() -> list[Parameter]:
             Parameter(name, f"{words.about[0].upper()}{words.about[1:]}.", words.schema, words.known()[-1])
             for name, words in WORDED.items()
         ),
+        metadata_parameter(),
     ]
 
 
@@ -89,10 +89,10 @@ def list_rows() -> Response:
     given = parameters((*FILTERS, *PAGING))
     filters = filters_of(given)
     before = _cursor(given["before"]) if "before" in given else None
-    if (form := given.get("format", FORMATS[0])) != FORMATS[0]:
-        return _streamed(form, filters, _integer(given, "limit", 2**31), before)
-    limit = _integer(given, "limit", MAX_LIMIT) or 50
-    with _reading() as database, database.engine.connect() as connection:
+    if (form := word(given, "format", FORMATS)) != FORMATS[0]:
+        return _streamed(form, filters, integer(given, "limit", 2**31), before)
+    limit = integer(given, "limit", MAX_LIMIT) or 50
+    with reading() as database, database.engine.connect() as connection:
         listed = page(connection, filters, limit, before)
     return json_response(
         {"object": "list", "data": _whole(listed.rows), "has_more": listed.next is not None, "next": listed.next}
@@ -117,12 +117,12 @@ def list_rows() -> Response:
 def summary() -> Response:
     """Summarise the matching rows in counts, means, quantiles and rates."""
     given = parameters((*FILTERS, "bucket"))
-    filters, bucket = filters_of(given), _integer(given, "bucket", LONGEST)
+    filters, bucket = filters_of(given), integer(given, "bucket", LONGEST)
     if bucket is not None and bucket % MINUTE:
         raise BadRequest(f"'bucket' must be a multiple of {MINUTE} seconds; got {bucket}.", "bucket")
     release = _begin_heavy()
     try:
-        with _reading() as database, database.engine.connect() as connection:
+        with reading() as database, database.engine.connect() as connection:
             return json_response(summarise(connection, filters, bucket))
     finally:
         release()
@@ -139,7 +139,7 @@ def get_rows(identity: str) -> Response:
     """Return the rows of all choices of one answer."""
     parameters(())
     rows: list[dict[str, Any]] = []
-    with _reading() as database, database.engine.connect() as connection:
+    with reading() as database, database.engine.connect() as connection:
         if len(identity) <= MAX_TEXT and identity.isprintable():
             rows = _whole(answer(connection, identity))
     if not rows:
@@ -156,24 +156,9 @@ def _whole(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "diagnostics": known | row["diagnostics"]} for row in rows]
 
 
-def parameters(allowed: tuple[str, ...]) -> dict[str, str]:
-    """Return the query's parameters; raises a 400 for unknown or repeated ones and for an unknown format."""
-    given: dict[str, str] = {}
-    for name, values in request.args.lists():
-        if name not in allowed:
-            known = f"allowed: {', '.join(allowed)}" if allowed else "this route has no parameters"
-            raise BadRequest(f"'{name[:64]}' is unknown; {known}.", name[:64], "unknown_parameter")
-        if len(values) > 1:
-            raise BadRequest(f"'{name}' must be given once.", name)
-        given[name] = values[0]
-    if (form := given.get("format", FORMATS[0])) not in FORMATS:
-        raise BadRequest(f"'format' must be one of {', '.join(FORMATS)}; got {form[:64]!r}.", "format")
-    return given
-
-
 def filters_of(given: dict[str, str]) -> Filters:
     """Return the filters among the parameters; raises a 400 naming a wrong one."""
-    filters: dict[str, Any] = {name: given[name] for name in FILTERS if name in given}
+    filters: dict[str, Any] = {name: given[name] for name in FILTERS if name in given and name != METADATA}
     for name, words in WORDED.items():
         if name in filters:
             try:
@@ -186,7 +171,7 @@ def filters_of(given: dict[str, str]) -> Filters:
     for name in ("since", "until"):
         if name in filters:
             filters[name] = _time(filters[name], name)
-    return Filters(**filters)
+    return Filters(**filters, metadata=metadata_of(given))
 
 
 def _time(text: str, name: str) -> float:
@@ -199,39 +184,11 @@ def _time(text: str, name: str) -> float:
     return value
 
 
-def _integer(given: dict[str, str], name: str, largest: int) -> int | None:
-    if name not in given:
-        return None
-    text = given[name]
-    if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) <= largest):
-        raise BadRequest(f"'{name}' must be an integer from 1 to {largest}; got {text[:64]!r}.", name)
-    return int(text)
-
-
 def _cursor(text: str) -> int:
     try:
         return place(text)
     except ValueError:
         raise BadRequest("'before' must be the 'next' of an earlier page.", "before") from None
-
-
-@contextmanager
-def _reading() -> Iterator[Database]:
-    """Yield the database; its errors become a 503 without internal details."""
-    journal = context().journal
-    if not journal.enabled:
-        raise ApiError(503, "The journal is switched off on this server.", code="journal_off")
-    database = None
-    try:
-        database = journal.database()
-        yield database
-    except (JournalError, SQLAlchemyError) as error:
-        problem = error if isinstance(error, JournalError) or database is None else database.explain(error)
-        reason = problem.reason if isinstance(problem, JournalError) else "failed"
-        log.error("journal: reading failed: %s", problem)
-        raise ApiError(
-            503, f"The journal cannot be read: {REASONS[reason]}.", code="journal_unavailable", retry_after=5.0
-        ) from None
 
 
 def _begin_heavy() -> Callable[[], None]:
@@ -256,7 +213,7 @@ def _begin_heavy() -> Callable[[], None]:
 def _streamed(form: str, filters: Filters, limit: int | None, before: int | None) -> Response:
     release = _begin_heavy()
     try:
-        with _reading() as database:
+        with reading() as database:
             chunks = map(_whole, stream(database, filters, limit, before))
             first = next(chunks, [])  # an error of the database can still change the status here
     except BaseException:

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, case, func, literal, select
 
 from server.encode import dumps
+from server.journal.bounded import encoded_metadata
 from server.journal.database import Database
 from server.journal.schema import DIAGNOSTICS, ROWS
 from server.journal.words import NONE
@@ -62,6 +63,8 @@ class Filters:
     intervention: str | None = None
     flag: str | None = None
     finish_reason: str | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
+    """Pairs of a key and its value, all of which a row has."""
 
     def where(self) -> ColumnElement[bool]:
         """Return the SQL condition of the filters."""
@@ -87,7 +90,15 @@ class Filters:
         if self.flag is not None:
             own = self.flag in DIAGNOSTICS
             terms.append(row[self.flag].is_(True) if own else _holds(row.readouts, f"{dumps(self.flag)}:true"))
+        terms += [has_metadata(row.metadata, key, value) for key, value in self.metadata]
         return and_(True, *terms)
+
+
+def has_metadata(column: ColumnElement[Any], key: str, value: str) -> ColumnElement[bool]:
+    """Return the condition that a column of encoded metadata has a pair of key and value."""
+    # A quote within a key or a value is escaped, so that these texts occur only where a pair begins.
+    pair = encoded_metadata({key: value})[1:-1]
+    return func.coalesce(_holds(column, f"{{{pair}") | _holds(column, f",{pair}"), False)
 
 
 def _holds(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
