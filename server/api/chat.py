@@ -11,14 +11,16 @@ from flask import Blueprint, Response, g, request
 
 import steering
 from server.access.auth import caller
-from server.api.answers import DONE, Answer, event
 from server.api.body import read_json
 from server.api.waiting import CLIENT_GONE, check_watch, deadline, decided, pictures_turn
 from server.context import AppContext, context
+from server.dialects.answer import Answer
+from server.dialects.chat import CHAT
+from server.dialects.dialect import Begun, Dialect, Translated, Writer, renamed
 from server.encode import json_response
 from server.engine.runtime import Serving
 from server.engine.served import ServedCompletion
-from server.errors import BadRequest, to_api_error
+from server.errors import ApiError, BadRequest, to_api_error
 from server.http.streaming import AWAITED, BLOCKING, RESUME
 from server.http.watcher import Watch, client_socket
 from server.journal.entry import Entry
@@ -29,6 +31,7 @@ from server.requests.skipping import Skipping
 from server.wire.answers import ChatCompletion, ChatCompletionChunk, ErrorBody
 from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls
+from server.wire.parse import read as parse_json
 from steering.protocol.readout import REGISTRY
 
 if TYPE_CHECKING:
@@ -53,33 +56,28 @@ def create_completion() -> Response:
 
     The schema of a stream is that of the data of each event; the last event is `[DONE]`.
     """
+    return answered(CHAT)
+
+
+def answered(dialect: Dialect) -> Response:
+    """Answer the current request, a chat in a dialect, whole or as a stream of events."""
     app = context()
     serving = app.runtime.serving()
     with serving.engine.turn(caller().group) as turn:
         turn.check()  # before anything is read, since under overload refusing is most of the work
-    bounds = serving.text_bounds(app.settings)
-    chat, skipping = app.presets.read(read_json(app), app.chats, serving, bounds.parts + app.settings.max_images)
-    bounds.check(chat.texts)
-    unread = ["store"] if chat.store and not stores(app) else []
-    if unread and chat.strict:
-        raise BadRequest("'store' is not allowed on this server, and 'strict' is true.", "store", "unsupported_value")
-    n = 1 if chat.n is None else chat.n
-    answer = Answer.to(chat, chat.model or serving.name, serving.capabilities.fingerprint)
-    completion, entry, hidden = submit(app, serving, chat, answer.id, skipping)
-    notes = {**skipping.notes, **cut(chat, completion)}
-    answer = replace(answer, notes=notes, ignored=[*skipping.ignored, *unread])
-    watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
-    running = Running(
-        app, completion, watch, g.started, n, answer, g.notes, entry, hidden, g.get("span"), g.get("leave")
-    )
-    if not chat.stream:
+    body = parse_json(read_json(app))
+    translated = dialect.translated(body)
+    try:
+        running = begun(app, serving, dialect, body, translated)
+    except (ApiError, steering.RequestError) as error:
+        raise renamed(to_api_error(error), translated.places) from error
+    if not running.streamed:
         try:
             return json_response(running.whole())
         finally:
             running.close()
-    with_usage = bool(chat.stream_options and chat.stream_options.include_usage)
     response = Response(
-        stream(running, n, with_usage, request.environ.get(RESUME)),
+        stream(running, request.environ.get(RESUME)),
         mimetype="text/event-stream",
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
@@ -88,13 +86,39 @@ def create_completion() -> Response:
     return response
 
 
+def begun(app: AppContext, serving: Serving, dialect: Dialect, body: dict[str, Any], translated: Translated) -> Running:
+    """Check and submit a chat request; raises BadRequest, and what `submit` raises."""
+    bounds = serving.text_bounds(app.settings)
+    parts = bounds.parts + app.settings.max_images
+    chat, skipping = app.presets.read(translated.chat, app.chats, serving, parts, translated.ignored)
+    bounds.check(chat.texts)
+    unread = ["store"] if chat.store and not stores(app) else []
+    if unread and chat.strict:
+        raise BadRequest("'store' is not allowed on this server, and 'strict' is true.", "store", "unsupported_value")
+    n = 1 if chat.n is None else chat.n
+    answer = Answer.to(chat, chat.model or serving.name, serving.capabilities.fingerprint, dialect.prefix)
+    completion, entry, resolved = submit(app, serving, chat, answer.id, skipping)
+    notes = {**skipping.notes, **cut(chat, completion)}
+    answer = replace(answer, notes=notes, ignored=[*skipping.ignored, *unread])
+    writer = dialect.writer(
+        Begun(body, chat, answer, resolved.sampling, completion.prompt_tokens, completion.prompt_end,
+              serving.capabilities.reasoning, bool(chat.store and stores(app) and entry is not None))
+    )  # fmt: skip
+    watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
+    hidden = hidden_readouts(app, serving, resolved)
+    return Running(
+        app, completion, watch, g.started, n, answer.id, writer, bool(chat.stream), g.notes, entry, hidden, g.get("span"),
+        g.get("leave"),
+    )  # fmt: skip
+
+
 def submit(
     app: AppContext, serving: Serving, chat: ChatRequest, answer_id: str, skipping: Skipping
-) -> tuple[ServedCompletion, Entry | None, frozenset[str]]:
+) -> tuple[ServedCompletion, Entry | None, steering.Request]:
     """Submit the request to the engine; raises its errors, or Busy.
 
-    Skipped parts are recorded in `skipping`. Returns the completion, the writer of its journal rows, and the readouts that
-    run for the journal only.
+    Skipped parts are recorded in `skipping`. Returns the completion, the writer of its journal rows, and the engine's
+    request.
     """
     compared = chat.diagnostics.compare_to if chat.diagnostics else None
     earlier = None if compared is None else app.states.find(compared)
@@ -129,7 +153,7 @@ def submit(
         app.journal, chat, resolved, answer_id, serving.name, completion.prompt_tokens, skipping.brief, columns, owner
     )
     g.leaves_rows = entry is not None
-    return completion, entry, hidden_readouts(app, serving, resolved)
+    return completion, entry, resolved
 
 
 def stores(app: AppContext) -> bool:
@@ -179,7 +203,9 @@ class Running:
     watch: Watch
     started: float
     n: int
-    answer: Answer
+    answer_id: str
+    writer: Writer
+    streamed: bool
     notes: dict[str, Any]
     entry: Entry | None = None
     hidden: frozenset[str] = frozenset()
@@ -217,12 +243,12 @@ class Running:
         if self.app.traces is not None and self.span is not None:
             self.app.traces.answered(self.span, chunk.choice)
         self.unfinished.discard(chunk.choice.index)
-        self.app.states.keep(self.answer.id, chunk.choice)
+        self.app.states.keep(self.answer_id, chunk.choice)
         shown = self._shown[chunk.choice.index] = self.shown(chunk.choice)
         if self.entry is not None:
             self.entry.finished(chunk.choice, self.first_token, time.monotonic() - self.started)
             if self.entry.stored is not None and not self.unfinished:
-                self.entry.store(self.answer.completion(self.result()))
+                self.entry.store(self.writer.whole(self.result()))
         return replace(chunk, choice=shown)
 
     def result(self) -> steering.Result:
@@ -252,7 +278,7 @@ class Running:
         for _ in self.chunks(self.completion.whole()):
             pass
         self.settle()
-        return self.answer.completion(self.result())
+        return self.writer.whole(self.result())
 
     def settle(self) -> None:
         """Write the rows of finished choices to disk before their clients learn of the end."""
@@ -288,15 +314,14 @@ class Running:
             self.app.metrics.disconnects.labels(self.watch.outcome).inc()
 
 
-def stream(running: Running, n: int, with_usage: bool, resume: Callable[[], object] | None) -> Iterator[bytes]:
-    """Yield server-sent events in OpenAI's format; an error after the start becomes an event.
+def stream(running: Running, resume: Callable[[], object] | None) -> Iterator[bytes]:
+    """Yield server-sent events; an error after the start becomes an event.
 
     With `resume`, yields a pause instead of blocking.
     """
-    answer = running.answer
+    writer = running.writer
     try:
-        for index in range(n):
-            yield answer.role_event(index, with_usage).encode()
+        yield writer.begin().encode()
         for chunk in running.chunks(running.completion if resume is None else running.completion.paused(resume)):
             if chunk is None:
                 yield AWAITED
@@ -305,16 +330,15 @@ def stream(running: Running, n: int, with_usage: bool, resume: Callable[[], obje
                 if resume is not None and running.entry is not None:
                     yield BLOCKING
                 running.settle()
-            if events := answer.events(chunk, with_usage, last=not running.unfinished):
+            if events := writer.piece(chunk, last=not running.unfinished):
                 yield events.encode()
-        if with_usage:
-            yield answer.usage_event(running.completion.result()).encode()
+        end = writer.end(running.result)
         running.close()
-        yield DONE.encode()
+        yield end.encode()
     except Exception as error:  # the status is already sent, so that any error becomes an event
         problem = to_api_error(error)
         running.notes["error"] = problem.code
         running.close()
-        yield event(problem.body()).encode()
+        yield writer.failed(problem).encode()
     finally:
         running.close()

@@ -6,18 +6,19 @@ from contextlib import nullcontext
 from typing import Any
 
 import steering
-from server.api.answers import ignoring
 from server.context import AppContext
+from server.dialects.answer import ignoring
 from server.engine.runtime import Serving
 from server.requests.resolve import resolve
 from server.requests.steers import entry
 from server.wire.messages import image_urls
+from server.wire.parse import read
 from server.wire.steering import SteeringForm as NamedSteering
 
 
 def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
     """Return the report on a JSON body; raises the errors of a chat request, with its codes and params."""
-    chat, skipping = app.presets.read(body, app.dry_runs, serving)
+    chat, skipping = app.presets.read(read(body), app.dry_runs, serving)
     images = len(list(image_urls(chat.messages))) if chat.messages else None
     # A dry run fetches no images; without messages there is nothing to continue either.
     chat = chat.model_copy(update={"messages": [], "continue_final_message": None})

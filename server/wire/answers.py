@@ -1,4 +1,4 @@
-"""The schemas of chat answers for the API document; `server.api.answers` and `server.errors` build the answers."""
+"""The schemas of chat answers for the API document; `server.dialects.answer` and `server.errors` build the answers."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from steering.errors import SHUTTING_DOWN, Fault, RequestError
 from steering.front.completion import Completion
-from steering.front.input_processor import InputProcessor, Limits, check_request, check_slots
+from steering.front.input_processor import InputProcessor, Limits, check_request, check_slots, read_prompt
 from steering.front.turn import Turn
 from steering.histogram import Histogram
 from steering.messages.messages import Add, Output
@@ -108,6 +108,11 @@ class Client(ABC):
         check_slots(request, self.limits.slots)
         self.check(turn, request.n * (1 + request.baseline))  # before the work of preparing
         return self._enqueue(request, turn)
+
+    def count(self, request: Request) -> int:
+        """Return the number of tokens of a request's prompt, without queueing it; raises what reading it raises."""
+        with self.preparing(request):
+            return read_prompt(self.mllm, request, self.limits.length).length
 
     def check(self, turn: Turn | None, answers: int = 1) -> None:
         """Raise Busy where `answers` more answers, in a turn or without one, may not join the queue now."""

@@ -20,6 +20,9 @@ from steering.protocol.text import Text, TextStream
 from steering.readouts.envelope import envelope
 from steering.tools.calls import CallStream
 
+END = 8
+"""Tokens of the prompt's end whose text is kept."""
+
 
 class OutputProcessor:
     """Turns the outputs of one request into chunks and choices; one thread feeds it.
@@ -38,6 +41,8 @@ class OutputProcessor:
     ):
         spec, baseline = request.spec, request.baseline_prompt or request.spec.prompt
         self.n, self.prompt_tokens, self.max_tokens = request.n, spec.prompt.length, spec.max_tokens
+        self.prompt_end: str = mllm.tokenizer.decode(spec.prompt.ids[-END:])
+        """The text of the prompt's last tokens, special ones included."""
         self._asked, self._diagnose, self._sampling = spec.asked, spec.diagnose, spec.sampling
         self._context, self._token_text, self._calls = context, token_text, calls
         self._stop_ids = frozenset() if spec.sampling.ignore_eos else mllm.stop_ids
@@ -139,6 +144,7 @@ class OutputProcessor:
             measured=ended.taken,
             tool_calls=tuple(calls),
             timing=ended.timing,
+            stop_string=answer.text.stop_string,
         )
 
     def _applied(self, answer: _Answer, interventions: Mapping[str, InterventionSpec]) -> dict[str, Any] | None:

@@ -38,6 +38,9 @@ class Queue(Protocol):
     def result_of(self, completion: Completion) -> Result:
         """Return the result of a completion, once it is ready."""
 
+    def count(self, request: Request) -> int:
+        """Return the number of tokens of a request's prompt."""
+
 
 class Turn:
     """A place in the queue for several requests, made by `Engine.turn`; groups of turns are scheduled fairly.
@@ -61,6 +64,10 @@ class Turn:
     def submit(self, request: Request) -> Completion:
         """Submit a request in this turn, as `Engine.submit`."""
         return self._engine.submit(request, self)
+
+    def count(self, request: Request) -> int:
+        """Return the number of tokens of a request's prompt, as `Engine.count`."""
+        return self._engine.count(request)
 
     def decide(self, request: Request, begun: Begun) -> Request:
         """Return the request with the intervention that its first prelude decides on, as `decide_next`."""

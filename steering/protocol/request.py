@@ -318,8 +318,9 @@ class Timing:
 class Choice:
     """A finished answer, whose text leaves out its tool calls.
 
-    `finish_reason` is "stop", "length" or "tool_calls"; `applied` and `diagnostics` follow the wire protocol. `measured`
-    holds the captured tensors on the CPU, by recorder and intervention; `timing` holds its times.
+    `finish_reason` is "stop", "length" or "tool_calls"; `stop_string` is the one of the request that ended it. `applied` and
+    `diagnostics` follow the wire protocol. `measured` holds the captured tensors on the CPU, by recorder and intervention;
+    `timing` holds its times.
     """
 
     index: int
@@ -333,6 +334,7 @@ class Choice:
     measured: Mapping[str, Any] = field(default_factory=dict)
     timing: Timing | None = field(default=None, compare=False)
     tool_calls: tuple[ToolCall, ...] = ()
+    stop_string: str | None = None
 
     @property
     def states(self) -> torch.Tensor | None:

@@ -16,7 +16,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 import steering
-from server.api.answers import Answer
+from server.dialects.answer import Answer
 from server.app import create_app
 from server.settings import Settings
 from steering import Chunk, TokenLogprob

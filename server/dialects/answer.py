@@ -33,12 +33,12 @@ class Answer:
     """The paths of the request's fields that nothing reads."""
     diagnostics: bool = False
     baseline: bool = False
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def to(cls, chat: ChatRequest, model: str, fingerprint: str) -> Answer:
-        """Return the answer to a request."""
+    def to(cls, chat: ChatRequest, model: str, fingerprint: str, prefix: str) -> Answer:
+        """Return the answer to a request; `prefix` begins its id."""
         return cls(
             model,
             f"fp_{fingerprint[:16]}",
@@ -46,6 +46,7 @@ class Answer:
             nothing={name: given.nothing for name, given in chat.interventions.items()},
             diagnostics=chat.diagnostics is not None,
             baseline=bool(chat.baseline),
+            id=f"{prefix}{uuid.uuid4().hex}",
         )
 
     def completion(self, result: Result) -> dict[str, Any]:
@@ -53,8 +54,8 @@ class Answer:
         choices = [
             {
                 "index": choice.index,
-                **self._finished(choice, self._call_ids(choice.index)),
-                **self._extras(choice),
+                **self._finished(choice, self.call_ids(choice.index)),
+                **self.extras(choice),
             }
             for choice in result.choices
         ]
@@ -75,10 +76,10 @@ class Answer:
         if chunk.text or chunk.logprobs or chunk.calls:
             delta: dict[str, Any] = {"content": chunk.text} if chunk.text or not chunk.calls else {}
             if chunk.calls:
-                delta["tool_calls"] = call_deltas(chunk.calls, self._call_ids(chunk.index))
+                delta["tool_calls"] = call_deltas(chunk.calls, self.call_ids(chunk.index))
             text = self._event(chunk.index, delta, chunk.logprobs, usage_asked)
         if chunk.choice is not None:
-            end = {"finish_reason": chunk.choice.finish_reason, **self._extras(chunk.choice)}
+            end = {"finish_reason": chunk.choice.finish_reason, **self.extras(chunk.choice)}
             ends = last and not usage_asked
             text += self._event(chunk.index, {}, None, usage_asked, end, self.ignored if ends else ())
         return text
@@ -125,7 +126,7 @@ class Answer:
         uncounted = {"usage": None} if usage_asked else {}
         return event({**head, "choices": [choice], **uncounted, **ignoring(ignored)})
 
-    def _call_ids(self, choice: object) -> Callable[[int], str]:
+    def call_ids(self, choice: object) -> Callable[[int], str]:
         """Return the id of a choice's call by its number, which is the same whenever it is sent."""
         return lambda number: f"call_{uuid.uuid5(uuid.NAMESPACE_OID, f'{self.id}/{choice}/{number}').hex[:24]}"
 
@@ -138,7 +139,7 @@ class Answer:
             message |= {"content": choice.text or None, "tool_calls": calls}
         return {"message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
-    def _extras(self, choice: Choice) -> dict[str, Any]:
+    def extras(self, choice: Choice) -> dict[str, Any]:
         """Return the requested fields beyond OpenAI's."""
         extras: dict[str, Any] = {}
         if self.nothing or self.notes or choice.applied:
@@ -147,7 +148,7 @@ class Answer:
             extras["diagnostics"] = choice.diagnostics
         if self.baseline:
             base = choice.baseline
-            ids = self._call_ids(f"{choice.index}/baseline")
+            ids = self.call_ids(f"{choice.index}/baseline")
             extras["baseline"] = None if base is None else self._finished(base, ids) | self._baseline_diagnostics(base)
         return extras
 
