@@ -23,7 +23,7 @@ from server.engine.served import ServedCompletion
 from server.errors import ApiError, BadRequest, to_api_error
 from server.http.streaming import AWAITED, BLOCKING, RESUME
 from server.http.watcher import Watch, client_socket
-from server.journal.entry import Entry
+from server.journal.entry import Entry, Storing
 from server.openapi.examples import of_chat
 from server.openapi.operation import EVENTS, JSON, documented
 from server.requests.resolve import resolve
@@ -97,12 +97,13 @@ def begun(app: AppContext, serving: Serving, dialect: Dialect, body: dict[str, A
         raise BadRequest("'store' is not allowed on this server, and 'strict' is true.", "store", "unsupported_value")
     n = 1 if chat.n is None else chat.n
     answer = Answer.to(chat, chat.model or serving.name, serving.capabilities.fingerprint, dialect.prefix)
-    completion, entry, resolved = submit(app, serving, chat, answer.id, skipping)
+    storing = storing_of(app, chat, body, dialect)
+    completion, entry, resolved = submit(app, serving, chat, answer.id, skipping, storing)
     notes = {**skipping.notes, **cut(chat, completion)}
     answer = replace(answer, notes=notes, ignored=[*skipping.ignored, *unread])
     writer = dialect.writer(
         Begun(body, chat, answer, resolved.sampling, completion.prompt_tokens, completion.prompt_end,
-              serving.capabilities.reasoning, bool(chat.store and stores(app) and entry is not None))
+              serving.capabilities.reasoning, storing is not None and entry is not None)
     )  # fmt: skip
     watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
     hidden = hidden_readouts(app, serving, resolved)
@@ -113,7 +114,12 @@ def begun(app: AppContext, serving: Serving, dialect: Dialect, body: dict[str, A
 
 
 def submit(
-    app: AppContext, serving: Serving, chat: ChatRequest, answer_id: str, skipping: Skipping
+    app: AppContext,
+    serving: Serving,
+    chat: ChatRequest,
+    answer_id: str,
+    skipping: Skipping,
+    storing: Storing | None = None,
 ) -> tuple[ServedCompletion, Entry | None, steering.Request]:
     """Submit the request to the engine; raises its errors, or Busy.
 
@@ -148,17 +154,25 @@ def submit(
     g.notes["interventions"] = sorted(resolved.asked)
     g.notes["completion_id"] = answer_id
     columns = {"key_name": caller().name, **{name: g.notes.get(name) for name in TRACED}}
-    owner = caller().owner if chat.store and stores(app) else None
     entry = Entry.of(
-        app.journal, chat, resolved, answer_id, serving.name, completion.prompt_tokens, skipping.brief, columns, owner
+        app.journal, chat, resolved, answer_id, serving.name, completion.prompt_tokens, skipping.brief, columns, storing
     )
     g.leaves_rows = entry is not None
     return completion, entry, resolved
 
 
+def storing_of(app: AppContext, chat: ChatRequest, body: dict[str, Any], dialect: Dialect) -> Storing | None:
+    """Return how the answer is stored, None if it is not."""
+    if not chat.store or not stores(app):
+        return None
+    if not dialect.keeps_images:
+        return Storing(caller().owner)
+    return Storing(caller().owner, app.pictures.keep, body.get("instructions") is not None)
+
+
 def stores(app: AppContext) -> bool:
     """Return whether completions can be stored."""
-    return app.settings.allow_store and app.journal.enabled
+    return app.settings.store != "off" and app.journal.enabled
 
 
 def cut(chat: ChatRequest, completion: ServedCompletion) -> dict[str, int]:

@@ -15,6 +15,7 @@ class ChatDialect:
     """Chat completions as they are."""
 
     prefix: ClassVar[str] = "chatcmpl-"
+    keeps_images: ClassVar[bool] = False
 
     def translated(self, body: dict[str, Any]) -> Translated:
         """Return the body."""

@@ -66,9 +66,13 @@ class Writer(Protocol):
 
 
 class Dialect(Protocol):
-    """A protocol for chats; `prefix` begins the ids of its answers."""
+    """A protocol for chats.
+
+    `prefix` begins the ids of its answers. With `keeps_images`, a stored answer can be continued, and its images are kept.
+    """
 
     prefix: ClassVar[str]
+    keeps_images: ClassVar[bool]
 
     def translated(self, body: dict[str, Any]) -> Translated:
         """Return the chat request that a body means; raises BadRequest for a body that means none."""

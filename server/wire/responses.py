@@ -149,3 +149,21 @@ class ResponseEvent(AnswerBody):
     response: ResponseBody | None = None
     item: Any = None
     part: Any = None
+
+
+class ResponseItems(AnswerBody):
+    """Input items of a stored response."""
+
+    object: Literal["list"]
+    data: list[Object]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ResponseDeletion(AnswerBody):
+    """The confirmation that a response is deleted."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool

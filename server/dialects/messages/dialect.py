@@ -13,6 +13,7 @@ class MessagesDialect:
     """Anthropic's messages."""
 
     prefix: ClassVar[str] = "msg_"
+    keeps_images: ClassVar[bool] = False
 
     def translated(self, body: dict[str, Any]) -> Translated:
         """Return the chat request that a body means."""

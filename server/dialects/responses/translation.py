@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from server.dialects.dialect import Translated
@@ -11,6 +11,7 @@ from server.dialects.responses.body import ResponseRequest
 from server.errors import BadRequest
 from server.wire.strangers import ignored_fields
 
+PREVIOUS = "previous_response_id"
 LOGPROBS = "message.output_text.logprobs"
 SAME = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "metadata", "store")
 """Fields with the same name and meaning in a chat completion."""
@@ -31,8 +32,11 @@ ELSEWHERE = {
 """Fields of a chat completion, and the names that they have here."""
 
 
-def translated(body: Mapping[str, Any]) -> Translated:
-    """Return the chat request that a body means; raises BadRequest for a body that means none."""
+def translated(body: Mapping[str, Any], earlier: Callable[[str], list[dict[str, Any]]]) -> Translated:
+    """Return the chat request that a body means; raises BadRequest for a body that means none.
+
+    `earlier` returns the messages of the chat that a stored response ends, by its id.
+    """
     refuse(body, REFUSED)
     for name, here in ELSEWHERE.items():
         if name in body:
@@ -45,6 +49,11 @@ def translated(body: Mapping[str, Any]) -> Translated:
         chat.ignored.append("reasoning")
     if body.get("instructions") is not None:
         chat.add("system", as_text(body["instructions"], "instructions"), "instructions")
+    if body.get("previous_response_id") is not None:
+        chat.messages += earlier(as_text(body["previous_response_id"], PREVIOUS))
+        chat.places |= {f"messages[{number}]": PREVIOUS for number in range(len(chat.messages))}
+        if body.get("instructions") is not None:
+            chat.places["messages[0]"] = "instructions"
     _read_input(chat, body)
     if body.get("max_output_tokens") is not None:
         chat.set("max_completion_tokens", body["max_output_tokens"], "max_output_tokens")
