@@ -21,7 +21,7 @@ FLOORS = {
         "readouts", "interventions", "accel", "runner", "accel.cpu", "messages", "core", "front", "auto", "child", "bench",
     ),
     "server": (
-        "images", "wire", "engine", "engine_process", "vectors", "requests", "journal", "telemetry", "http", "access",
+        "images", "wire", "engine", "engine_process", "vectors", "requests", "dialects", "journal", "telemetry", "http", "access",
         "context", "openapi", "process", "api", "web", "app", "serving", "wsgi", "replicas", "commands", "cli",
     ),
     "probes": (

@@ -67,10 +67,15 @@ def answered(dialect: Dialect) -> Response:
         turn.check()  # before anything is read, since under overload refusing is most of the work
     body = parse_json(read_json(app))
     translated = dialect.translated(body)
-    try:
-        running = begun(app, serving, dialect, body, translated)
-    except (ApiError, steering.RequestError) as error:
-        raise renamed(to_api_error(error), translated.places) from error
+    while True:
+        try:
+            running = begun(app, serving, dialect, body, translated)
+            break
+        except steering.ContextOverflow as error:
+            if not translated.truncated():
+                raise renamed(to_api_error(error), translated.places) from error
+        except (ApiError, steering.RequestError) as error:
+            raise renamed(to_api_error(error), translated.places) from error
     if not running.streamed:
         try:
             return json_response(running.whole())

@@ -20,12 +20,30 @@ class Translated:
     """The chat request that a body means.
 
     `chat` is its JSON. `places` holds the body's place for each place in it that has another name. `ignored` are the body's
-    places that nothing reads, besides those of `chat` that nothing reads.
+    places that nothing reads, besides those of `chat` that nothing reads. With `truncates`, a chat that does not fit may
+    lose its oldest messages.
     """
 
     chat: dict[str, Any]
     places: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
+    truncates: bool = False
+
+    def truncated(self) -> bool:
+        """Leave out the oldest quarter of the turns, at least one; return False if only the last turn is left.
+
+        A turn begins with a message of the user; system messages stay.
+        """
+        messages = self.chat["messages"]
+        turns = [number for number, message in enumerate(messages) if message.get("role") == "user"]
+        if not self.truncates or len(turns) < 2:
+            return False
+        until = turns[max(1, len(turns) // 4)]
+        first = [message for message in messages[:until] if message.get("role") in ("system", "developer")]
+        self.chat["messages"] = [*first, *messages[until:]]
+        others = {place: name for place, name in self.places.items() if not place.startswith("messages[")}
+        self.places = {**others, "messages": "input"}
+        return True
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ class Chat:
         self.messages: list[dict[str, Any]] = []
         self.places: dict[str, str] = {"messages": "input"}
         self.ignored: list[str] = []
+        self.truncates = False
 
     def set(self, name: str, value: Any, place: str) -> None:
         """Set a field that has another place in the body."""
@@ -48,7 +49,7 @@ class Chat:
 
     def translated(self) -> Translated:
         """Return the chat request."""
-        return Translated({**self.fields, "messages": self.messages}, self.places, self.ignored)
+        return Translated({**self.fields, "messages": self.messages}, self.places, self.ignored, self.truncates)
 
 
 def refuse(body: Mapping[str, Any], names: Collection[str]) -> None:

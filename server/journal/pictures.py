@@ -16,7 +16,7 @@ from pathlib import Path
 
 from server.errors import BadRequest
 from server.journal.database import Place
-from server.journal.problems import JournalError
+from server.journal.errors import JournalError
 from steering.files import write_atomically
 
 log = logging.getLogger("helmsight")

@@ -23,6 +23,7 @@ class FakeCompletion:
     def __init__(self, script: Sequence[Any], diagnostics: dict[str, Any] | None = None):
         self.script = script
         self.prompt_tokens = 3
+        self.prompt_end = ""
         self.max_tokens = 125
         self.cancelled = threading.Event()
         self.pieces = 0
@@ -119,6 +120,9 @@ class FakeEngine:
         self.groups.append(self.group)
         self.completions.append(FakeCompletion(self.script, self.diagnostics))
         return self.completions[-1]
+
+    def count(self, request: Request) -> int:
+        return 3
 
     def decide(self, request: Request, begun: Callable[[Any], object]) -> Request:
         prelude = next_prelude(request)

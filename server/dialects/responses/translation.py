@@ -62,6 +62,7 @@ def translated(body: Mapping[str, Any], earlier: Callable[[str], list[dict[str, 
         chat.places["cache_salt"] = "prompt_cache_key"
     if body.get("truncation") not in (None, "auto", "disabled"):
         raise BadRequest("'truncation' must be 'auto' or 'disabled'.", "truncation")
+    chat.truncates = body.get("truncation") == "auto"
     _read_scores(chat, body)
     _read_format(chat, body)
     _read_tools(chat, body)
@@ -170,7 +171,7 @@ def _read_format(chat: Chat, body: Mapping[str, Any]) -> None:
 
 
 def _read_tools(chat: Chat, body: Mapping[str, Any]) -> None:
-    tools = []
+    tools: list[dict[str, Any]] = []
     for tool, place in as_objects(body.get("tools") or [], "tools", least=0):
         if tool.get("type") != "function":
             raise BadRequest(
