@@ -16,7 +16,7 @@ from server.api.waiting import CLIENT_GONE, check_watch, deadline, decided, pict
 from server.context import AppContext, context
 from server.dialects.answer import Answer
 from server.dialects.chat import CHAT
-from server.dialects.dialect import Begun, Dialect, Translated, Writer, renamed
+from server.dialects.dialect import Begun, Dialect, Translation, Writer, renamed
 from server.encode import json_response
 from server.engine.runtime import Serving
 from server.engine.served import ServedCompletion
@@ -91,7 +91,9 @@ def answered(dialect: Dialect) -> Response:
     return response
 
 
-def begun(app: AppContext, serving: Serving, dialect: Dialect, body: dict[str, Any], translated: Translated) -> Running:
+def begun(
+    app: AppContext, serving: Serving, dialect: Dialect, body: dict[str, Any], translated: Translation
+) -> Running:
     """Check and submit a chat request; raises BadRequest, and what `submit` raises."""
     bounds = serving.text_bounds(app.settings)
     parts = bounds.parts + app.settings.max_images

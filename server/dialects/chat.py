@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from server.dialects.answer import DONE, event
-from server.dialects.dialect import Begun, Translated
+from server.dialects.dialect import Begun, Translation
 from server.errors import ApiError
 from steering import Chunk, Result
 
@@ -17,9 +17,9 @@ class ChatDialect:
     prefix: ClassVar[str] = "chatcmpl-"
     keeps_images: ClassVar[bool] = False
 
-    def translated(self, body: dict[str, Any]) -> Translated:
+    def translated(self, body: dict[str, Any]) -> Translation:
         """Return the body."""
-        return Translated(body)
+        return Translation(body)
 
     def writer(self, begun: Begun) -> ChatWriter:
         """Return the writer of the answer."""

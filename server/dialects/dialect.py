@@ -16,7 +16,7 @@ from steering import Chunk, Result, Sampling
 
 
 @dataclass
-class Translated:
+class Translation:
     """The chat request that a body means.
 
     `chat` is its JSON. `places` holds the body's place for each place in it that has another name. `ignored` are the body's
@@ -92,7 +92,7 @@ class Dialect(Protocol):
     prefix: ClassVar[str]
     keeps_images: ClassVar[bool]
 
-    def translated(self, body: dict[str, Any]) -> Translated:
+    def translated(self, body: dict[str, Any]) -> Translation:
         """Return the chat request that a body means; raises BadRequest for a body that means none."""
 
     def writer(self, begun: Begun) -> Writer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from server.dialects.dialect import Translated
+from server.dialects.dialect import Translation
 from server.errors import BadRequest
 
 Content = str | list[dict[str, Any]]
@@ -47,9 +47,9 @@ class Chat:
         self.add("tool", content, place, content_place)
         self.messages[-1]["tool_call_id"] = identity
 
-    def translated(self) -> Translated:
+    def translated(self) -> Translation:
         """Return the chat request."""
-        return Translated({**self.fields, "messages": self.messages}, self.places, self.ignored, self.truncates)
+        return Translation({**self.fields, "messages": self.messages}, self.places, self.ignored, self.truncates)
 
 
 def refuse(body: Mapping[str, Any], names: Collection[str]) -> None:

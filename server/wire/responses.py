@@ -90,7 +90,7 @@ class ResponseFault(AnswerBody):
     message: str
 
 
-class Incomplete(AnswerBody):
+class IncompleteResponse(AnswerBody):
     """The reason of an incomplete response."""
 
     reason: Literal["max_output_tokens"]
@@ -107,7 +107,7 @@ class ResponseBody(Extras):
     background: Literal[False]
     completed_at: int | None
     error: ResponseFault | None
-    incomplete_details: Incomplete | None
+    incomplete_details: IncompleteResponse | None
     instructions: str | None
     max_output_tokens: int | None
     model: str

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Written(BaseModel):
+class MessageBlockBase(BaseModel):
     """An object as a client writes it; `translation` reads it and words its errors."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -16,7 +16,7 @@ class Written(BaseModel):
     """Unused: prefixes are cached by themselves."""
 
 
-class MessageText(Written):
+class MessageText(MessageBlockBase):
     """A text."""
 
     type: Literal["text"]
@@ -35,14 +35,14 @@ class MessageImageSource(BaseModel):
     url: str | None = None
 
 
-class MessageImage(Written):
+class MessageImage(MessageBlockBase):
     """An image."""
 
     type: Literal["image"]
     source: MessageImageSource
 
 
-class MessageToolUse(Written):
+class MessageToolUse(MessageBlockBase):
     """A call of a tool in an earlier answer."""
 
     type: Literal["tool_use"]
@@ -51,7 +51,7 @@ class MessageToolUse(Written):
     input: dict[str, Any]
 
 
-class MessageToolResult(Written):
+class MessageToolResult(MessageBlockBase):
     """The result of a call: a text, or texts and images."""
 
     type: Literal["tool_result"]
@@ -60,7 +60,7 @@ class MessageToolResult(Written):
     is_error: bool | None = None
 
 
-class MessageThinking(Written):
+class MessageThinking(MessageBlockBase):
     """The reasoning of an earlier answer, which the prompt leaves out."""
 
     type: Literal["thinking", "redacted_thinking"]
@@ -79,7 +79,7 @@ class MessageTurn(BaseModel):
     content: str | Annotated[list[MessageBlock], Field(min_length=1)]
 
 
-class MessageTool(Written):
+class MessageTool(MessageBlockBase):
     """A function that the answer may call; other kinds of tools are refused."""
 
     type: Literal["custom"] | None = None

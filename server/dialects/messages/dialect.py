@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from server.dialects.dialect import Begun, Translated
+from server.dialects.dialect import Begun, Translation
 from server.dialects.messages.translation import translated
 from server.dialects.messages.writer import MessageWriter
 
@@ -15,7 +15,7 @@ class MessagesDialect:
     prefix: ClassVar[str] = "msg_"
     keeps_images: ClassVar[bool] = False
 
-    def translated(self, body: dict[str, Any]) -> Translated:
+    def translated(self, body: dict[str, Any]) -> Translation:
         """Return the chat request that a body means."""
         return translated(body)
 

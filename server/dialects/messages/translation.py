@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from server.dialects.dialect import Translated
+from server.dialects.dialect import Translation
 from server.dialects.messages.body import CountRequest, MessageRequest
 from server.dialects.reading import Chat, as_object, as_objects, as_text, refuse, unknown
 from server.encode import dumps
@@ -35,7 +35,7 @@ ELSEWHERE = {
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def translated(body: Mapping[str, Any], counted: bool = False) -> Translated:
+def translated(body: Mapping[str, Any], counted: bool = False) -> Translation:
     """Return the chat request that a body means, or one whose tokens are to be `counted`.
 
     Raises BadRequest for a body that means none.

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from server.wire.messages import Detail
-
-
-class Written(BaseModel):
-    """An object as a client writes it; `translation` reads it and words its errors."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
+from server.wire.messages import Detail, Written
 
 
 class InputText(Written):

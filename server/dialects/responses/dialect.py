@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from server.dialects.dialect import Begun, Translated
+from server.dialects.dialect import Begun, Translation
 from server.dialects.responses.translation import translated
 from server.dialects.responses.writer import ResponseWriter
 
@@ -24,7 +24,7 @@ class ResponsesDialect:
         self._earlier = earlier
         self._stores = stores
 
-    def translated(self, body: dict[str, Any]) -> Translated:
+    def translated(self, body: dict[str, Any]) -> Translation:
         """Return the chat request that a body means."""
         meant = translated(body, self._earlier)
         if self._stores:

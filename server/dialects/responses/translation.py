@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from server.dialects.dialect import Translated
+from server.dialects.dialect import Translation
 from server.dialects.reading import Chat, as_object, as_objects, as_text, refuse, unknown
 from server.dialects.responses.body import ResponseRequest
 from server.errors import BadRequest
@@ -32,7 +32,7 @@ ELSEWHERE = {
 """Fields of a chat completion, and the names that they have here."""
 
 
-def translated(body: Mapping[str, Any], earlier: Callable[[str], list[dict[str, Any]]]) -> Translated:
+def translated(body: Mapping[str, Any], earlier: Callable[[str], list[dict[str, Any]]]) -> Translation:
     """Return the chat request that a body means; raises BadRequest for a body that means none.
 
     `earlier` returns the messages of the chat that a stored response ends, by its id.
