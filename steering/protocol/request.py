@@ -318,8 +318,8 @@ class Timing:
 class Choice:
     """A finished answer, whose text leaves out its tool calls.
 
-    `finish_reason` is "stop", "length" or "tool_calls"; `stop_string` ended it, if any. `applied` and `diagnostics` follow the
-    wire protocol. `measured` holds captured tensors on the CPU, by recorder and intervention; `timing` holds its times.
+    `finish_reason` is "stop", "length" or "tool_calls"; `stop_string` ended it, if any. `applied` and `diagnostics` follow
+    the wire protocol. `measured` holds captured tensors on the CPU, by recorder and intervention; `timing` holds its times.
     """
 
     index: int

@@ -110,11 +110,11 @@ def test_a_message_that_is_refused(client: FlaskClient, body: dict[str, Any], pa
 
 
 def test_keys_come_in_either_header() -> None:
-    client = create_app(Settings(api_keys=("k",)), engine=FakeEngine()).test_client()
+    client = create_app(Settings(api_keys=("k" * 8,)), engine=FakeEngine()).test_client()
     body = message({"type": "text", "text": "a"})
     refused = client.post("/v1/messages", json=body)
     assert (refused.status_code, refused.json["error"]["type"]) == (401, "authentication_error")
-    for headers in ({"x-api-key": "k"}, {"Authorization": "Bearer k"}):
+    for headers in ({"x-api-key": "k" * 8}, {"Authorization": "Bearer " + "k" * 8}):
         assert client.post("/v1/messages", json=body, headers=headers).status_code == 200
     assert client.post("/v1/messages", json=body, headers={"x-api-key": "other"}).status_code == 401
 
