@@ -12,6 +12,7 @@ from flask import Blueprint, Response, g, request
 import steering
 from server.access.auth import caller
 from server.api.body import read_json
+from server.api.guarded import GuardedCompletion
 from server.api.waiting import CLIENT_GONE, check_watch, deadline, decided, pictures_turn
 from server.context import AppContext, context
 from server.dialects.answer import Answer
@@ -26,6 +27,7 @@ from server.http.watcher import Watch, client_socket
 from server.journal.entry import Entry, Storing
 from server.openapi.examples import of_chat
 from server.openapi.operation import EVENTS, JSON, documented
+from server.requests.guarding import GuardPlan, given_again, within_then
 from server.requests.resolve import resolve
 from server.requests.skipping import Skipping
 from server.wire.answers import ChatCompletion, ChatCompletionChunk, ErrorBody
@@ -105,7 +107,13 @@ def begun(
     n = 1 if chat.n is None else chat.n
     answer = Answer.to(chat, chat.model or serving.name, serving.capabilities.fingerprint, dialect.prefix)
     storing = storing_of(app, chat, body, dialect)
-    completion, entry, resolved = submit(app, serving, chat, answer.id, skipping, storing)
+    guard = None if chat.guard is None else GuardPlan.of(chat.guard, serving.capabilities.readouts)
+    more = frozenset[str]() if guard is None else guard.readouts
+    retried = None if guard is None else again(app, serving, translated.chat, chat, more)
+    completion, entry, resolved = submit(app, serving, chat, answer.id, skipping, storing, more)
+    if guard is not None and retried is not None:
+        hold = chat.guard_stream != "first" or not chat.stream
+        completion = GuardedCompletion(completion, retried, guard, serving, caller().group, hold, n)
     notes = {**skipping.notes, **cut(chat, completion)}
     answer = replace(answer, notes=notes, ignored=[*skipping.ignored, *unread])
     writer = dialect.writer(
@@ -113,7 +121,7 @@ def begun(
               serving.capabilities.reasoning, storing is not None and entry is not None)
     )  # fmt: skip
     watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
-    hidden = hidden_readouts(app, serving, resolved)
+    hidden = hidden_readouts(app, serving, resolved, more)
     return Running(
         app, completion, watch, g.started, n, answer.id, writer, bool(chat.stream), g.notes, entry, hidden, g.get("span"),
         g.get("leave"),
@@ -127,6 +135,7 @@ def submit(
     answer_id: str,
     skipping: Skipping,
     storing: Storing | None = None,
+    more: frozenset[str] = frozenset(),
 ) -> tuple[ServedCompletion, Entry | None, steering.Request]:
     """Submit the request to the engine; raises its errors, or Busy.
 
@@ -143,7 +152,7 @@ def submit(
 
             def submitted(resolved: steering.Request) -> tuple[steering.Request, ServedCompletion]:
                 def attempt(applicable: steering.Request) -> ServedCompletion:
-                    return turn.submit(with_readouts(applicable, hidden_readouts(app, serving, applicable)))
+                    return turn.submit(with_readouts(applicable, hidden_readouts(app, serving, applicable, more)))
 
                 return skipping.until_it_applies(resolved, attempt)
 
@@ -188,9 +197,27 @@ def cut(chat: ChatRequest, completion: ServedCompletion) -> dict[str, int]:
     return {} if chat.longest is None or chat.longest <= fits else {"max_tokens": fits}
 
 
-def hidden_readouts(app: AppContext, serving: Serving, request: steering.Request) -> frozenset[str]:
-    """Return the readouts that run for the journal only."""
-    return (app.journal_readouts & serving.capabilities.readouts) - shown_readouts(request)
+def hidden_readouts(
+    app: AppContext, serving: Serving, request: steering.Request, more: frozenset[str] = frozenset()
+) -> frozenset[str]:
+    """Return the readouts that run for the journal, or as `more` for a guard, and are not shown."""
+    return ((app.journal_readouts | more) & serving.capabilities.readouts) - shown_readouts(request)
+
+
+def again(
+    app: AppContext, serving: Serving, body: dict[str, Any], chat: ChatRequest, readouts: frozenset[str]
+) -> steering.Request:
+    """Return the request that a guard gives again; raises a 400 under the place of a wrong field of `then`."""
+    assert chat.guard is not None
+    try:
+        other, skipping = app.presets.read(given_again(body, chat.guard, app.chats), app.chats, serving)
+        images = app.image_loader()
+        images.fetch_remote(image_urls(other.messages))
+        with pictures_turn(app, serving, other) as images.check:
+            resolved = resolve(other, serving, app.settings, images, skipping=skipping)
+    except (ApiError, steering.RequestError) as error:
+        raise within_then(error, chat.guard) from error
+    return with_readouts(resolved, hidden_readouts(app, serving, resolved, readouts))
 
 
 def shown_readouts(request: steering.Request) -> frozenset[str]:
@@ -261,6 +288,8 @@ class Running:
         if chunk.choice is None:
             return chunk
         self.app.metrics.finished(chunk.choice, self.notes["interventions"])
+        if chunk.choice.guard is not None:
+            self.app.metrics.guarded.labels(chunk.choice.guard["outcome"]).inc()
         if self.app.traces is not None and self.span is not None:
             self.app.traces.answered(self.span, chunk.choice)
         self.unfinished.discard(chunk.choice.index)

@@ -148,6 +148,8 @@ class Answer:
             extras["applied"] = {**self.notes, **self.nothing, **(choice.applied or {})}
         if self.diagnostics:
             extras["diagnostics"] = choice.diagnostics
+        if choice.guard is not None:
+            extras["guard"] = choice.guard
         if self.baseline:
             base = choice.baseline
             ids = self.call_ids(f"{choice.index}/baseline")

@@ -131,6 +131,7 @@ class Entry:
             "completion_tokens": len(choice.token_ids),
             "applied": None if choice.applied is None else encoded(self._brief(choice.applied)),
             "answer": self._text(choice.text),
+            "guard": None if choice.guard is None else choice.guard["outcome"],
             **columns_of(scalars(choice.applied, choice.diagnostics)),
         }
 

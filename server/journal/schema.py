@@ -24,6 +24,7 @@ ADDED: dict[str, tuple[Column[Any], ...]] = {
         Column("trace_id", String(32), doc="The id of the request's trace (W3C), if it has one."),
         Column("span_id", String(16), doc="The id of the request's span, if traces are sent."),
         Column("preset", String(64), doc="The requested preset."),
+        Column("guard", String(16), doc="The outcome of the request's guard; null without one."),
     ),
 }
 """Columns that were added later, by the revision that adds them; all may be null. `doc` is the API's description."""

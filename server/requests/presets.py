@@ -26,7 +26,10 @@ from steering.protocol.request import RANGES
 
 log = logging.getLogger("helmsight")
 
-BESIDE = ("diagnostics", "baseline", "max_completion_tokens", "stop", "logprobs", "min_pixels", "max_pixels")
+BESIDE = (
+    "diagnostics", "baseline", "max_completion_tokens", "stop", "logprobs", "min_pixels", "max_pixels", "guard",
+    "guard_stream",
+)  # fmt: skip
 """Fields that a preset may have besides interventions and the sampling values that have a range."""
 LONGEST = 256
 """Longest model name in characters for which a similar one is searched."""

@@ -239,11 +239,37 @@ class BaselineChoice(AnswerBody):
     diagnostics: Envelope | None = None
 
 
+class GuardedAnswer(AnswerBody):
+    """An answer of a guarded choice."""
+
+    raised: list[str]
+    """The conditions that it met."""
+    numbers: dict[str, float | bool | None]
+    """The numbers that the conditions are about."""
+    text: str
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    completion_tokens: int
+    applied: Object | None
+
+
+class GuardReport(AnswerBody):
+    """The tries of a guarded choice."""
+
+    outcome: Literal["quiet", "first", "retry", "failed"]
+    """quiet: no condition was met. first, retry: that answer was kept. failed: it could not be given again."""
+    kept: int
+    """The number of the kept answer in the list, from 0."""
+    answers: list[GuardedAnswer]
+    failed: str | None = None
+    """The error of a failed retry."""
+
+
 class Extras(AnswerBody):
     """The fields beyond OpenAI's, each present only if requested."""
 
     applied: Applied | None = None
     diagnostics: Envelope | None = None
+    guard: GuardReport | None = None
     baseline: BaselineChoice | None = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from server.wire.diagnostics import Diagnostics, diagnostics_form
 from server.wire.fields import Flag, Integer, Number, Pixels, Strict, switch
+from server.wire.guard import Guard
 from server.wire.interventions import Given
 from server.wire.interventions import fields as intervention_fields
 from server.wire.messages import Turn, texts_of
@@ -187,6 +188,12 @@ class ChatRequest(BaseModel):
     """The readouts that tell where the model looked, and more; true for the cheap ones."""
     baseline: Flag | None = None
     """Add the answer without interventions, from the same batch."""
+    guard: Guard | None = None
+    """Give the answer again, with other interventions, if it meets a condition."""
+    guard_stream: Literal["hold", "first"] | None = None
+    """hold, the default: a guarded answer is streamed once it is decided. first: the first one is streamed at once, and the
+    last event says if another one replaces it.
+    """
     force: str | None = None
     """A given answer that the model is forced to generate, so that `logprobs` and `diagnostics` describe it."""
 

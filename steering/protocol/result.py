@@ -46,7 +46,7 @@ class Choice:
     """A finished answer, whose text leaves out its tool calls.
 
     `finish_reason` is "stop", "length" or "tool_calls"; `stop_string` ended it, if any. `prompt_logprobs` are those of the
-    prompt's tokens from the second one on. `applied` and `diagnostics` follow
+    prompt's tokens from the second one on. `guard` reports the tries of a guarded answer. `applied` and `diagnostics` follow
     the wire protocol. `measured` holds captured tensors on the CPU, by recorder and intervention; `timing` holds its times.
     """
 
@@ -63,6 +63,7 @@ class Choice:
     tool_calls: tuple[ToolCall, ...] = ()
     stop_string: str | None = None
     prompt_logprobs: tuple[PromptToken, ...] | None = None
+    guard: dict[str, Any] | None = None
 
     @property
     def states(self) -> torch.Tensor | None:
