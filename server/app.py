@@ -24,7 +24,7 @@ from server.journal.words import with_numbers
 from server.journal.writer import Journal
 from server.requests.presets import Presets
 from server.settings import Settings, SettingsError
-from server.telemetry.logs import NOTES, current, request_id
+from server.telemetry.logs import NOTES, current, request_id, trace_of
 from server.telemetry.metrics import Metrics
 from server.web import page
 from server.wire.chat import ChatRequest, with_interventions
@@ -127,6 +127,7 @@ def _begin() -> None:
     current.set(g.request_id)
     g.notes = request.environ[NOTES] = {"request_id": g.request_id, "route": grouped(request)}
     traces = context().traces
+    g.notes |= trace_of(request.headers.get("traceparent"))
     if traces is not None and request.path.startswith("/v1/"):  # probes each second are not traced
         g.span = traces.begun(request.method, g.notes["route"], dict(request.headers))
         g.notes |= traces.ids(g.span)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import logging
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,14 +16,17 @@ from server.api.reading import reading
 from server.context import context
 from server.encode import dumps, json_response
 from server.errors import ApiError, BadRequest
-from server.journal.queries import COLUMNS, Filters, answer, flat, page, place, stream
+from server.journal.fields import cells, columns
+from server.journal.queries import Filters, answer, page, place, stream
+from server.journal.schema import ADDED
 from server.journal.summary import summarise
 from server.journal.summary.periods import DAY, MINUTE
+from server.journal.times import FORMS, unix_time
+from server.journal.view import scalars
 from server.journal.words import WORDED
 from server.openapi.operation import JSON, TEXT, Parameter, documented
 from server.wire.answers import ErrorBody
-from server.wire.journal import JournalSummary, PageOfRows, RowOfAnswer, RowsOfAnswer
-from steering.readouts.envelope import summary as unsaid
+from server.wire.journal import ADDED_FIELDS, JournalSummary, PageOfRows, RowOfAnswer, RowsOfAnswer
 
 log = logging.getLogger("helmsight")
 
@@ -32,7 +34,6 @@ blueprint = Blueprint("journal", __name__)
 
 MAX_LIMIT = 1000
 MAX_TEXT = 256
-LATEST = 1e11  # the year 5138
 FORMATS = ("json", "jsonl", "csv")
 CSV = "text/csv"
 FILTERS = (*Filters.__dataclass_fields__,)
@@ -44,15 +45,24 @@ PATIENCE = 5.0
 """Seconds that a reader of many rows waits for a free place."""
 
 
+_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+ADDED_FIELDS.update(
+    (column.name, {"type": [_TYPES[column.type.python_type], "null"], "description": column.doc})
+    for added in ADDED.values()
+    for column in added
+)
+
+
 def _filters() -> list[Parameter]:
     """Return the filters as parameters of the query."""
     printable = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT}
-    time = {"type": "number", "minimum": 0, "maximum": LATEST}
+    time = {"type": "string"}
     return [
-        Parameter("since", "Accepted at this Unix time or later.", time.copy, 0),
-        Parameter("until", "Accepted before this Unix time.", time.copy, 4e9),
+        Parameter("since", f"Accepted at this time or later: {FORMS}.", time.copy, "1d"),
+        Parameter("until", "Accepted before this time, in the same forms.", time.copy, "2100-01-01"),
         Parameter("model", "The model's name.", printable.copy, "helmsight-demo"),
         Parameter("key_name", "The name of the request's key.", printable.copy, "shop"),
+        Parameter("preset", "The preset that the request named.", printable.copy, "sage"),
         Parameter("vector", "The name of a steering vector that was applied.", printable.copy, "modality-preference"),
         *(
             Parameter(name, f"{words.about[0].upper()}{words.about[1:]}.", words.schema, words.known()[-1])
@@ -93,9 +103,9 @@ def list_rows() -> Response:
         return _streamed(form, filters, integer(given, "limit", 2**31), before)
     limit = integer(given, "limit", MAX_LIMIT) or 50
     with reading() as database, database.engine.connect() as connection:
-        listed = page(connection, filters, limit, before)
+        listed = page(connection, filters, limit, before, scalars())
     return json_response(
-        {"object": "list", "data": _whole(listed.rows), "has_more": listed.next is not None, "next": listed.next}
+        {"object": "list", "data": listed.rows, "has_more": listed.next is not None, "next": listed.next}
     )
 
 
@@ -141,19 +151,10 @@ def get_rows(identity: str) -> Response:
     rows: list[dict[str, Any]] = []
     with reading() as database, database.engine.connect() as connection:
         if len(identity) <= MAX_TEXT and identity.isprintable():
-            rows = _whole(answer(connection, identity))
+            rows = answer(connection, identity, scalars())
     if not rows:
         raise ApiError(404, "The journal holds no answer with this id.", code="unknown_answer", param="id")
     return json_response({"object": "list", "data": rows})
-
-
-def _whole(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows with every number that readouts keep, null where a row has none.
-
-    The commands skip this, since it requires importing torch.
-    """
-    known = unsaid(None)
-    return [{**row, "diagnostics": known | row["diagnostics"]} for row in rows]
 
 
 def filters_of(given: dict[str, str]) -> Filters:
@@ -165,7 +166,7 @@ def filters_of(given: dict[str, str]) -> Filters:
                 words.check(name, filters[name])
             except ValueError as error:
                 raise BadRequest(str(error), name) from None
-    for name in ("model", "vector"):
+    for name in ("model", "preset", "vector"):
         if name in filters and not (0 < len(filters[name]) <= MAX_TEXT and filters[name].isprintable()):
             raise BadRequest(f"'{name}' must have 1 to {MAX_TEXT} printable characters.", name)
     for name in ("since", "until"):
@@ -176,12 +177,9 @@ def filters_of(given: dict[str, str]) -> Filters:
 
 def _time(text: str, name: str) -> float:
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= LATEST:
-        raise BadRequest(f"'{name}' must be a Unix time in seconds, at least 0; got {text[:64]!r}.", name)
-    return value
+        return unix_time(text)
+    except ValueError as error:
+        raise BadRequest(f"'{name}' {error}.", name) from None
 
 
 def _cursor(text: str) -> int:
@@ -211,21 +209,24 @@ def _begin_heavy() -> Callable[[], None]:
 
 
 def _streamed(form: str, filters: Filters, limit: int | None, before: int | None) -> Response:
-    release = _begin_heavy()
+    names, release = scalars(), _begin_heavy()
     try:
         with reading() as database:
-            chunks = map(_whole, stream(database, filters, limit, before))
+            chunks = stream(database, filters, limit, before, names)
             first = next(chunks, [])  # an error of the database can still change the status here
     except BaseException:
         release()
         raise
 
     table = form == "csv"
-    encode = _table if table else _lines
+    head = columns(names)
+
+    def encode(rows: list[dict[str, Any]]) -> str:
+        return _table(rows, head) if table else "".join(dumps(row) + "\n" for row in rows)
 
     def lines() -> Iterator[str]:
         try:
-            yield (",".join(COLUMNS) + "\r\n" if table else "") + encode(first)
+            yield (",".join(head) + "\r\n" if table else "") + encode(first)
             for rows in chunks:
                 yield encode(rows)
         except SQLAlchemyError as error:
@@ -243,11 +244,7 @@ def _streamed(form: str, filters: Filters, limit: int | None, before: int | None
     return response
 
 
-def _lines(rows: list[dict[str, Any]]) -> str:
-    return "".join(dumps(row) + "\n" for row in rows)
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
+def _table(rows: list[dict[str, Any]], names: tuple[str, ...]) -> str:
     text = io.StringIO()
-    csv.DictWriter(text, COLUMNS).writerows(map(flat, rows))
+    csv.DictWriter(text, names).writerows(cells(row, names) for row in rows)
     return text.getvalue()

@@ -21,7 +21,8 @@ from server.journal.errors import REASONS, JournalError
 from server.journal.refusals import Refusals
 from server.journal.retention import BATCH as PRUNED
 from server.journal.retention import DAY, Clock, prune
-from server.journal.schema import ROWS, STORED
+from server.journal.schema import ADDED, ROWS, STORED
+from server.journal.view import refresh
 
 log = logging.getLogger("helmsight")
 
@@ -43,6 +44,10 @@ HEAVY = 4
 RETRY = (0.25, 10.0)
 """Seconds before the first and the last retries after an error."""
 
+_LATER: dict[Table, Row] = {
+    ROWS: {column.name: None for columns in ADDED.values() for column in columns},
+    STORED: {},
+}
 _BAD_ROWS = (DataError, IntegrityError, InterfaceError, OverflowError)
 
 
@@ -217,6 +222,7 @@ class Journal:
         if self._database is None:
             place = Place.of(self._setting)
             self._database = self._opener(place)
+            refresh(self._database)
             log.info("journal: %s", place.shown)
         if self._batch:
             self._unpruned += len(self._batch)
@@ -237,7 +243,8 @@ class Journal:
         try:
             with database.writer.begin() as connection:
                 for table in (ROWS, STORED):
-                    if rows := [row for into, row in batch if into is table]:
+                    # All rows of one statement need the same columns: the database would drop others silently.
+                    if rows := [{**_LATER[table], **row} for into, row in batch if into is table]:
                         connection.execute(insert(table), rows)
             self._settle_first(batch, len(batch))
         except Exception as error:

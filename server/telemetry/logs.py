@@ -27,11 +27,18 @@ current: ContextVar[str | None] = ContextVar("helmsight_request_id", default=Non
 """The id of the request that this thread answers."""
 WELL_FORMED = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 """Pattern of request ids that are accepted from clients."""
+_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
 
 
 def request_id(given: str | None) -> str:
     """Return the id that a client or a proxy gave if it is well formed, else a new one."""
     return given if given and WELL_FORMED.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+
+
+def trace_of(parent: str | None) -> dict[str, str]:
+    """Return the trace's id of a `traceparent` (W3C Trace Context), nothing if there is none or it is not well formed."""
+    found = _PARENT.fullmatch(parent or "")
+    return {"trace_id": found[1]} if found and set(found[1]) != {"0"} and set(found[2]) != {"0"} else {}
 
 
 def printable(text: str) -> str:
