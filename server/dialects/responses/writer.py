@@ -29,10 +29,7 @@ class ResponseWriter:
     def whole(self, result: Result) -> dict[str, Any]:
         """Return the whole response."""
         (choice,) = result.choices
-        items = Items(self._begun)
-        calls = tuple(CallPiece(number, call.name, call.arguments) for number, call in enumerate(choice.tool_calls))
-        list(items.piece(Chunk(0, choice.text, choice.logprobs or (), choice, calls)))
-        return self._response(choice, items.done, result)
+        return self._response(choice, self._items_of(choice), result)
 
     def begin(self) -> str:
         """Return the events before the first token."""
@@ -50,7 +47,10 @@ class ResponseWriter:
         """Return the event with the whole response."""
         assert self._choice is not None
         kind = "response.incomplete" if self._choice.finish_reason == "length" else "response.completed"
-        return self._event(kind, response=self._response(self._choice, self._items.done, result()))
+        items = self._items.done
+        if self._choice.guard is not None and self._choice.guard["kept"]:  # not the answer that was streamed, perhaps
+            items = self._items_of(self._choice)
+        return self._event(kind, response=self._response(self._choice, items, result()))
 
     def failed(self, problem: ApiError) -> str:
         """Return the event of a failed response."""
@@ -58,6 +58,12 @@ class ResponseWriter:
         code = "rate_limit_exceeded" if problem.status == 429 else "server_error"
         response |= {"status": "failed", "error": {"code": code, "message": problem.message}}
         return self._event("response.failed", response=response)
+
+    def _items_of(self, choice: Choice) -> list[dict[str, Any]]:
+        items = Items(self._begun)
+        calls = tuple(CallPiece(number, call.name, call.arguments) for number, call in enumerate(choice.tool_calls))
+        list(items.piece(Chunk(0, choice.text, choice.logprobs or (), choice, calls)))
+        return items.done
 
     def _event(self, kind: str, **fields: Any) -> str:
         value = {"type": kind, "sequence_number": self._number, **fields}

@@ -15,8 +15,8 @@ from server.app import create_app
 from server.settings import PresetTable, Settings
 from steering import Busy
 from tests.server.api.choices import refused
-from tests.server.conftest import data_uri
-from tests.server.dialects.speaking import BODIES, ROUTES, STREAMS
+from tests.server.conftest import data_uri, user
+from tests.server.dialects.speaking import BODIES, ROUTES, STREAMS, events
 from tests.server.fakes import FakeEngine
 from tests.server.journal.rows import rows_of
 from tests.waiting import wait_for
@@ -62,7 +62,7 @@ def steered(client: FlaskClient) -> Any:
 @pytest.fixture(scope="module")
 def between(plain: Any, steered: Any) -> str:
     """Return the condition on the attention ratio that the plain answer meets and the steered one does not."""
-    one, other = (value["choices"][0]["diagnostics"]["modality"]["ratio"] for value in (plain, steered))
+    one, other = (value["choices"][0]["diagnostics"]["modality"]["attention_ratio"] for value in (plain, steered))
     assert one != pytest.approx(other, rel=1e-4)
     return f"{'<' if one < other else '>'} {(one + other) / 2!r}"
 
@@ -79,7 +79,7 @@ def test_the_answer_that_meets_no_condition_any_more_is_kept(
     assert (guard["outcome"], guard["kept"]) == ("retry", 1)
     assert [answer["raised"] for answer in guard["answers"]] == [["attention_ratio"], []]
     assert guard["answers"][0]["text"] == plain["choices"][0]["message"]["content"]
-    ratios = [value["choices"][0]["diagnostics"]["modality"]["ratio"] for value in (plain, steered)]
+    ratios = [value["choices"][0]["diagnostics"]["modality"]["attention_ratio"] for value in (plain, steered)]
     assert [answer["numbers"]["attention_ratio"] for answer in guard["answers"]] == pytest.approx(ratios, rel=1e-5)
     for name in ("prompt_tokens", "completion_tokens"):
         assert value["usage"][name] == plain["usage"][name] + steered["usage"][name], "all tries count"
@@ -125,18 +125,21 @@ def test_a_stream_is_held_or_says_at_its_end_what_replaces_it(
         elif dialect == "messages":
             blocks = STREAMS["messages"](text)["content"]
             assert "".join(block["text"] for block in blocks) == streamed
-        elif mode == "hold":
-            value = STREAMS["responses"](text)
+        else:
+            value = [*events(text)][-1]["response"]
             assert value["output"][0]["content"][0]["text"] == kept
             assert value["guard"]["kept"] == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_of_several_answers_is_judged_alone(client: FlaskClient, stream: bool) -> None:
-    drawn = {"temperature": 1.5, "seed": 3, "n": 4, "diagnostics": {"include": ["confidence"]}}
+    drawn = {"messages": [user("Tell me a story.")], "max_tokens": 12, "temperature": 2.0, "seed": 3, "n": 4}
+    drawn |= {"diagnostics": {"include": ["confidence"]}, "ignore_eos": True}
     alone = ask(client, **drawn)
     scores = {choice["index"]: choice["diagnostics"]["confidence"]["mean_logprob"] for choice in alone["choices"]}
-    bound = sorted(scores.values())[1] + 1e-6  # two of the four are below
+    second, third = sorted(scores.values())[1:3]
+    assert third - second > 1e-3
+    bound = (second + third) / 2
     response = client.post(CHAT, json=BASE | drawn | {"stream": stream, "guard": {
         "when": {"mean_logprob": f"< {bound!r}"}, "then": {"temperature": 0}
     }}, buffered=True)  # fmt: skip
