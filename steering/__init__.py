@@ -7,6 +7,7 @@ Linux) or KMP_BLOCKTIME=0 (with Intel's or LLVM's) in the environment before tor
 threads spin while they wait for each other, and take the time from the very thread that they wait for.
 """
 
+from steering.auto.gate import Gate, Gated, GateTerm
 from steering.auto.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, find, measure
 from steering.auto.surprise import Surprise, surprises
 from steering.errors import (
@@ -73,6 +74,9 @@ __all__ = [
     "Earlier",
     "Engine",
     "Fault",
+    "Gate",
+    "GateTerm",
+    "Gated",
     "Generate",
     "Grammar",
     "Histogram",

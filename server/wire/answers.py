@@ -144,6 +144,8 @@ class AppliedSteer(SteerSettings):
     """|added| / |h|, mean over the tokens and the layers."""
     auto: Object | None = None
     """The measurements that decided the direction."""
+    gate: Object | None = None
+    """The measurements of the conditions, and whether they hold."""
 
 
 def _reports(schema: dict[str, Any]) -> None:
