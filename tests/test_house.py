@@ -26,7 +26,7 @@ FLOORS = {
     ),
     "probes": (
         "answering", "reporting", "harness", "conflicts", "image_pairs", "image_qa", "calibration", "vector", "pairs", "mc2",
-        "sage", "spd", "stme", "mmsap", "pope", "mme", "chair", "phd", "vsr", "tallyqa", "ambigcaps", "alarm",
+        "sage", "spd", "stme", "mmsap", "pope", "mme", "chair", "phd", "vsr", "tallyqa", "ambigcaps", "alarm", "guard",
         "faithfulness", "reproduce", "commands", "command",
     ),
     "demo": ("world", "draws", "model", "evaluation", "training", "organisms", "command"),

@@ -2,79 +2,66 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from server.errors import ApiError, BadRequest
 from server.wire.chat import ChatRequest
-from server.wire.guard import Comparison, Guard
+from server.wire.guard import Guard
 from steering import RequestError
-from steering.protocol.readout import REGISTRY, Scalar
+from steering.protocol.readout import Scalar
 from steering.protocol.request import RANGES
+from steering.readouts.conditions import Condition, conditioned
 
-SIGNS: dict[str, Callable[[float, float], bool]] = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
-}  # fmt: skip
 PLACE = "guard.then"
-
-
-def judged() -> dict[str, tuple[str, type]]:
-    """Return the numbers that conditions can be about: for each name its readout and its type."""
-    return {name: (readout.name, kind) for readout in REGISTRY.values() for name, kind in readout.scalars.items()}
 
 
 @dataclass(frozen=True)
 class GuardPlan:
-    """The conditions of a guard.
+    """The conditions of a guard; with `every`, all must hold for an answer to be given again."""
 
-    `readouts` are those that the conditions need. With `every`, all conditions must hold for an answer to be given again.
-    """
-
-    conditions: Mapping[str, bool | Comparison]
-    readouts: frozenset[str]
+    conditions: Sequence[Condition]
     every: bool
     retries: int
 
     @classmethod
     def of(cls, guard: Guard, supported: frozenset[str]) -> GuardPlan:
         """Return the plan of a guard; raises BadRequest for a number that no readout has, or that the engine lacks."""
-        known, readouts = judged(), set()
-        for name, condition in guard.when.items():
+        conditions = []
+        for name, value in guard.when.items():
             place = f"guard.when.{name[:64]}"
-            if name not in known:
+            try:
+                condition = Condition.of(name, value)
+            except KeyError:
                 raise BadRequest(
-                    f"'{place}' is no number of a readout; allowed: {', '.join(known)}.", place, "unknown_parameter"
-                )
-            readout, kind = known[name]
-            if readout not in supported:
+                    f"'{place}' is no number of a readout; allowed: {', '.join(conditioned())}.", place,
+                    "unknown_parameter",
+                ) from None  # fmt: skip
+            except ValueError as error:
+                raise BadRequest(f"'{place}' {error}.", place) from None
+            if condition.readout not in supported:
                 raise BadRequest(
-                    f"'{place}' needs the readout {readout!r}, which this server's engine does not support.", place,
+                    f"'{place}' needs the readout {condition.readout!r}, which this server's engine does not support.",
+                    place,
                     "unsupported_value",
-                )  # fmt: skip
-            if isinstance(condition, bool) != (kind is bool):
-                form = "true or false" if kind is bool else "a sign and a number, such as '< .5'"
-                raise BadRequest(f"'{place}' must be {form}.", place)
-            readouts.add(readout)
-        return cls(guard.when, frozenset(readouts), guard.match == "all", guard.retries)
+                )
+            conditions.append(condition)
+        return cls(conditions, guard.match == "all", guard.retries)
+
+    @property
+    def readouts(self) -> frozenset[str]:
+        """The readouts that the conditions need."""
+        return frozenset(condition.readout for condition in self.conditions)
 
     def raised(self, numbers: Mapping[str, Scalar]) -> list[str]:
         """Return the conditions that hold for an answer with these numbers; none if not enough of them do."""
-        held = [name for name, condition in self.conditions.items() if _holds(condition, numbers.get(name))]
+        held = [condition.name for condition in self.conditions if condition.holds(numbers.get(condition.name))]
         return [] if self.every and len(held) < len(self.conditions) else held
 
     def numbers(self, numbers: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Return the numbers that the conditions are about."""
-        return {name: numbers.get(name) for name in self.conditions}
-
-
-def _holds(condition: bool | Comparison, value: Scalar) -> bool:
-    if value is None:
-        return False
-    if isinstance(condition, Comparison):
-        return SIGNS[condition.sign](float(value), condition.bound)
-    return value is condition
+        return {condition.name: numbers.get(condition.name) for condition in self.conditions}
 
 
 def given_again(body: Mapping[str, Any], guard: Guard, chats: type[ChatRequest]) -> dict[str, Any]:

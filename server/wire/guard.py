@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -13,31 +11,18 @@ from server.wire.fields import Integer, Strict
 
 MAX_CONDITIONS = 16
 MAX_RETRIES = 3
-_COMPARED = re.compile(r"\s*(<=|>=|==|!=|<|>)\s*(-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*")
-
-
-FORM = "^\\s*([<>]=?|[!=]=)\\s*-?[0-9.eE+-]+\\s*$"
+FORM = r"^\s*([<>]=?|[!=]=)\s*-?[0-9.eE+-]+\s*$"
 """The form of a comparison in a JSON schema."""
 
 
-class Comparison(Strict):
-    """A condition on a number."""
-
-    sign: Literal["<", "<=", ">", ">=", "==", "!="]
-    bound: float
-
-
 def _condition(value: Any) -> Any:
-    if isinstance(value, bool | Comparison):
+    if isinstance(value, bool | str):
         return value
-    found = _COMPARED.fullmatch(value) if isinstance(value, str) else None
-    if found is None or not math.isfinite(bound := float(found[2])):
-        raise PydanticCustomError("condition", "must be true, false, or a sign and a number such as '< .5'")
-    return {"sign": found[1], "bound": bound}
+    raise PydanticCustomError("condition", "must be true, false, or a sign and a number such as '< .5'")
 
 
-Condition = Annotated[
-    bool | Comparison,
+Given = Annotated[
+    Any,
     BeforeValidator(_condition),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "string", "pattern": FORM}]}),
 ]
@@ -49,7 +34,7 @@ class Guard(Strict):
     The new answer is kept if no condition holds for it any more, else the first one.
     """
 
-    when: Annotated[dict[str, Condition], Field(min_length=1, max_length=MAX_CONDITIONS)]
+    when: Annotated[dict[str, Given], Field(min_length=1, max_length=MAX_CONDITIONS)]
     """Conditions by the number that they are about, such as `{"alarm": true, "focus_share": "< .5"}`.
 
     `/v1/models` lists all numbers. A number that an answer does not have meets no condition.
