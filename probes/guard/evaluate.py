@@ -20,7 +20,7 @@ from probes.harness.bootstrap import paired, wilson
 from probes.harness.comparison import Way, told_apart
 from probes.harness.ledger import tell
 from steering import Diagnose
-from steering.readouts.conditions import Condition
+from steering.auto.conditions import NumberCondition
 from steering.readouts.envelope import summary
 
 
@@ -48,7 +48,12 @@ class GuardTries:
 
 
 def ask(
-    answerer: Answerer, samples: Sequence[Checked], conditions: Sequence[Condition], then: Way, every: bool, quiet: bool
+    answerer: Answerer,
+    samples: Sequence[Checked],
+    conditions: Sequence[NumberCondition],
+    then: Way,
+    every: bool,
+    quiet: bool,
 ) -> GuardTries:
     """Ask every question plainly and with the interventions of `then`; with `every`, all conditions must hold."""
     diagnose = Diagnose(frozenset(condition.readout for condition in conditions))
@@ -72,7 +77,7 @@ def ask(
     return GuardTries(*(np.array(values, dtype=bool) for values in (*right, *held)))
 
 
-def _holds(conditions: Sequence[Condition], every: bool, reply: Reply) -> bool:
+def _holds(conditions: Sequence[NumberCondition], every: bool, reply: Reply) -> bool:
     numbers = summary(reply.diagnostics) if reply.diagnostics else {}
     held = [condition.holds(numbers.get(condition.name)) for condition in conditions]
     return all(held) if every else any(held)

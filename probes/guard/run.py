@@ -14,14 +14,14 @@ from probes.harness.benchmark import Findings
 from probes.harness.comparison import BASELINE, Way
 from probes.harness.conditions import Wanted
 from probes.harness.session import Session
-from steering.readouts.conditions import Condition, conditioned
+from steering.auto.conditions import NumberCondition, conditioned
 
 
 @dataclass(frozen=True)
 class GuardOptions:
     """The benchmark's own options: the guard's conditions and intervention, and the questions."""
 
-    conditions: Sequence[Condition]
+    conditions: Sequence[NumberCondition]
     every: bool
     then: Wanted
     questions: AlarmOptions
@@ -42,8 +42,7 @@ class GuardOptions:
         if match not in ("any", "all"):
             raise ValueError(f"--match must be any or all; got {match[:64]!r}")
         conditions = [_condition(text) for text in when]
-        named = (None, (then,)) if "=" in then else ((then,), ())
-        wanted = Wanted([] if named[0] is None else named[0], named[1], folders, vector)
+        wanted = Wanted((), (then,), folders, vector) if "=" in then else Wanted((then,), (), folders, vector)
         return cls(conditions, match == "all", wanted, AlarmOptions(data, noises, demo))
 
     def way(self, session: Session) -> tuple[str, Way]:
@@ -52,9 +51,9 @@ class GuardOptions:
         return found
 
 
-def _condition(text: str) -> Condition:
+def _condition(text: str) -> NumberCondition:
     try:
-        return Condition.written(text)
+        return NumberCondition.written(text)
     except KeyError:
         raise ValueError(
             f"--when: {text[:64]!r} is no number of a readout; there are {', '.join(conditioned())}"

@@ -10,9 +10,9 @@ from server.errors import ApiError, BadRequest
 from server.wire.chat import ChatRequest
 from server.wire.guard import Guard
 from steering import RequestError
+from steering.auto.conditions import NumberCondition, conditioned
 from steering.protocol.readout import Scalar
 from steering.protocol.request import RANGES
-from steering.readouts.conditions import Condition, conditioned
 
 PLACE = "guard.then"
 
@@ -21,7 +21,7 @@ PLACE = "guard.then"
 class GuardPlan:
     """The conditions of a guard; with `every`, all must hold for an answer to be given again."""
 
-    conditions: Sequence[Condition]
+    conditions: Sequence[NumberCondition]
     every: bool
     retries: int
 
@@ -32,7 +32,7 @@ class GuardPlan:
         for name, value in guard.when.items():
             place = f"guard.when.{name[:64]}"
             try:
-                condition = Condition.of(name, value)
+                condition = NumberCondition.of(name, value)
             except KeyError:
                 raise BadRequest(
                     f"'{place}' is no number of a readout; allowed: {', '.join(conditioned())}.", place,

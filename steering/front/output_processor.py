@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from steering.errors import Fault, panics_raise
-from steering.logprobs import TopLogprobs
+from steering.logprobs import PromptToken, TokenLogprob, TopLogprobs
 from steering.messages.messages import Add, Ended, Output
 from steering.model.mllm import MLLM
 from steering.prompt.fitting import Shrunk
@@ -17,13 +17,13 @@ from steering.prompt.layout import Layout
 from steering.protocol.intervention import applied
 from steering.protocol.intervention_spec import InterventionSpec
 from steering.protocol.readout import FinishedAnswer, ReadoutContext
-from steering.protocol.result import Choice, Chunk, PromptToken, TokenLogprob
+from steering.protocol.request import Choice, Chunk
 from steering.protocol.text import Text, TextStream
 from steering.readouts.envelope import envelope
-from steering.recorders import prompt_scores
-from steering.recorders.prompt_scores import PromptScores
 from steering.tools.calls import CallStream
 
+PROMPT_LOGPROBS = "prompt_logprobs"
+"""The name of the recorder of these, with four tensors: log-probabilities, ranks, the likeliest ids, and theirs."""
 END = 8
 """Tokens of the prompt's end whose text is kept."""
 
@@ -153,7 +153,7 @@ class OutputProcessor:
         )
 
     def _prompt_logprobs(self, answer: _Answer) -> tuple[PromptToken, ...] | None:
-        scores: PromptScores | None = None if answer.ended is None else answer.ended.taken.get(prompt_scores.NAME)
+        scores = None if answer.ended is None else answer.ended.taken.get(PROMPT_LOGPROBS)
         if scores is None:
             return None
         tokens = zip(answer.ids[1:].tolist(), *(tensor.tolist() for tensor in scores), strict=True)

@@ -8,8 +8,7 @@ from typing import Protocol, TypeVar
 from steering.front.completion import Completion
 from steering.model.mllm import MLLM
 from steering.protocol.intervention import in_place_of, next_prelude
-from steering.protocol.request import Request
-from steering.protocol.result import Result
+from steering.protocol.request import Request, Result
 
 Begun = Callable[[Completion], object]
 """A callback that gets each completion as it begins; see `Engine.generate`."""

@@ -1,4 +1,4 @@
-"""The request, and its sampling options."""
+"""The engine's public types: the request, its sampling options, and the answers that come back."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from steering.errors import RequestError
+import torch
+
+from steering.errors import Fault, RequestError
 from steering.grammar.grammar import Grammar
+from steering.logprobs import PromptToken, TokenLogprob
 from steering.protocol.intervention_spec import InterventionSpec, Part
 from steering.protocol.messages import chat_of
 from steering.protocol.readout import Diagnose
 from steering.protocol.signals import Signal
 from steering.protocol.wording import is_number, is_whole, must, whole_numbers
+from steering.timing import Timing
+from steering.tools.calls import CallPiece, ToolCall
 from steering.tools.tools import Tools
 
 Interventions = Iterable["InterventionSpec | Part | Interventions | None"]
@@ -297,3 +302,93 @@ def _diagnose(given: Any) -> Diagnose | None:
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise must("diagnose", "be True, a list of readouts or a Diagnose", given)
     return Diagnose(given)  # type: ignore[arg-type]  # which accepts any iterable, and names what is wrong in it
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A finished answer, whose text leaves out its tool calls.
+
+    `finish_reason` is "stop", "length" or "tool_calls"; `stop_string` ended it, if any. `prompt_logprobs` are those of the
+    prompt's tokens from the second one on. `guard` reports the tries of a guarded answer. `applied` and `diagnostics` follow
+    the wire protocol. `measured` holds captured tensors on the CPU, by recorder and intervention; `timing` holds its times.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    applied: dict[str, Any] | None = None
+    diagnostics: dict[str, Any] | None = None
+    baseline: Choice | None = None
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    timing: Timing | None = field(default=None, compare=False)
+    tool_calls: tuple[ToolCall, ...] = ()
+    stop_string: str | None = None
+    prompt_logprobs: tuple[PromptToken, ...] | None = None
+    guard: dict[str, Any] | None = None
+
+    @property
+    def states(self) -> torch.Tensor | None:
+        """The residual stream after each layer at the requested token of the prompt, (layers, d) float32."""
+        return self._of("prompt_state", "states")
+
+    @property
+    def next_logprobs(self) -> torch.Tensor | None:
+        """The log-probabilities (nats) of the first token, before sampling, (vocabulary,); present with the states."""
+        return self._of("prompt_state", "next_logprobs")
+
+    @property
+    def divergence(self) -> torch.Tensor | None:
+        """The divergence in nats, (layers, prompt tokens); see `interventions.think`."""
+        return self._of("sage.think", "divergence")
+
+    @property
+    def answer_states(self) -> torch.Tensor | None:
+        """The states of the answer, (2, layers, d), where drift or residual is read out.
+
+        As `states`: the mean over the rows that generated the answer's tokens, and at the last of them.
+        """
+        return self._of("residual", "states")
+
+    @property
+    def reply_logprobs(self) -> torch.Tensor | None:
+        """The log-probabilities (nats) of the reply's tokens, (tokens,) float32."""
+        value: torch.Tensor | None = self.measured.get("reply")
+        return value
+
+    def _of(self, name: str, tensor: str) -> torch.Tensor | None:
+        value: torch.Tensor | None = getattr(self.measured.get(name), tensor, None)
+        return value
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a streamed answer; the last piece of a choice carries the finished `choice`."""
+
+    index: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    choice: Choice | None = None
+    calls: tuple[CallPiece, ...] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished request: its choices in order of index, and token counts without baselines.
+
+    `cached_tokens` are the prompt's tokens that came from a cache.
+    """
+
+    choices: tuple[Choice, ...]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, choices: Mapping[int, Choice], n: int, prompt_tokens: int, cached_tokens: int) -> Result:
+        """Return the result of `n` choices by index; raise Fault where some of them never came."""
+        if len(choices) < n:
+            raise Fault("The request was cancelled.")
+        generated = sum(len(choice.token_ids) for choice in choices.values())
+        return cls(tuple(choices[index] for index in sorted(choices)), prompt_tokens, generated, cached_tokens)

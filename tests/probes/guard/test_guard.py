@@ -16,7 +16,7 @@ from probes.guard.evaluate import GuardTries, ask, evaluate
 from probes.guard.run import GuardOptions
 from server.cli import main
 from steering import See
-from steering.readouts.conditions import Condition, conditioned
+from steering.auto.conditions import NumberCondition, conditioned
 from tests.probes.alarm.test_alarm import IMAGE
 
 pytestmark = pytest.mark.usefixtures("few_resamples")
@@ -60,7 +60,7 @@ class Scripted:
 
 def test_both_answers_are_judged_by_their_own_numbers() -> None:
     samples = [Checked((IMAGE,), "Which?", (colour,)) for colour in ("red", "blue")]
-    low, high = Condition.written("mean_logprob < -1"), Condition.written("least_logprob<0")
+    low, high = NumberCondition.written("mean_logprob < -1"), NumberCondition.written("least_logprob<0")
     tries = ask(Scripted(), samples, [low], (See(),), every=False, quiet=True)
     assert (tries.plain.tolist(), tries.changed.tolist()) == ([True, False], [False, True])
     assert (tries.raised.tolist(), tries.still.tolist()) == ([True, True], [False, False])
@@ -72,18 +72,18 @@ def test_both_answers_are_judged_by_their_own_numbers() -> None:
 
 def test_conditions_are_written_as_on_a_command_line() -> None:
     assert {"alarm", "focus_share", "attention_ratio"} <= conditioned().keys()
-    assert Condition.written("alarm").holds(value=True)
-    assert not Condition.written("alarm").holds(value=False)
-    assert Condition.written("alarm=false").holds(value=False)
-    share = Condition.written("focus_share <= .5")
+    assert NumberCondition.written("alarm").holds(value=True)
+    assert not NumberCondition.written("alarm").holds(value=False)
+    assert NumberCondition.written("alarm=false").holds(value=False)
+    share = NumberCondition.written("focus_share <= .5")
     assert [share.holds(value) for value in (0.5, 0.6, None)] == [True, False, False]
     assert share.text == "focus_share<=0.5"
     for wrong in ("alarm<1", "focus_share", "focus_share<much", "focus_share<1e999"):
         with pytest.raises(ValueError, match="must be"):
-            Condition.written(wrong)
+            NumberCondition.written(wrong)
     for unknown in ("unheard<1", "", "< 5"):
         with pytest.raises(KeyError):
-            Condition.written(unknown)
+            NumberCondition.written(unknown)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def conditioned() -> dict[str, tuple[str, type]]:
 
 
 @dataclass(frozen=True)
-class Condition:
+class NumberCondition:
     """A condition on the number `name`, which `readout` keeps: equal to the truth `wanted`, or a comparison with a bound."""
 
     name: str
@@ -31,7 +31,7 @@ class Condition:
     wanted: bool | tuple[str, float]
 
     @classmethod
-    def of(cls, name: str, value: bool | str) -> Condition:
+    def of(cls, name: str, value: bool | str) -> NumberCondition:
         """Return the condition on a number: a truth, or a comparison such as "< .5".
 
         Raises KeyError for a number that no readout keeps, ValueError for a condition that it cannot have.
@@ -47,9 +47,10 @@ class Condition:
         return cls(name, readout, (found[1], bound))
 
     @classmethod
-    def written(cls, text: str) -> Condition:
+    def written(cls, text: str) -> NumberCondition:
         """Return a condition as a command line has it: `alarm`, `alarm=false`, or `focus_share<.5`; raises as `of`."""
-        name, rest = re.fullmatch(r"\s*(\w+)(.*)", text, re.DOTALL).groups() if re.match(r"\s*\w", text) else (text, "")
+        found = re.fullmatch(r"\s*(\w+)(.*)", text, re.DOTALL)
+        name, rest = (text, "") if found is None else found.groups()
         return cls.of(name, {"": True, "=true": True, "=false": False}.get(rest.strip(), rest))
 
     @property

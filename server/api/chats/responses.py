@@ -6,7 +6,7 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from server.api.chat import answered
+from server.api.chats.chat import answered
 from server.api.query import integer, parameters, word
 from server.api.stored import LIMIT, MAX_LIMIT, ORDERS, PAGING, listed, of_caller
 from server.context import context

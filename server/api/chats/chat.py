@@ -12,8 +12,8 @@ from flask import Blueprint, Response, g, request
 import steering
 from server.access.auth import caller
 from server.api.body import read_json
-from server.api.guarded import GuardedCompletion
-from server.api.waiting import CLIENT_GONE, check_watch, deadline, decided, pictures_turn
+from server.api.chats.guarded import GuardedCompletion
+from server.api.chats.waiting import CLIENT_GONE, check_watch, deadline, decided, pictures_turn
 from server.context import AppContext, context
 from server.dialects.answer import Answer
 from server.dialects.chat import CHAT

@@ -6,8 +6,8 @@ from flask import Blueprint, Response, g
 
 from server.access.auth import caller
 from server.api.body import read_json
-from server.api.chat import answered
-from server.api.waiting import pictures_turn
+from server.api.chats.chat import answered
+from server.api.chats.waiting import pictures_turn
 from server.context import context
 from server.dialects.dialect import renamed
 from server.dialects.messages.body import CountRequest, MessageRequest
