@@ -45,8 +45,8 @@ from steering.timing import Timing
 from steering.vectors.vector import SteeringVector
 
 KINDS = (
-    Add, Diagnose, Grammar, Picture, Prompt, Request, Shrunk, Signal, Spec, SteeringVector, TemplateOptions, Timing, TopLogprobs,
-    Twinned,
+    Add, Diagnose, Grammar, Picture, Prompt, Request, Shrunk, Signal, Spec, SteeringVector, TemplateOptions, Timing,
+    TopLogprobs, Twinned,
 )  # fmt: skip
 """Kinds of data in messages beside those of interventions and recorders."""
 
