@@ -10,6 +10,7 @@ from probes.chair.command import BENCHMARK as CHAIR
 from probes.commands.prepare import prepare
 from probes.commands.probe import probe
 from probes.faithfulness.command import BENCHMARK as FAITHFULNESS
+from probes.guard.command import BENCHMARK as GUARD
 from probes.harness import benchmark
 from probes.harness.benchmark import Benchmark
 from probes.harness.loading.flags import loading_flags, model_flags
@@ -28,7 +29,7 @@ from probes.vsr.command import BENCHMARK as VSR
 
 LISTS: list[Benchmark] = [POPE, MME, CHAIR, PHD, VSR, TALLYQA, AMBIGCAPS]
 """The benchmarks that are lists of questions on single pictures."""
-BENCHMARKS: list[Benchmark] = [MC2, SAGE, SPD, STME, MM_SAP, FAITHFULNESS, ALARM, *LISTS]
+BENCHMARKS: list[Benchmark] = [MC2, SAGE, SPD, STME, MM_SAP, FAITHFULNESS, ALARM, GUARD, *LISTS]
 """The benchmarks of `helmsight eval`, each a folder of its own."""
 
 

@@ -13,6 +13,7 @@ from server.http.watcher import Watcher
 from server.images import remote
 from server.images.decoded import DecodedPictures
 from server.images.load import ImageLoader
+from server.journal.pictures import KeptPictures, pictures_folder
 from server.journal.writer import Journal
 from server.requests.comparison import AnswerStates
 from server.requests.presets import Presets
@@ -52,6 +53,14 @@ class AppContext:
     def decoded(self) -> DecodedPictures:
         """The cache of images that requests have sent lately."""
         return DecodedPictures(self.settings.image_cache // 4)
+
+    @cached_property
+    def pictures(self) -> KeptPictures:
+        """The images of stored responses."""
+        settings = self.settings
+        return KeptPictures(
+            pictures_folder(settings.journal.get_secret_value()), settings.store_bytes, settings.journal_days
+        )
 
     def image_loader(self) -> ImageLoader:
         """Return a loader for the images of one request."""

@@ -37,8 +37,6 @@ _TYPES = {
 _CHATS = "send 'messages' to POST /v1/chat/completions"
 _INSTEAD = {
     "/v1/completions": f"Completions of a bare prompt are not served; {_CHATS}.",
-    "/v1/responses": f"The Responses API is not served; {_CHATS}.",
-    "/v1/messages": f"Anthropic's Messages API is not served; {_CHATS}.",
     "/v1/embeddings": "Embeddings are not served; use a server that has an embedding model.",
 }
 """Routes of other servers, and the alternatives to them."""

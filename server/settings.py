@@ -213,10 +213,13 @@ class Settings(ModelSettings):
     journal_text_limit: int = Field(
         default=4000, ge=1, le=20_000, description="characters kept of a prompt and of an answer"
     )
-    allow_store: bool = Field(
-        default=True,
-        description='keep the texts of an answer whose request says "store": true, for its own key, until that deletes it '
-        "or the journal's days are over",
+    store: Literal["off", "own", "on"] = Field(
+        default="own",
+        description='own: keep the texts of an answer whose request says "store": true, for its own key, until that deletes '
+        "it or the journal's days are over; on: also of every response whose request does not say false; off: of none",
+    )
+    store_bytes: int = Field(
+        default=1024 * MEBI, ge=0, description="bytes of images kept beside the journal for stored responses"
     )
     journal_readouts: tuple[str, ...] = Field(
         default=(),

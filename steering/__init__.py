@@ -7,6 +7,7 @@ Linux) or KMP_BLOCKTIME=0 (with Intel's or LLVM's) in the environment before tor
 threads spin while they wait for each other, and take the time from the very thread that they wait for.
 """
 
+from steering.auto.gate import Gate, Gated, GateTerm
 from steering.auto.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, find, measure
 from steering.auto.surprise import Surprise, surprises
 from steering.errors import (
@@ -33,6 +34,7 @@ from steering.interventions.refusal import RefusalPrompt
 from steering.interventions.see import See
 from steering.interventions.steer import TOWARD, Steer, Steering, check_steer, planned
 from steering.interventions.think import Think
+from steering.logprobs import TokenLogprob
 from steering.model.chat.template import RESERVED_VARIABLES
 from steering.model.loading import load, refuse_structure
 from steering.model.mllm import MLLM
@@ -41,10 +43,11 @@ from steering.prompt.tokens import TOKENS
 from steering.protocol.intervention import Prelude, in_place_of, next_prelude
 from steering.protocol.intervention_spec import InterventionSpec, Options
 from steering.protocol.readout import Diagnose, Earlier
-from steering.protocol.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, Timing, TokenLogprob
+from steering.protocol.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling
 from steering.readouts import registry as _readouts  # noqa: F401
 from steering.readouts.drift import drift
 from steering.recorders import registry as _recorders  # noqa: F401
+from steering.timing import Timing
 from steering.tools.calls import CallPiece, ToolCall
 from steering.tools.tools import Tools
 from steering.vectors.info import NAME
@@ -73,6 +76,9 @@ __all__ = [
     "Earlier",
     "Engine",
     "Fault",
+    "Gate",
+    "GateTerm",
+    "Gated",
     "Generate",
     "Grammar",
     "Histogram",

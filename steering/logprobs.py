@@ -41,3 +41,22 @@ class TopLogprobs:
         """Return those of the tokens from `start` on."""
         before = sum(self.counts[:start])
         return TopLogprobs(self.chosen[start:], self.counts[start:], self.ids[before:], self.values[before:])
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A generated token with its log-probability (nats) and the most likely alternatives, best first."""
+
+    token_id: int
+    token: str
+    bytes: tuple[int, ...]
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptToken:
+    """A token of a prompt: its log-probability behind those before it, with the likeliest, and its rank, from 1."""
+
+    scored: TokenLogprob
+    rank: int

@@ -21,13 +21,13 @@ FLOORS = {
         "readouts", "interventions", "accel", "runner", "accel.cpu", "messages", "core", "front", "auto", "child", "bench",
     ),
     "server": (
-        "images", "wire", "engine", "engine_process", "vectors", "requests", "journal", "telemetry", "http", "access",
-        "context", "openapi", "process", "api", "web", "app", "serving", "wsgi", "replicas", "batches", "observe",
+        "images", "wire", "engine", "engine_process", "vectors", "requests", "dialects", "journal", "telemetry", "http",
+        "access", "context", "openapi", "process", "api", "web", "app", "serving", "wsgi", "replicas", "batches", "observe",
         "commands", "cli",
     ),
     "probes": (
         "answering", "reporting", "harness", "conflicts", "image_pairs", "image_qa", "calibration", "vector", "pairs", "mc2",
-        "sage", "spd", "stme", "mmsap", "pope", "mme", "chair", "phd", "vsr", "tallyqa", "ambigcaps", "alarm",
+        "sage", "spd", "stme", "mmsap", "pope", "mme", "chair", "phd", "vsr", "tallyqa", "ambigcaps", "alarm", "guard",
         "faithfulness", "reproduce", "prepare", "commands", "command",
     ),
     "demo": ("world", "draws", "model", "evaluation", "training", "organisms", "command"),

@@ -17,8 +17,8 @@ OPEN_FOLDER = "/static/"
 Load balancers probe without a key, the pages hold nothing but a field for the key, and the API document says nothing that
 the source does not.
 """
-CHAT = "/v1/chat/completions"
-"""The route whose POST rate and concurrency limits apply to; the others are cheap, and pages call many of them."""
+CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+"""The routes whose POST requests rate and concurrency limits apply to; others are cheap, and pages call many of them."""
 ROWS_OF_ANSWER = "/v1/diagnostics/<identity>"
 """The route that shows a key without the role `journal` the rows of its own answers."""
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="helmsight"'}
@@ -63,7 +63,8 @@ def register(app: Flask, keys: KeyRing) -> None:
             raise ApiError(
                 403, f"The key {g.holder.name!r} lacks the role {named}, which this needs.", code="missing_role"
             )
-        if rule == CHAT and request.method == "POST":
+        if rule in CHATS and request.method == "POST":
+            g.limited = True
             g.leave = limiter.enter(g.holder)
 
     @app.after_request
@@ -72,12 +73,16 @@ def register(app: Flask, keys: KeyRing) -> None:
             if not response.is_streamed:
                 g.leave()
             response.call_on_close(g.leave)  # also covers streams that were never read
+        if "limited" in g:
+            response.headers.update(limiter.headers(g.holder))
         return response
 
 
 def _holder(keys: KeyRing) -> Holder:
     """Return the holder of the request's key, which may have expired; raises a 401 for an unknown one."""
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    if not key.strip():
+        scheme, key = "bearer", request.headers.get("x-api-key", "")  # as Anthropic's clients send it
     if scheme.lower() != "bearer" or not key.strip():
         raise ApiError(
             401,

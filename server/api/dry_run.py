@@ -8,14 +8,15 @@ from typing import Any
 from PIL import Image
 
 import steering
-from server.api.answers import ignoring
-from server.api.waiting import pictures_turn
+from server.api.chats.waiting import pictures_turn
 from server.context import AppContext
+from server.dialects.answer import ignoring
 from server.engine.runtime import Serving
 from server.images.load import ImageLoader, is_remote
 from server.requests.resolve import resolve
 from server.requests.skipping import Skipping
 from server.wire.messages import image_urls
+from server.wire.parse import read
 from steering.protocol.intervention import by_path
 from steering.protocol.readout import readout_options
 
@@ -30,7 +31,7 @@ def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
     checked.
     """
     bounds = serving.text_bounds(app.settings)
-    chat, skipping = app.presets.read(body, app.dry_runs, serving, bounds.parts + app.settings.max_images)
+    chat, skipping = app.presets.read(read(body), app.dry_runs, serving, bounds.parts + app.settings.max_images)
     bounds.check(chat.texts)
     compared = chat.diagnostics.compare_to if chat.diagnostics else None
     earlier = None if compared is None else app.states.find(compared)

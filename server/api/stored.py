@@ -13,6 +13,7 @@ from server.api.body import read_json
 from server.api.query import METADATA, integer, metadata_of, metadata_parameter, parameters, word
 from server.api.reading import reading
 from server.context import context
+from server.dialects.chat import CHAT
 from server.encode import json_response
 from server.errors import ApiError, BadRequest
 from server.journal.database import Database
@@ -29,7 +30,7 @@ ORDERS = ("asc", "desc")
 MAX_ID = 64
 
 _IDENTITY = Parameter("identity", 'The `id` of an answer whose request had `"store": true`.', place="path")
-_PAGING = [
+PAGING = [
     Parameter("after", "The `last_id` of the previous page."),
     Parameter(
         "limit", "Largest number of entries.",
@@ -44,19 +45,19 @@ _PAGING = [
     "Stored answers",
     StoredCompletions,
     errors=(400, 404, 503),
-    parameters=[*_PAGING, Parameter("model", "The model as the answers name it."), metadata_parameter()],
+    parameters=[*PAGING, Parameter("model", "The model as the answers name it."), metadata_parameter()],
 )
 def list_stored() -> Response:
     """List the stored answers of this key, the oldest first."""
     given = parameters(("after", "limit", "order", "model", METADATA))
-    chosen = Chosen(caller().owner, given.get("model"), metadata_of(given))
+    chosen = Chosen(caller().owner, CHAT.prefix, given.get("model"), metadata_of(given))
     limit, order = integer(given, "limit", MAX_LIMIT) or LIMIT, word(given, "order", ORDERS)
-    with _stored() as database, database.engine.connect() as connection:
+    with stored() as database, database.engine.connect() as connection:
         try:
             rows, more = page(connection, chosen, limit, given.get("after"), order == "desc")
         except KeyError:
             raise BadRequest("'after' must be the id of a stored answer.", "after") from None
-    return _listed([shown(row) for row in rows], more)
+    return listed([shown(row) for row in rows], more)
 
 
 @blueprint.get("/v1/chat/completions/<identity>")
@@ -64,16 +65,16 @@ def list_stored() -> Response:
 def get_stored(identity: str) -> Response:
     """Return a stored answer with its metadata."""
     parameters(())
-    return json_response(_of(identity, lambda connection, owner: find(connection, owner, identity), shown))
+    return json_response(of_caller(identity, lambda connection, owner: find(connection, owner, identity), shown))
 
 
 @blueprint.get("/v1/chat/completions/<identity>/messages")
-@documented("Stored answers", StoredMessages, errors=(400, 404, 503), parameters=[_IDENTITY, *_PAGING])
+@documented("Stored answers", StoredMessages, errors=(400, 404, 503), parameters=[_IDENTITY, *PAGING])
 def list_messages(identity: str) -> Response:
     """List the messages of a stored answer's request, without images."""
     given = parameters(("after", "limit", "order"))
     limit, order = integer(given, "limit", MAX_LIMIT) or LIMIT, word(given, "order", ORDERS)
-    found = _of(identity, lambda connection, owner: find(connection, owner, identity), messages)
+    found = of_caller(identity, lambda connection, owner: find(connection, owner, identity), messages)
     if order == "desc":
         found.reverse()
     if (after := given.get("after")) is not None:
@@ -81,7 +82,7 @@ def list_messages(identity: str) -> Response:
         if not places:
             raise BadRequest("'after' must be the id of a message of this answer.", "after")
         found = found[places[0] + 1 :]
-    return _listed(found[:limit], len(found) > limit)
+    return listed(found[:limit], len(found) > limit)
 
 
 @blueprint.post("/v1/chat/completions/<identity>")
@@ -94,7 +95,9 @@ def change_stored(identity: str) -> Response:
     parameters(())
     given = parse(read_json(context()), StoredChange)
     return json_response(
-        _of(identity, lambda connection, owner: change(connection, owner, identity, given.metadata), shown, writes=True)
+        of_caller(
+            identity, lambda connection, owner: change(connection, owner, identity, given.metadata), shown, writes=True
+        )
     )
 
 
@@ -108,11 +111,11 @@ def delete_stored(identity: str) -> Response:
         return {"id": identity, "object": "chat.completion.deleted", "deleted": True}
 
     return json_response(
-        _of(identity, lambda connection, owner: remove(connection, owner, identity) or None, deleted, writes=True)
+        of_caller(identity, lambda connection, owner: remove(connection, owner, identity) or None, deleted, writes=True)
     )
 
 
-def _stored() -> Any:
+def stored() -> Any:
     """Return the journal's database, in which every answer that has been sent is committed unless the journal is slow."""
     journal = context().journal
     if not journal.enabled:
@@ -121,13 +124,17 @@ def _stored() -> Any:
     return reading()
 
 
-def _of(
-    identity: str, find_it: Callable[[Connection, str], Any], show: Callable[[Any], Any], writes: bool = False
+def of_caller(
+    identity: str,
+    find_it: Callable[[Connection, str], Any],
+    show: Callable[[Any], Any],
+    writes: bool = False,
+    prefix: str = CHAT.prefix,
 ) -> Any:
     """Return what `show` makes of the caller's completion; raises a 404 if `find_it` returns None."""
     found = None
-    if len(identity) <= MAX_ID and identity.isprintable():
-        with _stored() as database:
+    if len(identity) <= MAX_ID and identity.isprintable() and identity.startswith(prefix):
+        with stored() as database:
             found = _within(database, find_it, writes)
     if found is None:
         raise ApiError(
@@ -145,6 +152,7 @@ def _within(database: Database, find_it: Callable[[Connection, str], Any], write
         return find_it(connection, caller().owner)
 
 
-def _listed(entries: list[dict[str, Any]], more: bool) -> Response:
+def listed(entries: list[dict[str, Any]], more: bool) -> Response:
+    """Return a page of entries as OpenAI's lists have it."""
     first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
     return json_response({"object": "list", "data": entries, "first_id": first, "last_id": last, "has_more": more})

@@ -144,6 +144,7 @@ def capabilities_of(client: Client) -> Capabilities:
         grammars=True,
         tools=format_of(mllm) is not None,
         template_variables=mllm.chat.variables,
+        reasoning=mllm.chat.reasoning,
         about=about(mllm),
     )
 

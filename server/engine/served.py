@@ -24,8 +24,8 @@ class Capabilities:
     counts the tokens of prompt and answer together, `text` bounds the text of a request. `image_size` (width, height) is the
     size that all images are resized to, None if they keep their own. `pixels` (least, most) are the processor's own bounds
     of an image, None if a request cannot set others. `generation_defaults` are the checkpoint's own sampling values;
-    `template_variables` are the names that a request may pass to the chat template; `about` holds further facts of the model
-    as JSON.
+    `template_variables` are the names that a request may pass to the chat template; `reasoning` are the tags that it
+    puts around reasoning; `about` holds further facts of the model as JSON.
 
     `interventions` and `readouts` name those that can be requested. Other names are refused before they reach the engine, as
     are grammars unless `grammars`, and tools unless `tools`.
@@ -49,6 +49,7 @@ class Capabilities:
     grammars: bool = False
     tools: bool = False
     template_variables: frozenset[str] = frozenset()
+    reasoning: tuple[str, str] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -78,6 +79,8 @@ class ServedCompletion(Protocol):
     prompt_tokens: int
     max_tokens: int
     """Largest number of tokens of an answer: the requested one, or what fits."""
+    prompt_end: str
+    """The text of the prompt's last tokens, special ones included."""
 
     def __iter__(self) -> Iterator[Chunk]:
         """Yield chunks of all choices as they arrive; raises Fault if the request failed. Ends early after `cancel`."""

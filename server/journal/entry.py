@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -27,6 +27,26 @@ JOINED = "+"
 OMITTED = "omitted"
 """The URL of every image of a stored message."""
 SAMPLED = ("temperature", "top_p", "max_tokens", "seed")
+
+
+@dataclass(frozen=True)
+class Storing:
+    """The storing of an answer with its texts.
+
+    `owner` may read it. `keep` returns the URL to store for that of an image. The first message is marked if it came from
+    `instructions`.
+    """
+
+    owner: str
+    keep: Callable[[str], str] = lambda url: OMITTED
+    instructions: bool = False
+
+    def columns(self, chat: ChatRequest) -> dict[str, Any]:
+        """Return the columns that follow from the request."""
+        messages = messages_of(chat.messages, self.keep)
+        if self.instructions:
+            messages[0]["instructions"] = True
+        return {"owner": self.owner, "messages": dumps(messages)}
 
 
 @dataclass
@@ -53,20 +73,18 @@ class Entry:
         prompt_tokens: int,
         notes: Mapping[str, Any] | None = None,
         columns: Mapping[str, str | None] | None = None,
-        owner: str | None = None,
+        storing: Storing | None = None,
     ) -> Entry | None:
         """Return the entry of an accepted request; None without a journal.
 
-        `notes` are stored beside the request's own options. `columns` are further ones, such as the key's name. With an
-        `owner`, the completion is stored with its texts.
+        `notes` are stored beside the request's own options. `columns` are further ones, such as the key's name.
         """
         if not journal.enabled:
             return None
         try:
             row = shared(chat, request, answer_id, model, prompt_tokens, journal.text_limit, notes or {})
             row |= {"key_name": None, **(columns or {})}
-            stored = None if owner is None else {"owner": owner, "messages": dumps(messages_of(chat.messages))}
-            return cls(journal, row, request.asked, stored)
+            return cls(journal, row, request.asked, None if storing is None else storing.columns(chat))
         except Exception as error:
             journal.refused(error)
             return None
@@ -115,6 +133,7 @@ class Entry:
             "completion_tokens": len(choice.token_ids),
             "applied": None if choice.applied is None else encoded(self._brief(choice.applied)),
             "answer": self._text(choice.text),
+            "guard": None if choice.guard is None else choice.guard["outcome"],
             **columns_of(scalars(choice.applied, choice.diagnostics)),
         }
 
@@ -262,11 +281,11 @@ def prompt_text(chat: ChatRequest) -> str:
     return "\n".join(lines)
 
 
-def messages_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Return a chat as OpenAI's stored messages; images are left out of their parts."""
+def messages_of(messages: Iterable[Message], keep: Callable[[str], str]) -> list[dict[str, Any]]:
+    """Return a chat as OpenAI's stored messages; `keep` returns the URL in place of that of an image."""
     shown = []
     for message in messages:
-        parts = None if isinstance(message.content, str) else [_stored_part(part) for part in message.content]
+        parts = None if isinstance(message.content, str) else [_stored_part(part, keep) for part in message.content]
         texts = (
             message.content if parts is None else "\n".join(part["text"] for part in parts if part["type"] == "text")
         )
@@ -283,7 +302,8 @@ def messages_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
     return shown
 
 
-def _stored_part(part: MessagePart) -> dict[str, Any]:
+def _stored_part(part: MessagePart, keep: Callable[[str], str]) -> dict[str, Any]:
     if part.image is None:
         return {"type": "text", "text": part.text or "", **({"span": part.span} if part.span else {})}
-    return {"type": "image_url", "image_url": {"url": OMITTED}}
+    detail = {} if part.detail is None else {"detail": part.detail}
+    return {"type": "image_url", "image_url": {"url": keep(part.image), **detail}}

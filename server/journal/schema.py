@@ -27,6 +27,7 @@ ADDED: dict[str, tuple[Column[Any], ...]] = {
         Column("digests", Text, doc="The digests of the steering vectors by name."),
         Column("calibration", String(64), doc="The digest of the calibration that the answer was computed under."),
         Column("source", String(16), doc="The source of the request; null in rows of an older server."),
+        Column("guard", String(16), doc="The outcome of the request's guard; null without one."),
     ),
 }
 """Columns that were added later, by the revision that adds them; all may be null. `doc` is the API's description."""

@@ -20,16 +20,21 @@ _DELETED = {"metadata": None, "messages": "[]", "completion": ""}
 
 @dataclass(frozen=True)
 class Chosen:
-    """The completions to list: those of an owner that have a model and pairs of metadata."""
+    """The completions to list: those of an owner whose ids have a prefix, and that have a model and pairs of metadata."""
 
     owner: str
+    prefix: str = ""
     model: str | None = None
     metadata: tuple[tuple[str, str], ...] = ()
 
     def where(self) -> ColumnElement[bool]:
         """Return the SQL condition."""
         stored = STORED.c
-        terms = [stored.owner == self.owner, stored.completion != ""]
+        terms = [
+            stored.owner == self.owner,
+            stored.completion != "",
+            stored.id.startswith(self.prefix, autoescape=True),
+        ]
         if self.model is not None:
             terms.append(stored.model == self.model)
         return and_(*terms, *(has_metadata(stored.metadata, key, value) for key, value in self.metadata))
@@ -79,6 +84,12 @@ def change(connection: Connection, owner: str, identity: str, metadata: dict[str
     right = truth(metadata, "answer_correct")
     connection.execute(update(ROWS).where(ROWS.c.id == identity).values(metadata=text, answer_correct=right))
     return find(connection, owner, identity)
+
+
+def mentioned(connection: Connection, text: str) -> bool:
+    """Return whether the messages of any stored completion contain a text."""
+    within = select(STORED.c.key).where(STORED.c.messages.contains(text, autoescape=True)).limit(1)
+    return connection.execute(within).first() is not None
 
 
 def remove(connection: Connection, owner: str, identity: str) -> bool:

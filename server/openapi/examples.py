@@ -91,6 +91,37 @@ def of_chat() -> Mapping[str, Example]:
     }  # fmt: skip
 
 
+def of_responses() -> Mapping[str, Example]:
+    """Return examples of responses."""
+    parts = [{"type": "input_image", "image_url": picture()}, {"type": "input_text", "text": QUESTION}]
+    seen = {"input": [{"role": "user", "content": parts}], "max_output_tokens": 16}
+    return {
+        "picture": Example("A question about an image", seen),
+        "text": Example(
+            "A text alone", {"instructions": "Be brief.", "input": "What can you see?", "max_output_tokens": 8}
+        ),
+        "stream": Example("As a stream, steered", {**seen, "stream": True, "steering": {"toward": "vision"}}),
+    }
+
+
+def of_messages() -> Mapping[str, Example]:
+    """Return examples of Anthropic's messages."""
+    kind, _, data = picture().removeprefix("data:").partition(";base64,")
+    image = {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
+    seen = {"messages": [{"role": "user", "content": [image, {"type": "text", "text": QUESTION}]}], "max_tokens": 16}
+    return {
+        "picture": Example("A question about an image", seen),
+        "stream": Example(
+            "As a stream, with readouts", {**seen, "stream": True, "diagnostics": {"include": ["focus"]}}
+        ),
+    }
+
+
+def of_count() -> Mapping[str, Example]:
+    """Return examples of chats to count."""
+    return {"text": Example("A text alone", {"messages": [{"role": "user", "content": QUESTION}]})}
+
+
 def of_change() -> Mapping[str, Example]:
     """Return examples of a change of a stored answer."""
     return {"right": Example("The answer turned out to be right", {"metadata": {"answer_correct": "true"}})}

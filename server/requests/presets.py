@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -17,7 +17,7 @@ from server.requests.resolve import diagnose_of, ignored_variables, resolve, sam
 from server.requests.skipping import Skipping
 from server.settings import Settings, SettingsError
 from server.wire.chat import Chat, ChatRequest
-from server.wire.parse import checked, read
+from server.wire.parse import checked
 from server.wire.steering import SteeringForm
 from server.wire.strangers import LIKE, ignored_fields
 from steering import NAME, PinError, RequestError
@@ -26,7 +26,10 @@ from steering.protocol.request import RANGES
 
 log = logging.getLogger("helmsight")
 
-BESIDE = ("diagnostics", "baseline", "max_completion_tokens", "stop", "logprobs", "min_pixels", "max_pixels")
+BESIDE = (
+    "diagnostics", "baseline", "max_completion_tokens", "stop", "logprobs", "min_pixels", "max_pixels", "guard",
+    "guard_stream",
+)  # fmt: skip
 """Fields that a preset may have besides interventions and the sampling values that have a range."""
 LONGEST = 256
 """Longest model name in characters for which a similar one is searched."""
@@ -52,16 +55,23 @@ class Presets:
         """Return all presets of a model as of now, since vectors come and go."""
         return {**built_in(serving.capabilities, serving.store), **self.own}
 
-    def read(self, body: bytes, kind: type[Chat], serving: Serving, parts: int | None = None) -> tuple[Chat, Skipping]:
-        """Return the request in a JSON body, completed by its preset, with the fields that may be skipped or are ignored.
+    def read(
+        self,
+        given: dict[str, Any],
+        kind: type[Chat],
+        serving: Serving,
+        parts: int | None = None,
+        unread: Sequence[str] = (),
+    ) -> tuple[Chat, Skipping]:
+        """Return the request in a body, completed by its preset, with the fields that may be skipped or are ignored.
 
-        Raises as `find` and `server.wire.parse` do, and for ignored fields if the body has `"strict": true`.
+        `unread` names ignored fields that the body does not show. Raises as `find` and `server.wire.parse` do, and for
+        ignored fields if the body has `"strict": true`.
         """
-        given = read(body)
         preset = self.find(serving, given.get("model"))
         weak = preset.weak(given)
         chat = checked({**given, **weak}, kind, parts)
-        ignored = [*ignored_fields(given, kind), *ignored_variables(chat, serving.capabilities)]
+        ignored = [*unread, *ignored_fields(given, kind), *ignored_variables(chat, serving.capabilities)]
         if ignored and chat.strict:
             raise BadRequest(f"'{ignored[0]}' is unknown, and 'strict' is true.", ignored[0], "unknown_parameter")
         return chat, Skipping(preset.name, frozenset(weak), chat.strict is not False, ignored=ignored)

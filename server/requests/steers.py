@@ -12,10 +12,13 @@ from server.engine.runtime import Serving
 from server.errors import BadRequest
 from server.settings import Settings
 from server.vectors.names import lookup
-from server.wire.steering import AutoForm, NamedVector, SteeringForm
+from server.wire.steering import AutoForm, GateForm, NamedVector, SteeringForm
 from steering import (
     Auto,
     Criterion,
+    Gate,
+    Gated,
+    GateTerm,
     Inapplicable,
     InterventionSpec,
     RequestError,
@@ -29,6 +32,19 @@ SLACK = 1.5
 
 Magnitudes differ between prompts, and a vector with a truthful description reaches the limit on its strength first.
 """
+
+
+@contextmanager
+def named(place: str, other: str) -> Iterator[None]:
+    """Rewrite errors in the block that name a field of `other` to name that of a place."""
+    try:
+        yield
+    except RequestError as error:
+        param = error.param or ""
+        if place == other or not param.startswith(f"{other}."):
+            raise
+        renamed = param.replace(other, place, 1)
+        raise type(error)(str(error).replace(f"'{param}'", f"'{renamed}'"), param=renamed, code=error.code) from error
 
 
 @contextmanager
@@ -46,6 +62,38 @@ def entry(i: int) -> Iterator[None]:
 
 
 def asked(
+    wire: SteeringForm, serving: Serving, settings: Settings, images: int | None, lenient: bool = False
+) -> InterventionSpec | None:
+    """Return the steering of a request behind its gate, None if nothing is steered; see `ungated`."""
+    steering = ungated(wire, serving, settings, images, lenient)
+    if wire.when is None or not isinstance(steering, Steering | Auto):
+        return steering
+    several = None if isinstance(wire.when, GateForm) else "any" if wire.when.all is None else "all"
+    terms = []
+    for number, form in enumerate(wire.gates):
+        place = "steering.when" if several is None else f"steering.when.{several}[{number}]"
+        with named(place, "steering.when"):
+            terms.append(_term(form, place, serving.store))
+    return Gated(steering, Gate(tuple(terms), several != "any"))
+
+
+def _term(form: GateForm, place: str, store: VectorStore) -> GateTerm:
+    """Return a condition; what it leaves open comes from the calibration of its vector as a condition."""
+    vector = lookup(form.vector, f"{place}.vector", store)
+    known = vector.info.get("gate", {})
+    layer = form.layer if form.layer is not None else known.get("layer", vector.layers[0])
+    bound = form.below if form.below is not None else form.above
+    if bound is None:
+        if "threshold" not in known or known.get("measure", "cosine") != form.measure:
+            raise Inapplicable(
+                f"'{place}.above' is required: {vector.name!r} was not calibrated as a condition.",
+                param=f"{place}.above",
+            )
+        bound = known["threshold"]
+    return GateTerm(vector, layer, bound, form.measure, form.below is not None)
+
+
+def ungated(
     wire: SteeringForm, serving: Serving, settings: Settings, images: int | None, lenient: bool = False
 ) -> InterventionSpec | None:
     """Return the steering of a request, None if nothing is steered.

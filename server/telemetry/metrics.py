@@ -101,6 +101,7 @@ class Metrics(RequestCounters):
             ["kind"],
             registry=registry,
         )
+        self.guarded = Counter("helmsight_guarded", "Guarded answers by outcome", ["outcome"], registry=registry)
         self.readouts = Counter("helmsight_diagnostics", "Requested readouts", ["readout"], registry=registry)
         kept = [
             (name, kind, one.quantities.get(name)) for one in READOUTS.values() for name, kind in one.scalars.items()

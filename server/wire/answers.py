@@ -1,4 +1,4 @@
-"""The schemas of chat answers for the API document; `server.api.answers` and `server.errors` build the answers."""
+"""The schemas of chat answers for the API document; `server.dialects.answer` and `server.errors` build the answers."""
 
 from __future__ import annotations
 
@@ -146,6 +146,8 @@ class AppliedSteer(SteerSettings):
     """|added| / |h|, mean over the tokens and the layers."""
     auto: Object | None = None
     """The measurements that decided the direction."""
+    gate: Object | None = None
+    """The measurements of the conditions, and whether they hold."""
 
 
 def _reports(schema: dict[str, Any]) -> None:
@@ -241,11 +243,37 @@ class BaselineChoice(AnswerBody):
     diagnostics: Envelope | None = None
 
 
+class GuardedAnswer(AnswerBody):
+    """An answer of a guarded choice."""
+
+    raised: list[str]
+    """The conditions that it met."""
+    numbers: dict[str, float | bool | None]
+    """The numbers that the conditions are about."""
+    text: str
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    completion_tokens: int
+    applied: Object | None
+
+
+class GuardReport(AnswerBody):
+    """The tries of a guarded choice."""
+
+    outcome: Literal["quiet", "first", "retry", "failed"]
+    """quiet: no condition was met. first, retry: that answer was kept. failed: it could not be given again."""
+    kept: int
+    """The number of the kept answer in the list, from 0."""
+    answers: list[GuardedAnswer]
+    failed: str | None = None
+    """The error of a failed retry."""
+
+
 class Extras(AnswerBody):
     """The fields beyond OpenAI's, each present only if requested."""
 
     applied: Applied | None = None
     diagnostics: Envelope | None = None
+    guard: GuardReport | None = None
     baseline: BaselineChoice | None = None
 
 
@@ -285,12 +313,24 @@ class Head(AnswerBody):
     """The model's fingerprint, not the server's."""
 
 
+class PromptScore(AnswerBody):
+    """A token at a position of the prompt."""
+
+    logprob: float
+    """The log-probability in nats; -9999 represents minus infinity."""
+    rank: int
+    """1 for the likeliest token."""
+    decoded_token: str
+
+
 class ChatCompletion(Head):
     """A whole answer."""
 
     object: Literal["chat.completion"]
     choices: list[CompletionChoice]
     usage: TokenCounts
+    prompt_logprobs: list[dict[str, PromptScore] | None] = []
+    """The prompt's tokens by their numbers, null for the first one; only if requested."""
     ignored: list[str] = []
     """The paths of the request's fields that nothing reads, such as `messages[0].name`; absent if there are none."""
 

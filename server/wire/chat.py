@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from server.wire.diagnostics import Diagnostics, diagnostics_form
 from server.wire.fields import Flag, Forced, Integer, Number, Pixels, Strict, switch
+from server.wire.guard import Guard
 from server.wire.interventions import Given
 from server.wire.interventions import fields as intervention_fields
 from server.wire.messages import Turn, texts_of
@@ -152,6 +153,8 @@ class ChatRequest(BaseModel):
     """Return the log-probability of every token, before temperature and penalties."""
     top_logprobs: Integer | None = Field(None, json_schema_extra=within("top_logprobs"))
     """With `logprobs`: the number of likeliest tokens to return at each position."""
+    prompt_logprobs: Integer | None = Field(None, json_schema_extra=within("prompt_logprobs"))
+    """The number of likeliest tokens to return at each position of the prompt, as in vLLM; 0 for its own tokens alone."""
     response_format: ResponseFormat | None = None
     """Require the answer to be JSON, or JSON that follows a schema."""
     structured_outputs: StructuredOutputs | None = None
@@ -183,6 +186,12 @@ class ChatRequest(BaseModel):
     """The readouts that tell where the model looked, and more; true for the cheap ones."""
     baseline: Flag | None = None
     """Add the answer without interventions, from the same batch."""
+    guard: Guard | None = None
+    """Give the answer again, with other interventions, if it meets a condition."""
+    guard_stream: Literal["hold", "first"] | None = None
+    """hold, the default: a guarded answer is streamed once it is decided. first: the first one is streamed at once, and the
+    last event says if another one replaces it.
+    """
     force: Forced | None = None
     """A given answer, a text or token numbers, that is forced, so that `logprobs` and `diagnostics` describe it."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.wire.fields import Flag, Layers, Number, Strict
+from server.wire.fields import Flag, Integer, Layers, Number, Strict
 from steering.protocol.intervention_spec import TokenWord, vector_names
 from steering.vectors.option import Vector
 
@@ -71,6 +71,48 @@ class AutoForm(Strict):
     """With surprise: one of the two modalities is known to be damaged."""
 
 
+class GateForm(Strict):
+    """A condition on the state of the prompt's last token, before anything is changed."""
+
+    vector: Vector
+    """A name that `/v1/steering/vectors` lists."""
+    layer: Annotated[Integer, Field(ge=0)] | None = None
+    """The layer of the state; by default that for which the vector was calibrated as a condition, or its first one."""
+    above: Number | None = None
+    """The measure must be above this; by default the threshold that was calibrated."""
+    below: Number | None = None
+    """The measure must be below this."""
+    measure: Literal["cosine", "projection"] = "cosine"
+    """cosine: of the state and the vector. projection: the length of the state along the vector."""
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Self:
+        if self.above is not None and self.below is not None:
+            raise PydanticCustomError("bounds", "must have one of 'above' and 'below'")
+        return self
+
+
+Gates = Annotated[list[GateForm], Field(min_length=1, max_length=16)]
+
+
+class GatesForm(Strict):
+    """Several conditions: all of them, or any."""
+
+    all: Gates | None = None
+    any: Gates | None = None
+
+    @model_validator(mode="after")
+    def _one_list(self) -> Self:
+        if (self.all is None) == (self.any is None):
+            raise PydanticCustomError("gates", "must have one of 'all' and 'any'")
+        return self
+
+
+def _gate_kind(value: Any) -> str:
+    several = isinstance(value, GatesForm) or (isinstance(value, dict) and bool(value.keys() & {"all", "any"}))
+    return "<several>" if several else "<one>"
+
+
 class SteeringForm(Strict):
     """A push along vectors inside the model: the short form (vector, toward, strength, ...) or the long one (vectors)."""
 
@@ -86,17 +128,29 @@ class SteeringForm(Strict):
     """Layers, numbered from 0; the vector's own by default."""
     apply: Apply = Apply()
     vectors: Annotated[list[NamedVector], Field(max_length=64)] | None = None
-    """The long form, which excludes the other fields."""
+    """The long form, which excludes the other fields but `when`."""
+    when: (
+        Annotated[Annotated[GateForm, Tag("<one>")] | Annotated[GatesForm, Tag("<several>")], Discriminator(_gate_kind)]
+        | None
+    ) = None
+    """Steer only if this holds for the prompt, which is read once more to find out."""
+
+    @property
+    def gates(self) -> list[GateForm]:
+        """All conditions."""
+        if isinstance(self.when, GateForm):
+            return [self.when]
+        return [] if self.when is None else self.when.all or self.when.any or []
 
     @property
     def names(self) -> list[str]:
         """The names of its vectors."""
         forms: list[NamedVector] | list[SteeringForm] = [self] if self.vectors is None else self.vectors
-        return [name for form in forms for name in vector_names(form)]
+        return [name for form in (*forms, *self.gates) for name in vector_names(form)]
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
-        mixed = sorted(self.model_fields_set - {"vectors"})
+        mixed = sorted(self.model_fields_set - {"vectors", "when"})
         if self.vectors is not None and mixed:
             raise PydanticCustomError(
                 "forms",

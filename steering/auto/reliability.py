@@ -77,7 +77,7 @@ DROP = Criterion()
 class Auto(Prelude):
     """Steering whose direction is found by asking the model first (modality-preference paper, appendix E.5).
 
-    The options are those of `Steer.to`.
+    The options are those of `Steer.to`. `gate` is the report of an open gate.
     """
 
     path: ClassVar[tuple[str, ...]] = Steering.path
@@ -87,10 +87,11 @@ class Auto(Prelude):
     layers: tuple[int, ...] | None = None
     tokens: str = "all"
     criterion: Criterion = DROP
+    gate: Mapping[str, Any] | None = None
 
     def stated(self, way: str, **more: Any) -> Steer:
         """Return the steering once its direction is known, "vision" or "text"."""
-        return Steer.to(self.vector, way, self.strength, layers=self.layers, tokens=self.tokens, **more)
+        return Steer.to(self.vector, way, self.strength, layers=self.layers, tokens=self.tokens, gate=self.gate, **more)
 
     @property
     def vectors(self) -> Sequence[str]:
@@ -104,7 +105,7 @@ class Auto(Prelude):
     def steer(self, found: Reliability | Surprise) -> Steer:
         """Return the steering toward the modality that was found, with strength 0 where the criterion abstained."""
         if found.toward is None:
-            return Steer(self.vector, 0.0, self.layers, self.tokens, auto=found.report())
+            return Steer(self.vector, 0.0, self.layers, self.tokens, auto=found.report(), gate=self.gate)
         return self.stated(found.toward, auto=found.report())
 
 

@@ -33,6 +33,7 @@ class Completion:
         group: str = "",
     ):
         self.prompt_tokens, self.max_tokens = processor.prompt_tokens, processor.max_tokens
+        self.prompt_end = processor.prompt_end
         self.answers, self.group = answers, group
         self.first_at: float | None = None
         """Time of the first token, on the monotonic clock."""

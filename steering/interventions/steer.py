@@ -43,6 +43,7 @@ class Steer(Part):
     tokens: str = "all"
     toward: str | None = None
     auto: Mapping[str, Any] | None = None  # the measurement, where the modality was chosen automatically
+    gate: Mapping[str, Any] | None = None  # the measurement, where a gate decided
 
     def __post_init__(self) -> None:
         _check_vector(self.vector)
@@ -178,6 +179,7 @@ def applied(steer: Steer, norms: dict[int, torch.Tensor], generated: int) -> dic
         "dose": float(doses.mean()) if tokens else None,
         "warning": steer.warning(pictured),
         **({} if steer.auto is None else {"auto": dict(steer.auto)}),
+        **({} if steer.gate is None else {"gate": dict(steer.gate)}),
     }
 
 

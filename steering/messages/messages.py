@@ -9,9 +9,9 @@ from typing import Any
 from steering.grammar.grammar import Grammar
 from steering.logprobs import TopLogprobs
 from steering.prompt.layout import Prompt
-from steering.protocol.request import Timing
 from steering.protocol.sequence import Spec
 from steering.protocol.text import TextStream
+from steering.timing import Timing
 
 
 @dataclass(frozen=True)

@@ -41,11 +41,12 @@ from steering.protocol.request import Request
 from steering.protocol.sequence import Spec
 from steering.protocol.signals import Signal
 from steering.runner.contrastive import Twinned
+from steering.timing import Timing
 from steering.vectors.vector import SteeringVector
 
 KINDS = (
-    Add, Diagnose, Grammar, Picture, Prompt, Request, Shrunk, Signal, Spec, SteeringVector, TemplateOptions, TopLogprobs,
-    Twinned,
+    Add, Diagnose, Grammar, Picture, Prompt, Request, Shrunk, Signal, Spec, SteeringVector, TemplateOptions, Timing,
+    TopLogprobs, Twinned,
 )  # fmt: skip
 """Kinds of data in messages beside those of interventions and recorders."""
 

@@ -13,11 +13,13 @@ import torch
 
 from steering.errors import Fault, RequestError
 from steering.grammar.grammar import Grammar
+from steering.logprobs import PromptToken, TokenLogprob
 from steering.protocol.intervention_spec import InterventionSpec, Part
 from steering.protocol.messages import chat_of
 from steering.protocol.readout import Diagnose
 from steering.protocol.signals import Signal
 from steering.protocol.wording import is_number, is_whole, must, whole_numbers
+from steering.timing import Timing
 from steering.tools.calls import CallPiece, ToolCall
 from steering.tools.tools import Tools
 
@@ -41,6 +43,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "max_tokens": (1, 2**63 - 1),  # the context bounds it lower; clients mean "any" by their largest number
     "min_tokens": (0, 10_000_000),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
+    "prompt_logprobs": (0, MAX_TOP_LOGPROBS),
     "seed": (-(2**63), 2**63 - 1),
     "logit_bias": (-100.0, 100.0),
 }
@@ -57,7 +60,8 @@ class Sampling:
     `temperature` 0, or below `COLDEST`, is greedy; `top_k` 0, `top_p` 1, `min_p` 0 are off. `logprobs` is None (off) or the
     number of alternatives (0..20) to report per token; log-probabilities are those of the model's distribution
     (interventions included; of an answer that follows a grammar, among the tokens that are possible under it), before
-    temperature, penalties, bias and truncation. `stop` may be a single string. With `ignore_eos`, generation continues past
+    temperature, penalties, bias and truncation. `prompt_logprobs` is the same for the tokens of the prompt. `stop` may be a
+    single string. With `ignore_eos`, generation continues past
     an end token; no end token is sampled before `min_tokens` tokens. Raises RequestError for values out of range, see
     `RANGES`.
     """
@@ -74,6 +78,7 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     ignore_eos: bool = False
     min_tokens: int = 0
 
@@ -82,7 +87,12 @@ class Sampling:
             _within(name, getattr(self, name), open_low=name == "top_p")
         _within("top_k", self.top_k, whole=True)
         _within("min_tokens", self.min_tokens, whole=True)
-        for name, value in (("max_tokens", self.max_tokens), ("top_logprobs", self.logprobs), ("seed", self.seed)):
+        for name, value in (
+            ("max_tokens", self.max_tokens),
+            ("top_logprobs", self.logprobs),
+            ("seed", self.seed),
+            ("prompt_logprobs", self.prompt_logprobs),
+        ):
             if value is not None:
                 _within(name, value, whole=True)
         if not isinstance(self.logit_bias, Mapping) or not all(is_whole(token) for token in self.logit_bias):
@@ -167,6 +177,7 @@ class Request:
         """The signals that the request asks for beside those that its interventions and readouts need."""
         wanted = {
             Signal.PROMPT_STATE: self.states, Signal.DIVERGENCE: self.divergence, Signal.REPLY: self.reply is not None,
+            Signal.PROMPT_LOGPROBS: self.sampling.prompt_logprobs is not None,
         }  # fmt: skip
         return frozenset(signal for signal, needed in wanted.items() if needed)
 
@@ -294,32 +305,12 @@ def _diagnose(given: Any) -> Diagnose | None:
 
 
 @dataclass(frozen=True)
-class TokenLogprob:
-    """A generated token with its log-probability (nats) and the most likely alternatives, best first."""
-
-    token_id: int
-    token: str
-    bytes: tuple[int, ...]
-    logprob: float
-    top: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Times of an answer in seconds of the monotonic clock: queued, admitted to a slot, first token, last token."""
-
-    queued: float
-    admitted: float
-    first: float
-    last: float
-
-
-@dataclass(frozen=True)
 class Choice:
     """A finished answer, whose text leaves out its tool calls.
 
-    `finish_reason` is "stop", "length" or "tool_calls"; `applied` and `diagnostics` follow the wire protocol. `measured`
-    holds the captured tensors on the CPU, by recorder and intervention; `timing` holds its times.
+    `finish_reason` is "stop", "length" or "tool_calls"; `stop_string` ended it, if any. `prompt_logprobs` are those of the
+    prompt's tokens from the second one on. `guard` reports the tries of a guarded answer. `applied` and `diagnostics` follow
+    the wire protocol. `measured` holds captured tensors on the CPU, by recorder and intervention; `timing` holds its times.
     """
 
     index: int
@@ -333,6 +324,9 @@ class Choice:
     measured: Mapping[str, Any] = field(default_factory=dict)
     timing: Timing | None = field(default=None, compare=False)
     tool_calls: tuple[ToolCall, ...] = ()
+    stop_string: str | None = None
+    prompt_logprobs: tuple[PromptToken, ...] | None = None
+    guard: dict[str, Any] | None = None
 
     @property
     def states(self) -> torch.Tensor | None:

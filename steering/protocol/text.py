@@ -66,10 +66,16 @@ class TextStream:
         self._new: list[int] = []
         self._held = ""
         self.text = ""
-        self.stopped = False
+        self.stop_string: str | None = None
+        """The stop string that ended the text."""
+
+    @property
+    def stopped(self) -> bool:
+        """True once a stop string is complete."""
+        return self.stop_string is not None
 
     def feed(self, token: int) -> str:
-        """Add a token and return the text that can be shown now; set `stopped` when a stop string is complete."""
+        """Add a token and return the text that can be shown now."""
         searched = self._unsearched <= 0
         self._unsearched -= 1
         if token in self._kept:
@@ -102,9 +108,10 @@ class TextStream:
             self.text += piece
             return piece
         pending = self._held + piece
-        found = [at for stop in self._stop if searched and (at := pending.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stop if searched and (at := pending.find(stop)) >= 0]
         if found:
-            out, self._held, self.stopped = pending[: min(found)], "", True
+            end, self.stop_string = min(found, key=lambda place: place[0])
+            out, self._held = pending[:end], ""
         else:
             hold = max(
                 (

@@ -23,6 +23,7 @@ class FakeCompletion:
     def __init__(self, script: Sequence[Any], diagnostics: dict[str, Any] | None = None):
         self.script = script
         self.prompt_tokens = 3
+        self.prompt_end = ""
         self.max_tokens = 125
         self.cancelled = threading.Event()
         self.pieces = 0

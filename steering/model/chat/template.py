@@ -30,6 +30,14 @@ RESERVED_VARIABLES = GIVEN | ARGUMENTS
 """Names that `Request.chat_template_kwargs` cannot set."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
+REASONING = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Tags around reasoning in published chat templates."""
+
 
 class ChatTemplate:
     """The chat template of a processor, read from it at each use."""
@@ -49,6 +57,11 @@ class ChatTemplate:
         """The template; "" where there is none, or several."""
         first = next(iter(self._all), "")
         return first if isinstance(first, str) else ""
+
+    @property
+    def reasoning(self) -> tuple[str, str] | None:
+        """The tags that the template names around reasoning, None if it names none."""
+        return next(((begin, end) for begin, end in REASONING if begin in self.text and end in self.text), None)
 
     @property
     def variables(self) -> frozenset[str]:

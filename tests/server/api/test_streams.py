@@ -16,8 +16,8 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 import steering
-from server.api.answers import Answer
 from server.app import create_app
+from server.dialects.answer import Answer
 from server.settings import Settings
 from steering import Chunk, TokenLogprob
 from tests.server.conftest import ask, data_uri, user

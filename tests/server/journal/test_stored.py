@@ -169,7 +169,7 @@ def test_a_key_sees_changes_and_deletes_its_own_alone(
 
 
 def test_an_operator_can_forbid_it(fake: FakeEngine, serve: Serve) -> None:
-    for settings in ({"allow_store": False}, {"journal": "off"}):
+    for settings in ({"store": "off"}, {"journal": "off"}):
         client = serve(fake, **settings)
         body = {"messages": [user("hi")], "store": True}
         answer = client.post("/v1/chat/completions", json=body).json

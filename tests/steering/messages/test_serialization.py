@@ -22,9 +22,9 @@ from steering.messages.messages import Ended, Output
 from steering.model.images import Picture
 from steering.protocol import intervention
 from steering.protocol.intervention import next_prelude
-from steering.protocol.request import Timing
 from steering.protocol.signals import Signal
 from steering.recorders.attention import RowCounts
+from steering.timing import Timing
 from steering.vectors.vector import SteeringVector
 from tests.steering.parallel.asking import chat, picture, requests
 from tests.toys.nudge import Nudge

@@ -33,12 +33,12 @@ class Answer:
     """The paths of the request's fields that nothing reads."""
     diagnostics: bool = False
     baseline: bool = False
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def to(cls, chat: ChatRequest, model: str, fingerprint: str) -> Answer:
-        """Return the answer to a request."""
+    def to(cls, chat: ChatRequest, model: str, fingerprint: str, prefix: str) -> Answer:
+        """Return the answer to a request; `prefix` begins its id."""
         return cls(
             model,
             f"fp_{fingerprint[:16]}",
@@ -46,6 +46,7 @@ class Answer:
             nothing={name: given.nothing for name, given in chat.interventions.items()},
             diagnostics=chat.diagnostics is not None,
             baseline=bool(chat.baseline),
+            id=f"{prefix}{uuid.uuid4().hex}",
         )
 
     def completion(self, result: Result) -> dict[str, Any]:
@@ -53,12 +54,14 @@ class Answer:
         choices = [
             {
                 "index": choice.index,
-                **self._finished(choice, self._call_ids(choice.index)),
-                **self._extras(choice),
+                **self._finished(choice, self.call_ids(choice.index)),
+                **self.extras(choice),
             }
             for choice in result.choices
         ]
-        return {**self._head("chat.completion"), "choices": choices, "usage": usage(result), **ignoring(self.ignored)}
+        scored = prompt_scores_json(result.choices[0])
+        head = self._head("chat.completion")
+        return {**head, "choices": choices, "usage": usage(result), **scored, **ignoring(self.ignored)}
 
     def role_event(self, index: int, usage_asked: bool) -> str:
         """Return the first event of a choice."""
@@ -75,10 +78,10 @@ class Answer:
         if chunk.text or chunk.logprobs or chunk.calls:
             delta: dict[str, Any] = {"content": chunk.text} if chunk.text or not chunk.calls else {}
             if chunk.calls:
-                delta["tool_calls"] = call_deltas(chunk.calls, self._call_ids(chunk.index))
+                delta["tool_calls"] = call_deltas(chunk.calls, self.call_ids(chunk.index))
             text = self._event(chunk.index, delta, chunk.logprobs, usage_asked)
         if chunk.choice is not None:
-            end = {"finish_reason": chunk.choice.finish_reason, **self._extras(chunk.choice)}
+            end = {"finish_reason": chunk.choice.finish_reason, **self.extras(chunk.choice)}
             ends = last and not usage_asked
             text += self._event(chunk.index, {}, None, usage_asked, end, self.ignored if ends else ())
         return text
@@ -125,7 +128,7 @@ class Answer:
         uncounted = {"usage": None} if usage_asked else {}
         return event({**head, "choices": [choice], **uncounted, **ignoring(ignored)})
 
-    def _call_ids(self, choice: object) -> Callable[[int], str]:
+    def call_ids(self, choice: object) -> Callable[[int], str]:
         """Return the id of a choice's call by its number, which is the same whenever it is sent."""
         return lambda number: f"call_{uuid.uuid5(uuid.NAMESPACE_OID, f'{self.id}/{choice}/{number}').hex[:24]}"
 
@@ -138,16 +141,18 @@ class Answer:
             message |= {"content": choice.text or None, "tool_calls": calls}
         return {"message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
-    def _extras(self, choice: Choice) -> dict[str, Any]:
+    def extras(self, choice: Choice) -> dict[str, Any]:
         """Return the requested fields beyond OpenAI's."""
         extras: dict[str, Any] = {}
         if self.nothing or self.notes or choice.applied:
             extras["applied"] = {**self.notes, **self.nothing, **(choice.applied or {})}
         if self.diagnostics:
             extras["diagnostics"] = choice.diagnostics
+        if choice.guard is not None:
+            extras["guard"] = choice.guard
         if self.baseline:
             base = choice.baseline
-            ids = self._call_ids(f"{choice.index}/baseline")
+            ids = self.call_ids(f"{choice.index}/baseline")
             extras["baseline"] = None if base is None else self._finished(base, ids) | self._baseline_diagnostics(base)
         return extras
 
@@ -200,6 +205,24 @@ def logprobs_json(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     """Return OpenAI's logprobs object."""
     content = [{**_token(token), "top_logprobs": [_token(top) for top in token.top]} for token in tokens]
     return {"content": content, "refusal": None}
+
+
+def prompt_scores_json(choice: Choice) -> dict[str, Any]:
+    """Return vLLM's entry on the prompt's tokens, by their numbers; empty if it was not requested."""
+    if choice.prompt_logprobs is None:
+        return {}
+    tokens: list[dict[str, Any] | None] = [None]  # nothing predicts the first one
+    for token in choice.prompt_logprobs:
+        likeliest = [(top, rank) for rank, top in enumerate(token.scored.top, 1)]
+        tokens.append(
+            {
+                str(scored.token_id): {
+                    "logprob": max(scored.logprob, LOWEST_LOGPROB), "rank": rank, "decoded_token": scored.token,
+                }
+                for scored, rank in [*likeliest, (token.scored, token.rank)]
+            }
+        )  # fmt: skip
+    return {"prompt_logprobs": tokens}
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:

@@ -11,19 +11,23 @@ from flask import Blueprint, Response, g, request
 
 import steering
 from server.access.auth import caller
-from server.api.answers import DONE, Answer, event
 from server.api.body import read_json
-from server.api.waiting import CLIENT_GONE, check_watch, deadline, decided, pictures_turn
+from server.api.chats.guarded import GuardedCompletion
+from server.api.chats.waiting import CLIENT_GONE, check_watch, deadline, decided, pictures_turn
 from server.context import AppContext, context
+from server.dialects.answer import Answer
+from server.dialects.chat import CHAT
+from server.dialects.dialect import Begun, Dialect, Translation, Writer, renamed
 from server.encode import json_response
 from server.engine.runtime import Serving
 from server.engine.served import ServedCompletion
-from server.errors import BadRequest, to_api_error
+from server.errors import ApiError, BadRequest, to_api_error
 from server.http.streaming import AWAITED, BLOCKING, RESUME
 from server.http.watcher import Watch, client_socket
-from server.journal.entry import Entry
+from server.journal.entry import Entry, Storing
 from server.openapi.examples import of_chat
 from server.openapi.operation import EVENTS, JSON, Parameter, documented
+from server.requests.guarding import GuardPlan, given_again, within_then
 from server.requests.resolve import resolve
 from server.requests.skipping import Skipping
 from server.telemetry.logs import COMPLETION, current_completion
@@ -32,6 +36,7 @@ from server.traffic import HEADER, LIVE, SOURCES, source_of
 from server.wire.answers import ChatCompletion, ChatCompletionChunk, ErrorBody
 from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls
+from server.wire.parse import read as parse_json
 from steering.protocol.readout import REGISTRY
 
 if TYPE_CHECKING:
@@ -64,34 +69,33 @@ def create_completion() -> Response:
 
     The schema of a stream is that of the data of each event; the last event is `[DONE]`.
     """
+    return answered(CHAT)
+
+
+def answered(dialect: Dialect) -> Response:
+    """Answer the current request, a chat in a dialect, whole or as a stream of events."""
     app = context()
     serving = app.runtime.serving()
     with serving.engine.turn(caller().group) as turn:
         turn.check()  # before anything is read, since under overload refusing is most of the work
-    bounds = serving.text_bounds(app.settings)
-    chat, skipping = app.presets.read(read_json(app), app.chats, serving, bounds.parts + app.settings.max_images)
-    bounds.check(chat.texts)
-    unread = ["store"] if chat.store and not stores(app) else []
-    if unread and chat.strict:
-        raise BadRequest("'store' is not allowed on this server, and 'strict' is true.", "store", "unsupported_value")
-    n = 1 if chat.n is None else chat.n
-    answer = Answer.to(chat, chat.model or serving.name, serving.capabilities.fingerprint)
-    completion, entry, hidden = submit(app, serving, chat, answer.id, skipping)
-    notes = {**skipping.notes, **cut(chat, completion)}
-    answer = replace(answer, notes=notes, ignored=[*skipping.ignored, *unread])
-    watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
-    running = Running(
-        app, completion, watch, g.started, n, answer, g.notes, entry, hidden, g.get("span"), g.get("leave"),
-        traffic=g.traffic,
-    )  # fmt: skip
-    if not chat.stream:
+    body = parse_json(read_json(app))
+    translated = dialect.translated(body)
+    while True:
+        try:
+            running = begun(app, serving, dialect, body, translated)
+            break
+        except steering.ContextOverflow as error:
+            if not translated.truncated():
+                raise renamed(to_api_error(error), translated.places) from error
+        except (ApiError, steering.RequestError) as error:
+            raise renamed(to_api_error(error), translated.places) from error
+    if not running.streamed:
         try:
             return json_response(running.whole())
         finally:
             running.close()
-    with_usage = bool(chat.stream_options and chat.stream_options.include_usage)
     response = Response(
-        stream(running, n, with_usage, request.environ.get(RESUME)),
+        stream(running, request.environ.get(RESUME)),
         mimetype="text/event-stream",
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
@@ -100,13 +104,54 @@ def create_completion() -> Response:
     return response
 
 
+def begun(
+    app: AppContext, serving: Serving, dialect: Dialect, body: dict[str, Any], translated: Translation
+) -> Running:
+    """Check and submit a chat request; raises BadRequest, and what `submit` raises."""
+    bounds = serving.text_bounds(app.settings)
+    parts = bounds.parts + app.settings.max_images
+    chat, skipping = app.presets.read(translated.chat, app.chats, serving, parts, translated.ignored)
+    bounds.check(chat.texts)
+    unread = ["store"] if chat.store and not stores(app) else []
+    if unread and chat.strict:
+        raise BadRequest("'store' is not allowed on this server, and 'strict' is true.", "store", "unsupported_value")
+    n = 1 if chat.n is None else chat.n
+    answer = Answer.to(chat, chat.model or serving.name, serving.capabilities.fingerprint, dialect.prefix)
+    storing = storing_of(app, chat, body, dialect)
+    guard = None if chat.guard is None else GuardPlan.of(chat.guard, serving.capabilities.readouts)
+    more = frozenset[str]() if guard is None else guard.readouts
+    retried = None if guard is None else again(app, serving, translated.chat, chat, more)
+    completion, entry, resolved = submit(app, serving, chat, answer.id, skipping, storing, more)
+    if guard is not None and retried is not None:
+        hold = chat.guard_stream != "first" or not chat.stream
+        completion = GuardedCompletion(completion, retried, guard, serving, caller().group, hold, n)
+    notes = {**skipping.notes, **cut(chat, completion)}
+    answer = replace(answer, notes=notes, ignored=[*skipping.ignored, *unread])
+    writer = dialect.writer(
+        Begun(body, chat, answer, resolved.sampling, completion.prompt_tokens, completion.prompt_end,
+              serving.capabilities.reasoning, storing is not None and entry is not None)
+    )  # fmt: skip
+    watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
+    hidden = hidden_readouts(app, serving, resolved, more)
+    return Running(
+        app, completion, watch, g.started, n, answer.id, writer, bool(chat.stream), g.notes, entry, hidden, g.get("span"),
+        g.get("leave"), traffic=g.traffic,
+    )  # fmt: skip
+
+
 def submit(
-    app: AppContext, serving: Serving, chat: ChatRequest, answer_id: str, skipping: Skipping
-) -> tuple[ServedCompletion, Entry | None, frozenset[str]]:
+    app: AppContext,
+    serving: Serving,
+    chat: ChatRequest,
+    answer_id: str,
+    skipping: Skipping,
+    storing: Storing | None = None,
+    more: frozenset[str] = frozenset(),
+) -> tuple[ServedCompletion, Entry | None, steering.Request]:
     """Submit the request to the engine; raises its errors, or Busy.
 
-    Skipped parts are recorded in `skipping`. Returns the completion, the writer of its journal rows, and the readouts that
-    run for the journal only.
+    Skipped parts are recorded in `skipping`. Returns the completion, the writer of its journal rows, and the engine's
+    request.
     """
     source = _source()
     compared = chat.diagnostics.compare_to if chat.diagnostics else None
@@ -120,7 +165,7 @@ def submit(
 
             def submitted(resolved: steering.Request) -> tuple[steering.Request, ServedCompletion]:
                 def attempt(applicable: steering.Request) -> ServedCompletion:
-                    return turn.submit(with_readouts(applicable, hidden_readouts(app, serving, applicable)))
+                    return turn.submit(with_readouts(applicable, hidden_readouts(app, serving, applicable, more)))
 
                 return skipping.until_it_applies(resolved, attempt)
 
@@ -142,12 +187,20 @@ def submit(
     digest = None if calibrated is None else calibrated.digest
     columns = {"key_name": caller().name, "source": source, "calibration": digest}
     columns |= {name: g.notes.get(name) for name in TRACED}
-    owner = caller().owner if chat.store and stores(app) else None
     entry = Entry.of(
-        app.journal, chat, resolved, answer_id, serving.name, completion.prompt_tokens, skipping.brief, columns, owner
+        app.journal, chat, resolved, answer_id, serving.name, completion.prompt_tokens, skipping.brief, columns, storing
     )
     g.leaves_rows = entry is not None
-    return completion, entry, hidden_readouts(app, serving, resolved)
+    return completion, entry, resolved
+
+
+def storing_of(app: AppContext, chat: ChatRequest, body: dict[str, Any], dialect: Dialect) -> Storing | None:
+    """Return how the answer is stored, None if it is not."""
+    if not chat.store or not stores(app):
+        return None
+    if not dialect.keeps_images:
+        return Storing(caller().owner)
+    return Storing(caller().owner, app.pictures.keep, body.get("instructions") is not None)
 
 
 def _source() -> str:
@@ -162,7 +215,7 @@ def _source() -> str:
 
 def stores(app: AppContext) -> bool:
     """Return whether completions can be stored."""
-    return app.settings.allow_store and app.journal.enabled
+    return app.settings.store != "off" and app.journal.enabled
 
 
 def cut(chat: ChatRequest, completion: ServedCompletion) -> dict[str, int]:
@@ -171,9 +224,27 @@ def cut(chat: ChatRequest, completion: ServedCompletion) -> dict[str, int]:
     return {} if chat.longest is None or chat.longest <= fits else {"max_tokens": fits}
 
 
-def hidden_readouts(app: AppContext, serving: Serving, request: steering.Request) -> frozenset[str]:
-    """Return the readouts that run for the journal only."""
-    return (app.journal_readouts & serving.capabilities.readouts) - shown_readouts(request)
+def hidden_readouts(
+    app: AppContext, serving: Serving, request: steering.Request, more: frozenset[str] = frozenset()
+) -> frozenset[str]:
+    """Return the readouts that run for the journal, or as `more` for a guard, and are not shown."""
+    return ((app.journal_readouts | more) & serving.capabilities.readouts) - shown_readouts(request)
+
+
+def again(
+    app: AppContext, serving: Serving, body: dict[str, Any], chat: ChatRequest, readouts: frozenset[str]
+) -> steering.Request:
+    """Return the request that a guard gives again; raises a 400 under the place of a wrong field of `then`."""
+    assert chat.guard is not None
+    try:
+        other, skipping = app.presets.read(given_again(body, chat.guard, app.chats), app.chats, serving)
+        images = app.image_loader()
+        images.fetch_remote(image_urls(other.messages))
+        with pictures_turn(app, serving, other) as images.check:
+            resolved = resolve(other, serving, app.settings, images, skipping=skipping)
+    except (ApiError, steering.RequestError) as error:
+        raise within_then(error, chat.guard) from error
+    return with_readouts(resolved, hidden_readouts(app, serving, resolved, readouts))
 
 
 def shown_readouts(request: steering.Request) -> frozenset[str]:
@@ -207,7 +278,9 @@ class Running:
     watch: Watch
     started: float
     n: int
-    answer: Answer
+    answer_id: str
+    writer: Writer
+    streamed: bool
     notes: dict[str, Any]
     entry: Entry | None = None
     hidden: frozenset[str] = frozenset()
@@ -245,15 +318,17 @@ class Running:
         if chunk.choice is None:
             return chunk
         self.app.metrics.finished(chunk.choice, self.notes["interventions"], self.traffic)
+        if chunk.choice.guard is not None:
+            self.app.metrics.guarded.labels(chunk.choice.guard["outcome"]).inc()
         if self.app.traces is not None and self.span is not None:
             self.app.traces.answered(self.span, chunk.choice)
         self.unfinished.discard(chunk.choice.index)
-        self.app.states.keep(self.answer.id, chunk.choice)
+        self.app.states.keep(self.answer_id, chunk.choice)
         shown = self._shown[chunk.choice.index] = self.shown(chunk.choice)
         if self.entry is not None:
             self.entry.finished(chunk.choice, self.first_token, time.monotonic() - self.started)
             if self.entry.stored is not None and not self.unfinished:
-                self.entry.store(self.answer.completion(self.result()))
+                self.entry.store(self.writer.whole(self.result()))
         return replace(chunk, choice=shown)
 
     def result(self) -> steering.Result:
@@ -283,7 +358,7 @@ class Running:
         for _ in self.chunks(self.completion.whole()):
             pass
         self.settle()
-        return self.answer.completion(self.result())
+        return self.writer.whole(self.result())
 
     def settle(self) -> None:
         """Write the rows of finished choices to disk before their clients learn of the end."""
@@ -319,15 +394,14 @@ class Running:
             self.app.metrics.disconnects.labels(self.watch.outcome).inc()
 
 
-def stream(running: Running, n: int, with_usage: bool, resume: Callable[[], object] | None) -> Iterator[bytes]:
-    """Yield server-sent events in OpenAI's format; an error after the start becomes an event.
+def stream(running: Running, resume: Callable[[], object] | None) -> Iterator[bytes]:
+    """Yield server-sent events; an error after the start becomes an event.
 
     With `resume`, yields a pause instead of blocking.
     """
-    answer = running.answer
+    writer = running.writer
     try:
-        for index in range(n):
-            yield answer.role_event(index, with_usage).encode()
+        yield writer.begin().encode()
         for chunk in running.chunks(running.completion if resume is None else running.completion.paused(resume)):
             if chunk is None:
                 yield AWAITED
@@ -336,16 +410,15 @@ def stream(running: Running, n: int, with_usage: bool, resume: Callable[[], obje
                 if resume is not None and running.entry is not None:
                     yield BLOCKING
                 running.settle()
-            if events := answer.events(chunk, with_usage, last=not running.unfinished):
+            if events := writer.piece(chunk, last=not running.unfinished):
                 yield events.encode()
-        if with_usage:
-            yield answer.usage_event(running.completion.result()).encode()
+        end = writer.end(running.result)
         running.close()
-        yield DONE.encode()
+        yield end.encode()
     except Exception as error:  # the status is already sent, so that any error becomes an event
         problem = to_api_error(error)
         running.notes["error"] = problem.code
         running.close()
-        yield event(problem.body()).encode()
+        yield writer.failed(problem).encode()
     finally:
         running.close()

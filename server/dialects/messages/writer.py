@@ -1,0 +1,142 @@
+"""Answers as Anthropic's messages: whole, and as the events from which its SDK puts one together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from server.dialects.answer import ignoring
+from server.dialects.dialect import Begun
+from server.dialects.messages.errors import error_body
+from server.dialects.reasoning import ReasoningStream
+from server.encode import dumps
+from server.errors import ApiError
+from steering import CallPiece, Choice, Chunk, Result
+
+BLOCKS = {"text": "text", "reasoning": "thinking"}
+"""The type of a block for each kind of text, which is the name of its field, too."""
+REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessageWriter:
+    """Writes one message."""
+
+    def __init__(self, begun: Begun):
+        self._begun = begun
+        self._parts = ReasoningStream(begun.markers, begun.prompt_end)
+        self._blocks = 0
+        self._kind = ""
+        """The type of the open block, "" for none."""
+        self._choice: Choice | None = None
+
+    def whole(self, result: Result) -> dict[str, Any]:
+        """Return the whole message."""
+        (choice,) = result.choices
+        parts = ReasoningStream(self._begun.markers, self._begun.prompt_end)
+        blocks = [_block(BLOCKS[kind], text) for kind, text in parts.feed(choice.text, last=True)]
+        for number, call in enumerate(choice.tool_calls):
+            blocks.append({**self._tool(number, call.name), "input": _object(call.arguments)})
+        return {
+            **self._message(),
+            "content": blocks,
+            **ended(choice),
+            "usage": usage(result),
+            **self._extras(choice),
+        }
+
+    def begin(self) -> str:
+        """Return the event before the first token."""
+        counts = _counts(self._begun.prompt_tokens, 0, 0)
+        nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": counts}
+        return _event("message_start", message={**self._message(), **nothing})
+
+    def piece(self, chunk: Chunk, last: bool) -> str:
+        """Return the events of a chunk."""
+        self._choice = chunk.choice or self._choice
+        return "".join(self._events(chunk))
+
+    def end(self, result: Callable[[], Result]) -> str:
+        """Return the events with the reason of the end, the usage, and the fields beyond Anthropic's."""
+        assert self._choice is not None
+        events = [*self._close(), _event("message_delta", delta=ended(self._choice), usage=usage(result()))]
+        return "".join([*events, _event("message_stop", **self._extras(self._choice))])
+
+    def failed(self, problem: ApiError) -> str:
+        """Return the event of an error."""
+        return f"event: error\ndata: {dumps(error_body(problem))}\n\n"
+
+    def _message(self) -> dict[str, Any]:
+        answer = self._begun.answer
+        return {"id": answer.id, "type": "message", "role": "assistant", "model": answer.model}
+
+    def _extras(self, choice: Choice) -> dict[str, Any]:
+        return {**self._begun.answer.extras(choice), **ignoring(self._begun.answer.ignored)}
+
+    def _tool(self, number: int, name: str) -> dict[str, Any]:
+        identity = "toolu_" + self._begun.answer.call_ids(0)(number).partition("_")[2]
+        return {"type": "tool_use", "id": identity, "name": name}
+
+    def _events(self, chunk: Chunk) -> Iterator[str]:
+        for kind, text in self._parts.feed(chunk.text, chunk.choice is not None and not chunk.calls):
+            block = BLOCKS[kind]
+            if self._kind != block:
+                yield from self._open(_block(block, ""))
+            yield self._delta({"type": f"{block}_delta", block: text})
+        for call in chunk.calls:
+            yield from self._call(call)
+
+    def _call(self, call: CallPiece) -> Iterator[str]:
+        if call.name is not None:
+            yield from self._open({**self._tool(call.number, call.name), "input": {}})
+        if call.arguments:
+            yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+
+    def _open(self, block: dict[str, Any]) -> Iterator[str]:
+        yield from self._close()
+        self._kind = block["type"]
+        yield _event("content_block_start", index=self._blocks, content_block=block)
+
+    def _delta(self, delta: dict[str, Any]) -> str:
+        return _event("content_block_delta", index=self._blocks, delta=delta)
+
+    def _close(self) -> Iterator[str]:
+        if self._kind:
+            if self._kind == "thinking":  # clients expect one, although nobody checks it here
+                yield self._delta({"type": "signature_delta", "signature": ""})
+            yield _event("content_block_stop", index=self._blocks)
+            self._blocks += 1
+            self._kind = ""
+
+
+def ended(choice: Choice) -> dict[str, Any]:
+    """Return the reason of an answer's end."""
+    reason = "stop_sequence" if choice.stop_string is not None else REASONS.get(choice.finish_reason, "end_turn")
+    return {"stop_reason": reason, "stop_sequence": choice.stop_string}
+
+
+def usage(result: Result) -> dict[str, Any]:
+    """Return the token counts under Anthropic's names, where cached tokens are no input tokens."""
+    return _counts(result.prompt_tokens, result.completion_tokens, result.cached_tokens)
+
+
+def _counts(prompt: int, answer: int, cached: int) -> dict[str, Any]:
+    counts = {"input_tokens": prompt - cached, "output_tokens": answer, "cache_read_input_tokens": cached}
+    return {**counts, "cache_creation_input_tokens": 0}
+
+
+def _block(kind: str, text: str) -> dict[str, Any]:
+    return {"type": kind, kind: text, **({"signature": ""} if kind == "thinking" else {})}
+
+
+def _object(arguments: str) -> Any:
+    """Return the object of a call's arguments; of anything else, which a model may write, one that holds it."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return {"arguments": arguments}
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+def _event(kind: str, **fields: Any) -> str:
+    return f"event: {kind}\ndata: {dumps({'type': kind, **fields})}\n\n"

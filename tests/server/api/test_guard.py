@@ -1,0 +1,221 @@
+"""Guards: an answer that meets a condition is given again, and the better one is kept, whole or streamed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+import steering
+from server.app import create_app
+from server.settings import PresetTable, Settings
+from steering import Busy
+from tests.server.api.choices import refused
+from tests.server.conftest import data_uri, user
+from tests.server.dialects.speaking import BODIES, ROUTES, STREAMS, events
+from tests.server.fakes import FakeEngine
+from tests.server.journal.rows import rows_of
+from tests.waiting import wait_for
+
+CHAT = "/v1/chat/completions"
+TOLD = [
+    {"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": data_uri()}},
+        {"type": "text", "text": "The star is blue.", "span": "context"},
+        {"type": "text", "text": "What colour is the star?"},
+    ]}
+]  # fmt: skip
+BASE: dict[str, Any] = {"messages": TOLD, "max_tokens": 6, "temperature": 0}
+THEN = {"steering": {"toward": "text", "strength": 2.0}}
+READ = {"diagnostics": {"include": ["modality", "confidence"]}}
+
+
+@pytest.fixture(scope="module")
+def client(engine: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
+    folder = tmp_path_factory.mktemp("journal")
+    presets = {"careful": PresetTable(fields={"guard": {"when": {"mean_logprob": "< 0"}, "then": THEN}})}
+    app = create_app(Settings(journal=str(folder / "journal.db"), presets=presets), engine=engine)
+    yield app.test_client()
+    app.extensions["helmsight"].journal.close()
+
+
+def ask(client: FlaskClient, **fields: Any) -> Any:
+    response = client.post(CHAT, json=BASE | fields, buffered=True)
+    assert response.status_code == 200, response.text
+    return response.json if not fields.get("stream") else STREAMS["chat"](response.text)
+
+
+@pytest.fixture(scope="module")
+def plain(client: FlaskClient) -> Any:
+    return ask(client, **READ)
+
+
+@pytest.fixture(scope="module")
+def steered(client: FlaskClient) -> Any:
+    return ask(client, **READ, **THEN)
+
+
+@pytest.fixture(scope="module")
+def between(plain: Any, steered: Any) -> str:
+    """Return the condition on the attention ratio that the plain answer meets and the steered one does not."""
+    one, other = (value["choices"][0]["diagnostics"]["modality"]["attention_ratio"] for value in (plain, steered))
+    assert one != pytest.approx(other, rel=1e-4)
+    return f"{'<' if one < other else '>'} {(one + other) / 2!r}"
+
+
+def test_the_answer_that_meets_no_condition_any_more_is_kept(
+    client: FlaskClient, plain: Any, steered: Any, between: str
+) -> None:
+    value = ask(client, guard={"when": {"attention_ratio": between}, "then": THEN})
+    (choice,), (expected,) = value["choices"], steered["choices"]
+    assert choice["message"] == expected["message"]
+    assert choice["applied"] == expected["applied"]
+    assert "diagnostics" not in choice
+    guard = choice["guard"]
+    assert (guard["outcome"], guard["kept"]) == ("retry", 1)
+    assert [answer["raised"] for answer in guard["answers"]] == [["attention_ratio"], []]
+    assert guard["answers"][0]["text"] == plain["choices"][0]["message"]["content"]
+    ratios = [value["choices"][0]["diagnostics"]["modality"]["attention_ratio"] for value in (plain, steered)]
+    assert [answer["numbers"]["attention_ratio"] for answer in guard["answers"]] == pytest.approx(ratios, rel=1e-5)
+    for name in ("prompt_tokens", "completion_tokens"):
+        assert value["usage"][name] == plain["usage"][name] + steered["usage"][name], "all tries count"
+
+
+def test_the_first_answer_is_kept_where_the_new_one_is_no_better(client: FlaskClient, plain: Any) -> None:
+    value = ask(client, guard={"when": {"mean_logprob": "< 0"}, "then": THEN, "retries": 2}, **READ)
+    (choice,) = value["choices"]
+    assert choice["message"] == plain["choices"][0]["message"]
+    assert choice["diagnostics"]["modality"] == plain["choices"][0]["diagnostics"]["modality"]
+    assert (choice["guard"]["outcome"], choice["guard"]["kept"], len(choice["guard"]["answers"])) == ("first", 0, 3)
+
+
+def test_nothing_is_given_again_where_no_condition_is_met(client: FlaskClient, plain: Any, between: str) -> None:
+    for guard in (
+        {"when": {"mean_logprob": "> 0"}, "then": THEN},
+        {"when": {"target_image": "== 1"}, "then": THEN},  # a number that the answer does not have
+        {"when": {"attention_ratio": between, "mean_logprob": "> 0"}, "then": THEN, "match": "all"},
+    ):
+        value = ask(client, guard=guard)
+        (choice,) = value["choices"]
+        assert choice["message"] == plain["choices"][0]["message"]
+        assert (choice["guard"]["outcome"], len(choice["guard"]["answers"])) == ("quiet", 1)
+        assert value["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize("mode", ["hold", "first"])
+def test_a_stream_is_held_or_says_at_its_end_what_replaces_it(
+    client: FlaskClient, plain: Any, steered: Any, between: str, mode: str
+) -> None:
+    body = BASE | {"guard": {"when": {"attention_ratio": between}, "then": THEN}, "guard_stream": mode, "stream": True}
+    kept = steered["choices"][0]["message"]["content"]
+    streamed = kept if mode == "hold" else plain["choices"][0]["message"]["content"]
+    for dialect, route in ROUTES.items():
+        spoken = BODIES[dialect](body)
+        response = client.post(route, json=spoken, buffered=True)
+        assert response.status_code == 200, response.text
+        text = response.text
+        assert '"outcome":"retry"' in text
+        if dialect == "chat":
+            value = STREAMS["chat"](text)["choices"][0]
+            assert (value["message"]["content"], value["guard"]["answers"][1]["text"]) == (streamed, kept)
+        elif dialect == "messages":
+            blocks = STREAMS["messages"](text)["content"]
+            assert "".join(block["text"] for block in blocks) == streamed
+        else:
+            value = [*events(text)][-1]["response"]
+            assert value["output"][0]["content"][0]["text"] == kept
+            assert value["guard"]["kept"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_of_several_answers_is_judged_alone(client: FlaskClient, stream: bool) -> None:
+    drawn = {"messages": [user("Tell me a story.")], "max_tokens": 12, "temperature": 2.0, "seed": 3, "n": 4}
+    drawn |= {"diagnostics": {"include": ["confidence"]}, "ignore_eos": True}
+    alone = ask(client, **drawn)
+    scores = {choice["index"]: choice["diagnostics"]["confidence"]["mean_logprob"] for choice in alone["choices"]}
+    second, third = sorted(scores.values())[1:3]
+    assert third - second > 1e-3
+    bound = (second + third) / 2
+    response = client.post(CHAT, json=BASE | drawn | {"stream": stream, "guard": {
+        "when": {"mean_logprob": f"< {bound!r}"}, "then": {"temperature": 0}
+    }}, buffered=True)  # fmt: skip
+    assert response.status_code == 200
+    if stream:
+        assert response.text.count('"outcome":"quiet"') == 2
+        return
+    for choice in response.json["choices"]:
+        answers = choice["guard"]["answers"]
+        assert len(answers) == (2 if scores[choice["index"]] < bound else 1)
+        assert answers[0]["text"] == alone["choices"][choice["index"]]["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("guard", "param"),
+    [
+        ({"when": {}, "then": THEN}, "guard.when"),
+        ({"when": {"alarm": True}, "then": {}}, "guard.then"),
+        ({"when": {"unheard": True}, "then": THEN}, "guard.when.unheard"),
+        ({"when": {"alarm": "< 1"}, "then": THEN}, "guard.when.alarm"),
+        ({"when": {"focus_share": True}, "then": THEN}, "guard.when.focus_share"),
+        ({"when": {"focus_share": "about .5"}, "then": THEN}, "guard.when.focus_share"),
+        ({"when": {"focus_share": "< .5"}, "then": {"messages": []}}, "guard.then.messages"),
+        ({"when": {"focus_share": "< .5"}, "then": {"steering": {"toward": "left"}}}, "guard.then.steering.toward"),
+        ({"when": {"focus_share": "< .5"}, "then": {"temperature": 9}}, "guard.then.temperature"),
+        ({"when": {"focus_share": "< .5"}, "then": THEN, "retries": 9}, "guard.retries"),
+        ({"when": {"focus_share": "< .5"}, "then": THEN, "else": 1}, "guard.else"),
+    ],
+)
+def test_what_a_guard_cannot_be(client: FlaskClient, guard: Any, param: str) -> None:
+    assert refused(client.post(CHAT, json=BASE | {"guard": guard}), 400)["param"] == param
+
+
+def test_a_preset_guards_and_metrics_and_journal_tell_how_often(client: FlaskClient) -> None:
+    before = len(client.get("/v1/diagnostics?limit=1000").json["data"])
+    ask(client, model="helmsight-demo@careful")
+    ask(client)
+    plain, guarded = rows_of(client, before + 2)[:2]
+    assert (plain["guard"], guarded["guard"]) == (None, "first")
+    assert 'helmsight_guarded_total{outcome="first"}' in client.get("/metrics").text
+
+
+def test_the_first_answer_is_kept_where_a_new_one_cannot_be_given() -> None:
+    engine = FakeEngine("One", " two")
+    engine.diagnostics = {"confidence": {"mean_logprob": -1.0, "least_logprob": -2.0}}
+    client = create_app(Settings(), engine=engine).test_client()
+    submit = engine.submit
+
+    def once(request: Any) -> Any:
+        if engine.requests:
+            raise Busy(2, retry_after=1.0)
+        return submit(request)
+
+    engine.submit = once  # type: ignore[method-assign]
+    guard = {"when": {"mean_logprob": "< 0"}, "then": {"temperature": 1}}
+    (choice,) = client.post(CHAT, json=BASE | {"guard": guard}).json["choices"]
+    assert choice["message"]["content"] == "One two"
+    assert choice["guard"]["outcome"] == "failed"
+    assert "answers" in choice["guard"]["failed"]
+
+
+def test_a_client_that_leaves_cancels_the_retry(live: Any, tmp_path: Path) -> None:
+    hangs = threading.Event()
+    engine = FakeEngine("One")
+    engine.diagnostics = {"confidence": {"mean_logprob": -1.0, "least_logprob": -2.0}}
+    app = create_app(Settings(request_timeout=1.0), engine=engine)
+    submit = engine.submit
+
+    def again(request: Any) -> Any:
+        if engine.requests:
+            engine.script = (hangs,)
+        return submit(request)
+
+    engine.submit = again  # type: ignore[method-assign]
+    guard = {"when": {"mean_logprob": "< 0"}, "then": {"temperature": 1}}
+    response = app.test_client().post(CHAT, json=BASE | {"guard": guard})
+    assert response.status_code == 504, "the deadline holds over all tries"
+    wait_for(engine.completions[-1].cancelled.is_set)
+    assert len(engine.completions) == 2

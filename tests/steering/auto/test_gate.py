@@ -1,0 +1,141 @@
+"""Conditional steering: exact against plain transformers both ways, in one batch, alone and over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import steering
+from server.app import create_app
+from server.settings import Settings
+from steering import Gate, Gated, GateTerm, Request, RequestError, Sampling, Steer, Steering, SteeringVector
+from tests import families
+from tests.server.api.choices import refused
+from tests.server.conftest import ask, data_uri
+from tests.steering.conftest import LoadPlain, MakeEngine
+
+FAMILY = "qwen2_vl"
+SAMPLING = Sampling(max_tokens=4, ignore_eos=True, logprobs=0)
+
+
+def drawn(mllm: steering.MLLM, seed: int) -> SteeringVector:
+    ones = [torch.ones(mllm.num_layers) for _ in range(3)]
+    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(seed))
+    return SteeringVector(f"drawn-{seed}", direction, *ones, (0, 1), mllm.fingerprint)
+
+
+@pytest.mark.parametrize("measure", ["cosine", "projection"])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_it_steers_where_the_state_of_plain_transformers_says_so(
+    make_engine: MakeEngine, load_plain: LoadPlain, measure: str, layer: int
+) -> None:
+    engine, plain = make_engine(FAMILY), load_plain(FAMILY)
+    vector, condition = drawn(engine.mllm, 1), drawn(engine.mllm, 2)
+    chats = [families.example_messages(FAMILY, 1), families.example_messages(FAMILY, 1, text="Is it red or blue?")]
+    steer = Steer(vector, 2.0)
+    values, expected = [], {True: [], False: []}
+    for chat in chats:
+        alone = plain.answer(chat, 4)
+        state, direction = alone.hidden[layer, alone.prompt_length - 1].double(), condition.direction[layer].double()
+        along = float(state @ direction / direction.norm())
+        values.append(along if measure == "projection" else along / float(state.norm()))
+        expected[False].append(alone)
+        expected[True].append(plain.answer(chat, 4, add=[(steer.delta, "all")]))
+    between = sum(values) / 2
+    assert abs(values[0] - values[1]) > 1e-3
+    for below in (False, True):
+        gate = Gate((GateTerm(condition, layer, between, measure, below),))
+        asked = [Request(chat, SAMPLING, interventions=Gated(Steering((steer,)), gate)) for chat in chats]
+        decided = [steering.decide(engine, request) for request in asked]
+        for number, result in enumerate(engine.generate(decided)):  # one batch, of which one row is steered
+            opens = (values[number] < between) is below
+            (choice,), answer = result.choices, expected[opens][number]
+            assert choice.applied is not None
+            (report,) = choice.applied["steering"]
+            assert report["gate"]["open"] is opens
+            assert report["gate"]["terms"][0]["value"] == pytest.approx(values[number], abs=1e-4)
+            assert report["scale"] == (2.0 if opens else 0.0)
+            assert list(choice.token_ids) == answer.tokens
+            logprobs = [token.logprob for token in choice.logprobs or ()]
+            own = answer.logprobs.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+            assert logprobs == pytest.approx(own.tolist(), abs=2e-4)
+
+
+def test_several_conditions_are_joined() -> None:
+    states = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
+    ones = [torch.ones(2) for _ in range(3)]
+    across = SteeringVector("across", torch.tensor([[1.0, 0.0], [1.0, 0.0]]), *ones, (0,), "f")
+    along = GateTerm(across, 0, 0.5)  # .6
+    beyond = GateTerm(across, 0, 2.5, "projection")  # 3
+    less = GateTerm(across, 1, 0.9, below=True)  # 1
+    assert [term.value(states) for term in (along, beyond, less)] == pytest.approx([0.6, 3.0, 1.0])
+    for terms, every, opens in (
+        ((along, beyond), True, True),
+        ((along, less), True, False),
+        ((along, less), False, True),
+        ((less,), False, False),
+    ):
+        report = Gate(terms, every).report(states)
+        assert report["open"] is opens
+        assert [term["holds"] for term in report["terms"]] == [term is not less for term in terms]
+
+
+def test_what_is_no_condition_is_refused() -> None:
+    ones = [torch.ones(2) for _ in range(3)]
+    vector = SteeringVector("across", torch.ones(2, 2), *ones, (0,), "f")
+    for wrong, param in (
+        ({"layer": 2}, "layer"), ({"measure": "angle"}, "measure"), ({"threshold": float("nan")}, "above"),
+    ):  # fmt: skip
+        with pytest.raises(RequestError) as error:
+            GateTerm(**{"vector": vector, "layer": 0, "threshold": 0.0, **wrong})
+        assert error.value.param == f"steering.when.{param}"
+
+
+def test_it_is_asked_for_over_http(tmp_path: Path) -> None:
+    from tests.server.fakes import checkpoint
+
+    mllm = steering.load(checkpoint(), device="cpu")
+    condition = drawn(mllm, 5)
+    gate = {"layer": 3, "threshold": 0.0, "measure": "cosine"}
+    condition.save(tmp_path / "drawn-5.safetensors")
+    calibrated = SteeringVector(
+        "known", condition.direction, condition.weight, condition.mean_abs, condition.std, (3,), mllm.fingerprint,
+        kind="condition", info={"gate": gate},
+    )  # fmt: skip
+    calibrated.save(tmp_path / "known.safetensors")
+    engine = steering.Engine(mllm, slots=4, threads=1, self_check=False)
+    engine.start()
+    client = create_app(Settings(vectors=(str(tmp_path),)), engine=engine).test_client()
+
+    def steered(when: Any, **fields: Any) -> Any:
+        return ask(client, data_uri(), "What is it?", steering={"toward": "vision", "when": when, **fields})
+
+    def opened(when: Any, **fields: Any) -> bool:
+        (report,) = steered(when, **fields).json["choices"][0]["applied"]["steering"]
+        assert (report["scale"] != 0) is report["gate"]["open"]
+        return bool(report["gate"]["open"])
+
+    above, below = {"vector": "drawn-5", "above": -1.0}, {"vector": "drawn-5", "below": -1.0}
+    assert opened(above)
+    assert not opened(below)
+    assert opened({"any": [below, above]})
+    assert not opened({"all": [below, above]})
+    assert opened({"vector": "known"}) is not opened({"vector": "known", "below": 0.0})
+    assert opened(above, apply={"tokens": "generated"})
+    answer = ask(
+        client, data_uri(), "What is it?", steering={"vectors": [{"name": "drawn-5", "scale": 0.1}], "when": above}
+    )
+    assert answer.json["choices"][0]["applied"]["steering"][0]["gate"]["open"]
+    for when, param in (
+        ({"vector": "drawn-5"}, "steering.when.above"),
+        ({"vector": "nothing", "above": 0}, "steering.when.vector"),
+        ({"vector": "drawn-5", "above": 0, "layer": 99}, "steering.when.layer"),
+        ({"all": [above, {"vector": "drawn-5", "above": 0, "layer": 99}]}, "steering.when.all[1].layer"),
+        ({"all": [above], "any": [above]}, "steering.when"),
+        ({"vector": "drawn-5", "above": 0, "below": 1}, "steering.when"),
+    ):
+        assert refused(steered(when))["param"] == param, when
+    engine.stop()
