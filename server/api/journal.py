@@ -17,7 +17,7 @@ from server.api.reading import reading
 from server.context import context
 from server.encode import dumps, json_response
 from server.errors import ApiError, BadRequest
-from server.journal.fields import cells, columns
+from server.journal.fields import REPORTS, cells, columns
 from server.journal.queries import Filters, answer, page, place, stream
 from server.journal.schema import ADDED
 from server.journal.summary import summarise
@@ -51,6 +51,7 @@ ADDED_FIELDS.update(
     (column.name, {"type": [_TYPES[column.type.python_type], "null"], "description": column.doc})
     for added in ADDED.values()
     for column in added
+    if column.name not in REPORTS
 )
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from typer import Argument, Option
 
+from probes.harness.loading.flags import given_of
 from probes.harness.options import Command, Quiet, goes_on, log_warnings, with_flags
-from server.commands.options import Config, given_of, settings_flags, settings_of
+from server.commands.options import Config, settings_flags, settings_of
 
 if TYPE_CHECKING:
     from server.batches.run import BatchSummary

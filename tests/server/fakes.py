@@ -97,8 +97,7 @@ class FakeTurn:
         return self.engine.submit(request)
 
     def decide(self, request: Request, begun: Callable[[Any], object]) -> Request:
-        prelude = next_prelude(request)
-        return request if prelude is None else in_place_of(request, prelude)
+        return self.engine.decide(request, begun)
 
 
 class FakeEngine:
@@ -139,6 +138,10 @@ class FakeEngine:
         self.groups.append(self.group)
         self.completions.append(FakeCompletion(self.script, self.diagnostics))
         return self.completions[-1]
+
+    def decide(self, request: Request, begun: Callable[[Any], object]) -> Request:
+        prelude = next_prelude(request)
+        return request if prelude is None else in_place_of(request, prelude)
 
     def inspect(self, request: Request) -> Inspected:
         if self.refusal is not None:

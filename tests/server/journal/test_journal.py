@@ -41,7 +41,7 @@ def test_a_plain_answer_leaves_one_row(serve: Serve, engine: steering.Engine) ->
         "id": answer["id"],
         "choice": 0,
         "model": answer["model"],
-        **dict.fromkeys(("key_name", "trace_id", "span_id", "preset", "answer_correct")),
+        **dict.fromkeys(("key_name", "trace_id", "span_id", "preset", "guard", "answer_correct")),
         "source": "live",
         "toward": "none",
         "vectors": [],
