@@ -113,8 +113,8 @@ def _judged(journal: str | None, since: str | None) -> list[dict[str, Any]]:
     """Return the judged answers of a journal, by default that of the settings."""
     from server.commands.options import settings_of  # noqa: PLC0415
     from server.journal.queries import Filters  # noqa: PLC0415
-    from server.journal.times import unix_time  # noqa: PLC0415
-    from server.journal.truths import judged_of  # noqa: PLC0415
+    from server.journal.reading.times import unix_time  # noqa: PLC0415
+    from server.journal.reading.truths import judged_of  # noqa: PLC0415
 
     setting = settings_of(None, journal=journal).journal.get_secret_value()
     if setting.strip().lower() == "off":

@@ -16,11 +16,11 @@ from server.context import context
 from server.encode import json_response
 from server.errors import ApiError, BadRequest
 from server.journal.database import Database
-from server.journal.stored import Chosen, change, find, messages, page, remove, shown
+from server.journal.reading.stored import Chosen, change, find, messages, page, remove, shown
 from server.openapi.examples import of_change
 from server.openapi.operation import JSON, Parameter, documented
 from server.wire.parse import parse
-from server.wire.stored import StoredChange, StoredCompletion, StoredCompletions, StoredDeletion, StoredMessages
+from server.wire.storing.stored import StoredChange, StoredCompletion, StoredCompletions, StoredDeletion, StoredMessages
 
 blueprint = Blueprint("stored", __name__)
 

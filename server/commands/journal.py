@@ -17,8 +17,8 @@ from typer import BadParameter, CallbackParam, Option
 
 from probes.harness.options import Command, flag, with_flags
 from server.commands.options import Config, settings_of, show
-from server.journal.parquet import check_parquet, write_parquet
-from server.journal.times import unix_time
+from server.journal.reading.parquet import check_parquet, write_parquet
+from server.journal.reading.times import unix_time
 from server.journal.words import UNFINISHED, WORDED
 
 if TYPE_CHECKING:
@@ -128,9 +128,9 @@ def export(
 ) -> None:
     """Write rows to standard output, the answers that ended last first."""
     from server.encode import dumps
-    from server.journal.fields import cells, columns
     from server.journal.queries import stream
-    from server.journal.view import known
+    from server.journal.reading.fields import cells, columns
+    from server.journal.reading.view import known
 
     if format == "parquet":
         check_parquet(sys.stdout.isatty())

@@ -17,9 +17,9 @@ from sqlalchemy import text
 
 from server.access.named import NamedKey, digest_of, write
 from server.journal.database import Database
+from server.journal.reading.stored import Chosen, page
 from server.journal.retention import prune
 from server.journal.schema import STORED
-from server.journal.stored import Chosen, page
 from tests.server.conftest import data_uri, user
 from tests.server.fakes import FakeEngine
 from tests.server.journal.rows import Serve, journal_of
