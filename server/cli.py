@@ -24,7 +24,7 @@ COMMANDS = {
     "bench": ("server.commands.bench", "measure how fast a device, usually a GPU, runs a model"),
     "vectors": ("server.commands.vectors", "list, show, build, compose, export and import steering vectors"),
     "keys": ("server.commands.keys", "make, list and revoke keys with names, roles and limits"),
-    "journal": ("server.commands.journal", "export, prune or summarise the journal of answers"),
+    "journal": ("server.commands.journal", "export, prune or summarise the journal of answers, send its scores"),
     "probe": ("probes.command", "build a modality-preference vector for a model"),
     "eval": ("probes.command", "run a benchmark"),
     "reproduce": ("probes.command", "reproduce every table and figure of the four papers"),

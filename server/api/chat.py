@@ -71,7 +71,7 @@ def create_completion() -> Response:
     answer = replace(answer, notes=notes, ignored=[*skipping.ignored, *unread])
     watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
     running = Running(
-        app, completion, watch, g.started, n, answer, g.notes, entry, hidden, g.get("span"), g.get("leave")
+        app, completion, watch, g.started, n, answer, g.notes, entry, hidden, g.get("chat_span"), g.get("leave")
     )
     if not chat.stream:
         try:
@@ -125,6 +125,10 @@ def submit(
     g.notes["interventions"] = sorted(resolved.asked)
     g.notes["completion_id"] = request.environ[COMPLETION] = answer_id
     current_completion.set(answer_id)
+    if app.traces is not None and "span" in g:
+        asked = chat.model or serving.name
+        g.chat_span = app.traces.chat(g.span, resolved, asked, serving.name, answer_id, g.started)
+        g.notes |= app.traces.ids(g.chat_span)
     columns = {"key_name": caller().name, **{name: g.notes.get(name) for name in TRACED}}
     owner = caller().owner if chat.store and stores(app) else None
     entry = Entry.of(
@@ -217,7 +221,8 @@ class Running:
             return chunk
         self.app.metrics.finished(chunk.choice, self.notes["interventions"])
         if self.app.traces is not None and self.span is not None:
-            self.app.traces.answered(self.span, chunk.choice)
+            self.app.traces.answered(self.span, chunk.choice, self.answer.id)
+            self.notes.setdefault("finish_reasons", []).append(chunk.choice.finish_reason)
         self.unfinished.discard(chunk.choice.index)
         self.app.states.keep(self.answer.id, chunk.choice)
         shown = self._shown[chunk.choice.index] = self.shown(chunk.choice)

@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
     filters = _filters()
     parts.command("export", cls=Command)(with_flags(export, filters))
     parts.command("prune", cls=Command)(prune)
+    parts.command("scores", cls=Command)(with_flags(scores, filters))
     parts.command("summary", cls=Command)(with_flags(summary, filters))
     app.add_typer(parts, name="journal")
 
@@ -148,6 +149,26 @@ def export(
             writer = csv.DictWriter(sys.stdout, names := columns(scalars))
             writer.writeheader()
             writer.writerows(cells(row, names) for row in rows)
+
+
+def scores(
+    to: Annotated[Literal["langfuse", "phoenix"], Option(help="tool that gets the scores")],
+    url: Annotated[str, Option(metavar="URL", help="address of the tool, such as http://localhost:6006")],
+    config: Config = None,
+    journal: Journal = None,
+    **filters: Any,
+) -> None:
+    """Send readouts' numbers, flags and truths as scores to a tool that has the traces; scores sent before are replaced.
+
+    The keys are read from LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY, or PHOENIX_API_KEY.
+    """
+    from server.journal.queries import stream
+    from server.telemetry.score_export import send
+
+    with _opened(settings_of(config, journal=journal)) as database:
+        rows = (row for chunk in stream(database, _chosen(filters)) for row in chunk)
+        sent, left = send(rows, to, url, os.environ)
+    print(f"{sent} scores sent" + (f"; {left} rows without a trace were left out" if left else ""))
 
 
 def prune(
