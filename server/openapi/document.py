@@ -196,7 +196,7 @@ def _with_headers(response: dict[str, Any], headers: Mapping[str, str]) -> dict[
 
 
 def _parameter(one: Parameter) -> dict[str, Any]:
-    found = {"name": one.name, "in": one.place, "description": one.about, "schema": one.schema()}
+    found: dict[str, Any] = {"name": one.name, "in": one.place, "description": one.about, "schema": one.schema()}
     return (
         found
         | ({"style": "deepObject", "explode": True} if found["schema"].get("type") == "object" else {})
