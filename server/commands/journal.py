@@ -17,7 +17,6 @@ from typer import BadParameter, CallbackParam, Option
 
 from probes.harness.options import Command, flag, with_flags
 from server.commands.options import Config, settings_of, show
-from server.journal.reading.parquet import check_parquet, write_parquet
 from server.journal.reading.times import unix_time
 from server.journal.words import UNFINISHED, WORDED
 
@@ -131,6 +130,7 @@ def export(
     from server.encode import dumps
     from server.journal.queries import stream
     from server.journal.reading.fields import cells, columns
+    from server.journal.reading.parquet import check_parquet, write_parquet
     from server.journal.reading.view import known
 
     if format == "parquet":
