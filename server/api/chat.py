@@ -124,7 +124,7 @@ def submit(
     app.metrics.asked(resolved)
     g.notes["interventions"] = sorted(resolved.asked)
     g.notes["completion_id"] = request.environ[COMPLETION] = answer_id
-    current_completion.set(answer_id)
+    current_completion.set((g.request_id, answer_id))
     if app.traces is not None and "span" in g:
         asked = chat.model or serving.name
         g.chat_span = app.traces.chat(g.span, resolved, asked, serving.name, answer_id, g.started)
