@@ -15,7 +15,7 @@ from sqlalchemy import insert
 
 from server.encode import dumps
 from server.journal.database import Database, Place, open_database
-from server.journal.queries import Filters, page
+from server.journal.reading.queries import Filters, page
 from server.journal.schema import ROWS
 from server.journal.summary import summarise
 

@@ -167,13 +167,13 @@ def _finish(response: Response) -> Response:
         g.notes["error"] = code
         metrics.refused(response.status_code, code)
 
-    notes, traces, span = g.notes, context().traces, g.get("span")
+    notes, traces, span, chat_span = g.notes, context().traces, g.get("span"), g.get("chat_span")
     if (name := auth.caller().name) is not None:
         notes["key_name"] = name
 
     def count() -> None:
         if traces is not None and span is not None:
-            traces.ended(span, response.status_code, notes)
+            traces.ended(span, response.status_code, notes, chat_span)
         if name is not None:
             metrics.of_keys.labels(name, str(response.status_code)).inc()
         metrics.requests.labels(route, method, str(response.status_code)).inc()

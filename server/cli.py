@@ -24,7 +24,10 @@ COMMANDS = {
     "bench": ("server.commands.bench", "measure how fast a device, usually a GPU, runs a model"),
     "vectors": ("server.commands.vectors", "list, show, build, compose, export and import steering vectors"),
     "keys": ("server.commands.keys", "make, rotate, list and revoke keys with names, roles and limits"),
-    "journal": ("server.commands.journal", "back up, export, prune or summarise the journal of answers"),
+    "journal": (
+        "server.commands.journal",
+        "back up, export, prune or summarise the journal of answers, send its scores",
+    ),
     "batch": ("server.commands.batch", "answer a file of requests in OpenAI's batch format, under several conditions"),
     "observe": ("server.commands.observe", "read the answers that another engine gave with the same weights"),
     "prepare": ("probes.command", "measure everything that a model lacks, one part after the other"),
@@ -115,9 +118,9 @@ def _look(model: ModelOptions) -> None:
 def _judged(journal: str | None, since: str | None) -> list[dict[str, Any]]:
     """Return the judged answers of a journal, by default that of the settings."""
     from server.commands.options import settings_of  # noqa: PLC0415
-    from server.journal.queries import Filters  # noqa: PLC0415
-    from server.journal.times import unix_time  # noqa: PLC0415
-    from server.journal.truths import judged_of  # noqa: PLC0415
+    from server.journal.reading.queries import Filters  # noqa: PLC0415
+    from server.journal.reading.times import unix_time  # noqa: PLC0415
+    from server.journal.reading.truths import judged_of  # noqa: PLC0415
 
     setting = settings_of(None, journal=journal).journal.get_secret_value()
     if setting.strip().lower() == "off":

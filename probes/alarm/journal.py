@@ -20,7 +20,7 @@ from probes.reporting.tables import Measured
 from steering.model.alarm import Alarm
 
 Source = Callable[[str | None, str | None], Sequence[Mapping[str, Any]]]
-"""Returns the judged answers of a journal (None: that of the settings) since a time, as `server.journal.truths`."""
+"""Returns the judged answers of a journal (None: that of the settings) since a time, as `server.journal.reading.truths`."""
 
 READING = f"""\
 The threshold of the model's alarm was chosen on one half of the answers, drawn at random, so that {FALSE_ALARMS:.0%} of the

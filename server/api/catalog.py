@@ -17,8 +17,8 @@ from server.images.load import MAX_RATIO, MAX_SIDE
 from server.openapi.operation import JSON, Parameter, documented
 from server.requests.preset import AT, PLAIN, Preset
 from server.requests.readiness import readouts_available, states
-from server.wire.catalog import ModelCard, ModelList, PresetCard
 from server.wire.interventions import schema as options_schema
+from server.wire.sent.catalog import ModelCard, ModelList, PresetCard
 from steering.protocol import intervention, readout
 from steering.protocol.intervention_spec import Options, vector_fields
 from steering.protocol.readout import Readout

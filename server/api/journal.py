@@ -17,17 +17,17 @@ from server.api.reading import reading
 from server.context import context
 from server.encode import dumps, json_response
 from server.errors import ApiError, BadRequest
-from server.journal.fields import REPORTS, cells, columns
-from server.journal.queries import Filters, answer, page, place, stream
+from server.journal.reading.fields import REPORTS, cells, columns
+from server.journal.reading.queries import Filters, answer, page, place, stream
+from server.journal.reading.times import FORMS, unix_time
+from server.journal.reading.view import scalars
 from server.journal.schema import ADDED
 from server.journal.summary import summarise
 from server.journal.summary.periods import DAY, MINUTE
-from server.journal.times import FORMS, unix_time
-from server.journal.view import scalars
 from server.journal.words import WORDED
 from server.openapi.operation import JSON, TEXT, Parameter, documented
-from server.wire.answers import ErrorBody
-from server.wire.journal import ADDED_FIELDS, JournalSummary, PageOfRows, RowOfAnswer, RowsOfAnswer
+from server.wire.sent.answers import ErrorBody
+from server.wire.sent.journal import ADDED_FIELDS, JournalSummary, PageOfRows, RowOfAnswer, RowsOfAnswer
 
 log = logging.getLogger("helmsight")
 

@@ -9,7 +9,7 @@ from server.context import context
 from server.encode import json_response
 from server.openapi.document import document
 from server.openapi.operation import JSON, TEXT, documented
-from server.wire.catalog import Health, Readiness
+from server.wire.sent.catalog import Health, Readiness
 
 blueprint = Blueprint("operations", __name__)
 

@@ -9,7 +9,7 @@ from flask import request
 
 from server.errors import BadRequest
 from server.openapi.operation import Parameter
-from server.wire.metadata import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
+from server.wire.storing.metadata import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
 
 METADATA = "metadata"
 _PAIR = re.compile(METADATA + r"\[(.+)\]", re.DOTALL)

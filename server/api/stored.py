@@ -17,11 +17,14 @@ from server.dialects.chat import CHAT
 from server.encode import json_response
 from server.errors import ApiError, BadRequest
 from server.journal.database import Database
-from server.journal.stored import Chosen, change, find, messages, page, remove, shown
+from server.journal.reading.queries import answer
+from server.journal.reading.stored import Chosen, change, find, messages, page, remove, shown
 from server.openapi.examples import of_change
 from server.openapi.operation import JSON, Parameter, documented
+from server.telemetry.conventions import scores
 from server.wire.parse import parse
-from server.wire.stored import StoredChange, StoredCompletion, StoredCompletions, StoredDeletion, StoredMessages
+from server.wire.storing.metadata import truth
+from server.wire.storing.stored import StoredChange, StoredCompletion, StoredCompletions, StoredDeletion, StoredMessages
 
 blueprint = Blueprint("stored", __name__)
 
@@ -94,11 +97,23 @@ def change_stored(identity: str) -> Response:
     """Replace the metadata of a stored answer, in the journal's rows, too."""
     parameters(())
     given = parse(read_json(context()), StoredChange)
-    return json_response(
-        of_caller(
-            identity, lambda connection, owner: change(connection, owner, identity, given.metadata), shown, writes=True
-        )
+    changed = of_caller(
+        identity, lambda connection, owner: change(connection, owner, identity, given.metadata), shown, writes=True
     )
+    _judge(identity, given.metadata)
+    return json_response(changed)
+
+
+def _judge(identity: str, metadata: dict[str, str] | None) -> None:
+    """Emit the event of a truth that came after its answer, if traces are sent."""
+    traces, right = context().traces, truth(metadata, "answer_correct")
+    if traces is None or right is None:
+        return
+    with reading() as database, database.engine.connect() as connection:
+        rows = answer(connection, identity)
+    if rows:
+        (score,) = scores({"answer_correct": right})
+        traces.judged(score, identity, rows[0]["trace_id"], rows[0]["span_id"])
 
 
 @blueprint.delete("/v1/chat/completions/<identity>")

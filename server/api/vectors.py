@@ -23,7 +23,7 @@ from server.errors import ApiError, BadRequest
 from server.openapi.examples import of_dry_run
 from server.openapi.operation import BYTES, JSON, Parameter, documented
 from server.vectors.registry import Registry
-from server.wire.catalog import DeletedVector, DryRunReport, ListOfVectors, VectorCard
+from server.wire.sent.catalog import DeletedVector, DryRunReport, ListOfVectors, VectorCard
 from steering import Steer, SteeringVector, VectorError
 
 log = logging.getLogger("helmsight")

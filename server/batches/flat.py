@@ -10,7 +10,7 @@ from typing import Any
 
 from server.batches.file import answered_in, lines_of, requests_in
 from server.encode import dumps
-from server.journal.fields import inert
+from server.journal.reading.fields import inert
 from server.journal.scalars import scalars
 
 HEAD = (

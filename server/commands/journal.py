@@ -18,14 +18,13 @@ from typer import Argument, BadParameter, CallbackParam, Option
 
 from probes.harness.options import Command, flag, with_flags
 from server.commands.options import Config, settings_of, show
-from server.journal.parquet import check_parquet, write_parquet
-from server.journal.times import unix_time
+from server.journal.reading.times import unix_time
 from server.journal.words import UNFINISHED, WORDED
 from server.traffic import LIVE
 
 if TYPE_CHECKING:
     from server.journal.database import Database
-    from server.journal.queries import Filters
+    from server.journal.reading.queries import Filters
     from server.settings import Settings
 
 Journal = Annotated[str | None, Option(metavar="PATH|URL", help="the journal to use (default: that of the settings)")]
@@ -38,6 +37,7 @@ def register(app: typer.Typer) -> None:
     parts.command("backup", cls=Command)(backup)
     parts.command("export", cls=Command)(with_flags(export, filters))
     parts.command("prune", cls=Command)(prune)
+    parts.command("scores", cls=Command)(with_flags(scores, filters))
     parts.command("summary", cls=Command)(with_flags(summary, filters))
     app.add_typer(parts, name="journal")
 
@@ -72,7 +72,7 @@ def _pairs(pairs: list[str] | None) -> list[str] | None:
 
 def _chosen(flags: dict[str, Any]) -> Filters:
     """Return the filters of a command line."""
-    from server.journal.queries import Filters
+    from server.journal.reading.queries import Filters
 
     pairs = tuple((key, value) for key, _, value in (pair.partition("=") for pair in flags.get("metadata") or ()))
     return Filters(**flags | {"metadata": pairs})
@@ -150,9 +150,10 @@ def export(
 ) -> None:
     """Write rows to standard output, the answers that ended last first."""
     from server.encode import dumps
-    from server.journal.fields import cells, columns
-    from server.journal.queries import stream
-    from server.journal.view import known
+    from server.journal.reading.fields import cells, columns
+    from server.journal.reading.parquet import check_parquet, write_parquet
+    from server.journal.reading.queries import stream
+    from server.journal.reading.view import known
 
     if format == "parquet":
         check_parquet(sys.stdout.isatty())
@@ -170,6 +171,26 @@ def export(
             writer = csv.DictWriter(sys.stdout, names := columns(scalars))
             writer.writeheader()
             writer.writerows(cells(row, names) for row in rows)
+
+
+def scores(
+    to: Annotated[Literal["langfuse", "phoenix"], Option(help="tool that gets the scores")],
+    url: Annotated[str, Option(metavar="URL", help="address of the tool, such as http://localhost:6006")],
+    config: Config = None,
+    journal: Journal = None,
+    **filters: Any,
+) -> None:
+    """Send readouts' numbers, flags and truths as scores to a tool that has the traces; scores sent before are replaced.
+
+    The keys are read from LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY, or PHOENIX_API_KEY.
+    """
+    from server.journal.reading.queries import stream
+    from server.telemetry.score_export import send
+
+    with _opened(settings_of(config, journal=journal)) as database:
+        rows = (row for chunk in stream(database, _chosen(filters)) for row in chunk)
+        sent, left = send(rows, to, url, os.environ)
+    print(f"{sent} scores sent" + (f"; {left} rows without a trace were left out" if left else ""))
 
 
 def prune(

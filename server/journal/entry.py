@@ -14,7 +14,7 @@ from server.journal.schema import DIAGNOSTICS, STORED
 from server.journal.writer import Journal
 from server.wire.chat import ChatRequest
 from server.wire.messages import Message, MessagePart, image_urls
-from server.wire.metadata import truth
+from server.wire.storing.metadata import truth
 from steering import Choice, InterventionSpec, Options, Request, Sampling, Steer, Steering
 from steering.protocol.intervention import REGISTRY
 from steering.protocol.readout import Scalar

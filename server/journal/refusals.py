@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from server.journal.queries import Filters
+from server.journal.reading.queries import Filters
 from server.journal.schema import REFUSALS
 
 MINUTE = 60

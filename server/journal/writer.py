@@ -18,11 +18,11 @@ from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, StatementE
 
 from server.journal.database import Database, Place, open_database
 from server.journal.errors import REASONS, JournalError
+from server.journal.reading.view import refresh
 from server.journal.refusals import Refusals
 from server.journal.retention import BATCH as PRUNED
 from server.journal.retention import DAY, Clock, prune
 from server.journal.schema import ADDED, ROWS, STORED
-from server.journal.view import refresh
 
 log = logging.getLogger("helmsight")
 

@@ -10,7 +10,7 @@ from server.journal.scalars import scalars
 from server.observe.served import ServedAnswer
 from server.observe.tokens import TokenMatch, match
 from server.requests.preset import AT
-from server.wire.metadata import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE, TRUTHS
+from server.wire.storing.metadata import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE, TRUTHS
 
 SAMPLING = frozenset(
     {

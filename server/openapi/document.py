@@ -18,8 +18,8 @@ from probes.answering.versions import versions
 from server.access.auth import OPEN_FOLDER, OPEN_ROUTES
 from server.context import AppContext
 from server.openapi.operation import JSON, OPERATIONS, Content, Operation, Parameter
-from server.wire.answers import ErrorBody
 from server.wire.interventions import bounded
+from server.wire.sent.answers import ErrorBody
 
 ABOUT = (
     "OpenAI's chat completions for multimodal models. Requests may also steer the model, change how it reads images, and "
@@ -196,7 +196,7 @@ def _with_headers(response: dict[str, Any], headers: Mapping[str, str]) -> dict[
 
 
 def _parameter(one: Parameter) -> dict[str, Any]:
-    found = {"name": one.name, "in": one.place, "description": one.about, "schema": one.schema()}
+    found: dict[str, Any] = {"name": one.name, "in": one.place, "description": one.about, "schema": one.schema()}
     return (
         found
         | ({"style": "deepObject", "explode": True} if found["schema"].get("type") == "object" else {})

@@ -9,6 +9,7 @@ import { measure } from "./names.js";
 import { colourOf, interventionsOf, raised, rowDetail, tableRow, timeOf } from "./rows.js";
 import { saveBlob } from "./save.js";
 import { charts, tiles } from "./summary.js";
+import { comparison } from "./comparison.js";
 
 const EVERY = 4000;
 const PAGE = 30;
@@ -52,9 +53,14 @@ function fromAddress() {
   }
 }
 
-/** The filters as parameters of the API. */
+/** The filters as parameters of the API; `metadata` holds pairs such as "shop=a, run=7". */
 function parameters(filters) {
-  const query = new URLSearchParams(FILTERS.filter((name) => filters[name]).map((name) => [name, filters[name]]));
+  const named = FILTERS.filter((name) => filters[name] && name !== "metadata");
+  const query = new URLSearchParams(named.map((name) => [name, filters[name]]));
+  for (const pair of (filters.metadata ?? "").split(",").filter((text) => text.trim())) {
+    const [key, ...value] = pair.trim().split("=");
+    query.append(`metadata[${key}]`, value.join("="));
+  }
   const { from, to } = timeOfView(filters);
   if (from !== null) query.set("since", String(from));
   if (state.zoom) query.set("until", String(to));
@@ -66,6 +72,23 @@ function timeOfView({ range }) {
   if (state.zoom) return { from: state.zoom[0], to: state.zoom[1] };
   const now = Math.floor(Date.now() / 1000);
   return { from: RANGES[range] ? now - RANGES[range] : null, to: now };
+}
+
+const SHIFTS = { week: 7 * 24 * HOUR };
+
+/** The compared selection as parameters of the API, null without one. */
+function compared(filters) {
+  const given = new FormData(byId("compare"));
+  const [preset, metadata, time] = ["preset", "metadata", "time"].map((name) => String(given.get(name) ?? "").trim());
+  const { from, to } = timeOfView(filters);
+  if (!preset && !metadata && !(time && from !== null)) return null;
+  const query = parameters({ ...filters, preset: preset || filters.preset, metadata: metadata || filters.metadata });
+  if (time && from !== null) {
+    const shift = SHIFTS[time] ?? to - from;
+    query.set("since", String(from - shift));
+    query.set("until", String(to - shift));
+  }
+  return query;
 }
 
 // ------------------------------------------------------------------------------------------------- refreshing
@@ -80,11 +103,14 @@ async function refresh() {
   page.set("limit", String(PAGE));
   if (state.cursors.length) page.set("before", state.cursors.at(-1));
   try {
-    const [summary, rows] = await Promise.all([
+    const other = compared(filters);
+    const [summary, rows, second] = await Promise.all([
       getJson(`/v1/diagnostics/summary?${query}`, abort.signal),
       getJson(`/v1/diagnostics?${page}`, abort.signal),
+      other && getJson(`/v1/diagnostics/summary?${other}`, abort.signal),
     ]);
     show(filters, summary, rows);
+    changed("comparison", [summary, second], () => byId("comparison").replaceChildren(...comparison(summary, second)));
     byId("status").textContent = state.paused ? "Paused" : "Live";
     byId("status").className = state.paused ? "model" : "model on";
     settled("refresh");
@@ -326,6 +352,8 @@ byId("filters").addEventListener("change", ({ target }) => {
   if (target.name === "range") state.zoom = null;
   filter();
 });
+byId("compare").addEventListener("change", refresh);
+byId("compare").addEventListener("submit", (event) => event.preventDefault());
 byId("unzoom").addEventListener("click", reset);
 for (const button of document.querySelectorAll("[data-format]"))
   button.addEventListener("click", () => save(button.dataset.format));

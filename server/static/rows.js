@@ -140,6 +140,8 @@ export function rowDetail(row) {
     ["model", row.model],
     ["time", new Date(1000 * row.created).toLocaleString()],
     ...(row.key_name ? [["key", row.key_name]] : []),
+    ...(row.preset ? [["preset", row.preset]] : []),
+    ...(row.request_id ? [["request", row.request_id]] : []),
     ["finish", row.finish_reason],
     ["streamed", yes(row.streamed)],
     ["images", short(row.images)],
@@ -147,10 +149,9 @@ export function rowDetail(row) {
     ["answer tokens", short(row.usage?.completion_tokens)],
     ["first token", seconds(row.latency?.first_token)],
     ["total", seconds(row.latency?.total)],
-    ...Object.entries(row.sampling ?? {}).map(([name, value]) => [
-      words(name),
-      value === null ? "–" : String(value),
-    ]),
+    ...Object.entries(row.sampling ?? {})
+      .filter(([, value]) => value !== null)
+      .map(([name, value]) => [words(name), String(value)]),
   ];
   const applied = appliedLines(row.applied);
   const { href, lacks } = replay(row);

@@ -25,8 +25,8 @@ NOTES = "helmsight.notes"
 
 current: ContextVar[str | None] = ContextVar("helmsight_request_id", default=None)
 """The id of the request that this thread answers."""
-current_completion: ContextVar[str | None] = ContextVar("helmsight_completion_id", default=None)
-"""The id of its completion, once it has one."""
+current_completion: ContextVar[tuple[str, str] | None] = ContextVar("helmsight_completion_id", default=None)
+"""A request's id and that of its completion, once it has one."""
 COMPLETION = "helmsight.completion"
 """Key of a WSGI environment under which the application stores the completion's id for the log."""
 WELL_FORMED = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
@@ -45,6 +45,12 @@ def trace_of(parent: str | None) -> dict[str, str]:
     return {"trace_id": found[1]} if found and set(found[1]) != {"0"} and set(found[2]) != {"0"} else {}
 
 
+def _ids() -> tuple[str | None, str | None]:
+    """Return the ids of the current request and of its completion; a pair that another request left behind is ignored."""
+    request, pair = current.get(), current_completion.get()
+    return request, pair[1] if pair is not None and pair[0] == request else None
+
+
 def printable(text: str) -> str:
     """Return the text with non-printable characters escaped, and backslashes doubled, so that no escape is faked."""
     if text.isprintable() and "\\" not in text:
@@ -60,7 +66,7 @@ class OneLine(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable(record.message)
-        known = [name for name in (current.get(), current_completion.get()) if name and name not in record.message]
+        known = [name for name in _ids() if name and name not in record.message]
         return super().formatMessage(record) + (f" ({' '.join(known)})" if known else "")
 
     def formatException(self, ei: Any) -> str:
@@ -82,10 +88,8 @@ class OneObject(logging.Formatter):
             "process": record.process,
             "message": record.getMessage(),
         }
-        if (named := current.get()) is not None:
-            said["request_id"] = named
-        if (named := current_completion.get()) is not None:
-            said["completion_id"] = named
+        ids = zip(("request_id", "completion_id"), _ids(), strict=True)
+        said |= {name: value for name, value in ids if value is not None}
         said |= getattr(record, "fields", {})
         if record.exc_info:
             said["exception"] = self.formatException(record.exc_info)

@@ -19,7 +19,7 @@ from server.openapi.document import document
 from server.openapi.operation import BYTES, TEXT, Parameter, documented
 from server.openapi.reference import reference
 from server.process.preflight import TESTED
-from server.wire.catalog import About, SampleList
+from server.wire.sent.catalog import About, SampleList
 
 blueprint = Blueprint("page", __name__, template_folder="../templates")
 

@@ -27,7 +27,7 @@ from server.wire.guard import Guard
 from server.wire.interventions import Given
 from server.wire.interventions import fields as intervention_fields
 from server.wire.messages import Turn, texts_of
-from server.wire.metadata import Metadata
+from server.wire.storing.metadata import Metadata
 from server.wire.strangers import ELSEWHERE, check_names
 from server.wire.structured import ResponseFormat, StructuredOutputs, ToolChoice, ToolList
 from steering import Grammar, InterventionSpec, RequestError

@@ -58,7 +58,7 @@ def test_every_command_is_there() -> None:
         *(f"helmsight eval {one}" for one in ("ambigcaps", "chair", "mme", "phd", "pope", "tallyqa", "vsr")),
         *("helmsight vectors", *(f"helmsight vectors {one}" for one in VECTORS)),
         *("helmsight keys", *(f"helmsight keys {one}" for one in ("add", "list", "revoke", "rotate"))),
-        *("helmsight journal", *(f"helmsight journal {one}" for one in ("backup", "export", "prune", "summary"))),
+        *("helmsight journal", *(f"helmsight journal {one}" for one in ("backup", "export", "prune", "scores", "summary"))),
         *("helmsight demo", *(f"helmsight demo {one}" for one in ("train", "evaluate", "scene", "samples", "conflicts"))),
         "helmsight demo organisms",
     }  # fmt: skip
@@ -224,7 +224,8 @@ def test_a_value_may_look_like_an_option_where_it_is_attached() -> None:
 def test_a_switch_can_be_turned_both_ways_and_help_shows_the_one_that_changes_something() -> None:
     options = {option.opts[0]: option for option in ALL["helmsight serve"].params}
     assert {name for name, field in Settings.model_fields.items() if field.annotation is bool} == {
-        "download", "allow_remote_images", "allow_uploads", "journal_texts", "access_log", "engine_process", "traces",
+        "download", "allow_remote_images", "allow_uploads", "journal_texts", "access_log",
+            "engine_process", "traces",
     }  # fmt: skip
     assert (options["--download"].hidden, options["--no-download"].hidden) == (False, True)
     assert (options["--access-log"].hidden, options["--no-access-log"].hidden) == (True, False)

@@ -33,10 +33,10 @@ from server.requests.skipping import Skipping
 from server.telemetry.logs import COMPLETION, current_completion
 from server.telemetry.metrics import Traffic
 from server.traffic import HEADER, LIVE, SOURCES, source_of
-from server.wire.answers import ChatCompletion, ChatCompletionChunk, ErrorBody
 from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls
 from server.wire.parse import read as parse_json
+from server.wire.sent.answers import ChatCompletion, ChatCompletionChunk, ErrorBody
 from steering.protocol.readout import REGISTRY
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def begun(
     watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
     hidden = hidden_readouts(app, serving, resolved, more)
     return Running(
-        app, completion, watch, g.started, n, answer.id, writer, bool(chat.stream), g.notes, entry, hidden, g.get("span"),
+        app, completion, watch, g.started, n, answer.id, writer, bool(chat.stream), g.notes, entry, hidden, g.get("chat_span"),
         g.get("leave"), traffic=g.traffic,
     )  # fmt: skip
 
@@ -182,7 +182,11 @@ def submit(
     app.metrics.asked(resolved)
     g.notes["interventions"] = sorted(resolved.asked)
     g.notes["completion_id"] = request.environ[COMPLETION] = answer_id
-    current_completion.set(answer_id)
+    current_completion.set((g.request_id, answer_id))
+    if app.traces is not None and "span" in g:
+        asked = chat.model or serving.name
+        g.chat_span = app.traces.chat(g.span, resolved, asked, serving.name, answer_id, g.started)
+        g.notes |= app.traces.ids(g.chat_span)
     g.traffic = Traffic.of(serving.name, resolved, source)
     digest = None if calibrated is None else calibrated.digest
     columns = {"key_name": caller().name, "source": source, "calibration": digest}
@@ -321,7 +325,8 @@ class Running:
         if chunk.choice.guard is not None:
             self.app.metrics.guarded.labels(chunk.choice.guard["outcome"]).inc()
         if self.app.traces is not None and self.span is not None:
-            self.app.traces.answered(self.span, chunk.choice)
+            self.app.traces.answered(self.span, chunk.choice, self.answer_id)
+            self.notes.setdefault("finish_reasons", []).append(chunk.choice.finish_reason)
         self.unfinished.discard(chunk.choice.index)
         self.app.states.keep(self.answer_id, chunk.choice)
         shown = self._shown[chunk.choice.index] = self.shown(chunk.choice)

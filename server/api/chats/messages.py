@@ -18,9 +18,9 @@ from server.errors import ApiError, to_api_error
 from server.openapi.examples import of_count, of_messages
 from server.openapi.operation import EVENTS, JSON, documented
 from server.requests.resolve import resolve
-from server.wire.answer_messages import MessageBody, MessageCount, MessageError, MessageEvent
 from server.wire.messages import image_urls
 from server.wire.parse import read
+from server.wire.sent.answer_messages import MessageBody, MessageCount, MessageError, MessageEvent
 from steering import RequestError
 
 blueprint = Blueprint("messages", __name__)

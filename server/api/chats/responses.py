@@ -19,8 +19,8 @@ from server.journal.pictures import kept_urls
 from server.journal.stored import find, mentioned, remove, shown
 from server.openapi.examples import of_responses
 from server.openapi.operation import EVENTS, JSON, Parameter, documented
-from server.wire.answers import ErrorBody
-from server.wire.responses import ResponseBody, ResponseDeletion, ResponseEvent, ResponseItems
+from server.wire.sent.answers import ErrorBody
+from server.wire.sent.responses import ResponseBody, ResponseDeletion, ResponseEvent, ResponseItems
 
 blueprint = Blueprint("responses", __name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
-from server.journal.queries import Filters
+from server.journal.reading.queries import Filters
 from server.journal.schema import FLAGS
 from server.journal.summary.quantiles import quantiles
 from server.journal.summary.sample import MEANS, MORE, SAMPLED, real, times

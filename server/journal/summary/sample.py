@@ -26,7 +26,7 @@ from sqlalchemy import (
     select,
 )
 
-from server.journal.queries import Filters
+from server.journal.reading.queries import Filters
 from server.journal.schema import FLAGS, ROWS
 from server.journal.words import UNFINISHED
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, func, select
 
-from server.journal.queries import Filters
+from server.journal.reading.queries import Filters
 from server.journal.refusals import refusals
 from server.journal.schema import FLAGS, ROWS
 from server.journal.summary.periods import by_time, size_for

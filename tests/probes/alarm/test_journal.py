@@ -13,8 +13,8 @@ import pytest
 from probes.alarm.journal import choose, nothing, of_rows
 from server.cli import main
 from server.journal.database import Place, open_database
-from server.journal.queries import Filters
-from server.journal.truths import judged_of
+from server.journal.reading.queries import Filters
+from server.journal.reading.truths import judged_of
 from steering.model.alarm import Alarm
 from tests.server.journal.journals import put, row
 

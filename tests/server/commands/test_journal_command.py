@@ -17,6 +17,7 @@ from sqlalchemy import text
 
 from server.cli import main
 from server.journal.database import Place, open_database
+from server.journal.reading.view import refresh
 from server.journal.schema import VERSION_TABLE
 from tests.server.journal.journals import START, put, row
 
@@ -73,8 +74,7 @@ def test_export_writes_a_table(journal: str, capsys: pytest.CaptureFixture[str])
     assert (rows[3]["dose"], rows[3]["correct"], rows[3]["kl"], rows[1]["perceptual_blindness"]) == (
         "0.5", "True", "", "True",
     )  # fmt: skip
-    assert (rows[1]["interventions"], rows[1]["readouts"]) == ("steering sage.see", '{"norm":2.5}')
-    assert (rows[2]["interventions"], rows[2]["readouts"]) == ("", "")
+    assert (rows[1]["interventions"], rows[2]["interventions"]) == ("steering sage.see", "")
     assert (rows[2]["prompt"], rows[2]["answer"]) == ("user: =1+1\nhi", "ü")
     assert json.loads(rows[2]["metadata"]) == {"user": 'a,"b"'}
 
@@ -144,7 +144,7 @@ def test_what_is_no_journal_is_one_clear_line(tmp_path: Path, journal: str, caps
     assert run("export", "--journal", "mysql://u:secret-word@host/x") == 2
     assert "secret-word" not in capsys.readouterr().err
     for arguments, said in (
-        (("--since", "yesterday"), "'--since': 'yesterday' is not a time; write Unix seconds, or 2026-11-21T10:00"),
+        (("--since", "yesterday"), "'--since': must be Unix seconds, a date such as 2026-11-21"),
         (("--since", "nan"), "--since"),
         (("--limit", "0"), "--limit"),
         (("--toward", "left"), "must be one of vision, text, other, none; got 'left'"),
@@ -162,6 +162,7 @@ def test_a_reader_that_has_seen_enough_and_no_torch(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     database = open_database(Place.of(str(path)))
     put(database, *(row(i) for i in range(2000)))
+    refresh(database)  # as a server does
     database.close()
     code = (
         "import sys; from server.cli import main; status = main(sys.argv[1:]); "

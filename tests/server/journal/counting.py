@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import func, select
 
 from server.journal.database import Database
-from server.journal.queries import Filters, page
+from server.journal.reading.queries import Filters, page
 from server.journal.schema import ROWS
 
 

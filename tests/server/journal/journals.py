@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import insert
 
 from server.journal.database import Database
-from server.journal.fields import ADDED_NAMES
+from server.journal.reading.fields import ADDED_NAMES
 from server.journal.schema import DIAGNOSTICS, ROWS
 from server.journal.writer import Journal
 

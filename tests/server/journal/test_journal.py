@@ -14,7 +14,7 @@ import pytest
 import steering
 from server.app import create_app
 from server.journal.entry import steered_toward
-from server.journal.fields import SAMPLING
+from server.journal.reading.fields import SAMPLING
 from server.settings import Settings, SettingsError
 from steering.protocol.intervention import REGISTRY
 from tests.server.api.test_operations import samples, total

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select
 
 from server.journal.database import Database, Place, open_database
-from server.journal.queries import Filters, answer, cursor, page, place, stream
+from server.journal.reading.queries import Filters, answer, cursor, page, place, stream
 from server.journal.retention import prune
 from server.journal.schema import ROWS
 from tests.server.journal.counting import count, ids

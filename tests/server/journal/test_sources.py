@@ -12,7 +12,7 @@ from probes.answering.base import Question
 from probes.answering.endpoint import SOURCE, Endpoint
 from server.cli import main
 from server.journal.database import Database
-from server.journal.queries import Filters
+from server.journal.reading.queries import Filters
 from server.journal.summary import summarise
 from server.traffic import HEADER, SOURCES
 from tests.server.api.test_operations import samples, total

@@ -23,7 +23,7 @@ from server.app import create_app
 from server.batches.transport import LocalTransport, remote
 from server.journal.database import Place as Database
 from server.journal.database import open_database
-from server.journal.queries import Filters, stream
+from server.journal.reading.queries import Filters, stream
 from server.observe.run import ObserveOptions, ObserveReport, observe
 from server.settings import Settings
 from tests.server.batches.files import Scripted, completion, failure, read, write

@@ -77,7 +77,7 @@ def test_lines_of_a_request_have_its_id_in_both_forms() -> None:
     try:
         assert OneLine("%(message)s").format(record("failed")) == "failed (req_1)"
         assert json.loads(OneObject().format(record("failed")))["request_id"] == "req_1"
-        answering = current_completion.set("chatcmpl-1")
+        answering = current_completion.set(("req_1", "chatcmpl-1"))
         try:
             assert OneLine("%(message)s").format(record("failed")) == "failed (req_1 chatcmpl-1)"
             assert json.loads(OneObject().format(record("failed")))["completion_id"] == "chatcmpl-1"

@@ -55,13 +55,14 @@ def test_a_request_and_what_its_answers_waited_for(
     assert client.post("/v1/chat/completions", json=body, headers=head, buffered=True).status_code == 200
     client.get("/health", buffered=True)
     found = spans.get_finished_spans()
-    *parts, request = found
+    *parts, chat, request = found
+    assert (chat.name, chat.parent.span_id) == ("chat helmsight-demo", request.context.span_id)
     assert request.name == "POST /v1/chat/completions"
     assert (format(request.context.trace_id, "032x"), format(request.parent.span_id, "016x")) == (TRACE, PARENT)
     assert [(one.attributes["helmsight.choice"], one.name) for one in sorted(parts, key=_place)] == [
         (choice, name) for choice in (0, 1) for name in ("queue", "prefill", "decode")
     ]
-    assert all(one.parent.span_id == request.context.span_id for one in parts)
+    assert all(one.parent.span_id == chat.context.span_id for one in parts)
     slack = 2_000_000  # two clocks are compared, of which one may be set meanwhile
     for choice in (0, 1):
         queue, prefill, decode = sorted((one for one in parts if _place(one)[0] == choice), key=_place)
@@ -89,7 +90,8 @@ def test_an_error_is_one_of_its_span(fake: FakeEngine, spans: object) -> None:
     ask(client)
     fake.refusal, fake.script = None, (RuntimeError("broken"),)
     ask(client)
-    refused, failed = spans.get_finished_spans()
+    refused, asked, failed = spans.get_finished_spans()
+    assert (asked.attributes["error.type"], asked.status.is_ok) == ("internal_error", False)
     assert (refused.attributes["error.type"], refused.status.is_ok) == ("rate_limit_exceeded", True)
     assert (failed.attributes["error.type"], failed.status.is_ok) == ("internal_error", False)
     assert failed.parent is None
@@ -100,7 +102,7 @@ def test_lines_of_the_log_name_their_span(fake: FakeEngine, spans: object, caplo
     with caplog.at_level("DEBUG", "helmsight"):
         ask(client)
     (line,) = [one.fields for one in caplog.records if getattr(one, "fields", {}).get("event") == "begun"]
-    (span,) = spans.get_finished_spans()
+    (span,) = [one for one in spans.get_finished_spans() if one.name.startswith("POST")]
     told = json.loads(span.to_json())["context"]
     assert (f"0x{line['trace_id']}", f"0x{line['span_id']}") == (told["trace_id"], told["span_id"])
 

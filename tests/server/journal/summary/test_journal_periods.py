@@ -10,7 +10,7 @@ import pytest
 
 from server.encode import dumps
 from server.journal.database import Database
-from server.journal.queries import Filters
+from server.journal.reading.queries import Filters
 from server.journal.summary import summarise
 from server.journal.summary.periods import DAY, ENOUGH, SIZES, fitting
 from tests.server.journal.journals import START, put, row

@@ -12,7 +12,7 @@ from sqlalchemy import insert, select
 import steering
 from server.journal import refusals
 from server.journal.database import Database
-from server.journal.queries import Filters
+from server.journal.reading.queries import Filters
 from server.journal.refusals import Refusals
 from server.journal.retention import prune
 from server.journal.schema import REFUSALS

@@ -12,7 +12,7 @@ from sqlalchemy import delete
 
 from server.encode import dumps
 from server.journal.database import Database
-from server.journal.queries import Filters
+from server.journal.reading.queries import Filters
 from server.journal.schema import ROWS
 from server.journal.summary import summarise
 from tests.server.journal.journals import HOUR, START, put, row

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from sqlalchemy import RowMapping
+
 from server.encode import dumps
 from server.journal.schema import ADDED, DIAGNOSTICS
 
@@ -42,7 +44,7 @@ def columns(scalars: Iterable[str]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def shown(row: Mapping[str, Any], scalars: Iterable[str]) -> dict[str, Any]:
+def shown(row: Mapping[str, Any] | RowMapping, scalars: Iterable[str]) -> dict[str, Any]:
     """Return a row of the database as a `diagnostics.row` of the API."""
     texts = {name: row[name] for name in GROUPS["texts"]}
     sampling = json.loads(row["sampling"])

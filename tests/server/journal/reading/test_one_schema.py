@@ -16,10 +16,10 @@ import pytest
 from sqlalchemy import text
 
 from server.cli import main
-from server.journal import view
 from server.journal.database import Database, Place, open_database
-from server.journal.fields import SAMPLING, columns, shown
-from server.journal.queries import Filters, page
+from server.journal.reading import view
+from server.journal.reading.fields import SAMPLING, columns, shown
+from server.journal.reading.queries import Filters, page
 from server.journal.schema import ROWS
 from steering import Sampling
 from steering.protocol import readout
@@ -145,7 +145,7 @@ def test_the_view_is_read_without_torch(path: str) -> None:
 
 def test_parquet_has_a_type_for_every_field(path: str, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    from server.journal.parquet import write_parquet
+    from server.journal.reading.parquet import write_parquet
 
     database = open_database(Place.of(path))
     with (tmp_path / "rows.parquet").open("wb") as file, database.engine.connect() as connection:
@@ -173,7 +173,7 @@ def texts_shown(shown_row: dict[str, Any]) -> dict[str, Any]:
 def test_without_pyarrow_it_is_said_what_to_install(
     path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("server.journal.parquet.find_spec", lambda name: None)
+    monkeypatch.setattr("server.journal.reading.parquet.find_spec", lambda name: None)
     assert main(["journal", "export", "--journal", path, "--format", "parquet"]) == 1
     assert "pip install 'helmsight[parquet]'" in capsys.readouterr().err
 

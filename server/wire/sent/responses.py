@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from server.wire.answers import AnswerBody, Extras, Object, ScoredToken
+from server.wire.sent.answers import AnswerBody, Extras, Object, ScoredToken
 
 
 class ReasoningText(AnswerBody):

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from server.wire.answers import AnswerBody, ChatCompletion
-from server.wire.metadata import Metadata
+from server.wire.sent.answers import AnswerBody, ChatCompletion
+from server.wire.storing.metadata import Metadata
 from server.wire.strangers import check_names
 from server.wire.structured import CallForm
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from server.wire.answers import AnswerBody, Object
+from server.wire.sent.answers import AnswerBody, Object
 from steering.protocol.readout import REGISTRY
 
 

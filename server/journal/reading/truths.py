@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select
 
 from server.journal.database import Place, open_database
 from server.journal.errors import JournalError
-from server.journal.queries import Filters
+from server.journal.reading.queries import Filters
 from server.journal.schema import DIAGNOSTICS, ROWS
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, RowMapping, and_, select, update
 
 from server.journal.bounded import encoded_metadata
-from server.journal.queries import has_metadata
+from server.journal.reading.queries import has_metadata
 from server.journal.schema import ROWS, STORED
-from server.wire.metadata import truth
+from server.wire.storing.metadata import truth
 
 _DELETED = {"metadata": None, "messages": "[]", "completion": ""}
 """The columns of a deleted completion, whose place in the list stays known to clients that page through it."""

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from server.images.samples import Sample
-from server.wire.answers import AnswerBody, Object, SkippedField, SteerSettings
+from server.wire.sent.answers import AnswerBody, Object, SkippedField, SteerSettings
 
 
 class RequestLimits(AnswerBody):

@@ -9,8 +9,8 @@ from sqlalchemy import Column, ColumnElement, Connection, func, inspect, literal
 from sqlalchemy.exc import SQLAlchemyError
 
 from server.journal.database import Database
-from server.journal.fields import LISTS, SAMPLING, columns
-from server.journal.queries import NAMES
+from server.journal.reading.fields import LISTS, SAMPLING, columns
+from server.journal.reading.queries import NAMES
 from server.journal.schema import DIAGNOSTICS, ROWS
 
 log = logging.getLogger("helmsight")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any
 
-from server.journal.fields import SAMPLING, columns, flat
+from server.journal.reading.fields import SAMPLING, columns, flat
 from server.journal.schema import ROWS
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _schema() -> pyarrow.Schema:
     """Return the names and types of all fields."""
     import pyarrow  # noqa: PLC0415 -- an extra
 
-    from server.journal.view import scalars  # noqa: PLC0415 -- a table of these names is read without torch
+    from server.journal.reading.view import scalars  # noqa: PLC0415 -- a table of these names is read without torch
 
     types = {str: pyarrow.string(), bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
 

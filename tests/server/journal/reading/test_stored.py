@@ -13,13 +13,15 @@ import openai
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from server.api.answers import Answer
 from sqlalchemy import text
 
 from server.access.named import NamedKey, digest_of, write
 from server.journal.database import Database
+from server.journal.reading.stored import Chosen, page
 from server.journal.retention import prune
 from server.journal.schema import STORED
-from server.journal.stored import Chosen, page
+from steering import CallPiece, Choice, Chunk, Result, ToolCall
 from tests.server.conftest import data_uri, user
 from tests.server.fakes import FakeEngine
 from tests.server.journal.rows import Serve, journal_of
@@ -118,20 +120,25 @@ def test_a_truth_reaches_the_rows_and_a_deletion_their_texts(serve: Serve, sdk: 
 
 def test_a_stream_is_stored_as_it_was_sent(serve: Serve, sdk: Sdk) -> None:
     chats = sdk(serve()).chat.completions
-    parameters = {"type": "object", "properties": {"at": {"enum": ["a"]}}, "required": ["at"]}
-    tools = [{"type": "function", "function": {"name": "look", "parameters": parameters}}]
-    for more in ({}, {"tools": tools, "tool_choice": "required"}):
-        body = {"model": "helmsight-demo", "messages": [user("Look!")], "max_tokens": 24, "temperature": 0, **more}
-        try:
-            events = list(chats.create(**body, store=True, stream=True, extra_body={"diagnostics": True}))  # type: ignore[call-overload]
-        except openai.BadRequestError:
-            pytest.skip("the model's template has no tools")
-        kept = chats.retrieve(events[0].id).choices[0]
-        assert kept.message.content == ("".join(one.choices[0].delta.content or "" for one in events) or None)
-        assert kept.finish_reason == events[-1].choices[0].finish_reason
-        assert kept.model_extra == events[-1].choices[0].model_extra, "what a stream's helper drops"
-        called = [call.id for one in events for call in one.choices[0].delta.tool_calls or () if call.id]
-        assert [call.id for call in kept.message.tool_calls or ()] == called
+    body = {"model": "helmsight-demo", "messages": [user("Look!")], "max_tokens": 24, "temperature": 0}
+    events = list(chats.create(**body, store=True, stream=True, extra_body={"diagnostics": True}))  # type: ignore[call-overload]
+    kept = chats.retrieve(events[0].id).choices[0]
+    assert kept.message.content == "".join(one.choices[0].delta.content or "" for one in events)
+    assert kept.finish_reason == events[-1].choices[0].finish_reason
+    assert kept.model_extra == events[-1].choices[0].model_extra, "what a stream's helper drops"
+
+
+def test_a_tool_call_has_one_id_however_often_it_is_sent() -> None:
+    answer, calls = Answer("m", "f"), (ToolCall("look", "{}"), ToolCall("see", "{}"))
+    choices = tuple(Choice(index, "", (1,), "tool_calls", tool_calls=calls) for index in (0, 1))
+    kept = [answer.completion(Result(choices, 1, 2))["choices"] for _ in range(2)]
+    assert kept[0] == kept[1]
+    named = [call["id"] for choice in kept[0] for call in choice["message"]["tool_calls"]]
+    assert len(set(named)) == 4
+    pieces = tuple(CallPiece(number, "look", "") for number in (0, 1))
+    text = answer.events(Chunk(1, "", (), calls=pieces), usage_asked=False)
+    streamed = json.loads(text.removeprefix("data: "))["choices"][0]["delta"]["tool_calls"]
+    assert [call["id"] for call in streamed] == named[2:]
 
 
 def test_a_key_sees_changes_and_deletes_its_own_alone(

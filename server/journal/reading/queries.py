@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, lite
 from server.encode import dumps
 from server.journal.bounded import encoded_metadata
 from server.journal.database import Database
-from server.journal.fields import shown
+from server.journal.reading.fields import shown
 from server.journal.schema import DIAGNOSTICS, ROWS
 from server.journal.words import NONE
 from server.traffic import LIVE
