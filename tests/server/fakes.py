@@ -84,27 +84,19 @@ class FakeCompletion:
 
 @dataclass
 class FakeTurn:
-    """A turn of a fake engine."""
+    """A turn of a fake engine, whose own methods tests replace."""
 
     engine: FakeEngine
     calibration: Calibrated | None
 
     def check(self) -> None:
-        if self.engine.full:
-            raise Busy(2, retry_after=1.0)
+        self.engine.check()
 
     def submit(self, request: Request) -> FakeCompletion:
-        engine = self.engine
-        if engine.refusal is not None:
-            raise engine.refusal
-        engine.requests.append(request)
-        engine.groups.append(engine.group)
-        engine.completions.append(FakeCompletion(engine.script, engine.diagnostics))
-        return engine.completions[-1]
+        return self.engine.submit(request)
 
     def decide(self, request: Request, begun: Callable[[Any], object]) -> Request:
-        prelude = next_prelude(request)
-        return request if prelude is None else in_place_of(request, prelude)
+        return self.engine.decide(request, begun)
 
 
 class FakeEngine:
@@ -136,6 +128,22 @@ class FakeEngine:
 
     def calibration(self) -> Calibrated | None:
         return self.calibrated
+
+    def check(self) -> None:
+        if self.full:
+            raise Busy(2, retry_after=1.0)
+
+    def submit(self, request: Request) -> FakeCompletion:
+        if self.refusal is not None:
+            raise self.refusal
+        self.requests.append(request)
+        self.groups.append(self.group)
+        self.completions.append(FakeCompletion(self.script, self.diagnostics))
+        return self.completions[-1]
+
+    def decide(self, request: Request, begun: Callable[[Any], object]) -> Request:
+        prelude = next_prelude(request)
+        return request if prelude is None else in_place_of(request, prelude)
 
     def can(self, **capabilities: Any) -> None:
         """Change what it can do."""

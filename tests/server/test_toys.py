@@ -297,7 +297,10 @@ def test_the_catalogue_describes_both(client: FlaskClient) -> None:
     }
     assert (schema["required"], schema["additionalProperties"]) == (["token"], False)
     assert "norm" in model["readouts"]
-    card = {"name": "norm", "cheap": False, "own_key": True, "scalars": {"last_norm": "number"}, "quantities": {}}
+    card = {
+        "name": "norm", "available": True, "cheap": False, "own_key": True, "scalars": {"last_norm": "number"},
+        "quantities": {},
+    }  # fmt: skip
     assert card in model["readout_schemas"]
 
 
