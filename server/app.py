@@ -14,7 +14,7 @@ from flask import Flask, Request, Response, g, request
 from server import errors
 from server.access import auth, cors, hosts
 from server.access.ring import KeyRing
-from server.api import catalog, chat, operations
+from server.api import catalog, chat, operations, stored
 from server.api import journal as journal_routes
 from server.context import AppContext, context
 from server.engine.local import Servable, adapted
@@ -25,7 +25,7 @@ from server.journal.writer import Journal
 from server.requests.presets import Presets
 from server.requests.readiness import log_missing
 from server.settings import Settings, SettingsError
-from server.telemetry.logs import NOTES, current, request_id
+from server.telemetry.logs import NOTES, current, current_completion, request_id, trace_of
 from server.telemetry.metrics import Metrics
 from server.web import page
 from server.wire.chat import ChatRequest, with_interventions
@@ -76,7 +76,7 @@ def create_app(
     app.before_request(_begin)
     hosts.register(app, settings)
     auth.register(app, KeyRing(settings.keys, settings.named_key_file))
-    for module in (chat, catalog, operations, page, journal_routes):
+    for module in (chat, stored, catalog, operations, page, journal_routes):
         app.register_blueprint(module.blueprint)
     app.after_request(_finish)
     return app
@@ -127,8 +127,10 @@ def _begin() -> None:
     g.started = time.monotonic()
     g.request_id = request_id(request.headers.get("X-Request-Id"))
     current.set(g.request_id)
+    current_completion.set(None)
     g.notes = request.environ[NOTES] = {"request_id": g.request_id, "route": grouped(request)}
     traces = context().traces
+    g.notes |= trace_of(request.headers.get("traceparent"))
     if traces is not None and request.path.startswith("/v1/"):  # probes each second are not traced
         g.span = traces.begun(request.method, g.notes["route"], dict(request.headers))
         g.notes |= traces.ids(g.span)
@@ -169,6 +171,7 @@ def _finish(response: Response) -> Response:
         metrics.requests.labels(route, method, str(response.status_code)).inc()
         metrics.latency.labels(route).observe(time.monotonic() - started)
         current.set(None)
+        current_completion.set(None)
 
     response.call_on_close(count)
     if code is not None and not g.get("leaves_rows") and response.status_code != errors.CLIENT_CLOSED:

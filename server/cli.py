@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status."""
     set_wait_policy()
     bound_memory()
-    return run(commands(), argv, Defaults(CHECKPOINT, _vector_folders, DRAWS, _look, located), _usage_errors)
+    draws = {**DRAWS, "journal": _judged}
+    return run(commands(), argv, Defaults(CHECKPOINT, _vector_folders, draws, _look, located), _usage_errors)
 
 
 class Commands(TyperGroup):
@@ -107,6 +108,23 @@ def _look(model: str, device: str) -> None:
         look(Settings(model=model, device=device))
     except SettingsError as error:
         raise ValueError(str(error)) from None
+
+
+def _judged(journal: str | None, since: str | None) -> list[dict[str, Any]]:
+    """Return the judged answers of a journal, by default that of the settings."""
+    from server.commands.options import settings_of  # noqa: PLC0415
+    from server.journal.queries import Filters  # noqa: PLC0415
+    from server.journal.reading.times import unix_time  # noqa: PLC0415
+    from server.journal.reading.truths import judged_of  # noqa: PLC0415
+
+    setting = settings_of(None, journal=journal).journal.get_secret_value()
+    if setting.strip().lower() == "off":
+        raise ValueError("the journal is switched off; name one with --journal")
+    try:
+        begin = None if since is None else unix_time(since)
+    except ValueError as error:
+        raise ValueError(f"--since {error}") from None
+    return judged_of(setting, Filters(since=begin))
 
 
 def _usage_errors() -> tuple[type[Exception], ...]:

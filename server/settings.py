@@ -222,6 +222,11 @@ class Settings(BaseModel):
     journal_text_limit: int = Field(
         default=4000, ge=1, le=20_000, description="characters kept of a prompt and of an answer"
     )
+    allow_store: bool = Field(
+        default=True,
+        description='keep the texts of an answer whose request says "store": true, for its own key, until that deletes it '
+        "or the journal's days are over",
+    )
     journal_readouts: tuple[str, ...] = Field(
         default=(),
         description="readout whose numbers are computed for every request, just for the journal, such as focus, modality, "

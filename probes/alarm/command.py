@@ -37,12 +37,35 @@ def _options(
         file_option("--keep", help="save the alarm with the model's thresholds, for the readout 'alarm'"),
     ] = False,
     replace: Annotated[bool, file_option("--replace", help="replace a saved alarm")] = False,
+    from_journal: Annotated[
+        bool,
+        sample_option(
+            "--from-journal",
+            help="ask nothing: choose the threshold of the model's alarm from answers that the journal says to be right or "
+            "wrong",
+        ),
+    ] = False,
+    journal: Annotated[
+        str | None, sample_option(metavar="PATH|URL", help="the journal to read (default: that of the settings)")
+    ] = None,
+    since: Annotated[
+        str | None, sample_option(metavar="TIME", help="use answers of the journal since then: 2026-11-21, 7d")
+    ] = None,
 ) -> AlarmOptions:
-    from probes.alarm.run import AlarmOptions, check_keep
+    from probes.alarm.run import AlarmOptions, FromJournal, check_keep
 
     if keep:
         check_keep(setup)
-    return AlarmOptions(data, tuple(noise), defaults.draw.get("alarm"), keep, replace)
+    kept = None
+    if from_journal:
+        if "journal" not in defaults.draw:
+            raise ValueError("--from-journal needs the server's part of helmsight")
+        if data is not None:
+            raise ValueError("--from-journal and --data are mutually exclusive")
+        kept = FromJournal(defaults.draw["journal"], journal, since)
+    elif journal is not None or since is not None:
+        raise ValueError("--journal and --since need --from-journal")
+    return AlarmOptions(data, tuple(noise), defaults.draw.get("alarm"), keep, replace, kept)
 
 
 def _run(options: AlarmOptions, session: Session) -> Findings:

@@ -225,6 +225,14 @@ def evaluate(judged: Judged, *, among: Sequence[str] | None = None, seed: int = 
     }  # fmt: skip
 
 
+def measure(alarm: Alarm, half: Judged) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the areas and rates of an alarm on answers, and the rates as a model's calibration stores them."""
+    wrong = int(half.wrong.sum())
+    areas = _areas(half, scores(alarm, half))
+    found = {"answers": len(half.wrong), "wrong": wrong, "auroc": areas, "alarm": _raised(half, alarm)}
+    return found, _rates({**found, "auroc": {"alarm": found["auroc"]}})
+
+
 def _rates(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rates of the alarm as a model's calibration stores them."""
     told = {"right": (found["alarm"], "false_alarms"), "wrong": (found["alarm"], "caught")}

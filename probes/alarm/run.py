@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from probes.alarm import journal
 from probes.alarm.evaluate import ask, check_enough, evaluate
 from probes.alarm.report import report
 from probes.alarm.samples import Checked, load
@@ -20,11 +21,21 @@ from steering.model.alarm import Alarm
 
 
 @dataclass(frozen=True)
+class FromJournal:
+    """The judged answers of a journal (None: that of the settings) since a time, which `source` reads."""
+
+    source: journal.Source
+    place: str | None
+    since: str | None
+
+
+@dataclass(frozen=True)
 class AlarmOptions:
     """The benchmark's own options.
 
     They are a file, or `demo(count, seed, noises)`, which draws questions, and whether the alarm is kept with the model's
-    thresholds, replacing an existing one if `replace`.
+    thresholds, replacing an existing one if `replace`. With `kept`, nothing is asked: a journal's answers choose the
+    threshold.
     """
 
     data: str | None
@@ -32,10 +43,11 @@ class AlarmOptions:
     demo: Callable[[int, int, Sequence[float]], Sequence[Checked]] | None
     keep: bool = False
     replace: bool = False
+    kept: FromJournal | None = None
 
     def __post_init__(self) -> None:
         check_there([] if self.data is None else [self.data])
-        if self.data is None and self.demo is None:
+        if self.data is None and self.demo is None and self.kept is None:
             raise ValueError("--data is needed: the demo world, which draws questions, is not installed")
 
     def draw(self, setup: Setup, left: list[str]) -> list[Checked]:
@@ -67,6 +79,9 @@ def check_keep(setup: Setup) -> None:
 
 def run(options: AlarmOptions, session: Session) -> Findings:
     """Ask every question, and evaluate how well the readouts show wrong answers."""
+    if options.kept is not None:
+        kept = options.kept
+        return journal.run(kept.source, session, kept.place, kept.since, options.keep, options.replace)
     if session.endpoint is not None and not session.endpoint.is_helmsight:
         raise ValueError(f"{session.model} is not a Helmsight server: no other server reports readouts.")
     setup, folder = session.setup, session.setup.model.calibrations

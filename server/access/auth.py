@@ -18,7 +18,7 @@ Load balancers probe without a key, the pages hold nothing but a field for the k
 the source does not.
 """
 CHAT = "/v1/chat/completions"
-"""The route that rate and concurrency limits apply to; the others are cheap, and pages call many of them."""
+"""The route whose POST rate and concurrency limits apply to; the others are cheap, and pages call many of them."""
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="helmsight"'}
 
 
@@ -58,7 +58,7 @@ def register(app: Flask, keys: KeyRing) -> None:
             raise ApiError(
                 403, f"The key {g.holder.name!r} lacks the role {named}, which this needs.", code="missing_role"
             )
-        if rule == CHAT:
+        if rule == CHAT and request.method == "POST":
             g.leave = limiter.enter(g.holder)
 
     @app.after_request

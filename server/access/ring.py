@@ -21,12 +21,14 @@ log = logging.getLogger("helmsight")
 class Holder:
     """The holder of a key.
 
-    `name` is the key's, None for one of the settings. `group` is the queue of its requests. `rate` and `concurrent` limit
-    chats per time and at once; None is unlimited.
+    `name` is the key's, None for one of the settings. `group` is the queue of its requests. `owner` marks what the key has
+    stored, and stays the same as long as the key does. `rate` and `concurrent` limit chats per time and at once; None is
+    unlimited.
     """
 
     name: str | None = None
     group: str = ""
+    owner: str = ""
     roles: frozenset[str] = frozenset(ROLES)
     rate: RateLimitItem | None = None
     concurrent: int | None = None
@@ -35,8 +37,12 @@ class Holder:
     def of(cls, key: NamedKey) -> Holder:
         """Return the holder of a named key."""
         rate = None if key.rate is None else rate_of(key.rate)
-        return cls(key.name, f"name:{key.name}", frozenset(key.roles), rate, key.concurrent)
+        group = owner = f"name:{key.name}"
+        return cls(key.name, group, owner, frozenset(key.roles), rate, key.concurrent)
 
+
+OWNER = 16
+"""Number of a digest's characters by which a key of the settings owns what it stores: too few to recover a random key."""
 
 ANYONE = Holder()
 """The holder of every request if no key is required."""
@@ -52,7 +58,10 @@ class KeyRing:
     def __init__(self, plain: Iterable[str] = (), named: str | None = None):
         digests = [digest_of(key) for key in plain]
         several = len(digests) > 1 or named is not None
-        self._plain = tuple((digest, Holder(group=f"digest:{digest}" if several else "")) for digest in digests)
+        self._plain = tuple(
+            (digest, Holder(group=f"digest:{digest}" if several else "", owner=f"digest:{digest[:OWNER]}"))
+            for digest in digests
+        )
         self._path = None if named is None else Path(named).expanduser()
         self._named: tuple[tuple[str, Holder], ...] = ()
         self._seen: tuple[int, ...] = ()

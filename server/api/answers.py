@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -51,7 +51,12 @@ class Answer:
     def completion(self, result: Result) -> dict[str, Any]:
         """Return the whole chat.completion object."""
         choices = [
-            {"index": choice.index, **self._finished(choice), **self._extras(choice)} for choice in result.choices
+            {
+                "index": choice.index,
+                **self._finished(choice, self._call_ids(choice.index)),
+                **self._extras(choice),
+            }
+            for choice in result.choices
         ]
         return {**self._head("chat.completion"), "choices": choices, "usage": usage(result), **ignoring(self.ignored)}
 
@@ -70,7 +75,7 @@ class Answer:
         if chunk.text or chunk.logprobs or chunk.calls:
             delta: dict[str, Any] = {"content": chunk.text} if chunk.text or not chunk.calls else {}
             if chunk.calls:
-                delta["tool_calls"] = call_deltas(chunk.calls)
+                delta["tool_calls"] = call_deltas(chunk.calls, self._call_ids(chunk.index))
             text = self._event(chunk.index, delta, chunk.logprobs, usage_asked)
         if chunk.choice is not None:
             end = {"finish_reason": chunk.choice.finish_reason, **self._extras(chunk.choice)}
@@ -120,11 +125,16 @@ class Answer:
         uncounted = {"usage": None} if usage_asked else {}
         return event({**head, "choices": [choice], **uncounted, **ignoring(ignored)})
 
-    def _finished(self, choice: Choice) -> dict[str, Any]:
+    def _call_ids(self, choice: object) -> Callable[[int], str]:
+        """Return the id of a choice's call by its number, which is the same whenever it is sent."""
+        return lambda number: f"call_{uuid.uuid5(uuid.NAMESPACE_OID, f'{self.id}/{choice}/{number}').hex[:24]}"
+
+    def _finished(self, choice: Choice, call_id: Callable[[int], str]) -> dict[str, Any]:
         logprobs = logprobs_json(choice.logprobs or ()) if self.logprobs else None
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.tool_calls:
-            calls = [call_json(call.name, call.arguments) for call in choice.tool_calls]
+            named = enumerate(choice.tool_calls)
+            calls = [call_json(call.name, call.arguments, call_id(number)) for number, call in named]
             message |= {"content": choice.text or None, "tool_calls": calls}
         return {"message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
@@ -137,7 +147,8 @@ class Answer:
             extras["diagnostics"] = choice.diagnostics
         if self.baseline:
             base = choice.baseline
-            extras["baseline"] = None if base is None else self._finished(base) | self._baseline_diagnostics(base)
+            ids = self._call_ids(f"{choice.index}/baseline")
+            extras["baseline"] = None if base is None else self._finished(base, ids) | self._baseline_diagnostics(base)
         return extras
 
     def _baseline_diagnostics(self, base: Choice) -> dict[str, Any]:
@@ -149,18 +160,21 @@ def ignoring(paths: Sequence[str]) -> dict[str, Any]:
     return {"ignored": [*paths]} if paths else {}
 
 
-def call_json(name: str, arguments: str) -> dict[str, Any]:
-    """Return a tool call in OpenAI's form, with a new id."""
+def call_json(name: str, arguments: str, identity: str) -> dict[str, Any]:
+    """Return a tool call in OpenAI's form."""
     function = {"name": name, "arguments": arguments}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+    return {"id": identity, "type": "function", "function": function}
 
 
-def call_deltas(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
-    """Return pieces of tool calls in OpenAI's form, one for each call that continues."""
+def call_deltas(pieces: Sequence[CallPiece], call_id: Callable[[int], str]) -> list[dict[str, Any]]:
+    """Return pieces of tool calls in OpenAI's form, one for each call that continues; `call_id` by their numbers."""
     deltas: dict[int, dict[str, Any]] = {}
     for piece in pieces:
         if piece.name is not None:
-            deltas[piece.number] = {"index": piece.number, **call_json(piece.name, piece.arguments)}
+            deltas[piece.number] = {
+                "index": piece.number,
+                **call_json(piece.name, piece.arguments, call_id(piece.number)),
+            }
         else:
             delta = deltas.setdefault(piece.number, {"index": piece.number, "function": {"arguments": ""}})
             delta["function"]["arguments"] += piece.arguments

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,11 +13,12 @@ import steering
 from server.access.auth import caller
 from server.api.answers import DONE, Answer, event
 from server.api.body import read_json
+from server.api.waiting import CLIENT_GONE, check_watch, deadline, decided, pictures_turn
 from server.context import AppContext, context
 from server.encode import json_response
 from server.engine.runtime import Serving
-from server.engine.served import ServedCompletion, ServedTurn
-from server.errors import CLIENT_CLOSED, ApiError, to_api_error
+from server.engine.served import ServedCompletion
+from server.errors import BadRequest, to_api_error
 from server.http.streaming import AWAITED, BLOCKING, RESUME
 from server.http.watcher import Watch, client_socket
 from server.journal.entry import Entry
@@ -26,6 +26,7 @@ from server.openapi.examples import of_chat
 from server.openapi.operation import EVENTS, JSON, documented
 from server.requests.resolve import resolve
 from server.requests.skipping import Skipping
+from server.telemetry.logs import COMPLETION, current_completion
 from server.wire.answers import ChatCompletion, ChatCompletionChunk, ErrorBody
 from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 blueprint = Blueprint("chat", __name__)
 
-CLIENT_GONE = "client_closed"
+TRACED = ("request_id", "trace_id", "span_id")
+"""Notes of a request that its rows have, too."""
 
 
 @blueprint.post("/v1/chat/completions")
@@ -59,22 +61,26 @@ def create_completion() -> Response:
     bounds = serving.text_bounds(app.settings)
     chat, skipping = app.presets.read(read_json(app), app.chats, serving, bounds.parts + app.settings.max_images)
     bounds.check(chat.texts)
+    unread = ["store"] if chat.store and not stores(app) else []
+    if unread and chat.strict:
+        raise BadRequest("'store' is not allowed on this server, and 'strict' is true.", "store", "unsupported_value")
     n = 1 if chat.n is None else chat.n
     answer = Answer.to(chat, chat.model or serving.name, serving.capabilities.fingerprint)
     completion, entry, hidden = submit(app, serving, chat, answer.id, skipping)
-    answer = replace(answer, notes={**skipping.notes, **cut(chat, completion)}, ignored=skipping.ignored)
+    notes = {**skipping.notes, **cut(chat, completion)}
+    answer = replace(answer, notes=notes, ignored=[*skipping.ignored, *unread])
     watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
     running = Running(
-        app, completion, watch, g.started, n, answer.id, g.notes, entry, hidden, g.get("span"), g.get("leave")
+        app, completion, watch, g.started, n, answer, g.notes, entry, hidden, g.get("span"), g.get("leave")
     )
     if not chat.stream:
         try:
-            return json_response(answer.completion(running.whole()))
+            return json_response(running.whole())
         finally:
             running.close()
     with_usage = bool(chat.stream_options and chat.stream_options.include_usage)
     response = Response(
-        stream(running, answer, n, with_usage, request.environ.get(RESUME)),
+        stream(running, n, with_usage, request.environ.get(RESUME)),
         mimetype="text/event-stream",
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
@@ -118,96 +124,27 @@ def submit(
         raise
     app.metrics.asked(resolved)
     g.notes["interventions"] = sorted(resolved.asked)
-    tokens, name = completion.prompt_tokens, caller().name
+    g.notes["completion_id"] = request.environ[COMPLETION] = answer_id
+    current_completion.set(answer_id)
     digest = None if calibrated is None else calibrated.digest
-    entry = Entry.of(app.journal, chat, resolved, answer_id, serving.name, tokens, skipping.brief, name, digest)
+    columns = {"key_name": caller().name, "calibration": digest, **{name: g.notes.get(name) for name in TRACED}}
+    owner = caller().owner if chat.store and stores(app) else None
+    entry = Entry.of(
+        app.journal, chat, resolved, answer_id, serving.name, completion.prompt_tokens, skipping.brief, columns, owner
+    )
     g.leaves_rows = entry is not None
     return completion, entry, hidden_readouts(app, serving, resolved)
 
 
-@contextmanager
-def watched(app: AppContext, give_up: Callable[[], object]) -> Iterator[Callable[[], None]]:
-    """Call `give_up` if the client leaves or the deadline passes within the block.
-
-    Used before a completion exists that would be cancelled instead. Yields a function that raises once that has happened.
-    """
-    with app.watcher.watching(client_socket(request.environ), deadline(app), give_up) as watch:
-
-        def check() -> None:
-            if watch.outcome:
-                app.metrics.disconnects.labels(watch.outcome).inc()
-            check_watch(app, watch)
-            app.runtime.serving()  # a draining server refuses what is not submitted yet
-
-        yield check
-
-
-@contextmanager
-def pictures_turn(app: AppContext, serving: Serving, chat: ChatRequest) -> Iterator[Callable[[], object]]:
-    """Hold a place among those that prepare images, if the chat has any.
-
-    Yields a function that raises once nobody waits for the answer.
-    """
-    if not any(image_urls(chat.messages)):
-        yield lambda: None
-        return
-    with watched(app, lambda: None) as check, serving.pictures.turn(caller().group, check):
-        yield check
-
-
-def decided(app: AppContext, turn: ServedTurn, undecided: steering.Request, skipping: Skipping) -> steering.Request:
-    """Run the request's preludes and return it with their results, without those that do not apply.
-
-    They are cancelled if the client leaves.
-    """
-    while (prelude := steering.next_prelude(undecided)) is not None:
-        without, measuring = steering.in_place_of(undecided, prelude), Measuring()
-        with skipping.of(".".join(prelude.path)), watched(app, measuring.cancel) as check:
-            try:
-                without = turn.decide(undecided, measuring.begun)
-            except steering.Fault:
-                check()
-                raise
-        undecided = without
-    return undecided
-
-
-def deadline(app: AppContext) -> float:
-    """Return the request's deadline on the monotonic clock, counted from its arrival."""
-    return float(g.started + app.settings.request_timeout)
+def stores(app: AppContext) -> bool:
+    """Return whether completions can be stored."""
+    return app.settings.allow_store and app.journal.enabled
 
 
 def cut(chat: ChatRequest, completion: ServedCompletion) -> dict[str, int]:
     """Return the answer's entry on `max_tokens` if fewer tokens fit than requested."""
     fits = completion.max_tokens
     return {} if chat.longest is None or chat.longest <= fits else {"max_tokens": fits}
-
-
-class Measuring:
-    """Completions that run before a request is answered, to be cancelled together."""
-
-    def __init__(self) -> None:
-        self._running: list[ServedCompletion] = []
-        self._cancelled = False
-
-    def begun(self, completion: ServedCompletion) -> None:
-        self._running.append(completion)
-        if self._cancelled:
-            completion.cancel()
-
-    def cancel(self) -> None:
-        self._cancelled = True
-        for completion in list(self._running):
-            completion.cancel()
-
-
-def check_watch(app: AppContext, watch: Watch) -> None:
-    """Raise if a request was given up because its client left or it took too long."""
-    if watch.outcome == "gone":
-        raise ApiError(CLIENT_CLOSED, "The client closed the connection.", code=CLIENT_GONE)
-    if watch.outcome == "late":
-        limit = app.settings.request_timeout
-        raise ApiError(504, f"The answer took longer than {limit:g} seconds.", code="request_timeout")
 
 
 def hidden_readouts(app: AppContext, serving: Serving, request: steering.Request) -> frozenset[str]:
@@ -246,7 +183,7 @@ class Running:
     watch: Watch
     started: float
     n: int
-    answer_id: str
+    answer: Answer
     notes: dict[str, Any]
     entry: Entry | None = None
     hidden: frozenset[str] = frozenset()
@@ -258,6 +195,7 @@ class Running:
 
     def __post_init__(self) -> None:
         self.unfinished = set(range(self.n))
+        self._shown: dict[int, steering.Choice] = {}
         self._closed = False
 
     def chunks(self, source: Iterable[steering.Chunk | None]) -> Iterator[steering.Chunk | None]:
@@ -283,10 +221,17 @@ class Running:
         if self.app.traces is not None and self.span is not None:
             self.app.traces.answered(self.span, chunk.choice)
         self.unfinished.discard(chunk.choice.index)
-        self.app.states.keep(self.answer_id, chunk.choice)
+        self.app.states.keep(self.answer.id, chunk.choice)
+        shown = self._shown[chunk.choice.index] = self.shown(chunk.choice)
         if self.entry is not None:
             self.entry.finished(chunk.choice, self.first_token, time.monotonic() - self.started)
-        return replace(chunk, choice=self.shown(chunk.choice))
+            if self.entry.stored is not None and not self.unfinished:
+                self.entry.store(self.answer.completion(self.result()))
+        return replace(chunk, choice=shown)
+
+    def result(self) -> steering.Result:
+        """Return the result of the ended request as the client gets it."""
+        return replace(self.completion.result(), choices=tuple(self._shown[index] for index in sorted(self._shown)))
 
     def _time_first_token(self) -> None:
         if self.first_token is None and (at := self.completion.first_at) is not None:
@@ -306,12 +251,12 @@ class Running:
         check_watch(self.app, self.watch)
         self.app.runtime.serving()
 
-    def whole(self) -> steering.Result:
-        """Wait for the whole result and return it."""
-        chunks = self.chunks(self.completion.whole())
-        shown = {chunk.index: chunk.choice for chunk in chunks if chunk is not None and chunk.choice is not None}
+    def whole(self) -> dict[str, Any]:
+        """Wait for the whole answer and return it."""
+        for _ in self.chunks(self.completion.whole()):
+            pass
         self.settle()
-        return replace(self.completion.result(), choices=tuple(shown[index] for index in sorted(shown)))
+        return self.answer.completion(self.result())
 
     def settle(self) -> None:
         """Write the rows of finished choices to disk before their clients learn of the end."""
@@ -347,13 +292,12 @@ class Running:
             self.app.metrics.disconnects.labels(self.watch.outcome).inc()
 
 
-def stream(
-    running: Running, answer: Answer, n: int, with_usage: bool, resume: Callable[[], object] | None
-) -> Iterator[bytes]:
+def stream(running: Running, n: int, with_usage: bool, resume: Callable[[], object] | None) -> Iterator[bytes]:
     """Yield server-sent events in OpenAI's format; an error after the start becomes an event.
 
     With `resume`, yields a pause instead of blocking.
     """
+    answer = running.answer
     try:
         for index in range(n):
             yield answer.role_event(index, with_usage).encode()

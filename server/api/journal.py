@@ -5,27 +5,28 @@ from __future__ import annotations
 import csv
 import io
 import logging
-import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response
 from sqlalchemy.exc import SQLAlchemyError
 
+from server.api.query import METADATA, integer, metadata_of, metadata_parameter, parameters, word
+from server.api.reading import reading
 from server.context import context
 from server.encode import dumps, json_response
 from server.errors import ApiError, BadRequest
-from server.journal.database import Database
-from server.journal.errors import REASONS, JournalError
-from server.journal.queries import COLUMNS, Filters, answer, flat, page, place, stream
+from server.journal.queries import Filters, answer, page, place, stream
+from server.journal.reading.fields import LISTS, cells, columns
+from server.journal.reading.times import FORMS, unix_time
+from server.journal.reading.view import scalars
+from server.journal.schema import ADDED
 from server.journal.summary import summarise
 from server.journal.summary.periods import DAY, MINUTE
 from server.journal.words import WORDED
 from server.openapi.operation import JSON, TEXT, Parameter, documented
 from server.wire.answers import ErrorBody
-from server.wire.journal import JournalSummary, PageOfRows, RowOfAnswer, RowsOfAnswer
-from steering.readouts.envelope import summary as unsaid
+from server.wire.journal import ADDED_FIELDS, JournalSummary, PageOfRows, RowOfAnswer, RowsOfAnswer
 
 log = logging.getLogger("helmsight")
 
@@ -33,10 +34,9 @@ blueprint = Blueprint("journal", __name__)
 
 MAX_LIMIT = 1000
 MAX_TEXT = 256
-LATEST = 1e11  # the year 5138
 FORMATS = ("json", "jsonl", "csv")
 CSV = "text/csv"
-FILTERS = tuple(Filters.__dataclass_fields__)
+FILTERS = (*Filters.__dataclass_fields__,)
 PAGING = ("limit", "before", "format")
 LONGEST = 366 * DAY
 """Longest period in seconds."""
@@ -45,20 +45,31 @@ PATIENCE = 5.0
 """Seconds that a reader of many rows waits for a free place."""
 
 
+_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+ADDED_FIELDS.update(
+    (column.name, {"type": [_TYPES[column.type.python_type], "null"], "description": column.doc})
+    for added in ADDED.values()
+    for column in added
+    if column.name not in LISTS
+)
+
+
 def _filters() -> list[Parameter]:
     """Return the filters as parameters of the query."""
     printable = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT}
-    time = {"type": "number", "minimum": 0, "maximum": LATEST}
+    time = {"type": "string"}
     return [
-        Parameter("since", "Accepted at this Unix time or later.", time.copy, 0),
-        Parameter("until", "Accepted before this Unix time.", time.copy, 4e9),
+        Parameter("since", f"Accepted at this time or later: {FORMS}.", time.copy, "1d"),
+        Parameter("until", "Accepted before this time, in the same forms.", time.copy, "2100-01-01"),
         Parameter("model", "The model's name.", printable.copy, "helmsight-demo"),
         Parameter("key_name", "The name of the request's key.", printable.copy, "shop"),
+        Parameter("preset", "The preset that the request named.", printable.copy, "sage"),
         Parameter("vector", "The name of a steering vector that was applied.", printable.copy, "modality-preference"),
         *(
             Parameter(name, f"{words.about[0].upper()}{words.about[1:]}.", words.schema, words.known()[-1])
             for name, words in WORDED.items()
         ),
+        metadata_parameter(),
     ]
 
 
@@ -89,13 +100,13 @@ def list_rows() -> Response:
     given = parameters((*FILTERS, *PAGING))
     filters = filters_of(given)
     before = _cursor(given["before"]) if "before" in given else None
-    if (form := given.get("format", FORMATS[0])) != FORMATS[0]:
-        return _streamed(form, filters, _integer(given, "limit", 2**31), before)
-    limit = _integer(given, "limit", MAX_LIMIT) or 50
-    with _reading() as database, database.engine.connect() as connection:
-        listed = page(connection, filters, limit, before)
+    if (form := word(given, "format", FORMATS)) != FORMATS[0]:
+        return _streamed(form, filters, integer(given, "limit", 2**31), before)
+    limit = integer(given, "limit", MAX_LIMIT) or 50
+    with reading() as database, database.engine.connect() as connection:
+        listed = page(connection, filters, limit, before, scalars())
     return json_response(
-        {"object": "list", "data": _whole(listed.rows), "has_more": listed.next is not None, "next": listed.next}
+        {"object": "list", "data": listed.rows, "has_more": listed.next is not None, "next": listed.next}
     )
 
 
@@ -117,12 +128,12 @@ def list_rows() -> Response:
 def summary() -> Response:
     """Summarise the matching rows in counts, means, quantiles and rates."""
     given = parameters((*FILTERS, "bucket"))
-    filters, bucket = filters_of(given), _integer(given, "bucket", LONGEST)
+    filters, bucket = filters_of(given), integer(given, "bucket", LONGEST)
     if bucket is not None and bucket % MINUTE:
         raise BadRequest(f"'bucket' must be a multiple of {MINUTE} seconds; got {bucket}.", "bucket")
     release = _begin_heavy()
     try:
-        with _reading() as database, database.engine.connect() as connection:
+        with reading() as database, database.engine.connect() as connection:
             return json_response(summarise(connection, filters, bucket))
     finally:
         release()
@@ -139,73 +150,37 @@ def get_rows(identity: str) -> Response:
     """Return the rows of all choices of one answer."""
     parameters(())
     rows: list[dict[str, Any]] = []
-    with _reading() as database, database.engine.connect() as connection:
+    with reading() as database, database.engine.connect() as connection:
         if len(identity) <= MAX_TEXT and identity.isprintable():
-            rows = _whole(answer(connection, identity))
+            rows = answer(connection, identity, scalars())
     if not rows:
         raise ApiError(404, "The journal holds no answer with this id.", code="unknown_answer", param="id")
     return json_response({"object": "list", "data": rows})
 
 
-def _whole(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows with every number that readouts keep, null where a row has none.
-
-    The commands skip this, since it requires importing torch.
-    """
-    known = unsaid(None)
-    return [{**row, "diagnostics": known | row["diagnostics"]} for row in rows]
-
-
-def parameters(allowed: tuple[str, ...]) -> dict[str, str]:
-    """Return the query's parameters; raises a 400 for unknown or repeated ones and for an unknown format."""
-    given: dict[str, str] = {}
-    for name, values in request.args.lists():
-        if name not in allowed:
-            known = f"allowed: {', '.join(allowed)}" if allowed else "this route has no parameters"
-            raise BadRequest(f"'{name[:64]}' is unknown; {known}.", name[:64], "unknown_parameter")
-        if len(values) > 1:
-            raise BadRequest(f"'{name}' must be given once.", name)
-        given[name] = values[0]
-    if (form := given.get("format", FORMATS[0])) not in FORMATS:
-        raise BadRequest(f"'format' must be one of {', '.join(FORMATS)}; got {form[:64]!r}.", "format")
-    return given
-
-
 def filters_of(given: dict[str, str]) -> Filters:
     """Return the filters among the parameters; raises a 400 naming a wrong one."""
-    filters: dict[str, Any] = {name: given[name] for name in FILTERS if name in given}
+    filters: dict[str, Any] = {name: given[name] for name in FILTERS if name in given and name != METADATA}
     for name, words in WORDED.items():
         if name in filters:
             try:
                 words.check(name, filters[name])
             except ValueError as error:
                 raise BadRequest(str(error), name) from None
-    for name in ("model", "vector"):
+    for name in ("model", "preset", "vector"):
         if name in filters and not (0 < len(filters[name]) <= MAX_TEXT and filters[name].isprintable()):
             raise BadRequest(f"'{name}' must have 1 to {MAX_TEXT} printable characters.", name)
     for name in ("since", "until"):
         if name in filters:
             filters[name] = _time(filters[name], name)
-    return Filters(**filters)
+    return Filters(**filters, metadata=metadata_of(given))
 
 
 def _time(text: str, name: str) -> float:
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= LATEST:
-        raise BadRequest(f"'{name}' must be a Unix time in seconds, at least 0; got {text[:64]!r}.", name)
-    return value
-
-
-def _integer(given: dict[str, str], name: str, largest: int) -> int | None:
-    if name not in given:
-        return None
-    text = given[name]
-    if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) <= largest):
-        raise BadRequest(f"'{name}' must be an integer from 1 to {largest}; got {text[:64]!r}.", name)
-    return int(text)
+        return unix_time(text)
+    except ValueError as error:
+        raise BadRequest(f"'{name}' {error}.", name) from None
 
 
 def _cursor(text: str) -> int:
@@ -213,25 +188,6 @@ def _cursor(text: str) -> int:
         return place(text)
     except ValueError:
         raise BadRequest("'before' must be the 'next' of an earlier page.", "before") from None
-
-
-@contextmanager
-def _reading() -> Iterator[Database]:
-    """Yield the database; its errors become a 503 without internal details."""
-    journal = context().journal
-    if not journal.enabled:
-        raise ApiError(503, "The journal is switched off on this server.", code="journal_off")
-    database = None
-    try:
-        database = journal.database()
-        yield database
-    except (JournalError, SQLAlchemyError) as error:
-        problem = error if isinstance(error, JournalError) or database is None else database.explain(error)
-        reason = problem.reason if isinstance(problem, JournalError) else "failed"
-        log.error("journal: reading failed: %s", problem)
-        raise ApiError(
-            503, f"The journal cannot be read: {REASONS[reason]}.", code="journal_unavailable", retry_after=5.0
-        ) from None
 
 
 def _begin_heavy() -> Callable[[], None]:
@@ -254,21 +210,24 @@ def _begin_heavy() -> Callable[[], None]:
 
 
 def _streamed(form: str, filters: Filters, limit: int | None, before: int | None) -> Response:
-    release = _begin_heavy()
+    names, release = scalars(), _begin_heavy()
     try:
-        with _reading() as database:
-            chunks = map(_whole, stream(database, filters, limit, before))
+        with reading() as database:
+            chunks = stream(database, filters, limit, before, names)
             first = next(chunks, [])  # an error of the database can still change the status here
     except BaseException:
         release()
         raise
 
     table = form == "csv"
-    encode = _table if table else _lines
+    head = columns(names)
+
+    def encode(rows: list[dict[str, Any]]) -> str:
+        return _table(rows, head) if table else "".join(dumps(row) + "\n" for row in rows)
 
     def lines() -> Iterator[str]:
         try:
-            yield (",".join(COLUMNS) + "\r\n" if table else "") + encode(first)
+            yield (",".join(head) + "\r\n" if table else "") + encode(first)
             for rows in chunks:
                 yield encode(rows)
         except SQLAlchemyError as error:
@@ -286,11 +245,7 @@ def _streamed(form: str, filters: Filters, limit: int | None, before: int | None
     return response
 
 
-def _lines(rows: list[dict[str, Any]]) -> str:
-    return "".join(dumps(row) + "\n" for row in rows)
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
+def _table(rows: list[dict[str, Any]], names: tuple[str, ...]) -> str:
     text = io.StringIO()
-    csv.DictWriter(text, COLUMNS).writerows(map(flat, rows))
+    csv.DictWriter(text, names).writerows(cells(row, names) for row in rows)
     return text.getvalue()

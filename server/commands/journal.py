@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import json as jsons
-import math
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,10 +17,13 @@ from typer import BadParameter, CallbackParam, Option
 
 from probes.harness.options import Command, flag, with_flags
 from server.commands.options import Config, settings_of, show
+from server.journal.reading.parquet import check_parquet, write_parquet
+from server.journal.reading.times import unix_time
 from server.journal.words import UNFINISHED, WORDED
 
 if TYPE_CHECKING:
     from server.journal.database import Database
+    from server.journal.queries import Filters
     from server.settings import Settings
 
 Journal = Annotated[str | None, Option(metavar="PATH|URL", help="the journal to use (default: that of the settings)")]
@@ -41,17 +42,37 @@ def register(app: typer.Typer) -> None:
 def _filters() -> list[Any]:
     """Return a flag for each of `queries.Filters`."""
     filters = partial(Option, rich_help_panel="Which answers")
-    time = "Unix seconds, or 2026-11-21T10:00 (local time)"
+    time = "Unix seconds, 2026-11-21 or 2026-11-21T10:00 (local time), or an age such as 12h, 1d, 2w"
     return [
         *(flag(name, float | None, filters(parser=_time, metavar="TIME", help=time)) for name in ("since", "until")),
         flag("model", str | None, filters(help="name of the model")),
         flag("key_name", str | None, filters(help="name of the request's key")),
+        flag("preset", str | None, filters(help="name of the requested preset")),
         flag("vector", str | None, filters(help="name of a requested steering vector")),
         *(
             flag(name, str | None, filters(callback=_word, metavar="WORD", help=words.about))
             for name, words in WORDED.items()
         ),
+        flag(
+            "metadata",
+            list[str] | None,
+            filters(callback=_pairs, metavar="KEY=VALUE", help="metadata of the request (repeatable)"),
+        ),
     ]
+
+
+def _pairs(pairs: list[str] | None) -> list[str] | None:
+    if wrong := [pair for pair in pairs or () if not pair.partition("=")[1]]:
+        raise BadParameter(f"{wrong[0]!r} is not KEY=VALUE")
+    return pairs
+
+
+def _chosen(flags: dict[str, Any]) -> Filters:
+    """Return the filters of a command line."""
+    from server.journal.queries import Filters
+
+    pairs = tuple((key, value) for key, _, value in (pair.partition("=") for pair in flags.get("metadata") or ()))
+    return Filters(**flags | {"metadata": pairs})
 
 
 def _word(param: CallbackParam, word: str | None) -> str | None:
@@ -65,15 +86,9 @@ def _word(param: CallbackParam, word: str | None) -> str | None:
 
 def _time(text: str) -> float:
     try:
-        value = float(text)
-    except ValueError:
-        try:
-            value = datetime.fromisoformat(text).timestamp()
-        except (ValueError, OverflowError, OSError):
-            value = math.nan
-    if not math.isfinite(value):
-        raise BadParameter(f"{text!r} is not a time; write Unix seconds, or 2026-11-21T10:00")
-    return value
+        return unix_time(text)
+    except ValueError as error:
+        raise BadParameter(str(error)) from None
 
 
 @contextmanager
@@ -104,24 +119,35 @@ def _opened(settings: Settings) -> Iterator[Database]:
 
 def export(
     limit: Annotated[int | None, Option(min=1, help="largest number of rows (default: all)")] = None,
-    format: Annotated[Literal["jsonl", "csv"], Option(help="format of a row")] = "jsonl",
+    format: Annotated[
+        Literal["jsonl", "csv", "parquet"], Option(help="format; parquet needs the extra parquet")
+    ] = "jsonl",
     config: Config = None,
     journal: Journal = None,
     **filters: Any,
 ) -> None:
     """Write rows to standard output, the answers that ended last first."""
     from server.encode import dumps
-    from server.journal.queries import COLUMNS, Filters, flat, stream
+    from server.journal.queries import stream
+    from server.journal.reading.fields import cells, columns
+    from server.journal.reading.view import known
 
+    if format == "parquet":
+        check_parquet(sys.stdout.isatty())
     with _opened(settings_of(config, journal=journal)) as database:
-        rows = (row for chunk in stream(database, Filters(**filters), limit) for row in chunk)
+        scalars = known(database)
+        chunks = stream(database, _chosen(filters), limit, scalars=scalars)
+        if format == "parquet":
+            write_parquet(sys.stdout.buffer, chunks)
+            return
+        rows = (row for chunk in chunks for row in chunk)
         if format == "jsonl":
             for row in rows:
                 print(dumps(row))
         else:
-            writer = csv.DictWriter(sys.stdout, COLUMNS)
+            writer = csv.DictWriter(sys.stdout, names := columns(scalars))
             writer.writeheader()
-            writer.writerows(map(flat, rows))
+            writer.writerows(cells(row, names) for row in rows)
 
 
 def prune(
@@ -168,11 +194,10 @@ def summary(
     **filters: Any,
 ) -> None:
     """Show counts, means and quantiles."""
-    from server.journal.queries import Filters
     from server.journal.summary import summarise
 
     with _opened(settings_of(config, journal=journal)) as database, database.engine.connect() as connection:
-        found = summarise(connection, Filters(**filters))
+        found = summarise(connection, _chosen(filters))
     if json:
         print(jsons.dumps(found, indent=2, ensure_ascii=False))
         return

@@ -21,6 +21,11 @@ def encoded(value: Any) -> str:
     return text if len(text) <= MAX_JSON else dumps({"omitted": len(text)})
 
 
+def encoded_metadata(metadata: dict[str, str]) -> str:
+    """Return the client's own keys and values unshortened, since the wire format bounds them."""
+    return dumps({clean(key, 64): clean(value, 512) for key, value in metadata.items()})
+
+
 def bounded(value: Any, depth: int = 0) -> Any:
     """Return `value` with at most MAX_ITEMS entries per list or object, MAX_DEPTH levels and MAX_TEXT characters a text."""
     if value is None or isinstance(value, bool):

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from server.encode import dumps
-from server.journal.bounded import changed, clean, encoded
+from server.journal.bounded import changed, clean, encoded, encoded_metadata
 from server.journal.scalars import scalars
-from server.journal.schema import DIAGNOSTICS
+from server.journal.schema import DIAGNOSTICS, STORED
 from server.journal.writer import Journal
 from server.wire.chat import ChatRequest
-from server.wire.messages import image_urls
+from server.wire.messages import Message, MessagePart, image_urls
+from server.wire.storing.metadata import truth
 from steering import Choice, InterventionSpec, Options, Request, Sampling, Steer, Steering
 from steering.protocol.intervention import REGISTRY
 from steering.protocol.readout import Scalar
@@ -21,6 +22,8 @@ from steering.protocol.readout import Scalar
 LABEL = 128
 """Number of characters kept of a model's name."""
 STAGES = ("see", "think", "generate")
+OMITTED = "omitted"
+"""The URL of every image of a stored message."""
 SAMPLED = ("temperature", "top_p", "max_tokens", "seed")
 
 
@@ -32,6 +35,8 @@ class Entry:
     shared: dict[str, Any]
     """The columns that all choices share."""
     asked: Mapping[str, InterventionSpec] = field(default_factory=dict)
+    stored: Mapping[str, Any] | None = None
+    """The columns of a stored completion that follow from the request; None where it is not stored."""
     recorded: int | None = None
     """The number of the last row of a finished choice."""
 
@@ -45,19 +50,21 @@ class Entry:
         model: str,
         prompt_tokens: int,
         notes: Mapping[str, Any] | None = None,
-        key_name: str | None = None,
-        calibration: str | None = None,
+        columns: Mapping[str, str | None] | None = None,
+        owner: str | None = None,
     ) -> Entry | None:
         """Return the entry of an accepted request; None without a journal.
 
-        `notes` are stored beside the request's own options. `key_name` is the name of its key, `calibration` the
-        digest of the calibration that it is answered under.
+        `notes` are stored beside the request's own options. `columns` are further ones, such as the key's name. With an
+        `owner`, the completion is stored with its texts.
         """
         if not journal.enabled:
             return None
         try:
-            columns = shared(chat, request, answer_id, model, prompt_tokens, journal.text_limit, notes or {})
-            return cls(journal, columns | {"key_name": key_name, "calibration": calibration}, request.asked)
+            row = shared(chat, request, answer_id, model, prompt_tokens, journal.text_limit, notes or {})
+            row |= {"key_name": None, **(columns or {})}
+            stored = None if owner is None else {"owner": owner, "messages": dumps(messages_of(chat.messages))}
+            return cls(journal, row, request.asked, stored)
         except Exception as error:
             journal.refused(error)
             return None
@@ -66,6 +73,15 @@ class Entry:
         """Write the row of a finished choice; times in seconds since the request arrived."""
         try:
             self.recorded = self.journal.record(self.shared | self.of_choice(choice) | self._times(first_token, total))
+        except Exception as error:
+            self.journal.refused(error)
+
+    def store(self, completion: Mapping[str, Any]) -> None:
+        """Store the completion as the client gets it."""
+        try:
+            row = {name: self.shared[name] for name in ("id", "created", "metadata")}
+            row |= {"model": completion["model"], "completion": dumps(completion), **(self.stored or {})}
+            self.recorded = self.journal.record(row, STORED)
         except Exception as error:
             self.journal.refused(error)
 
@@ -130,7 +146,6 @@ def shared(
     steering = asked.get(Steering.name())
     steers = steering.steers if isinstance(steering, Steering) else ()
     toward = steered_toward(steers)
-    right = (metadata or {}).get("answer_correct")
     return {
         "id": answer_id,
         "created": created,
@@ -143,10 +158,13 @@ def shared(
         **{f"sage_{stage}": f"sage.{stage}" in asked for stage in STAGES},
         "contrast": next((clean(one.kind, 16) for one in asked.values() if one.path == ("contrast",)), "none"),
         "vectors": listed(sorted({name for one in asked.values() for name in one.vectors})),
-        "digests": dumps({name: digest for one in asked.values() for name, digest in sorted(one.digests.items())}),
+        "digests": listed(
+            sorted({f"{name}@{digest}" for one in asked.values() for name, digest in one.digests.items()})
+        ),
         "prompt_tokens": prompt_tokens,
         "images": sum(1 for _ in image_urls(chat.messages)),
-        "answer_correct": {"true": True, "false": False}.get(right or ""),
+        "answer_correct": truth(metadata, "answer_correct"),
+        "preset": notes.get("preset"),
         "sampling": encoded(sampled(sampling) | {"n": request.n}),
         "asked": encoded({**without_texts(as_asked(chat), chat.options, text_limit), **notes}),
         "metadata": None if metadata is None else encoded_metadata(metadata),
@@ -240,6 +258,28 @@ def prompt_text(chat: ChatRequest) -> str:
     return "\n".join(lines)
 
 
-def encoded_metadata(metadata: dict[str, str]) -> str:
-    """Return the client's own keys and values unshortened, since the wire format bounds them."""
-    return dumps({clean(key, 64): clean(value, 512) for key, value in metadata.items()})
+def messages_of(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Return a chat as OpenAI's stored messages; images are left out of their parts."""
+    shown = []
+    for message in messages:
+        parts = None if isinstance(message.content, str) else [_stored_part(part) for part in message.content]
+        texts = (
+            message.content if parts is None else "\n".join(part["text"] for part in parts if part["type"] == "text")
+        )
+        calls = [call.model_dump() for call in message.tool_calls or ()]
+        shown.append(
+            {
+                "role": message.role,
+                "content": texts,
+                "content_parts": parts,
+                **({"tool_calls": calls} if calls else {}),
+                **({"tool_call_id": message.tool_call_id} if message.tool_call_id else {}),
+            }
+        )
+    return shown
+
+
+def _stored_part(part: MessagePart) -> dict[str, Any]:
+    if part.image is None:
+        return {"type": "text", "text": part.text or "", **({"span": part.span} if part.span else {})}
+    return {"type": "image_url", "image_url": {"url": OMITTED}}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, case, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, literal, select
 
 from server.encode import dumps
+from server.journal.bounded import encoded_metadata
 from server.journal.database import Database
+from server.journal.reading.fields import shown
 from server.journal.schema import DIAGNOSTICS, ROWS
 from server.journal.words import NONE
 
@@ -55,6 +56,7 @@ class Filters:
     until: float | None = None
     model: str | None = None
     key_name: str | None = None
+    preset: str | None = None
     vector: str | None = None
     toward: str | None = None
     sage: str | None = None
@@ -62,6 +64,8 @@ class Filters:
     intervention: str | None = None
     flag: str | None = None
     finish_reason: str | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
+    """Pairs of a key and its value, all of which a row has."""
 
     def where(self) -> ColumnElement[bool]:
         """Return the SQL condition of the filters."""
@@ -71,7 +75,7 @@ class Filters:
             terms.append(row.created >= self.since)
         if self.until is not None:
             terms.append(row.created < self.until)
-        for name in ("model", "key_name", "toward", "finish_reason"):
+        for name in ("model", "key_name", "preset", "toward", "finish_reason"):
             if (value := getattr(self, name)) is not None:
                 terms.append(row[name] == value)
         if self.vector is not None:
@@ -87,25 +91,21 @@ class Filters:
         if self.flag is not None:
             own = self.flag in DIAGNOSTICS
             terms.append(row[self.flag].is_(True) if own else _holds(row.readouts, f"{dumps(self.flag)}:true"))
+        terms += [has_metadata(row.metadata, key, value) for key, value in self.metadata]
         return and_(True, *terms)
+
+
+def has_metadata(column: ColumnElement[Any], key: str, value: str) -> ColumnElement[bool]:
+    """Return the condition that a column of encoded metadata has a pair of key and value."""
+    # A quote within a key or a value is escaped, so that these texts occur only where a pair begins.
+    pair = encoded_metadata({key: value})[1:-1]
+    return func.coalesce(_holds(column, f"{{{pair}") | _holds(column, f",{pair}"), False)
 
 
 def _holds(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
     """Return the condition that a column contains a text."""
     # LIKE ignores case in SQLite, and other functions exist in only one of the databases.
     return func.replace(column, text, "") != column
-
-
-COLUMNS = (
-    "id", "choice", "created", "model", "finish_reason", "streamed", "interventions", "temperature", "top_p", "max_tokens",
-    "seed", "n", "prompt_tokens", "completion_tokens", "images", "first_token", "total", "attention_ratio", "focused_image",
-    "focus_share", "target_image", "correct", "decay_slope", "kl", "perceptual_blindness", "dissociation", "dose",
-    "readouts", "asked", "applied", "metadata", "prompt", "answer", "key_name", "digests", "calibration",
-)  # fmt: skip
-"""The columns of a row in a table."""
-
-FORMULA = tuple("=+-@\t\r\n＝＋－＠")
-"""Characters that start a formula in some spreadsheet, or that it drops before one."""
 
 
 @dataclass(frozen=True)
@@ -116,15 +116,22 @@ class Page:
     next: str | None
 
 
-def page(connection: Connection, filters: Filters, limit: int, before: int | None = None) -> Page:
-    """Return the newest `limit` rows older than the key `before`."""
+def page(
+    connection: Connection, filters: Filters, limit: int, before: int | None = None, scalars: Collection[str] = ()
+) -> Page:
+    """Return the newest `limit` rows older than the key `before`, with the `scalars` of readouts, null if missing."""
     found = connection.execute(_newest(filters, before).limit(limit + 1)).mappings().all()
     more = len(found) > limit
-    return Page([shown(row) for row in found[:limit]], cursor(found[limit - 1]["key"]) if more else None)
+    rows = [shown(row, scalars) for row in found[:limit]]
+    return Page(rows, cursor(found[limit - 1]["key"]) if more else None)
 
 
 def stream(
-    database: Database, filters: Filters, limit: int | None = None, before: int | None = None
+    database: Database,
+    filters: Filters,
+    limit: int | None = None,
+    before: int | None = None,
+    scalars: Collection[str] = (),
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield all matching rows, or the newest `limit`, in lists of up to CHUNK; later rows are not included."""
     while limit is None or limit > 0:
@@ -132,17 +139,17 @@ def stream(
         with database.engine.connect() as connection:
             found = connection.execute(_newest(filters, before).limit(size)).mappings().all()
         if found:
-            yield [shown(row) for row in found]
+            yield [shown(row, scalars) for row in found]
         if len(found) < size:
             return
         before = found[-1]["key"]
         limit = None if limit is None else limit - size
 
 
-def answer(connection: Connection, identity: str) -> list[dict[str, Any]]:
+def answer(connection: Connection, identity: str, scalars: Collection[str] = ()) -> list[dict[str, Any]]:
     """Return the rows of one answer, in order of choice."""
     chosen = select(*SHOWN).where(ROWS.c.id == identity).order_by(ROWS.c.choice, ROWS.c.key).limit(1024)
-    return [shown(row) for row in connection.execute(chosen).mappings()]
+    return [shown(row, scalars) for row in connection.execute(chosen).mappings()]
 
 
 def _newest(filters: Filters, before: int | None) -> Select[Any]:
@@ -164,58 +171,3 @@ def place(text: str) -> int:
     if cursor(key) != text or not 0 <= key < 2**63:
         raise ValueError(text)
     return key
-
-
-def shown(row: RowMapping) -> dict[str, Any]:
-    """Return a row of the database as a `diagnostics.row` of the API."""
-    texts = None
-    if row["prompt"] is not None or row["answer"] is not None:
-        texts = {"prompt": row["prompt"], "answer": row["answer"]}
-    return {
-        "object": "diagnostics.row",
-        "id": row["id"],
-        "choice": row["choice"],
-        "created": row["created"],
-        "model": row["model"],
-        "key_name": row["key_name"],
-        "finish_reason": row["finish_reason"],
-        "streamed": row["streamed"],
-        "interventions": row["interventions"].strip("|").split("|") if row["interventions"] != "|" else [],
-        "digests": _parsed(row["digests"]),
-        "calibration": row["calibration"],
-        "asked": json.loads(row["asked"]),
-        "applied": _parsed(row["applied"]),
-        "sampling": json.loads(row["sampling"]),
-        "usage": {"prompt_tokens": row["prompt_tokens"], "completion_tokens": row["completion_tokens"]},
-        "images": row["images"],
-        "latency": {"first_token": row["first_token"], "total": row["total"]},
-        "diagnostics": {
-            **{name: row[name] for name in DIAGNOSTICS},
-            **(_parsed(row["readouts"]) or {}),
-        },
-        "metadata": _parsed(row["metadata"]),
-        "texts": texts,
-    }
-
-
-def flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row for a table: nested numbers in their own columns, the rest as JSON, no text as a formula."""
-    nested: dict[str, Any] = {name: row["diagnostics"][name] for name in DIAGNOSTICS}
-    more = {name: value for name, value in row["diagnostics"].items() if name not in nested and value is not None}
-    for name in ("sampling", "usage", "latency", "texts"):
-        nested |= row[name] or {}
-    nested |= {
-        name: None if row[name] is None else dumps(row[name]) for name in ("asked", "applied", "metadata", "digests")
-    }
-    nested |= {"interventions": " ".join(row["interventions"]), "readouts": dumps(more) if more else None}
-    found = {**row, **nested}
-    return {name: _inert(found.get(name)) for name in COLUMNS}
-
-
-def _inert(value: Any) -> Any:
-    """Return a cell that no spreadsheet reads as a formula; numbers may begin with a sign (OWASP, CSV injection)."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
-
-
-def _parsed(text: str | None) -> Any:
-    return None if text is None else json.loads(text)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, Table, delete, func, select
 
 from server.journal import refusals
-from server.journal.schema import ROWS
+from server.journal.schema import ROWS, STORED
 
 DAY = 86_400.0
 BATCH = 1000
@@ -16,27 +16,31 @@ BATCH = 1000
 def prune(connection: Connection, max_rows: int, before: float, batch: int = BATCH) -> int:
     """Delete up to `batch` rows created before a Unix time, and as many beyond the newest `max_rows`.
 
-    Counts of refusals are pruned likewise, but all at once. Returns the number of deleted rows; fewer than `batch` means
-    that no more are left to delete. The newest rows are those with the largest keys.
+    Stored completions are pruned likewise, and counts of refusals too, but all at once. Returns the largest number deleted
+    of one table; fewer than `batch` means that no more are left to delete. The newest rows are those with the largest keys.
     """
     refusals.prune(connection, max_rows, before)
-    key = ROWS.c.key
-    old = select(key).where(ROWS.c.created < before).order_by(ROWS.c.created).limit(batch)
-    deleted = connection.execute(delete(ROWS).where(key.in_(old))).rowcount
-    surplus = min(_count(connection, max_rows) - max_rows, batch)
+    return max(_pruned(connection, table, max_rows, before, batch) for table in (ROWS, STORED))
+
+
+def _pruned(connection: Connection, table: Table, max_rows: int, before: float, batch: int) -> int:
+    key = table.c.key
+    old = select(key).where(table.c.created < before).order_by(table.c.created).limit(batch)
+    deleted = connection.execute(delete(table).where(key.in_(old))).rowcount
+    surplus = min(_count(connection, table, max_rows) - max_rows, batch)
     if surplus > 0:
         oldest = select(key).order_by(key).limit(surplus)
-        deleted = max(deleted, connection.execute(delete(ROWS).where(key.in_(oldest))).rowcount)
+        deleted = max(deleted, connection.execute(delete(table).where(key.in_(oldest))).rowcount)
     return int(deleted)
 
 
-def _count(connection: Connection, enough: int) -> int:
+def _count(connection: Connection, table: Table, enough: int) -> int:
     """Return the number of rows, or an upper bound if that is at most `enough`, since counting reads a whole index."""
-    ends = (select(end(ROWS.c.key)).scalar_subquery() for end in (func.min, func.max))
+    ends = (select(end(table.c.key)).scalar_subquery() for end in (func.min, func.max))
     first, last = connection.execute(select(*ends)).one()
     if first is None or last - first < enough:
         return 0 if first is None else int(last - first + 1)
-    return int(connection.execute(select(func.count()).select_from(ROWS)).scalar_one())
+    return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
 
 
 class Clock:

@@ -1,9 +1,12 @@
-"""The journal's tables of rows and of counts of refused requests.
+"""The journal's tables: rows, stored completions, and counts of refused requests.
 
-In rows, filtered and averaged values have columns of their own, and the rest is JSON as text.
+In rows, filtered and averaged values have columns of their own, and the rest is JSON as text. A further column of rows is
+one line in `ADDED`: the migration adds it, and every form of a row shows it under its name.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Column, Double, Index, Integer, MetaData, String, Table, Text
 
@@ -14,6 +17,20 @@ metadata = MetaData()
 
 # Rows are ordered by their keys, which only grow and are never reused, since clocks jump.
 key_type = BigInteger().with_variant(Integer(), "sqlite")
+
+ADDED: dict[str, tuple[Column[Any], ...]] = {
+    "0006": (
+        Column("request_id", String(128), doc="The id of the request, which log lines have, too."),
+        Column("trace_id", String(32), doc="The id of the request's trace (W3C), if it has one."),
+        Column("span_id", String(16), doc="The id of the request's span, if traces are sent."),
+        Column("preset", String(64), doc="The requested preset."),
+    ),
+    "0007": (
+        Column("calibration", String(64), doc="The digest of the calibration that the answer was computed under."),
+        Column("digests", Text),  # |name@digest|name@digest|, of the steering vectors
+    ),
+}
+"""Columns that were added later, by the revision that adds them; all may be null. `doc` is the API's description."""
 
 ROWS = Table(
     "helmsight_journal",
@@ -60,12 +77,28 @@ ROWS = Table(
     Column("interventions", Text, nullable=False, server_default="|"),  # |name|name|, as the registry names them
     Column("readouts", Text),  # the scalars of readouts that have no column of their own, as JSON
     Column("key_name", String(64)),  # null for keys without a name
-    Column("digests", Text),  # of the vectors, by name, as JSON; null in rows of an older server
-    Column("calibration", String(64)),  # the digest of the model's calibration; null for none
+    *(column for columns in ADDED.values() for column in columns),
     Index("helmsight_journal_id", "id"),
     Index("helmsight_journal_created", "created"),
     sqlite_autoincrement=True,
 )
+
+STORED = Table(
+    "helmsight_journal_stored",
+    metadata,
+    Column("key", key_type, primary_key=True, autoincrement=True),
+    Column("id", String(64), nullable=False),
+    Column("created", Double, nullable=False),  # Unix time when the request was accepted
+    Column("owner", String(128), nullable=False),  # who may see it: `Holder.owner`
+    Column("model", Text, nullable=False),  # as the answer names it
+    Column("metadata", Text),
+    Column("messages", Text, nullable=False),  # those of the request, as JSON, without images
+    Column("completion", Text, nullable=False),  # the answer as it was sent, as JSON
+    Index("helmsight_journal_stored_id", "id", unique=True),
+    Index("helmsight_journal_stored_created", "created"),
+    sqlite_autoincrement=True,
+)
+"""Completions that their requests asked to store, with their texts."""
 
 REFUSALS = Table(
     "helmsight_journal_refusals",

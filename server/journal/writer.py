@@ -13,19 +13,21 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from sqlalchemy import insert
+from sqlalchemy import Table, insert
 from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, StatementError
 
 from server.journal.database import Database, Place, open_database
 from server.journal.errors import REASONS, JournalError
+from server.journal.reading.view import refresh
 from server.journal.refusals import Refusals
 from server.journal.retention import BATCH as PRUNED
 from server.journal.retention import DAY, Clock, prune
-from server.journal.schema import ROWS
+from server.journal.schema import ADDED, ROWS, STORED
 
 log = logging.getLogger("helmsight")
 
 Row = dict[str, Any]
+Entered = tuple[Table, Row]
 State = Literal["ok", "failing", "off"]
 
 QUEUED = 2000
@@ -35,11 +37,17 @@ BATCH = 100
 IDLE = 0.25
 PATIENCE = 0.25
 """Most seconds that an answer waits for its row to be on disk before its last bytes are sent."""
+READERS = 2.0
+"""Most seconds that a reader of one answer waits for rows that were queued before."""
 PRUNE_SECONDS = 60.0
 HEAVY = 4
 RETRY = (0.25, 10.0)
 """Seconds before the first and the last retries after an error."""
 
+_LATER: dict[Table, Row] = {
+    ROWS: {column.name: None for columns in ADDED.values() for column in columns},
+    STORED: {},
+}
 _BAD_ROWS = (DataError, IntegrityError, InterfaceError, OverflowError)
 
 
@@ -71,9 +79,9 @@ class Journal:
         self._max_rows = max_rows
         self._days = days
         self._opener = opener
-        self._queue: queue.Queue[Row] = queue.Queue(queued)
+        self._queue: queue.Queue[Entered] = queue.Queue(queued)
         self._refusals = Refusals()
-        self._batch: list[Row] = []  # taken from the queue, not yet committed
+        self._batch: list[Entered] = []  # taken from the queue, not yet committed
         self._database: Database | None = None
         self._clock = Clock()
         self._next_prune = 0.0
@@ -113,11 +121,11 @@ class Journal:
             return {"state": "ok", **numbers}
         return {"state": "failing", **numbers, "reason": problem.reason, "error": REASONS[problem.reason]}
 
-    def record(self, row: Row) -> int:
+    def record(self, row: Row, table: Table = ROWS) -> int:
         """Queue a row and return at once, with a number for `settle`; a row without room is dropped and counted."""
         with self._settled:  # rows are numbered in the order of the queue
             try:
-                self._queue.put_nowait(row)
+                self._queue.put_nowait((table, row))
                 self._taken += 1
             except queue.Full:
                 self._drop(1)
@@ -139,6 +147,12 @@ class Journal:
                 self._settled.wait_for(lambda: self._done >= number or self.problem is not None, PATIENCE)
                 self._slow = self._done < number
             return self._done >= number
+
+    def settle_all(self) -> bool:
+        """Wait until every row that was queued by now is committed, for readers, who wait longer than answers."""
+        with self._settled:
+            number = self._taken
+            return self._settled.wait_for(lambda: self._done >= number or self.problem is not None, READERS)
 
     def refused(self, error: Exception) -> None:
         """Count an answer whose row could not be made or kept; the first one is logged."""
@@ -185,12 +199,12 @@ class Journal:
         if self._database is not None:
             self._database.close()
 
-    def _take(self) -> list[Row]:
+    def _take(self) -> list[Entered]:
         """Return the pending rows, up to BATCH; empty if none arrives within IDLE.
 
         Commits are not delayed, since answers wait for them; under load, rows gather during the previous commit.
         """
-        rows: list[Row] = []
+        rows: list[Entered] = []
         wait = not self._stopping.is_set()
         while len(rows) < BATCH:
             try:
@@ -208,6 +222,7 @@ class Journal:
         if self._database is None:
             place = Place.of(self._setting)
             self._database = self._opener(place)
+            refresh(self._database)
             log.info("journal: %s", place.shown)
         if self._batch:
             self._unpruned += len(self._batch)
@@ -223,11 +238,14 @@ class Journal:
         self.problem = None
         self._tried.set()
 
-    def _write(self, database: Database, batch: list[Row]) -> None:
+    def _write(self, database: Database, batch: list[Entered]) -> None:
         """Commit the rows; committed ones are removed from `batch`."""
         try:
             with database.writer.begin() as connection:
-                connection.execute(insert(ROWS), batch)
+                for table in (ROWS, STORED):
+                    # All rows of one statement need the same columns: the database would drop others silently.
+                    if rows := [{**_LATER[table], **row} for into, row in batch if into is table]:
+                        connection.execute(insert(table), rows)
             self._settle_first(batch, len(batch))
         except Exception as error:
             if not _is_of_rows(error):
@@ -235,7 +253,7 @@ class Journal:
             while batch:  # a row that the database refuses must not cost the others
                 try:
                     with database.writer.begin() as connection:
-                        connection.execute(insert(ROWS), batch[:1])
+                        connection.execute(insert(batch[0][0]), batch[0][1])
                 except Exception as inner:
                     if not _is_of_rows(inner):
                         raise
@@ -244,11 +262,12 @@ class Journal:
                 else:
                     self._settle_first(batch, 1)
 
-    def _settle_first(self, batch: list[Row], count: int, committed: bool = True) -> None:
+    def _settle_first(self, batch: list[Entered], count: int, committed: bool = True) -> None:
         """Remove the first rows, which are finished, from the batch, and wake the answers that wait for them."""
         with self._settled:
+            if committed:
+                self.written += sum(table is ROWS for table, _ in batch[:count])
             del batch[:count]
-            self.written += count if committed else 0
             self._done += count
             self._slow = False
             self._settled.notify_all()

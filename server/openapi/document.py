@@ -28,6 +28,7 @@ ABOUT = (
 )
 TAGS = {
     "Chat": "Answers, whole or streamed.",
+    "Stored answers": "Answers that their requests asked to store, each for its own key.",
     "Models": "The model, its presets and its limits.",
     "Steering": "Steering vectors, and a dry run.",
     "Journal": "Numbers of past requests and answers.",
@@ -198,6 +199,7 @@ def _parameter(one: Parameter) -> dict[str, Any]:
     found = {"name": one.name, "in": one.place, "description": one.about, "schema": one.schema()}
     return (
         found
+        | ({"style": "deepObject", "explode": True} if found["schema"].get("type") == "object" else {})
         | ({"required": True} if one.place == "path" else {})
         | ({} if one.example is None else {"example": one.example})
     )

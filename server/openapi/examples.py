@@ -91,6 +91,11 @@ def of_chat() -> Mapping[str, Example]:
     }  # fmt: skip
 
 
+def of_change() -> Mapping[str, Example]:
+    """Return examples of a change of a stored answer."""
+    return {"right": Example("The answer turned out to be right", {"metadata": {"answer_correct": "true"}})}
+
+
 def of_dry_run() -> Mapping[str, Example]:
     """Return examples of a dry run."""
     return {

@@ -26,6 +26,7 @@ from server.wire.fields import Flag, Integer, Number, Pixels, Strict, switch
 from server.wire.interventions import Given
 from server.wire.interventions import fields as intervention_fields
 from server.wire.messages import Turn, texts_of
+from server.wire.storing.metadata import Metadata
 from server.wire.strangers import ELSEWHERE, check_names
 from server.wire.structured import ResponseFormat, StructuredOutputs, ToolChoice, ToolList
 from steering import Grammar, InterventionSpec, RequestError, Steering
@@ -36,38 +37,11 @@ MAX_MESSAGES = 1024
 MAX_STOPS = 16
 MAX_BIASES = 1024
 MAX_VARIABLES = 64
-MAX_METADATA = 16
-MAX_METADATA_KEY = 64
-MAX_METADATA_VALUE = 512
 
 _TOKEN = re.compile("0|[1-9][0-9]{0,9}")
 
 NOTES = ("preset", "skipped", "max_tokens", "pictures")
 """Keys of `applied` besides those of interventions."""
-
-
-def _metadata(value: Any) -> Any:
-    """Check metadata against OpenAI's bounds; error messages omit keys, which the client chose and may be long."""
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise PydanticCustomError("metadata", "must be an object of strings")
-    if len(value) > MAX_METADATA:
-        raise PydanticCustomError(
-            "metadata", "must have at most {most} keys; got {count}", {"most": MAX_METADATA, "count": len(value)}
-        )
-    for key, item in value.items():
-        if len(key) > MAX_METADATA_KEY:
-            raise PydanticCustomError(
-                "metadata", "must have keys of at most {most} characters", {"most": MAX_METADATA_KEY}
-            )
-        if not isinstance(item, str) or len(item) > MAX_METADATA_VALUE:
-            raise PydanticCustomError(
-                "metadata",
-                "must have strings of at most {most} characters as values; '{key}' has another",
-                {"most": MAX_METADATA_VALUE, "key": key},
-            )
-    return value
 
 
 def _token(key: str) -> str:
@@ -106,13 +80,6 @@ class ProcessorOptions(Strict):
 BOUNDS = tuple(ProcessorOptions.model_fields)
 Stop = Annotated[str, StringConstraints(max_length=1024)]
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
-MetadataForm = Annotated[
-    dict[
-        Annotated[str, StringConstraints(max_length=MAX_METADATA_KEY)],
-        Annotated[str, StringConstraints(max_length=MAX_METADATA_VALUE)],
-    ],
-    Field(max_length=MAX_METADATA),
-]
 _NOTHING: dict[str, Any] = {"enum": [None, [], {}, "", False, 0]}
 _NO_CALL = {"enum": [None, "none", "auto"]}
 
@@ -200,10 +167,10 @@ class ChatRequest(BaseModel):
     functions: Annotated[Any, WithJsonSchema(_NOTHING)] = None
     """Deprecated; use `tools`."""
     function_call: Annotated[Any, WithJsonSchema(_NO_CALL)] = None
-    metadata: Annotated[
-        dict[str, str] | None, BeforeValidator(_metadata, json_schema_input_type=MetadataForm | None)
-    ] = None
+    metadata: Metadata = None
     """Kept with the answer's rows in the journal; `answer_correct` "true" or "false" marks whether it was right."""
+    store: Flag | None = None
+    """Keep the texts of prompt and answer, so that `GET /v1/chat/completions/{id}` returns them to the same key."""
     modalities: Annotated[Any, WithJsonSchema({"enum": [None, [], ["text"]]})] = None
     audio: Annotated[Any, WithJsonSchema(_NOTHING)] = None
 

@@ -16,6 +16,15 @@ def _scalars(schema: dict[str, Any]) -> None:
     schema["properties"] |= {name: {"type": [kinds[kind], "null"]} for name, kind in found.items()}
 
 
+ADDED_FIELDS: dict[str, Any] = {}
+"""Further fields of a row, those of the database's later columns, as JSON schema."""
+
+
+def _added(schema: dict[str, Any]) -> None:
+    schema["properties"] |= ADDED_FIELDS
+    schema["required"] = [*schema["required"], *ADDED_FIELDS]
+
+
 class RowNumbers(AnswerBody):
     """The numbers kept of readouts, whichever were requested."""
 
@@ -47,7 +56,9 @@ class RowTexts(AnswerBody):
 
 
 class RowOfAnswer(AnswerBody):
-    """A choice of an answer."""
+    """A choice of an answer; tables have a column for each entry of its objects, under the same names."""
+
+    model_config = ConfigDict(json_schema_extra=_added)
 
     object: Literal["diagnostics.row"]
     id: str
@@ -61,10 +72,14 @@ class RowOfAnswer(AnswerBody):
     """stop, length, cancelled, error or shutdown."""
     streamed: bool
     interventions: list[str]
-    digests: dict[str, str] | None
-    """The digests of the steering vectors by name; null in rows of an older server."""
-    calibration: str | None
-    """The digest of the calibration that the answer was computed under; null without one."""
+    toward: str
+    """The direction of steering: vision, text, other or none."""
+    vectors: list[str]
+    """The requested steering vectors."""
+    answer_correct: bool | None
+    """What `metadata` says of the answer."""
+    digests: list[str] | None
+    """The requested steering vectors as `name@digest`, which a request may pin; null in rows of an older server."""
     asked: Object
     applied: Object | None
     sampling: Object

@@ -21,9 +21,9 @@ LIKE = 0.7
 """Similarity ratio of difflib from which a name counts as misspelt."""
 MAX_LIKENED = 64
 """Largest number of unknown names that are compared with known ones, since each comparison takes time."""
-UNUSED = frozenset({"prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"})
-"""OpenAI's fields on the caller or on storage, which frameworks send by default and which do not affect answers."""
-BESIDE = frozenset({"mode", "models", "store", "truncation", "usage"})
+UNUSED = frozenset({"prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "user"})
+"""OpenAI's fields on the caller, which frameworks send by default and which do not affect answers."""
+BESIDE = frozenset({"mode", "models", "truncation", "usage"})
 """Fields that clients send, that do not change an answer, and that are no typos although they look like one."""
 ELSEWHERE: dict[str, Any] = {
     "allowed_token_ids": None,

@@ -300,7 +300,7 @@ def test_numbers_that_json_does_not_know_become_null(fake: FakeEngine) -> None:
 def test_unknown_routes_and_methods_are_error_objects(app: Flask) -> None:
     client = app.test_client()
     assert refused(client.get("/v2/nothing"), 404)["code"] == "unknown_route"
-    response = client.get("/v1/chat/completions")
+    response = client.put("/v1/chat/completions")
     refused(response, 405)
     assert "POST" in response.headers["Allow"]
     refused(client.get("/v1//models"), 404)

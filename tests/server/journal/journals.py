@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy import insert
 
 from server.journal.database import Database
+from server.journal.reading.fields import ADDED_NAMES
 from server.journal.schema import DIAGNOSTICS, ROWS
 from server.journal.writer import Journal
 
@@ -37,7 +38,7 @@ def row(number: int = 0, **columns: Any) -> dict[str, Any]:
         "sage_think": False, "sage_generate": False, "contrast": "none", "vectors": "|", "prompt_tokens": 3,
         "completion_tokens": 2, "images": 0, "first_token": 0.1, "total": 0.2, "answer_correct": None, "sampling": "{}",
         "asked": "{}", "applied": None, "metadata": None, "prompt": None, "answer": None, "interventions": "|",
-        "readouts": None, **dict.fromkeys(DIAGNOSTICS), **columns,
+        "readouts": None, **dict.fromkeys((*DIAGNOSTICS, *ADDED_NAMES)), **columns,
     }  # fmt: skip
 
 

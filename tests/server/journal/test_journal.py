@@ -14,6 +14,7 @@ import pytest
 import steering
 from server.app import create_app
 from server.journal.entry import steered_toward
+from server.journal.reading.fields import SAMPLING
 from server.settings import Settings, SettingsError
 from steering.protocol.intervention import REGISTRY
 from tests.server.api.test_operations import samples
@@ -33,21 +34,24 @@ def test_a_plain_answer_leaves_one_row(serve: Serve, engine: steering.Engine) ->
     answer = ask(client, data_uri(), "What is it?", seed=7, top_p=0.9, max_tokens=5).json
     (row,) = rows_of(client, 1)
     latency = row.pop("latency")
+    assert row.pop("request_id").startswith("req_")
     assert before <= row.pop("created") <= time.time()
     assert row == {
         "object": "diagnostics.row",
         "id": answer["id"],
         "choice": 0,
         "model": answer["model"],
-        "key_name": None,
+        **dict.fromkeys(("key_name", "trace_id", "span_id", "preset", "answer_correct")),
+        "toward": "none",
+        "vectors": [],
         "finish_reason": answer["choices"][0]["finish_reason"],
         "streamed": False,
         "interventions": [],
-        "digests": {},
+        "digests": [],
         "calibration": None if engine.mllm.calibration is None else engine.mllm.calibration.digest,
         "asked": NOTHING,
         "applied": None,
-        "sampling": {"temperature": 0.0, "top_p": 0.9, "max_tokens": 5, "seed": 7, "n": 1},
+        "sampling": {**dict.fromkeys(SAMPLING), "temperature": 0.0, "top_p": 0.9, "max_tokens": 5, "seed": 7, "n": 1},
         "usage": {name: answer["usage"][name] for name in ("prompt_tokens", "completion_tokens")},
         "images": 1,
         "diagnostics": NOTHING_SAID,
@@ -63,7 +67,7 @@ def test_all_numbers_that_were_set_for_sampling_are_in_the_row(serve: Serve) -> 
     ask(client, "What?", temperature=0.5, max_tokens=5, min_tokens=3, ignore_eos=True, stop="no text of the client's")
     (row,) = rows_of(client, 1)
     always = {"temperature": 0.5, "top_p": 1.0, "max_tokens": 5, "seed": None, "n": 1}
-    assert row["sampling"] == always | {"min_tokens": 3, "ignore_eos": True}
+    assert row["sampling"] == dict.fromkeys(SAMPLING) | always | {"min_tokens": 3, "ignore_eos": True}
 
 
 def test_a_row_says_where_a_negated_vector_really_pushes(vectors: Path) -> None:
@@ -312,11 +316,13 @@ def test_texts_are_kept_only_when_switched_on_and_bounded(fake: FakeEngine, serv
 
 def test_metadata_is_kept_and_judges_answers(fake: FakeEngine, serve: Serve) -> None:
     client = serve(fake)
-    for right, focused in (("true", False), ("true", True), ("false", False), ("maybe", False)):
+    for right, focused in (("true", False), ("true", True), ("false", False), (None, False)):
         fake.diagnostics = {"focus": {"image": 1, "share": 0.5, "target_image": 2, "correct": focused}}
-        ask(client, metadata={"answer_correct": right, "user": "ünï\0"})
+        ask(client, metadata={"user": "ünï\0"} | ({} if right is None else {"answer_correct": right}))
+    assert ask(client, metadata={"answer_correct": "maybe"}).status_code == 400
     rows = rows_of(client, 4)
-    assert rows[0]["metadata"] == {"answer_correct": "maybe", "user": "ünï\ufffd"}
+    assert [row["answer_correct"] for row in rows] == [None, False, True, True]
+    assert rows[0]["metadata"] == {"user": "ünï\ufffd"}
     summary = client.get("/v1/diagnostics/summary").json
     assert summary["ivm"] == {"known": 2, "implicit": 1, "rate": 0.5}
     assert summary["focus"] == {"known": 4, "correct": 1, "accuracy": 0.25}

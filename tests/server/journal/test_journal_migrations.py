@@ -16,7 +16,8 @@ from server.journal import database as journal_database
 from server.journal.database import Database, Place, open_database
 from server.journal.errors import JournalError
 from server.journal.queries import Filters, page
-from server.journal.schema import ROWS, VERSION_TABLE, metadata
+from server.journal.reading.fields import ADDED_NAMES
+from server.journal.schema import ADDED, ROWS, VERSION_TABLE, metadata
 from tests.server.journal.counting import ids
 from tests.server.journal.journals import put, row
 
@@ -34,11 +35,13 @@ def test_an_older_database_is_migrated_and_keeps_its_rows(database: Database) ->
     config.set_main_option("script_location", str(journal_database.MIGRATIONS))
     with (
         database.writer.begin() as connection
-    ):  # back to the first revision: two indexes, five columns and a table fewer
+    ):  # back to the first revision: without the later indexes, columns and tables
         connection.execute(text("DROP TABLE helmsight_journal_refusals"))
+        connection.execute(text("DROP TABLE helmsight_journal_stored"))
         for index in ("helmsight_journal_id", "helmsight_journal_created"):
             connection.execute(text(f"DROP INDEX {index}"))
-        for column in ("interventions", "readouts", "key_name", "digests", "calibration"):
+        later = (column.name for columns in ADDED.values() for column in columns)
+        for column in ("interventions", "readouts", "key_name", *later):
             connection.execute(text(f"ALTER TABLE helmsight_journal DROP COLUMN {column}"))
         config.attributes["connection"] = connection
         command.stamp(config, "0001")
@@ -67,10 +70,11 @@ def test_rows_of_the_version_before_are_found_by_the_names_of_their_intervention
     first = open_database(Place.of(place))
     config = Config()
     config.set_main_option("script_location", str(journal_database.MIGRATIONS))
-    new = {"interventions", "readouts"}
+    new = {"interventions", "readouts", *ADDED_NAMES}
     with first.writer.begin() as connection:
         connection.execute(text("DROP TABLE helmsight_journal"))
         connection.execute(text("DROP TABLE helmsight_journal_refusals"))
+        connection.execute(text("DROP TABLE helmsight_journal_stored"))
         connection.execute(text(f"DROP TABLE {VERSION_TABLE}"))
         config.attributes["connection"] = connection
         command.upgrade(config, "0002")

@@ -31,6 +31,7 @@ from tests.server.fakes import FakeEngine
 from tests.toys.nudge import Nudge, NudgeSlots
 
 KEY = "sk-0123456789"
+STORED = "/v1/chat/completions/{identity}"
 
 
 @pytest.fixture(scope="module")
@@ -182,11 +183,12 @@ def bodies(document: dict[str, Any]) -> list[tuple[str, str, Any]]:
 
 def test_every_body_that_it_shows_is_answered_as_it_says(checker: Checker) -> None:
     shown = bodies(checker.document)
-    assert {path for path, _, _ in shown} == {"/v1/chat/completions", "/v1/steering/validate"}
+    kept = checker.send("post", "/v1/chat/completions", json=chat("What is it?", store=True)).json["id"]
+    assert {path for path, _, _ in shown} == {"/v1/chat/completions", "/v1/steering/validate", STORED}
     for path, name, body in shown:
         schema = checker.document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         checker.valid(body, schema)
-        assert checker.send("post", path, json=body).status_code == 200, name
+        assert checker.send("post", path, path.replace("{identity}", kept), json=body).status_code == 200, name
 
 
 def test_what_it_shows_does_what_it_says(client: FlaskClient, document: dict[str, Any]) -> None:
@@ -198,7 +200,12 @@ def test_what_it_shows_does_what_it_says(client: FlaskClient, document: dict[str
 
 
 def test_every_parameter_that_it_shows_is_taken(checker: Checker) -> None:
-    answer = checker.send("post", "/v1/chat/completions", json=chat("What is it?", steering=True)).json["id"]
+    body = chat("What is it?", steering=True, store=True)
+    answer = checker.send("post", "/v1/chat/completions", json=body).json["id"]
+    kept = checker.send("post", "/v1/chat/completions", json=body).json["id"]
+    checker.send("post", STORED, STORED.replace("{identity}", answer), json={"metadata": None})
+    checker.send("delete", STORED, STORED.replace("{identity}", answer))
+    answer = kept
     vectors = "/v1/steering/vectors"
     file = checker.send("get", f"{vectors}/{{name}}/file", f"{vectors}/modality-preference/file").data
     upload = {"data": file, "headers": {"Content-Type": "application/octet-stream"}}
@@ -208,7 +215,7 @@ def test_every_parameter_that_it_shows_is_taken(checker: Checker) -> None:
     checker.send("post", "/v1/steering/validate", json={"steering": True})
     queries = 0
     for path, methods in checker.document["paths"].items():
-        for method in sorted(methods.keys() - {"post"}, reverse=True):
+        for method in sorted(methods.keys() - ({"post", "delete"} if path == STORED else {"post"}), reverse=True):
             url, asked = path, [""]
             for one in methods[method].get("parameters", ()):
                 if one["in"] == "path":
@@ -251,6 +258,11 @@ def test_a_page_of_the_journal_leads_to_the_next(checker: Checker) -> None:
         ("get", "/v1/diagnostics", "/v1/diagnostics?flag=red", {}, 400),
         ("get", "/v1/diagnostics/summary", "/v1/diagnostics/summary?limit=1", {}, 400),
         ("get", "/v1/diagnostics/{identity}", "/v1/diagnostics/nothing", {}, 404),
+        ("get", "/v1/chat/completions", "/v1/chat/completions?limit=0", {}, 400),
+        ("get", STORED, "/v1/chat/completions/nothing", {}, 404),
+        ("post", STORED, "/v1/chat/completions/nothing", {"json": {"metadata": {}}}, 404),
+        ("post", STORED, "/v1/chat/completions/nothing", {"json": {"metadata": {"answer_correct": "yes"}}}, 400),
+        ("delete", STORED, "/v1/chat/completions/nothing", {}, 404),
         ("get", "/static/{name}", "/static/nothing.js", {}, 404),
         ("get", "/samples/{name}", "/samples/nothing.png", {}, 404),
     ],

@@ -1,0 +1,150 @@
+"""Stored completions: GET, POST and DELETE below /v1/chat/completions, as OpenAI's SDKs call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flask import Blueprint, Response
+from sqlalchemy import Connection
+
+from server.access.auth import caller
+from server.api.body import read_json
+from server.api.query import METADATA, integer, metadata_of, metadata_parameter, parameters, word
+from server.api.reading import reading
+from server.context import context
+from server.encode import json_response
+from server.errors import ApiError, BadRequest
+from server.journal.database import Database
+from server.journal.reading.stored import Chosen, change, find, messages, page, remove, shown
+from server.openapi.examples import of_change
+from server.openapi.operation import JSON, Parameter, documented
+from server.wire.parse import parse
+from server.wire.storing.stored import StoredChange, StoredCompletion, StoredCompletions, StoredDeletion, StoredMessages
+
+blueprint = Blueprint("stored", __name__)
+
+LIMIT, MAX_LIMIT = 20, 100
+ORDERS = ("asc", "desc")
+MAX_ID = 64
+
+_IDENTITY = Parameter("identity", 'The `id` of an answer whose request had `"store": true`.', place="path")
+_PAGING = [
+    Parameter("after", "The `last_id` of the previous page."),
+    Parameter(
+        "limit", "Largest number of entries.",
+        lambda: {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": LIMIT}, 10,
+    ),
+    Parameter("order", "asc begins with the oldest, desc with the newest.", lambda: {"enum": [*ORDERS]}, "desc"),
+]  # fmt: skip
+
+
+@blueprint.get("/v1/chat/completions")
+@documented(
+    "Stored answers",
+    StoredCompletions,
+    errors=(400, 404, 503),
+    parameters=[*_PAGING, Parameter("model", "The model as the answers name it."), metadata_parameter()],
+)
+def list_stored() -> Response:
+    """List the stored answers of this key, the oldest first."""
+    given = parameters(("after", "limit", "order", "model", METADATA))
+    chosen = Chosen(caller().owner, given.get("model"), metadata_of(given))
+    limit, order = integer(given, "limit", MAX_LIMIT) or LIMIT, word(given, "order", ORDERS)
+    with _stored() as database, database.engine.connect() as connection:
+        try:
+            rows, more = page(connection, chosen, limit, given.get("after"), order == "desc")
+        except KeyError:
+            raise BadRequest("'after' must be the id of a stored answer.", "after") from None
+    return _listed([shown(row) for row in rows], more)
+
+
+@blueprint.get("/v1/chat/completions/<identity>")
+@documented("Stored answers", StoredCompletion, errors=(400, 404, 503), parameters=[_IDENTITY])
+def get_stored(identity: str) -> Response:
+    """Return a stored answer with its metadata."""
+    parameters(())
+    return json_response(_of(identity, lambda connection, owner: find(connection, owner, identity), shown))
+
+
+@blueprint.get("/v1/chat/completions/<identity>/messages")
+@documented("Stored answers", StoredMessages, errors=(400, 404, 503), parameters=[_IDENTITY, *_PAGING])
+def list_messages(identity: str) -> Response:
+    """List the messages of a stored answer's request, without images."""
+    given = parameters(("after", "limit", "order"))
+    limit, order = integer(given, "limit", MAX_LIMIT) or LIMIT, word(given, "order", ORDERS)
+    found = _of(identity, lambda connection, owner: find(connection, owner, identity), messages)
+    if order == "desc":
+        found.reverse()
+    if (after := given.get("after")) is not None:
+        places = [number for number, message in enumerate(found) if message["id"] == after]
+        if not places:
+            raise BadRequest("'after' must be the id of a message of this answer.", "after")
+        found = found[places[0] + 1 :]
+    return _listed(found[:limit], len(found) > limit)
+
+
+@blueprint.post("/v1/chat/completions/<identity>")
+@documented(
+    "Stored answers", StoredCompletion, errors=(400, 404, 413, 415, 503), parameters=[_IDENTITY],
+    body={JSON: lambda _: StoredChange}, examples=of_change,
+)  # fmt: skip
+def change_stored(identity: str) -> Response:
+    """Replace the metadata of a stored answer, in the journal's rows, too."""
+    parameters(())
+    given = parse(read_json(context()), StoredChange)
+    return json_response(
+        _of(identity, lambda connection, owner: change(connection, owner, identity, given.metadata), shown, writes=True)
+    )
+
+
+@blueprint.delete("/v1/chat/completions/<identity>")
+@documented("Stored answers", StoredDeletion, errors=(400, 404, 503), parameters=[_IDENTITY])
+def delete_stored(identity: str) -> Response:
+    """Delete the texts and the metadata of a stored answer; its numbers stay in the journal."""
+    parameters(())
+
+    def deleted(_: Any) -> dict[str, Any]:
+        return {"id": identity, "object": "chat.completion.deleted", "deleted": True}
+
+    return json_response(
+        _of(identity, lambda connection, owner: remove(connection, owner, identity) or None, deleted, writes=True)
+    )
+
+
+def _stored() -> Any:
+    """Return the journal's database, in which every answer that has been sent is committed unless the journal is slow."""
+    journal = context().journal
+    if not journal.enabled:
+        raise ApiError(404, "No answers are stored: the journal is switched off here.", code="unknown_answer")
+    journal.settle_all()
+    return reading()
+
+
+def _of(
+    identity: str, find_it: Callable[[Connection, str], Any], show: Callable[[Any], Any], writes: bool = False
+) -> Any:
+    """Return what `show` makes of the caller's completion; raises a 404 if `find_it` returns None."""
+    found = None
+    if len(identity) <= MAX_ID and identity.isprintable():
+        with _stored() as database:
+            found = _within(database, find_it, writes)
+    if found is None:
+        raise ApiError(
+            404, 'No answer is stored under this id for this key; only requests with "store": true are.',
+            code="unknown_answer", param="id",
+        )  # fmt: skip
+    return show(found)
+
+
+def _within(database: Database, find_it: Callable[[Connection, str], Any], writes: bool) -> Any:
+    if writes:
+        with database.writer.begin() as connection:
+            return find_it(connection, caller().owner)
+    with database.engine.connect() as connection:
+        return find_it(connection, caller().owner)
+
+
+def _listed(entries: list[dict[str, Any]], more: bool) -> Response:
+    first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
+    return json_response({"object": "list", "data": entries, "first_id": first, "last_id": last, "has_more": more})

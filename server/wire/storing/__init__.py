@@ -1,0 +1,1 @@
+"""Bodies about stored completions, and the metadata of all."""
