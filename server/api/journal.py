@@ -17,7 +17,7 @@ from server.api.reading import reading
 from server.context import context
 from server.encode import dumps, json_response
 from server.errors import ApiError, BadRequest
-from server.journal.reading.fields import REPORTS, cells, columns
+from server.journal.reading.fields import LISTS, cells, columns
 from server.journal.reading.queries import Filters, answer, page, place, stream
 from server.journal.reading.times import FORMS, unix_time
 from server.journal.reading.view import scalars
@@ -51,7 +51,7 @@ ADDED_FIELDS.update(
     (column.name, {"type": [_TYPES[column.type.python_type], "null"], "description": column.doc})
     for added in ADDED.values()
     for column in added
-    if column.name not in REPORTS
+    if column.name not in LISTS
 )
 
 

@@ -78,7 +78,8 @@ class Serving:
 
 def _log_change(name: str, before: str | None, after: str | None) -> None:
     """Log that a name stands for another vector than before; later requests use the new one."""
-    log.warning("steering vector %s changed: digest %s before, %s now", name, before or "none", after or "none")
+    level = logging.INFO if before is None else logging.WARNING
+    log.log(level, "steering vector %s changed: digest %s before, %s now", name, before or "none", after or "none")
 
 
 def vector_store(settings: Settings, model_folder: Path | None, fingerprint: str | None = None) -> VectorStore:

@@ -177,7 +177,9 @@ def shared(
         **{f"sage_{stage}": f"sage.{stage}" in asked for stage in STAGES},
         "contrast": next((clean(one.kind, 16) for one in asked.values() if one.path == ("contrast",)), "none"),
         "vectors": listed(sorted({name for one in asked.values() for name in one.vectors})),
-        "digests": dumps({name: digest for one in asked.values() for name, digest in sorted(one.digests.items())}),
+        "digests": listed(
+            sorted({f"{name}@{digest}" for one in asked.values() for name, digest in one.digests.items()})
+        ),
         "prompt_tokens": prompt_tokens,
         "images": sum(1 for _ in image_urls(chat.messages)),
         "answer_correct": truth(metadata, "answer_correct"),

@@ -24,10 +24,12 @@ ADDED: dict[str, tuple[Column[Any], ...]] = {
         Column("trace_id", String(32), doc="The id of the request's trace (W3C), if it has one."),
         Column("span_id", String(16), doc="The id of the request's span, if traces are sent."),
         Column("preset", String(64), doc="The requested preset."),
-        Column("digests", Text, doc="The digests of the steering vectors by name."),
-        Column("calibration", String(64), doc="The digest of the calibration that the answer was computed under."),
         Column("source", String(16), doc="The source of the request; null in rows of an older server."),
+    ),
+    "0007": (
         Column("guard", String(16), doc="The outcome of the request's guard; null without one."),
+        Column("calibration", String(64), doc="The digest of the calibration that the answer was computed under."),
+        Column("digests", Text),  # |name@digest|name@digest|, of the steering vectors
     ),
 }
 """Columns that were added later, by the revision that adds them; all may be null. `doc` is the API's description."""

@@ -85,7 +85,7 @@ class FakeCompletion:
 
 @dataclass
 class FakeTurn:
-    """A turn of a fake engine, which answers for it."""
+    """A turn of a fake engine, whose own methods tests replace."""
 
     engine: FakeEngine
     calibration: Calibrated | None

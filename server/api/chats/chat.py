@@ -134,8 +134,8 @@ def begun(
     watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
     hidden = hidden_readouts(app, serving, resolved, more)
     return Running(
-        app, completion, watch, g.started, n, answer.id, writer, bool(chat.stream), g.notes, entry, hidden, g.get("chat_span"),
-        g.get("leave"), traffic=g.traffic,
+        app, completion, watch, g.started, n, answer.id, writer, bool(chat.stream), g.notes, entry, hidden,
+        g.get("chat_span"), g.get("leave"), traffic=g.traffic,
     )  # fmt: skip
 
 

@@ -24,13 +24,16 @@ GROUPS = {
     "texts": ("prompt", "answer"),
 }
 """The objects of a row in JSON, besides `diagnostics`; tables have a column for each of their entries."""
-REPORTS = ("digests", "asked", "applied", "metadata")
-"""Fields that are objects in JSON, and JSON in tables."""
-ADDED_NAMES = tuple(column.name for columns in ADDED.values() for column in columns if column.name not in REPORTS)
-PLAIN = ("id", "choice", "created", "model", "key_name", *ADDED_NAMES, "finish_reason", "streamed", "toward", "images")
-"""The fields that are a column of the database, as it is."""
-LISTS = ("interventions", "vectors")
+ADDED_NAMES = tuple(column.name for columns in ADDED.values() for column in columns)
+LISTS = ("interventions", "vectors", "digests")
 """Fields that are lists in JSON, and texts with spaces in tables."""
+PLAIN = (
+    "id", "choice", "created", "model", "key_name", *(name for name in ADDED_NAMES if name not in LISTS), "finish_reason",
+    "streamed", "toward", "images",
+)  # fmt: skip
+"""The fields that are a column of the database, as it is."""
+REPORTS = ("asked", "applied", "metadata")
+"""Fields that are objects in JSON, and JSON in tables."""
 
 FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 """Characters that start a formula in some spreadsheet, or that it drops before one."""
@@ -54,7 +57,6 @@ def shown(row: Mapping[str, Any] | RowMapping, scalars: Iterable[str]) -> dict[s
         **plain,
         **{name: _listed(row[name]) for name in LISTS},
         "answer_correct": row["answer_correct"],
-        "digests": _parsed(row["digests"]),
         "asked": json.loads(row["asked"]),
         "applied": _parsed(row["applied"]),
         "sampling": {**dict.fromkeys(SAMPLING), **sampling},
@@ -75,7 +77,7 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(row)
     for group in (*GROUPS, "diagnostics"):
         found |= found.pop(group) or dict.fromkeys(GROUPS.get(group, ()))
-    found |= {name: " ".join(row[name]) for name in LISTS}
+    found |= {name: None if row[name] is None else " ".join(row[name]) for name in LISTS}
     return found | {name: None if row[name] is None else dumps(row[name]) for name in REPORTS}
 
 
@@ -90,7 +92,9 @@ def inert(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
-def _listed(text: str) -> list[str]:
+def _listed(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
     return text.strip("|").split("|") if text != "|" else []
 
 

@@ -78,8 +78,8 @@ class RowOfAnswer(AnswerBody):
     """The requested steering vectors."""
     answer_correct: bool | None
     """What `metadata` says of the answer."""
-    digests: dict[str, str] | None
-    """The digests of the steering vectors by name; null in rows of an older server."""
+    digests: list[str] | None
+    """The requested steering vectors as `name@digest`, which a request may pin; null in rows of an older server."""
     asked: Object
     applied: Object | None
     sampling: Object

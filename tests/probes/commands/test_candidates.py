@@ -40,6 +40,8 @@ def test_a_probes_vector_is_a_candidate_until_somebody_uses_it(
         assert lines["layers"][-2:] == ["1", "1"]
         assert lines["cosine at layer 1"][-2:] == ["1", f"{cosine:.3f}"]
     assert served.get(name).identity == old.identity
+    assert cli.main(["vectors", "list", "--model", model]) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]] == ["yes", "candidate"]
     assert cli.main(["vectors", "use", name, "--model", model]) == 0
     said = capsys.readouterr().out
     assert f"digest {old.identity} before, {new.identity} now" in said

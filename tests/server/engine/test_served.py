@@ -14,7 +14,7 @@ from server.engine import served as protocols
 from server.engine.local import LocalEngine, adapted
 from server.settings import Settings
 from tests.server.conftest import ask, data_uri
-from tests.server.fakes import FakeCompletion, FakeEngine
+from tests.server.fakes import FakeCompletion, FakeEngine, FakeTurn
 
 
 def methods(kind: type) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def methods(kind: type) -> dict[str, Any]:
     ("protocol", "kinds"),
     [
         (protocols.ServedEngine, (LocalEngine, FakeEngine)),
-        (protocols.ServedTurn, (steering.Turn, FakeEngine)),
+        (protocols.ServedTurn, (steering.Turn, FakeTurn)),
         (protocols.ServedCompletion, (steering.Completion, FakeCompletion)),
     ],
 )

@@ -48,7 +48,7 @@ def test_a_plain_answer_leaves_one_row(serve: Serve, engine: steering.Engine) ->
         "finish_reason": answer["choices"][0]["finish_reason"],
         "streamed": False,
         "interventions": [],
-        "digests": {},
+        "digests": [],
         "calibration": None if engine.mllm.calibration is None else engine.mllm.calibration.digest,
         "asked": NOTHING,
         "applied": None,

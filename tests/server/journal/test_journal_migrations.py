@@ -16,6 +16,7 @@ from server.journal import database as journal_database
 from server.journal.database import Database, Place, open_database
 from server.journal.errors import JournalError
 from server.journal.reading.queries import Filters, page
+from server.journal.reading.fields import ADDED_NAMES
 from server.journal.schema import ADDED, ROWS, VERSION_TABLE, metadata
 from tests.server.journal.counting import ids
 from tests.server.journal.journals import put, row
@@ -69,7 +70,7 @@ def test_rows_of_the_version_before_are_found_by_the_names_of_their_intervention
     first = open_database(Place.of(place))
     config = Config()
     config.set_main_option("script_location", str(journal_database.MIGRATIONS))
-    new = {"interventions", "readouts", *(column.name for columns in ADDED.values() for column in columns)}
+    new = {"interventions", "readouts", *ADDED_NAMES}
     with first.writer.begin() as connection:
         connection.execute(text("DROP TABLE helmsight_journal"))
         connection.execute(text("DROP TABLE helmsight_journal_refusals"))

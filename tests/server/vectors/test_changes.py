@@ -49,7 +49,7 @@ def test_a_new_vector_of_a_name_is_said_everywhere(
     (line,) = [record.getMessage() for record in caplog.records if "changed" in record.getMessage()]
     assert line == f"steering vector {NAME} changed: digest {old.identity} before, {new.identity} now"
     rows = rows_of(client, 2)
-    assert [row["digests"] for row in rows] == [{NAME: new.identity}, {NAME: old.identity}]
+    assert [row["digests"] for row in rows] == [[f"{NAME}@{new.identity}"], [f"{NAME}@{old.identity}"]]
     assert engine.mllm.calibration is not None
     assert {row["calibration"] for row in rows} == {engine.mllm.calibration.digest}
     metrics = client.get("/metrics").text

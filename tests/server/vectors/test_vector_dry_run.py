@@ -34,6 +34,7 @@ def test_a_dry_run_says_what_would_be_applied(
         "steering": [
             {
                 "name": "mine",
+                "digest": vector.identity,
                 "toward": "vision",
                 "strength": 2.0,
                 "published": None,

@@ -127,6 +127,7 @@ def test_it_says_what_it_removed(make_engine: MakeEngine, load_plain: LoadPlain)
         assert choice.applied is not None
         assert choice.applied["project_out"] == {
             "vector": "test",
+            "digest": vector.identity,
             "layers": [0, 2],
             "tokens": tokens,
             "touched": removed.shape[1],

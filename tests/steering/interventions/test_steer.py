@@ -196,6 +196,7 @@ def test_applied_counts_tokens_and_weighs_the_dose(
             "steering": [
                 {
                     "name": "test",
+                    "digest": vector.identity,
                     "toward": "text",
                     "strength": 1.2,
                     "published": None,
