@@ -24,7 +24,7 @@ from server.journal.words import with_numbers
 from server.journal.writer import Journal
 from server.requests.presets import Presets
 from server.settings import Settings, SettingsError
-from server.telemetry.logs import NOTES, current, request_id, trace_of
+from server.telemetry.logs import NOTES, current, current_completion, request_id, trace_of
 from server.telemetry.metrics import Metrics
 from server.web import page
 from server.wire.chat import ChatRequest, with_interventions
@@ -125,6 +125,7 @@ def _begin() -> None:
     g.started = time.monotonic()
     g.request_id = request_id(request.headers.get("X-Request-Id"))
     current.set(g.request_id)
+    current_completion.set(None)
     g.notes = request.environ[NOTES] = {"request_id": g.request_id, "route": grouped(request)}
     traces = context().traces
     g.notes |= trace_of(request.headers.get("traceparent"))
@@ -168,6 +169,7 @@ def _finish(response: Response) -> Response:
         metrics.requests.labels(route, method, str(response.status_code)).inc()
         metrics.latency.labels(route).observe(time.monotonic() - started)
         current.set(None)
+        current_completion.set(None)
 
     response.call_on_close(count)
     if code is not None and not g.get("leaves_rows") and response.status_code != errors.CLIENT_CLOSED:

@@ -31,7 +31,7 @@ from server.openmp import set_wait_policy
 from server.process.worker import DRAIN_MARGIN, Worker
 from server.settings import Settings, SettingsError, warnings_for
 from server.signals import ignore_signals
-from server.telemetry.logs import logger_class, set_up_logging
+from server.telemetry.logs import COMPLETION, logger_class, set_up_logging
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -108,7 +108,7 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "preload_app": False,
         "proc_name": "helmsight",
         "accesslog": "-" if settings.access_log else None,
-        "access_log_format": '%(h)s "%(m)s %(U)s %(H)s" %(s)s %(B)s %(M)sms %({x-request-id}o)s',
+        "access_log_format": f'%(h)s "%(m)s %(U)s %(H)s" %(s)s %(B)s %(M)sms %({{x-request-id}}o)s %({{{COMPLETION}}}e)s',
         "errorlog": "-",
         "logger_class": logger_class(settings.log_format),
         "loglevel": settings.log_level,

@@ -27,6 +27,7 @@ from server.openapi.examples import of_chat
 from server.openapi.operation import EVENTS, JSON, Parameter, documented
 from server.requests.resolve import resolve
 from server.requests.skipping import Skipping
+from server.telemetry.logs import COMPLETION, current_completion
 from server.telemetry.metrics import Traffic
 from server.wire.answers import ChatCompletion, ChatCompletionChunk, ErrorBody
 from server.wire.chat import ChatRequest
@@ -136,7 +137,8 @@ def submit(
         raise
     app.metrics.asked(resolved)
     g.notes["interventions"] = sorted(resolved.asked)
-    g.notes["completion_id"] = answer_id
+    g.notes["completion_id"] = request.environ[COMPLETION] = answer_id
+    current_completion.set(answer_id)
     g.traffic = Traffic.of(serving.name, resolved, source)
     columns = {"key_name": caller().name, "source": source, **{name: g.notes.get(name) for name in TRACED}}
     owner = caller().owner if chat.store and stores(app) else None

@@ -25,6 +25,10 @@ NOTES = "helmsight.notes"
 
 current: ContextVar[str | None] = ContextVar("helmsight_request_id", default=None)
 """The id of the request that this thread answers."""
+current_completion: ContextVar[str | None] = ContextVar("helmsight_completion_id", default=None)
+"""The id of its completion, once it has one."""
+COMPLETION = "helmsight.completion"
+"""Key of a WSGI environment under which the application stores the completion's id for the log."""
 WELL_FORMED = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 """Pattern of request ids that are accepted from clients."""
 _PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
@@ -56,8 +60,8 @@ class OneLine(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable(record.message)
-        named = current.get()
-        return super().formatMessage(record) + (f" ({named})" if named and named not in record.message else "")
+        known = [name for name in (current.get(), current_completion.get()) if name and name not in record.message]
+        return super().formatMessage(record) + (f" ({' '.join(known)})" if known else "")
 
     def formatException(self, ei: Any) -> str:
         return "\n".join("    " + printable(line) for line in super().formatException(ei).split("\n"))
@@ -66,8 +70,8 @@ class OneLine(logging.Formatter):
 class OneObject(logging.Formatter):
     """A JSON object per line.
 
-    It has `time` (UTC), `level`, `logger`, `process`, `message`; if known, `request_id` and `exception`; and the record's
-    `fields`.
+    It has `time` (UTC), `level`, `logger`, `process`, `message`; if known, `request_id`, `completion_id` and `exception`;
+    and the record's `fields`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -80,6 +84,8 @@ class OneObject(logging.Formatter):
         }
         if (named := current.get()) is not None:
             said["request_id"] = named
+        if (named := current_completion.get()) is not None:
+            said["completion_id"] = named
         said |= getattr(record, "fields", {})
         if record.exc_info:
             said["exception"] = self.formatException(record.exc_info)

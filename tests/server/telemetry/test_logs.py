@@ -15,7 +15,7 @@ import requests
 
 from server.app import create_app
 from server.settings import Settings
-from server.telemetry.logs import OneLine, OneObject, current, printable
+from server.telemetry.logs import OneLine, OneObject, current, current_completion, printable
 from tests.server.conftest import user
 from tests.server.fakes import FakeEngine
 
@@ -77,6 +77,12 @@ def test_lines_of_a_request_have_its_id_in_both_forms() -> None:
     try:
         assert OneLine("%(message)s").format(record("failed")) == "failed (req_1)"
         assert json.loads(OneObject().format(record("failed")))["request_id"] == "req_1"
+        answering = current_completion.set("chatcmpl-1")
+        try:
+            assert OneLine("%(message)s").format(record("failed")) == "failed (req_1 chatcmpl-1)"
+            assert json.loads(OneObject().format(record("failed")))["completion_id"] == "chatcmpl-1"
+        finally:
+            current_completion.reset(answering)
     finally:
         current.reset(token)
 
@@ -124,3 +130,17 @@ def test_a_finished_request_is_an_object_without_content_or_key(
     assert third.items() >= {**fields, "status": 401, "error": "missing_api_key"}.items()
     assert third["request_id"] == refused.headers["X-Request-Id"]
     assert "prompt_tokens" not in third
+    assert (first["completion_id"], "completion_id" in third) == (answered.json()["id"], False)
+
+
+def test_a_line_of_text_has_both_ids(fake: FakeEngine, serve_worker: Callable[..., int], tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    url = f"http://127.0.0.1:{serve_worker(create_app(Settings(), engine=fake), accesslog=str(log))}"  # type: ignore[arg-type]
+    chat = {"messages": [user("hi")], "max_tokens": 8}
+    answered = requests.post(f"{url}/v1/chat/completions", json=chat, headers={"X-Request-ID": "mine"}, timeout=10)
+    requests.get(f"{url}/health", headers={"X-Request-ID": "other"}, timeout=10)
+    while log.read_text().count("\n") < 2:
+        time.sleep(0.01)
+    first, second = log.read_text().splitlines()
+    assert first.split()[-2:] == ["mine", answered.json()["id"]]
+    assert second.split()[-2:] == ["other", "-"]
