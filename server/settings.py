@@ -82,6 +82,11 @@ class Settings(BaseModel):
         description="longest gap between tokens while prompts are prefilled, as a multiple of a decode step; "
         "the smaller bound applies (default: --max-gap only)",
     )  # fmt: skip
+    overlap: bool | None = Field(
+        default=None,
+        description="launch each forward pass before the tokens of the last one are read, so that a GPU need not wait for "
+        "the host (default: on a GPU, where a few answers at the start are the same both ways)",
+    )
     image_cache: int = Field(
         default=256 * MEBI, ge=0,
         description="bytes for cached image embeddings, and as many for images preprocessed by the processor",

@@ -59,6 +59,10 @@ class Busy(SteeringError):
         self.retry_after = retry_after
 
 
+SHUTTING_DOWN = "The server is shutting down."
+"""The message to whoever asks, or still waits, while an engine stops."""
+
+
 class Fault(SteeringError):
     """A sequence ended abnormally (non-finite logits, an exception in its step); other sequences are unaffected."""
 

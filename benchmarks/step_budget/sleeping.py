@@ -110,9 +110,9 @@ class Sleeping:
         self._until(started, self.machine.prefill(len(ran) * max(ran)))
         return logits
 
-    def _slow_decode(self, running: list[Any], branches: Any) -> Any:
+    def _slow_decode(self, running: list[Any], *args: Any) -> Any:
         started = self.clock.now()
-        decoded = self._decode(running, branches)
+        decoded = self._decode(running, *args)
         self._until(started, self.machine.decoding(len(running)))
         return decoded
 

@@ -231,6 +231,7 @@ def make_engine(
         prefix_cache_bytes=settings.prefix_cache,
         threads=threads,
         compiled_folder=settings.compiled_folder,
+        overlap=settings.overlap if mllm.device.type == "cuda" else False,
         kv_share=settings.kv_share,
         max_step=longest_step(settings),
         died=died or end_process,

@@ -22,7 +22,7 @@ from server.images.turns import PictureTurns
 from server.settings import Settings
 from server.wording import one_sentence
 from steering import Steering, TextBounds, VectorStore
-from steering.errors import EngineEnded
+from steering.errors import SHUTTING_DOWN, EngineEnded
 
 log = logging.getLogger("helmsight")
 
@@ -198,7 +198,7 @@ class Runtime:
             return self._serving
         message, retry = {
             "loading": ("The model is still loading.", 2.0),
-            "draining": ("The server is shutting down.", 5.0),
+            "draining": (SHUTTING_DOWN, 5.0),
             "failed": ("The model is not available.", 30.0),
         }[state]
         headers = {"Connection": "close"} if state == "draining" else {}

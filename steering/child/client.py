@@ -14,7 +14,7 @@ from steering.child.clock import StepClock
 from steering.child.facts import ModelFacts
 from steering.child.link import Link
 from steering.child.refusals import RefusalEstimate
-from steering.errors import Busy, EngineEnded, Fault
+from steering.errors import SHUTTING_DOWN, Busy, EngineEnded, Fault
 from steering.front.client import Client
 from steering.histogram import Histogram
 from steering.messages.messages import Add, Output
@@ -30,7 +30,6 @@ LAST = 0.75
 After them the parent ends running answers itself, within the `STOP` of the server's worker.
 """
 _GONE = "The engine's process has ended."
-_STOPS = "The server is shutting down."
 
 
 class ChildClient(Client):
@@ -130,7 +129,7 @@ class ChildClient(Client):
         asking = threading.Thread(target=self._ask_to_stop, daemon=True)
         asking.start()  # if the other process hangs, even sending may block for ever
         asking.join(LAST)
-        self._fail(Fault(_STOPS))
+        self._fail(Fault(SHUTTING_DOWN))
         self._link.close()
 
     @property

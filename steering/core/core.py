@@ -15,7 +15,7 @@ from steering.core.admission import AdmissionControl
 from steering.core.budget import StepBudget
 from steering.core.steps import Steps
 from steering.core.tensor_parallel import RankMessages, StepEvents
-from steering.errors import Fault
+from steering.errors import SHUTTING_DOWN, Fault
 from steering.grammar.compiled import Grammars
 from steering.histogram import Histogram
 from steering.logprobs import TopLogprobs
@@ -95,7 +95,7 @@ class EngineCore:
     def close(self) -> None:
         """Refuse new requests and end those that run, with a Fault, at the next step."""
         with self.changed:
-            self._closed = Fault("The server is shutting down.")
+            self._closed = Fault(SHUTTING_DOWN)
             if self._rank_messages is None:
                 self._end_all()
             else:
@@ -250,7 +250,7 @@ class EngineCore:
     def _end_all(self) -> None:
         unfinished = [sequence for sequence in self.steps.alive if not sequence.done]
         for sequence in unfinished:
-            sequence.error = self._closed or Fault("The server is shutting down.")
+            sequence.error = self._closed or Fault(SHUTTING_DOWN)
 
     def _incoming(self) -> list[Sequence]:
         """Return the sequences that join the queue at the next step of all ranks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping
 
 from steering.devices import lost
@@ -16,7 +17,7 @@ from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.runner.contrastive import ContrastiveBranches
 from steering.runner.runner import Runner
-from steering.runner.sampler import Sampled
+from steering.runner.sampler import HostCopy, Read, Sampled
 
 log = logging.getLogger(__name__)
 
@@ -35,18 +36,38 @@ class Outputs:
         self._mllm, self._runner, self._branches = mllm, runner, branches
         self._counts, self._bins = counts, bins
         self._outputs: list[Output] = []
+        self._unread: deque[tuple[list[tuple[int, Sequence]], HostCopy]] = deque()
 
     def take(self) -> list[Output]:
         """Return the outputs since the last call."""
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def hand_out(self, sequences: list[Sequence], sampled: Sampled) -> None:
-        """Append its sampled token to every sequence that is neither done, held nor a twin."""
-        tokens, finite, alternatives = sampled.read()  # the only place where the host waits for the device
+    def sampled(self, sequences: list[Sequence], sampled: Sampled) -> None:
+        """Begin to copy the sampled tokens, of every sequence that is neither done, held nor a twin, to the host."""
+        rows = [
+            (row, sequence)
+            for row, sequence in enumerate(sequences)
+            if not (sequence.done or sequence.held or sequence.is_twin)
+        ]
+        for _, sequence in rows:
+            for branch in _branches(sequence):
+                branch.output.in_flight += 1
+        self._unread.append((rows, sampled.to_host()))
+
+    def read(self) -> None:
+        """Wait for the tokens that were sampled, and append them to their answers."""
+        while self._unread:
+            rows, copied = self._unread[0]
+            numbers = copied.read()  # the only place where the host waits for the device
+            self._unread.popleft()
+            self._hand_out(rows, numbers)
+
+    def _hand_out(self, rows: list[tuple[int, Sequence]], numbers: Read) -> None:
+        tokens, finite, alternatives = numbers
         now = time.monotonic()
-        for row, sequence in enumerate(sequences):
-            if sequence.done or sequence.held or sequence.is_twin:
+        for row, sequence in rows:
+            if sequence.done:
                 continue
             if not finite[row]:
                 sequence.error = Fault("The model produced logits that are not finite for this request.")
@@ -79,9 +100,9 @@ class Outputs:
             self._bins["prefill_seconds"].add(now - sequence.times.admitted)
             sequence.times.first = now
         sequence.times.last = now
-        for branch in (sequence, sequence.twin):
-            if branch is not None:
-                branch.tokens.append(token)
+        for branch in _branches(sequence):
+            branch.tokens.append(token)
+            branch.output.in_flight -= 1
         sampling, stops = sequence.spec.sampling, sequence.output.stops
         ends = token in self._mllm.stop_ids and not sampling.ignore_eos
         if not ends:
@@ -110,6 +131,10 @@ class Outputs:
         ended = _end_of(sequence) if sequence.done else None
         out.sent = len(sequence.tokens)
         self._outputs.append(Output(out.request, out.answer, tokens, logprobs, first_at, ended))
+
+
+def _branches(sequence: Sequence) -> list[Sequence]:
+    return [sequence] if sequence.twin is None else [sequence, sequence.twin]
 
 
 def _end_of(sequence: Sequence) -> Ended:

@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -22,6 +23,7 @@ from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence
 from steering.runner.contrastive import ContrastiveBranches, rows_of
 from steering.runner.runner import Runner
+from steering.runner.sampler import Sampled
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,9 @@ class Steps:
     `alive` holds the sequences from submission to the end, in order of arrival; any thread may read and extend it with the
     lock `changed`, which is notified when one has left. `budget` limits what a step takes in. `meanwhile` is called where
     first tokens are ready, and returns True where requests have come that may run in the same step.
+
+    With `overlap`, the host reads the tokens of a pass after it has launched the next one, so that a device need not wait
+    for the host. Rows whose answer turns out to have ended then have no part in what follows that pass.
     """
 
     def __init__(
@@ -65,8 +70,10 @@ class Steps:
         self.rate = Rate()
         self.budget = StepBudget(budget)
         self.meanwhile: Callable[[], bool] = lambda: False
+        self.overlap = False
         self._clock = PassClock(mllm.device)
         self._ended = 0.0
+        self._decoded = self._clock.mark()
         self._changed = changed
         self._failed = failed
 
@@ -102,14 +109,21 @@ class Steps:
             totals = totals.plus(last)
         between = time.monotonic()
         running = len(self.scheduler.running)
-        decodes = any(not sequence.held for sequence in self.scheduler.running)
+        decodes = any(not (sequence.held or sequence.complete) for sequence in self.scheduler.running)
         if decodes:
+            start = self._clock.mark() if totals.prompts or totals.values or not beside else self._decoded
             self._decode()
+            self._decoded = self._clock.mark()
+        else:
+            self.outputs.read()
+            self._let_go(list(self.scheduler.running))
         self.counts["steps"] += 1
         now = time.monotonic()
         self.rate.step(now - began, totals.tokens)
         self._clock.settle()
-        if decodes and totals.waited:  # the time between two steps is part of the gap between two tokens
+        if decodes and self.overlap:
+            self._clock.passed(self.budget.decode, running, start)
+        elif decodes and totals.waited:  # the time between two steps is part of the gap between two tokens
             self.budget.decode.learn(running, now - between + (began - self._ended if beside else 0.0))
         self._ended = now
 
@@ -179,36 +193,50 @@ class Steps:
             self.branches.hold(leader, self.runner.choice.masked([leader], row[None])[0])
             self._pair(leader)
         if sampled is not None:
-            self.outputs.hand_out(first, sampled)
+            self._sampled(first, sampled)
         self._keep(self.runner.prefixes.keep, batch)
         self._let_go([*first, *batch])
 
     def _decode(self) -> None:
         running = list(self.scheduler.running)
-        due = [sequence for sequence in running if sequence.due]
+        decode = partial(self.runner.decode, running, self.branches, lambda: self._goes_on(running))
         try:
-            decoded = self.runner.decode(running, self.branches)
+            decoded = decode()
         except Exception as first:
             self._end_if_fatal(first)
             log.warning("A step failed for %d sequences; it will run again.", len(running), exc_info=first)
             traceback.clear_frames(first.__traceback__)  # frees tensors of the failed step
             try:
-                decoded = self.runner.decode(running, self.branches)
+                decoded = decode()
             except Exception as error:
                 self._end_if_fatal(error)
                 self._fail(self.runner.blamed(error, running), error)
                 return
         self.bins["batch_size"].add(len(running))
-        for leader in due:
-            self.branches.hold(leader, decoded.logits[leader.slot])
-        for sequence, reason in decoded.spoilt.items():
-            self._end_if_fatal(reason)
-            self._fail([sequence], reason)
-        self.outputs.hand_out(running, decoded.sampled)
+        due = [sequence for sequence in running if sequence.due and not sequence.done]
+        if decoded is not None:
+            for leader in due:
+                self.branches.hold(leader, decoded.logits[leader.slot])
+            for sequence, reason in decoded.spoilt.items():
+                self._end_if_fatal(reason)
+                self._fail([sequence], reason)
+            self._sampled(running, decoded.sampled)
         self._let_go(running)
         for leader in due:
             if not leader.done:
                 self._pair(leader)
+
+    def _goes_on(self, running: list[Sequence]) -> bool:
+        """Read the tokens that their pass is fed; return True where some answer goes on behind them."""
+        self.outputs.read()
+        return not all(sequence.done or sequence.is_twin for sequence in running)
+
+    def _sampled(self, sequences: list[Sequence], sampled: Sampled) -> None:
+        """Put out the sampled tokens now or, with overlap, behind the next launch, which is the time for earlier ones."""
+        self.outputs.read()
+        self.outputs.sampled(sequences, sampled)
+        if not self.overlap:
+            self.outputs.read()
 
     def _embed_what_fits(self, sequences: list[Sequence], allowance: Allowance) -> tuple[int, bool]:
         """Embed the waiting prompts that fit.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 
-from steering.errors import Fault, RequestError
+from steering.errors import SHUTTING_DOWN, Fault, RequestError
 from steering.front.completion import Completion
 from steering.front.input_processor import Admitted, InputProcessor, Limits, admit, check_request, check_slots
 from steering.front.turn import Turn
@@ -252,4 +252,4 @@ class Client(ABC):
 
     def _refuse_when_closed(self) -> None:
         if self._stopping or self._is_dead:
-            raise Fault("The server is shutting down.")
+            raise Fault(SHUTTING_DOWN)

@@ -21,6 +21,7 @@ from steering.front.input_processor import Limits
 from steering.histogram import Histogram
 from steering.messages.messages import Add, Output
 from steering.model.mllm import MLLM
+from steering.protocol.request import Request, Sampling
 from steering.protocol.wording import shown
 from steering.runner.room import SHARE
 from steering.runner.runner import Runner
@@ -40,9 +41,10 @@ class Engine(Client):
     `slots` need more, there are fewer. `prefix_cache_bytes` bounds the prefix cache (0: none, so that no answer depends, by
     rounding, on earlier ones). `focus_layers` is N of the focus metrics (default: the model's own). Only methods registered
     before construction can be requested: `interventions` and `readouts` are their names. `compiled` compiles the decode step
-    (`compilation`), kept in `compiled_folder` (None: the user's cache, "off": nowhere). `died` is called where the stepping
-    thread ends by a fault; an engine is not `healthy` while a step exceeds `max_step` seconds. Raises UnsupportedModel where
-    the self-check fails.
+    (`compilation`), kept in `compiled_folder` (None: the user's cache, "off": nowhere). `overlap` launches each pass before
+    the tokens of the last one are read (`Steps`); None does on a GPU where a few answers are the same both ways. `died` is
+    called where the stepping thread ends by a fault; an engine is not `healthy` while a step exceeds `max_step` seconds.
+    Raises UnsupportedModel where the self-check fails.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Engine(Client):
         self_check: bool = True,
         compiled: bool = False,
         compiled_folder: str | None = None,
+        overlap: bool | None = None,
         max_step: float = math.inf,
         died: Callable[[], None] | None = None,
     ):
@@ -72,6 +75,10 @@ class Engine(Client):
             raise TypeError(f"An Engine is made of the model that steering.load returns; got {shown(mllm)}.")
         if compiled:
             check_compilable(mllm)
+        if overlap and compiled and mllm.device.type == "cpu":
+            raise ValueError(
+                "overlap is for GPUs: the compiled steps of a CPU count what they measure within the pass."
+            )
         if threads is not None:
             torch.set_num_threads(threads)
         self.max_length = min(mllm.context_length, max_length or 4096)
@@ -90,7 +97,11 @@ class Engine(Client):
         self._fatal: BaseException | None = None
         self._died, self._max_step = died, max_step
         self._hosted = False  # the core's requests and outputs are those of the client of `run`
-        if self.compilation.try_now(self.generate, self.core.slots, mllm.name):
+        tried = self.compilation.try_now(self.generate, self.core.slots, mllm.name)
+        if overlap is None and mllm.device.type == "cuda" and mllm.ranks.size == 1:
+            tried, overlap = True, _overlap_is_exact(self)
+        self.core.steps.overlap = bool(overlap)
+        if tried:
             self.core.count_anew()
 
     # -- for callers ---------------------------------------------------------------------------------------------------
@@ -228,3 +239,19 @@ class Engine(Client):
                 self._changed.notify_all()
             if self._died is not None:
                 self._died()
+
+
+def _overlap_is_exact(engine: Engine) -> bool:
+    """Return True where small answers of an idle engine have the same tokens with `overlap`; log a warning where not."""
+    request = Request(
+        [{"role": "user", "content": "?"}], Sampling(max_tokens=8, ignore_eos=True, temperature=1.0, seed=1)
+    )
+    answers = []
+    for engine.core.steps.overlap in (False, True):
+        results = engine.generate([request] * min(engine.core.slots, 4))
+        answers.append([choice.token_ids for result in results for choice in result.choices])
+    if answers[0] != answers[1]:
+        log.warning(
+            "the host reads the tokens of each step before the next one: other answers came of it when it did not"
+        )
+    return answers[0] == answers[1]

@@ -125,8 +125,8 @@ class PendingOutput:
     """The results that a sequence puts out, with the numbers of its request and of its answer in that request.
 
     stops: its text, where a string in it may end it. in_pieces: tokens are put out as they come; `sent` of them were.
-    scores: log-probabilities of the tokens, where they are captured. taken: measurements of the whole answer on the CPU, by
-    recorder or intervention.
+    in_flight: how many sampled tokens the host has not read yet. scores: log-probabilities of the tokens, where they are
+    captured. taken: measurements of the whole answer on the CPU, by recorder or intervention.
     """
 
     request: int = 0
@@ -134,6 +134,7 @@ class PendingOutput:
     stops: TextStream | None = None
     in_pieces: bool = True
     sent: int = 0
+    in_flight: int = 0
     logprobs: TopLogprobs | None = None
     scores: list[float] = field(default_factory=list)
     taken: dict[str, Any] = field(default_factory=dict)
@@ -198,12 +199,17 @@ class Sequence:
         return self.state is State.HELD
 
     @property
+    def sampled(self) -> int:
+        """The number of its tokens, with those that the host has not read yet."""
+        return len(self.tokens) + self.output.in_flight
+
+    @property
     def due(self) -> bool:
         """True where the step that feeds its last token has to remake its twin."""
         if self.pair is None or not self.is_leader or self.held:
             return False
         contrast = self.spec.contrast
-        return contrast is not None and contrast.due(len(self.tokens))
+        return contrast is not None and contrast.due(self.sampled)
 
     @property
     def rows(self) -> int:
@@ -215,6 +221,11 @@ class Sequence:
         return self.finish_reason is not None or self.error is not None or self.cancelled
 
     @property
+    def complete(self) -> bool:
+        """True where its last token is sampled, as far as is known before that is read."""
+        return self.done or self.sampled >= self.spec.max_tokens
+
+    @property
     def can_fork(self) -> bool:
         """True while the source's prompt is still in its slot."""
         source = self.prefill.fork_of
@@ -223,7 +234,7 @@ class Sequence:
     @property
     def fed(self) -> int:
         """The number of generated tokens that went through the model."""
-        return max(len(self.tokens) - (not self.held), 0)
+        return max(self.sampled - (not self.held), 0)
 
     @property
     def length(self) -> int:

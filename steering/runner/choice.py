@@ -37,9 +37,10 @@ class Chooser:
         """Return the logits (rows, vocabulary) with the tokens that the sequences' grammars forbid masked.
 
         This happens before any contrast, so that plausibility is among the allowed tokens; the logits of a waiting sequence
-        were masked when it began to wait.
+        were masked when it began to wait. A sequence that has ended meanwhile has no next token.
         """
-        return self._masks.apply([None if sequence.held else sequence.matcher for sequence in sequences], logits)
+        matchers = [None if sequence.held or sequence.finish_reason else sequence.matcher for sequence in sequences]
+        return self._masks.apply(matchers, logits)
 
     def sampled(
         self,

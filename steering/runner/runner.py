@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -204,17 +204,25 @@ class Runner:
         return sampled
 
     @torch.inference_mode()
-    def decode(self, running: list[Sequence], branches: ContrastiveBranches) -> Decoded:
+    def decode(
+        self,
+        running: list[Sequence],
+        branches: ContrastiveBranches,
+        meanwhile: Callable[[], bool] = lambda: True,
+    ) -> Decoded | None:
         """Decode one token for every running sequence; row i is slot i.
 
-        State that later steps depend on changes only at the end, so that a step that raised may be run again. After that
-        point it may not: an error there spoils the sequences that it concerns.
+        `meanwhile` is called once the forward pass is launched, and returns True where its result is wanted. State that
+        later steps depend on changes only at the end, so that a step that raised may be run again. After that point it may
+        not: an error there spoils the sequences that it concerns.
         """
         with self.threads.taken(len(running)):
-            return self._decoded(running, branches)
+            batch, passed = self._decode(running)
+            return self._decoded(running, branches, batch, passed) if meanwhile() else None
 
-    def _decoded(self, running: list[Sequence], branches: ContrastiveBranches) -> Decoded:
-        batch, passed = self._decode(running)
+    def _decoded(
+        self, running: list[Sequence], branches: ContrastiveBranches, batch: DecodeBatch, passed: Passed
+    ) -> Decoded:
         logits = passed.computed.logits
         assert logits is not None
         passed.prepare_logits(batch)

@@ -77,22 +77,16 @@ class Sampled:
     top_logprob: torch.Tensor | None = None
     top_id: torch.Tensor | None = None
 
-    def read(self) -> Read:
-        """Copy everything to the CPU in one transfer, for which the host waits."""
+    def to_host(self) -> HostCopy:
+        """Begin to copy everything to the CPU in one transfer, for which the host does not wait yet."""
         if self.logprob is None:
-            tokens, finite = torch.stack((self.tokens, self.finite)).tolist()
-            return Read(tokens, finite, None)
-        if self.top_logprob is None or self.top_id is None:  # a double holds any token id exactly
-            joined = torch.stack((self.tokens.double(), self.finite.double(), self.logprob.double()))
-            tokens, finite, logprobs = joined.tolist()
-            return Read([*map(int, tokens)], finite, [(logprob, [], []) for logprob in logprobs])
-        tokens, finite = self.tokens[:, None], self.finite[:, None].long()
-        floats = torch.cat([self.logprob[:, None], self.top_logprob], 1).double().view(torch.int64)
-        host = torch.cat([tokens, finite, self.top_id, floats], 1).cpu()
-        tokens, finite, top_id, floats = host.split([1, 1, self.top_id.shape[1], floats.shape[1]], 1)
-        logprobs = floats.contiguous().view(torch.float64)
-        alternatives = zip(logprobs[:, 0].tolist(), top_id.tolist(), logprobs[:, 1:].tolist(), strict=True)
-        return Read(tokens[:, 0].tolist(), finite[:, 0].bool().tolist(), list(alternatives))
+            return HostCopy(torch.stack((self.tokens, self.finite), 1))
+        floats = self.logprob[:, None]
+        parts = [self.tokens[:, None], self.finite[:, None]]
+        if self.top_logprob is not None and self.top_id is not None:
+            floats = torch.cat([floats, self.top_logprob], 1)
+            parts.append(self.top_id)
+        return HostCopy(torch.cat([*parts, floats.double().view(torch.int64)], 1), floats.shape[1])
 
     def agreed(self, ranks: Ranks) -> Sampled:
         """Return the same with the tokens of the first rank, so that all ranks continue one answer."""
@@ -100,6 +94,37 @@ class Sampled:
             return self
         tokens, finite = ranks.agreed(torch.stack([self.tokens, self.finite.long()]))
         return replace(self, tokens=tokens, finite=finite.bool())
+
+
+class HostCopy:
+    """A sampled batch on its way to the CPU.
+
+    packed: (rows, columns) int64 on the device: token, finite, the ids of the likeliest tokens, and the bits of `floats`
+    log-probabilities, of the token and of the likeliest ones.
+    """
+
+    def __init__(self, packed: torch.Tensor, floats: int = 0):
+        self._floats = floats
+        self._arrived: torch.cuda.Event | None = None
+        self._host = packed.to("cpu", non_blocking=True)
+        if packed.device.type == "cuda":
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(packed.device))
+
+    def read(self) -> Read:
+        """Wait for the copy, and for nothing that was launched after it, and return its numbers."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        if not self._floats:
+            tokens, finite = self._host.T.tolist()
+            return Read(tokens, finite, None)
+        numbers = self._host.tolist()
+        logprobs = self._host[:, -self._floats :].contiguous().view(torch.float64).tolist()
+        scored = [
+            (logprob, row[2 : 1 + self._floats], likeliest)
+            for row, (logprob, *likeliest) in zip(numbers, logprobs, strict=True)
+        ]
+        return Read([row[0] for row in numbers], [row[1] for row in numbers], scored)
 
 
 class SamplerRows:

@@ -7,6 +7,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -161,6 +162,12 @@ def answers(engine: Engine, asked: list[Request]) -> list[list[tuple[Any, ...]] 
             out.append(None)
     engine.step()  # what has ended leaves
     return out
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["in turn", "overlap"])
+def make_engine(make_engine: MakeEngine, request: pytest.FixtureRequest) -> MakeEngine:
+    """Make engines that read tokens at once, and such that read them behind the next launch."""
+    return partial(make_engine, overlap=request.param)
 
 
 def an_engine(make_engine: MakeEngine) -> Engine:
