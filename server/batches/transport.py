@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from werkzeug.test import Client
 
 from probes.answering.base import Unanswered
-from probes.answering.endpoint import Endpoint
+from probes.answering.endpoint import SOURCE, Endpoint
 from server.app import create_app
 from server.batches.file import URL, BatchResponse, Problem
 from server.context import AppContext
@@ -25,7 +25,6 @@ from server.encode import dumps
 from server.engine.runtime import Runtime, load
 from server.settings import Settings
 from server.telemetry.logs import request_id
-from server.traffic import HEADER
 
 PATIENCE = 120.0
 """Seconds for which a full queue in this process is asked again."""
@@ -68,7 +67,7 @@ class LocalTransport:
     forces = True
 
     def __init__(self, app: Flask, source: str = "batch") -> None:
-        self._app, self._headers = app, {HEADER: source}
+        self._app, self._headers = app, {SOURCE: source}
         self.context: AppContext = app.extensions["helmsight"]
         serving = self.context.runtime.serving()
         self.model = serving.name

@@ -19,8 +19,7 @@ from typer import Argument, BadParameter, CallbackParam, Option
 from probes.harness.options import Command, flag, with_flags
 from server.commands.options import Config, settings_of, show
 from server.journal.reading.times import unix_time
-from server.journal.words import UNFINISHED, WORDED
-from server.traffic import LIVE
+from server.journal.words import LIVE, UNFINISHED, WORDED
 
 if TYPE_CHECKING:
     from server.journal.database import Database

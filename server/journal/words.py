@@ -6,13 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from server.traffic import SOURCES
-
 NONE = "none"
 """The word for rows without any."""
 TOWARD = ("vision", "text", "other", NONE)
 UNFINISHED = ("cancelled", "error", "shutdown")
 """Outcomes of unfinished answers: given up by the client or for time, failed, cut off by the server's shutdown."""
+LIVE = "live"
+SOURCES = (LIVE, "eval", "probe", "batch", "observe")
+"""The sources of requests, live traffic, benchmarks and the like: few, because they are labels of metrics."""
 FINISH_REASONS = ("stop", "length", "tool_calls", *UNFINISHED)
 
 

@@ -25,6 +25,7 @@ from server.errors import ApiError, BadRequest, to_api_error
 from server.http.streaming import AWAITED, BLOCKING, RESUME
 from server.http.watcher import Watch, client_socket
 from server.journal.entry import Entry, Storing
+from server.journal.words import LIVE, WORDED
 from server.openapi.examples import of_chat
 from server.openapi.operation import EVENTS, JSON, Parameter, documented
 from server.requests.guarding import GuardPlan, given_again, within_then
@@ -32,7 +33,6 @@ from server.requests.resolve import resolve
 from server.requests.skipping import Skipping
 from server.telemetry.logs import COMPLETION, current_completion
 from server.telemetry.metrics import Traffic
-from server.traffic import HEADER, LIVE, SOURCES, source_of
 from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls
 from server.wire.parse import read as parse_json
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 blueprint = Blueprint("chat", __name__)
 
+SOURCE = "X-Helmsight-Source"
+"""The header that names the source of a request, one of `words.SOURCES`."""
 TRACED = ("request_id", "trace_id", "span_id")
 """Notes of a request that its rows have, too."""
 
@@ -55,9 +57,9 @@ TRACED = ("request_id", "trace_id", "span_id")
     errors=(400, 404, 413, 415, 429, 503, 504),
     parameters=[
         Parameter(
-            HEADER,
+            SOURCE,
             "The source of the request, by which journal and metrics count its answers.",
-            lambda: {"enum": [*SOURCES], "default": LIVE},
+            lambda: WORDED["source"].schema() | {"default": LIVE},
             place="header",
         )
     ],
@@ -209,10 +211,11 @@ def storing_of(app: AppContext, chat: ChatRequest, body: dict[str, Any], dialect
 
 def _source() -> str:
     """Return the source of the current request, noted for the log; raises BadRequest for an unknown one."""
+    source = request.headers.get(SOURCE, LIVE)
     try:
-        source = source_of(request.headers.get(HEADER))
+        WORDED["source"].check(SOURCE, source)
     except ValueError as error:
-        raise BadRequest(str(error), HEADER) from None
+        raise BadRequest(str(error), SOURCE) from None
     g.notes["source"] = source
     return source
 

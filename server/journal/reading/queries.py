@@ -15,8 +15,7 @@ from server.journal.bounded import encoded_metadata
 from server.journal.database import Database
 from server.journal.reading.fields import shown
 from server.journal.schema import DIAGNOSTICS, ROWS
-from server.journal.words import NONE
-from server.traffic import LIVE
+from server.journal.words import LIVE, NONE
 
 CHUNK = 500
 """Number of rows read at a time when streaming, so that no transaction stays open while a slow client reads."""

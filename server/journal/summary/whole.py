@@ -15,7 +15,7 @@ from server.journal.schema import FLAGS, ROWS
 from server.journal.summary.periods import by_time, size_for
 from server.journal.summary.quantiles import quantiles
 from server.journal.summary.sample import MEANS, MORE, SAMPLED, VALUES, real, sampled, times
-from server.traffic import LIVE
+from server.journal.words import LIVE
 
 SAMPLE = 100_000
 """Number of the newest matching rows from which everything but `count` is computed."""

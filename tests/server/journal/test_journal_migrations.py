@@ -15,8 +15,8 @@ from sqlalchemy import select, text
 from server.journal import database as journal_database
 from server.journal.database import Database, Place, open_database
 from server.journal.errors import JournalError
-from server.journal.reading.queries import Filters, page
 from server.journal.reading.fields import ADDED_NAMES
+from server.journal.reading.queries import Filters, page
 from server.journal.schema import ADDED, ROWS, VERSION_TABLE, metadata
 from tests.server.journal.counting import ids
 from tests.server.journal.journals import put, row

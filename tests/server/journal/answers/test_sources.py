@@ -10,11 +10,12 @@ from flask import Flask
 
 from probes.answering.base import Question
 from probes.answering.endpoint import SOURCE, Endpoint
+from server.api import chat
 from server.cli import main
 from server.journal.database import Database
 from server.journal.reading.queries import Filters
 from server.journal.summary import summarise
-from server.traffic import HEADER, SOURCES
+from server.journal.words import SOURCES
 from tests.server.api.test_operations import samples, total
 from tests.server.conftest import ask
 from tests.server.journal.counting import ids
@@ -64,5 +65,5 @@ def test_rows_of_an_older_server_count_as_live(database: Database) -> None:
 
 
 def test_a_benchmark_and_a_server_agree_on_the_header() -> None:
-    assert SOURCE == HEADER
+    assert chat.SOURCE == SOURCE
     assert "eval" in SOURCES
