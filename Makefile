@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# The CPU build; a newer, unpinned torch would bring gigabytes of CUDA packages.
+# The CPU build where pip has an index or a folder of those (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS). Without one, on Linux with
+# an x86-64 processor, it is the build for CUDA, which works on a CPU and is larger by gigabytes.
 TORCH ?= torch==2.13.0
 
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
@@ -44,7 +45,7 @@ bench: $(VENV)/.tested
 $(VENV)/.installed: pyproject.toml
 	@echo "Installing into $(VENV), once. 1/2: the environment"
 	@$(PYTHON) -m venv $(VENV)
-	@echo "2/2: Helmsight and its packages; the largest is torch, in its build for CPUs ($(TORCH)); a minute or two"
+	@echo "2/2: Helmsight and its packages; the largest is torch ($(TORCH)); a minute or two"
 	@$(PIP) --editable . "$(TORCH)"
 	@touch $@
 	@echo "Installed."

@@ -162,7 +162,7 @@ def estimates(
         grouped = {name: np.bincount(which, values, groups) for name, values in tallies.items()}
         return (
             grouped,
-            scores({name: values.sum() for name, values in grouped.items()}),
+            scores({name: values.sum(axis=0) for name, values in grouped.items()}),
             scores({name: drawn @ values for name, values in grouped.items()}),
         )
 

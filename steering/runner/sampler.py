@@ -106,8 +106,9 @@ class HostCopy:
     def __init__(self, packed: torch.Tensor, floats: int = 0):
         self._floats = floats
         self._arrived: torch.cuda.Event | None = None
-        self._host = packed.to("cpu", non_blocking=True)
-        if packed.device.type == "cuda":
+        waits_later = packed.device.type == "cuda"  # elsewhere no event would tell when the copy is complete
+        self._host = packed.to("cpu", non_blocking=waits_later)
+        if waits_later:
             self._arrived = torch.cuda.Event()
             self._arrived.record(torch.cuda.current_stream(packed.device))
 

@@ -109,6 +109,8 @@ def test_the_workflow_runs_ci_on_every_python_that_the_page_names() -> None:
     pythons = WORKFLOW["strategy"]["matrix"]["python"]
     assert pythons == re.findall(r"3\.\d+", TEXT[TEXT.index("is written") :])[: len(pythons)]
     assert f">={pythons[0]}" == PROJECT["requires-python"]
+    assert pythons == re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert pythons == re.findall(r"(?m)^\| (3\.\d+) \|", TEXT)
     assert [step["run"] for step in WORKFLOW["steps"] if "run" in step][-1] == ".ci/run"
 
 

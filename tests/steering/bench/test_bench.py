@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -221,7 +222,7 @@ def test_a_process_writes_its_section_as_lines(
     monkeypatch.setattr(sections.sys, "argv", ["", "limits", json.dumps(asdict(TINY))])
     assert sections.main() == 0
     machine, *rows = map(json.loads, capfd.readouterr().out.splitlines())
-    assert machine["machine"]["torch"] == torch.__version__
+    assert machine["machine"]["torch"] == version("torch")
     assert [row["row"]["what"] for row in rows][:2] == ["copy of 1 MiB", "product of 256 x 256 in float32"]
 
 
