@@ -42,6 +42,7 @@ def name_request(response: Response) -> Response:
     errors=(400, 404, 413, 415, 429, 503, 504),
     body={JSON: lambda app: MessageRequest},
     examples=of_messages,
+    error=MessageError,
 )
 def create_message() -> Response:
     """Answer a chat in the form of Anthropic's messages, whole or as a stream of events.
@@ -58,6 +59,7 @@ def create_message() -> Response:
     errors=(400, 404, 413, 415, 429, 503),
     body={JSON: lambda app: CountRequest},
     examples=of_count,
+    error=MessageError,
 )
 def count_tokens() -> Response:
     """Count the tokens of a chat's prompt, images and tools included, without answering it."""

@@ -319,7 +319,7 @@ class Choice:
     """A finished answer, whose text leaves out its tool calls.
 
     `finish_reason` is "stop", "length" or "tool_calls"; `stop_string` ended it, if any did. `applied` and `diagnostics` follow
-    the wire protocol. `measured` holds captured tensors on the CPU, by recorder and intervention; `timing` holds its times.
+    the wire protocol. `measured` holds captured tensors on the CPU by recorder and intervention, `timing` its times.
     """
 
     index: int
@@ -361,8 +361,7 @@ class Choice:
     @property
     def reply_logprobs(self) -> torch.Tensor | None:
         """The log-probabilities (nats) of the reply's tokens, (tokens,) float32."""
-        value: torch.Tensor | None = self.measured.get("reply")
-        return value
+        return self.measured.get("reply")
 
     def _of(self, name: str, tensor: str) -> torch.Tensor | None:
         value: torch.Tensor | None = getattr(self.measured.get(name), tensor, None)
