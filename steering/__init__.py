@@ -41,7 +41,8 @@ from steering.prompt.tokens import TOKENS
 from steering.protocol.intervention import Prelude, in_place_of, next_prelude
 from steering.protocol.intervention_spec import InterventionSpec, Options
 from steering.protocol.readout import Diagnose, Earlier
-from steering.protocol.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, Timing, TokenLogprob
+from steering.protocol.request import MAX_TOP_LOGPROBS, Request, Sampling
+from steering.protocol.result import Choice, Chunk, Result, Timing, TokenLogprob
 from steering.readouts import registry as _readouts  # noqa: F401
 from steering.readouts.drift import drift
 from steering.recorders import registry as _recorders  # noqa: F401

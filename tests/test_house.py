@@ -21,8 +21,8 @@ FLOORS = {
         "readouts", "interventions", "accel", "runner", "accel.cpu", "messages", "core", "front", "auto", "child", "bench",
     ),
     "server": (
-        "images", "wire", "engine", "engine_process", "vectors", "requests", "dialects", "journal", "telemetry", "http", "access",
-        "context", "openapi", "process", "api", "web", "app", "serving", "wsgi", "replicas", "commands", "cli",
+        "images", "wire", "engine", "engine_process", "vectors", "requests", "dialects", "journal", "telemetry", "http",
+        "access", "context", "openapi", "process", "api", "web", "app", "serving", "wsgi", "replicas", "commands", "cli",
     ),
     "probes": (
         "answering", "reporting", "harness", "conflicts", "image_pairs", "image_qa", "calibration", "vector", "pairs", "mc2",

@@ -59,6 +59,7 @@ def register(app: Flask, keys: KeyRing) -> None:
                 403, f"The key {g.holder.name!r} lacks the role {named}, which this needs.", code="missing_role"
             )
         if rule in CHATS and request.method == "POST":
+            g.limited = True
             g.leave = limiter.enter(g.holder)
 
     @app.after_request
@@ -67,6 +68,8 @@ def register(app: Flask, keys: KeyRing) -> None:
             if not response.is_streamed:
                 g.leave()
             response.call_on_close(g.leave)  # also covers streams that were never read
+        if "limited" in g:
+            response.headers.update(limiter.headers(g.holder))
         return response
 
 

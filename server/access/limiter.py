@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import cached_property
 
 from limits.storage import MemoryStorage
@@ -57,6 +58,23 @@ class Limiter:
                 )
             self._running[name] += 1
         return self._once(name)
+
+    def headers(self, holder: Holder) -> dict[str, str]:
+        """Return what is left of a holder's rate, in the headers of OpenAI and of Anthropic; empty without a rate."""
+        if holder.rate is None:
+            return {}
+        with self._lock:
+            opens, left = self._window.get_window_stats(holder.rate, holder.group)
+        seconds = max(0, math.ceil(opens - time.time()))
+        until = datetime.fromtimestamp(time.time() + seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        return {
+            "x-ratelimit-limit-requests": str(holder.rate.amount),
+            "x-ratelimit-remaining-requests": str(left),
+            "x-ratelimit-reset-requests": f"{seconds}s",
+            "anthropic-ratelimit-requests-limit": str(holder.rate.amount),
+            "anthropic-ratelimit-requests-remaining": str(left),
+            "anthropic-ratelimit-requests-reset": until,
+        }
 
     def _mind_the_clock(self) -> None:
         """Reset the counts if the clock was set back, since entries in the future would count until then."""

@@ -59,7 +59,9 @@ class Answer:
             }
             for choice in result.choices
         ]
-        return {**self._head("chat.completion"), "choices": choices, "usage": usage(result), **ignoring(self.ignored)}
+        scored = prompt_scores_json(result.choices[0])
+        head = self._head("chat.completion")
+        return {**head, "choices": choices, "usage": usage(result), **scored, **ignoring(self.ignored)}
 
     def role_event(self, index: int, usage_asked: bool) -> str:
         """Return the first event of a choice."""
@@ -201,6 +203,24 @@ def logprobs_json(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     """Return OpenAI's logprobs object."""
     content = [{**_token(token), "top_logprobs": [_token(top) for top in token.top]} for token in tokens]
     return {"content": content, "refusal": None}
+
+
+def prompt_scores_json(choice: Choice) -> dict[str, Any]:
+    """Return vLLM's entry on the prompt's tokens, by their numbers; empty if it was not requested."""
+    if choice.prompt_logprobs is None:
+        return {}
+    tokens: list[dict[str, Any] | None] = [None]  # nothing predicts the first one
+    for token in choice.prompt_logprobs:
+        likeliest = [(top, rank) for rank, top in enumerate(token.scored.top, 1)]
+        tokens.append(
+            {
+                str(scored.token_id): {
+                    "logprob": max(scored.logprob, LOWEST_LOGPROB), "rank": rank, "decoded_token": scored.token,
+                }
+                for scored, rank in [*likeliest, (token.scored, token.rank)]
+            }
+        )  # fmt: skip
+    return {"prompt_logprobs": tokens}
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:

@@ -153,6 +153,8 @@ def sampling_of(chat: ChatRequest, defaults: Mapping[str, Any]) -> Sampling:
     """Return the sampling options, with the checkpoint's `defaults` for absent ones; raises RequestError."""
     if chat.top_logprobs is not None and not chat.logprobs:
         raise BadRequest("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
+    if chat.prompt_logprobs is not None and chat.stream:
+        raise BadRequest("'prompt_logprobs' cannot be streamed.", "prompt_logprobs")
 
     def either(value: float | None, name: str, neutral: float) -> float:
         return float(defaults.get(name, neutral)) if value is None else value
@@ -171,6 +173,7 @@ def sampling_of(chat: ChatRequest, defaults: Mapping[str, Any]) -> Sampling:
         seed=chat.seed,
         stop=tuple(chat.stop or ()),
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+        prompt_logprobs=chat.prompt_logprobs,
         min_tokens=chat.min_tokens or 0,
         ignore_eos=bool(chat.ignore_eos),
     )

@@ -283,12 +283,24 @@ class Head(AnswerBody):
     """The model's fingerprint, not the server's."""
 
 
+class PromptScore(AnswerBody):
+    """A token at a position of the prompt."""
+
+    logprob: float
+    """The log-probability in nats; -9999 represents minus infinity."""
+    rank: int
+    """1 for the likeliest token."""
+    decoded_token: str
+
+
 class ChatCompletion(Head):
     """A whole answer."""
 
     object: Literal["chat.completion"]
     choices: list[CompletionChoice]
     usage: TokenCounts
+    prompt_logprobs: list[dict[str, PromptScore] | None] = []
+    """The prompt's tokens by their numbers, null for the first one; only if requested."""
     ignored: list[str] = []
     """The paths of the request's fields that nothing reads, such as `messages[0].name`; absent if there are none."""
 

@@ -154,6 +154,8 @@ class ChatRequest(BaseModel):
     """Return the log-probability of every token, before temperature and penalties."""
     top_logprobs: Integer | None = Field(None, json_schema_extra=within("top_logprobs"))
     """With `logprobs`: the number of likeliest tokens to return at each position."""
+    prompt_logprobs: Integer | None = Field(None, json_schema_extra=within("prompt_logprobs"))
+    """The number of likeliest tokens to return at each position of the prompt, as in vLLM; 0 for its own tokens alone."""
     response_format: ResponseFormat | None = None
     """Require the answer to be JSON, or JSON that follows a schema."""
     structured_outputs: StructuredOutputs | None = None

@@ -49,7 +49,6 @@ ELSEWHERE: dict[str, Any] = {
     "min_length": 0,
     "mirostat": 0,
     "options": None,
-    "prompt_logprobs": None,
     "random_seed": None,
     "safe_prompt": None,
     "skip_special_tokens": True,

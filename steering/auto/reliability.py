@@ -24,7 +24,8 @@ from steering.model.mllm import MLLM
 from steering.prompt.chat import blanked, pictures_of, without_context, without_images
 from steering.protocol.intervention import Prelude, Rounds
 from steering.protocol.messages import chat_of
-from steering.protocol.request import RENDERED_BY, Request, Result, Sampling
+from steering.protocol.request import RENDERED_BY, Request, Sampling
+from steering.protocol.result import Result
 from steering.vectors.vector import SteeringVector
 
 CRITERIA = ("drop", "surprise")

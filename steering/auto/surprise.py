@@ -19,7 +19,8 @@ from steering.front.turn import Begun, Turn, run_rounds
 from steering.model.mllm import MLLM
 from steering.prompt.chat import contexts_of, without_context, without_images
 from steering.protocol.messages import chat_of
-from steering.protocol.request import Request, Result, Sampling
+from steering.protocol.request import Request, Sampling
+from steering.protocol.result import Result
 
 MAX_CONTEXTS = 16
 """Maximum number of contexts of one chat that are scored: each is a prompt of its own."""

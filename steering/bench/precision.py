@@ -13,7 +13,8 @@ from steering.bench.shapes import PATCH, SHAPES, random_model
 from steering.bench.trial import Trial
 from steering.errors import UnsupportedModel
 from steering.front.engine import Engine
-from steering.protocol.request import Request, Sampling, TokenLogprob
+from steering.protocol.request import Request, Sampling
+from steering.protocol.result import TokenLogprob
 from steering.runner.selfcheck import check_model
 
 ANSWER = "the red star is left of the blue heart and the green circle is at the top of the picture " * 2

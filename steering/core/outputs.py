@@ -12,7 +12,7 @@ from steering.errors import Fault, RequestError, panics_raise
 from steering.histogram import Histogram
 from steering.messages.messages import Ended, Output
 from steering.model.mllm import MLLM
-from steering.protocol.request import Timing
+from steering.protocol.result import Timing
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.runner.contrastive import ContrastiveBranches

@@ -18,7 +18,8 @@ from steering.histogram import Histogram
 from steering.messages.messages import Add, Output
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, readout
-from steering.protocol.request import Request, Result
+from steering.protocol.request import Request
+from steering.protocol.result import Result
 
 
 class Client(ABC):

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 
 from steering.front.output_processor import OutputProcessor
 from steering.messages.messages import Output
-from steering.protocol.request import Chunk, Result
+from steering.protocol.result import Chunk, Result
 
 PATIENCE = 2.0
 """Seconds for which a caller waits for the last tokens of an answer that it has cancelled."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
 
 from steering.errors import Fault, panics_raise
 from steering.logprobs import TopLogprobs
@@ -15,9 +17,11 @@ from steering.prompt.layout import Layout
 from steering.protocol.intervention import applied
 from steering.protocol.intervention_spec import InterventionSpec
 from steering.protocol.readout import FinishedAnswer, ReadoutContext
-from steering.protocol.request import Choice, Chunk, TokenLogprob
+from steering.protocol.result import Choice, Chunk, PromptToken, TokenLogprob
 from steering.protocol.text import Text, TextStream
 from steering.readouts.envelope import envelope
+from steering.recorders import prompt_scores
+from steering.recorders.prompt_scores import PromptScores
 from steering.tools.calls import CallStream
 
 END = 8
@@ -48,6 +52,7 @@ class OutputProcessor:
         self._stop_ids = frozenset() if spec.sampling.ignore_eos else mllm.stop_ids
         self._answers = [
             _Answer(
+                prompt.ids,
                 prompt.layout,
                 prompt.shrunk,
                 request.text_stream(mllm.tokenizer),
@@ -118,8 +123,7 @@ class OutputProcessor:
     def _named(self, tokens: Sequence[int], logprobs: TopLogprobs) -> Iterator[TokenLogprob]:
         named = tokens[: len(logprobs)]  # a token that ends the answer has none
         for token, (logprob, top) in zip(named, logprobs, strict=True):
-            others = tuple(TokenLogprob(other, *self._token_text(other), value) for other, value in top)
-            yield TokenLogprob(token, *self._token_text(token), logprob, others)
+            yield TokenLogprob(token, *self._token_text(token), logprob, self._top(top))
 
     def _choice(self, answer: _Answer, index: int, baseline: _Answer | None) -> Choice:
         ended, text, calls = answer.ended, answer.text.text, []
@@ -145,7 +149,23 @@ class OutputProcessor:
             tool_calls=tuple(calls),
             timing=ended.timing,
             stop_string=answer.text.stop_string,
+            prompt_logprobs=self._prompt_logprobs(answer),
         )
+
+    def _prompt_logprobs(self, answer: _Answer) -> tuple[PromptToken, ...] | None:
+        scores: PromptScores | None = None if answer.ended is None else answer.ended.taken.get(prompt_scores.NAME)
+        if scores is None:
+            return None
+        tokens = zip(answer.ids[1:].tolist(), *(tensor.tolist() for tensor in scores), strict=True)
+        return tuple(
+            PromptToken(
+                TokenLogprob(token, *self._token_text(token), logprob, self._top(zip(ids, values, strict=True))), rank
+            )
+            for token, logprob, rank, ids, values in tokens
+        )
+
+    def _top(self, likeliest: Iterable[tuple[int, float]]) -> tuple[TokenLogprob, ...]:
+        return tuple(TokenLogprob(token, *self._token_text(token), logprob) for token, logprob in likeliest)
 
     def _applied(self, answer: _Answer, interventions: Mapping[str, InterventionSpec]) -> dict[str, Any] | None:
         """Return what interventions did, and which pictures were scaled down; None where nothing was done."""
@@ -176,6 +196,7 @@ class OutputProcessor:
 class _Answer:
     """The state of one answer."""
 
+    ids: torch.Tensor
     layout: Layout
     shrunk: tuple[Shrunk, ...]
     text: TextStream

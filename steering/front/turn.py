@@ -8,7 +8,8 @@ from typing import Protocol, TypeVar
 from steering.front.completion import Completion
 from steering.model.mllm import MLLM
 from steering.protocol.intervention import in_place_of, next_prelude
-from steering.protocol.request import Request, Result
+from steering.protocol.request import Request
+from steering.protocol.result import Result
 
 Begun = Callable[[Completion], object]
 """A callback that gets each completion as it begins; see `Engine.generate`."""

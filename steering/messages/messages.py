@@ -9,7 +9,7 @@ from typing import Any
 from steering.grammar.grammar import Grammar
 from steering.logprobs import TopLogprobs
 from steering.prompt.layout import Prompt
-from steering.protocol.request import Timing
+from steering.protocol.result import Timing
 from steering.protocol.sequence import Spec
 from steering.protocol.text import TextStream
 

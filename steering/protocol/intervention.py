@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from steering.model.mllm import MLLM
 from steering.protocol.intervention_spec import InterventionSpec
-from steering.protocol.request import Request, Result
+from steering.protocol.request import Request
+from steering.protocol.result import Result
 from steering.protocol.slots import Slots
 from steering.protocol.wording import check_name
 

@@ -1,4 +1,4 @@
-"""The engine's public types: the request, its sampling options, and the answers that come back."""
+"""The request, and its sampling options."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
-
-from steering.errors import Fault, RequestError
+from steering.errors import RequestError
 from steering.grammar.grammar import Grammar
 from steering.protocol.intervention_spec import InterventionSpec, Part
 from steering.protocol.messages import chat_of
 from steering.protocol.readout import Diagnose
 from steering.protocol.signals import Signal
 from steering.protocol.wording import is_number, is_whole, must, whole_numbers
-from steering.tools.calls import CallPiece, ToolCall
 from steering.tools.tools import Tools
 
 Interventions = Iterable["InterventionSpec | Part | Interventions | None"]
@@ -41,6 +38,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "max_tokens": (1, 2**63 - 1),  # the context bounds it lower; clients mean "any" by their largest number
     "min_tokens": (0, 10_000_000),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
+    "prompt_logprobs": (0, MAX_TOP_LOGPROBS),
     "seed": (-(2**63), 2**63 - 1),
     "logit_bias": (-100.0, 100.0),
 }
@@ -57,7 +55,8 @@ class Sampling:
     `temperature` 0, or below `COLDEST`, is greedy; `top_k` 0, `top_p` 1, `min_p` 0 are off. `logprobs` is None (off) or the
     number of alternatives (0..20) to report per token; log-probabilities are those of the model's distribution
     (interventions included; of an answer that follows a grammar, among the tokens that are possible under it), before
-    temperature, penalties, bias and truncation. `stop` may be a single string. With `ignore_eos`, generation continues past
+    temperature, penalties, bias and truncation. `prompt_logprobs` is the same for the tokens of the prompt. `stop` may be a
+    single string. With `ignore_eos`, generation continues past
     an end token; no end token is sampled before `min_tokens` tokens. Raises RequestError for values out of range, see
     `RANGES`.
     """
@@ -74,6 +73,7 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     ignore_eos: bool = False
     min_tokens: int = 0
 
@@ -82,7 +82,12 @@ class Sampling:
             _within(name, getattr(self, name), open_low=name == "top_p")
         _within("top_k", self.top_k, whole=True)
         _within("min_tokens", self.min_tokens, whole=True)
-        for name, value in (("max_tokens", self.max_tokens), ("top_logprobs", self.logprobs), ("seed", self.seed)):
+        for name, value in (
+            ("max_tokens", self.max_tokens),
+            ("top_logprobs", self.logprobs),
+            ("seed", self.seed),
+            ("prompt_logprobs", self.prompt_logprobs),
+        ):
             if value is not None:
                 _within(name, value, whole=True)
         if not isinstance(self.logit_bias, Mapping) or not all(is_whole(token) for token in self.logit_bias):
@@ -167,6 +172,7 @@ class Request:
         """The signals that the request asks for beside those that its interventions and readouts need."""
         wanted = {
             Signal.PROMPT_STATE: self.states, Signal.DIVERGENCE: self.divergence, Signal.REPLY: self.reply is not None,
+            Signal.PROMPT_LOGPROBS: self.sampling.prompt_logprobs is not None,
         }  # fmt: skip
         return frozenset(signal for signal, needed in wanted.items() if needed)
 
@@ -291,110 +297,3 @@ def _diagnose(given: Any) -> Diagnose | None:
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise must("diagnose", "be True, a list of readouts or a Diagnose", given)
     return Diagnose(given)  # type: ignore[arg-type]  # which accepts any iterable, and names what is wrong in it
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """A generated token with its log-probability (nats) and the most likely alternatives, best first."""
-
-    token_id: int
-    token: str
-    bytes: tuple[int, ...]
-    logprob: float
-    top: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Times of an answer in seconds of the monotonic clock: queued, admitted to a slot, first token, last token."""
-
-    queued: float
-    admitted: float
-    first: float
-    last: float
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A finished answer, whose text leaves out its tool calls.
-
-    `finish_reason` is "stop", "length" or "tool_calls"; `stop_string` ended it, if any did. `applied` and `diagnostics` follow
-    the wire protocol. `measured` holds captured tensors on the CPU by recorder and intervention, `timing` its times.
-    """
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    applied: dict[str, Any] | None = None
-    diagnostics: dict[str, Any] | None = None
-    baseline: Choice | None = None
-    measured: Mapping[str, Any] = field(default_factory=dict)
-    timing: Timing | None = field(default=None, compare=False)
-    tool_calls: tuple[ToolCall, ...] = ()
-    stop_string: str | None = None
-
-    @property
-    def states(self) -> torch.Tensor | None:
-        """The residual stream after each layer at the requested token of the prompt, (layers, d) float32."""
-        return self._of("prompt_state", "states")
-
-    @property
-    def next_logprobs(self) -> torch.Tensor | None:
-        """The log-probabilities (nats) of the first token, before sampling, (vocabulary,); present with the states."""
-        return self._of("prompt_state", "next_logprobs")
-
-    @property
-    def divergence(self) -> torch.Tensor | None:
-        """The divergence in nats, (layers, prompt tokens); see `interventions.think`."""
-        return self._of("sage.think", "divergence")
-
-    @property
-    def answer_states(self) -> torch.Tensor | None:
-        """The states of the answer, (2, layers, d), where drift or residual is read out.
-
-        As `states`: the mean over the rows that generated the answer's tokens, and at the last of them.
-        """
-        return self._of("residual", "states")
-
-    @property
-    def reply_logprobs(self) -> torch.Tensor | None:
-        """The log-probabilities (nats) of the reply's tokens, (tokens,) float32."""
-        return self.measured.get("reply")
-
-    def _of(self, name: str, tensor: str) -> torch.Tensor | None:
-        value: torch.Tensor | None = getattr(self.measured.get(name), tensor, None)
-        return value
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of a streamed answer; the last piece of a choice carries the finished `choice`."""
-
-    index: int
-    text: str
-    logprobs: tuple[TokenLogprob, ...] = ()
-    choice: Choice | None = None
-    calls: tuple[CallPiece, ...] = ()
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished request: its choices in order of index, and token counts without baselines.
-
-    `cached_tokens` are the prompt's tokens that came from a cache.
-    """
-
-    choices: tuple[Choice, ...]
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
-
-    @classmethod
-    def of(cls, choices: Mapping[int, Choice], n: int, prompt_tokens: int, cached_tokens: int) -> Result:
-        """Return the result of `n` choices by index; raise Fault where some of them never came."""
-        if len(choices) < n:
-            raise Fault("The request was cancelled.")
-        generated = sum(len(choice.token_ids) for choice in choices.values())
-        return cls(tuple(choices[index] for index in sorted(choices)), prompt_tokens, generated, cached_tokens)

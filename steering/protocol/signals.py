@@ -36,6 +36,8 @@ class Signal(Enum):
     """Divergence of the updates of every prompt token in each layer."""
     REPLY = auto()
     """Log-probabilities of a reply that the prompt ends with."""
+    PROMPT_LOGPROBS = auto()
+    """Log-probabilities of the prompt's own tokens."""
     LOGPROBS = auto()
     """The log-probability of each generated token."""
 

@@ -119,7 +119,7 @@ class MessageOutput(BaseModel):
 class CountRequest(BaseModel):
     """A chat whose tokens are to be counted."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="allow")
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     model: str | None = None
     """The model's name, optionally followed by an `@` and a preset."""

@@ -127,7 +127,7 @@ class ResponseRequest(Written):
     Sampling fields, `seed`, `stop` and Helmsight's own fields are the same as in a chat completion.
     """
 
-    model_config = ConfigDict(use_attribute_docstrings=True, extra="allow")
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     model: str | None = None
     """The model's name, optionally followed by an `@` and a preset."""

@@ -44,7 +44,10 @@ def translated(body: Mapping[str, Any], earlier: Callable[[str], list[dict[str, 
     own = set(ResponseRequest.model_fields)
     chat = Chat({name: value for name, value in body.items() if name not in own and name not in UNUSED})
     chat.fields |= {name: body[name] for name in SAME if name in body}
-    chat.ignored += ignored_fields({name: value for name, value in body.items() if name in own}, ResponseRequest)
+    known = {name: value for name, value in body.items() if name in own}
+    if isinstance(known.get("input"), list):  # the type of messages, which tells their fields, may be absent
+        known["input"] = [{"type": "message", **item} if isinstance(item, dict) else item for item in known["input"]]
+    chat.ignored += ignored_fields(known, ResponseRequest)
     if (reasoning := chat.fields.pop("reasoning", None)) is not None and reasoning != {}:
         chat.ignored.append("reasoning")
     if body.get("instructions") is not None:
@@ -57,6 +60,7 @@ def translated(body: Mapping[str, Any], earlier: Callable[[str], list[dict[str, 
     _read_input(chat, body)
     if body.get("max_output_tokens") is not None:
         chat.set("max_completion_tokens", body["max_output_tokens"], "max_output_tokens")
+        chat.places["max_tokens"] = "max_output_tokens"
     if body.get("prompt_cache_key"):
         chat.fields.setdefault("cache_salt", body["prompt_cache_key"])
         chat.places["cache_salt"] = "prompt_cache_key"

@@ -44,6 +44,24 @@ def test_a_key_has_its_chats_in_a_time_and_others_have_theirs(keys: KeyFile, loc
     assert chat(client, replaced).status_code == 429
 
 
+def test_what_is_left_is_told_in_the_headers_of_openai_and_anthropic(keys: KeyFile, locked: Locked) -> None:
+    client = locked().test_client()
+    app, free = keys.add("app", rate="2/minute"), keys.add("free")
+    told = []
+    for _ in range(3):
+        headers = chat(client, app).headers
+        told.append((headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]))
+        assert 50 < int(headers["x-ratelimit-reset-requests"].removesuffix("s")) <= 60
+        assert headers["anthropic-ratelimit-requests-remaining"] == headers["x-ratelimit-remaining-requests"]
+        assert headers["anthropic-ratelimit-requests-reset"].endswith("Z")
+    assert told == [("2", "1"), ("2", "0"), ("2", "0")]
+    turns = {"messages": [user("hi")], "max_tokens": 2}
+    assert client.post("/v1/messages", json=turns, headers=app).status_code == 429, "all dialects share a rate"
+    assert client.post("/v1/responses", json={"input": "hi"}, headers=app).status_code == 429
+    assert "x-ratelimit-limit-requests" not in chat(client, free).headers
+    assert "x-ratelimit-limit-requests" not in client.get("/v1/models", headers=app).headers
+
+
 def test_a_clock_that_is_set_back_locks_no_key_out(monkeypatch: pytest.MonkeyPatch) -> None:
     limiter, holder = Limiter(), Holder("app", "app", rate=rate_of("2/minute"))
     real, ahead = time.time, [0.0]

@@ -266,7 +266,6 @@ def test_what_clients_send_beside_is_ignored() -> None:
             "unknown; did you mean 'span'?",
         ),
         ({"guided_json": {"type": "object"}}, "guided_json", "not supported by this server."),
-        ({"prompt_logprobs": 0}, "prompt_logprobs", "not supported by this server."),
         ({"best_of": 2}, "best_of", "not supported by this server."),
     ],
 )  # fmt: skip

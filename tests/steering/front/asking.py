@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from steering import Choice, Completion, Engine, Sampling
-from steering.protocol.request import Result
+from steering.protocol.result import Result
 from tests import families
 from tests.steering.plain import Answer, Messages
 

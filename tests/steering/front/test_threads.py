@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from steering import Engine, Fault, Request, Think
-from steering.protocol.request import Result
+from steering.protocol.result import Result
 from tests.steering.conftest import MakeEngine
 from tests.steering.front.asking import assert_same, conversations, greedy
 from tests.steering.front.conftest import PlainAnswer

@@ -22,7 +22,7 @@ from steering.messages.messages import Ended, Output
 from steering.model.images import Picture
 from steering.protocol import intervention
 from steering.protocol.intervention import next_prelude
-from steering.protocol.request import Timing
+from steering.protocol.result import Timing
 from steering.protocol.signals import Signal
 from steering.recorders.attention import RowCounts
 from steering.vectors.vector import SteeringVector

@@ -1,0 +1,168 @@
+"""Bodies of other dialects that mean no chat: errors name the body's own fields, in each dialect's own form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from server.app import create_app
+from server.settings import Settings
+from steering import ContextOverflow
+from tests.server.conftest import data_uri
+from tests.server.fakes import FakeEngine
+
+BROKEN = "data:image/png;base64,AAAA"
+SOURCE = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+
+
+@pytest.fixture(scope="module")
+def client() -> FlaskClient:
+    return create_app(Settings(), engine=FakeEngine()).test_client()
+
+
+def part(**fields: Any) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": [fields]}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({}, "input", "missing_required_parameter"),
+        ({"input": []}, "input", "missing_required_parameter"),
+        ({"input": "a", "background": True}, "background", "unsupported_value"),
+        ({"input": "a", "conversation": "c"}, "conversation", "unsupported_value"),
+        ({"input": "a", "prompt": {"id": "p"}}, "prompt", "unsupported_value"),
+        ({"input": "a", "messages": []}, "messages", "unknown_parameter"),
+        ({"input": "a", "max_tokens": 4}, "max_tokens", "unknown_parameter"),
+        ({"input": "a", "n": 2}, "n", "unknown_parameter"),
+        ({"input": "a", "max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
+        ({"input": "a", "max_output_tokens": "x"}, "max_output_tokens", "invalid_value"),
+        ({"input": "a", "temperature": 9}, "temperature", "invalid_value"),
+        ({"input": "a", "include": ["file_search_call.results"]}, "include[0]", "unsupported_value"),
+        ({"input": "a", "top_logprobs": 2}, "top_logprobs", "invalid_value"),
+        ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_value"),
+        ({"input": "a", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "invalid_value"),
+        ({"input": "a", "tool_choice": {"type": "mcp"}}, "tool_choice.type", "unsupported_value"),
+        ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format.type", "invalid_value"),
+        (
+            {"input": "a", "text": {"format": {"type": "json_schema"}}},
+            "text.format.schema",
+            "missing_required_parameter",
+        ),
+        ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id", "previous_response_not_found"),
+        ({"input": "a", "truncation": "some"}, "truncation", "invalid_value"),
+        ({"input": "a", "steerin": True}, "steerin", "unknown_parameter"),
+        ({"input": "a", "sage": "x"}, "sage", "invalid_value"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type", "unsupported_value"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "unsupported_value"),
+        ({"input": [{"role": "owner", "content": "a"}]}, "input[0].role", "invalid_value"),
+        ({"input": ["a"]}, "input[0]", "invalid_value"),
+        ({"input": [{"role": "user", "content": 5}]}, "input[0].content", "invalid_value"),
+        (part(type="input_file", file_id="f"), "input[0].content[0].type", "unsupported_value"),
+        (part(type="input_image", file_id="f"), "input[0].content[0].image_url", "missing_required_parameter"),
+        (part(type="input_image", image_url=BROKEN), "input[0].content[0].image_url", "invalid_image"),
+        (part(type="input_text"), "input[0].content[0].text", "missing_required_parameter"),
+        ({"instructions": 5, "input": "a"}, "instructions", "invalid_value"),
+    ],
+)
+def test_a_response_that_is_refused(client: FlaskClient, body: dict[str, Any], param: str, code: str) -> None:
+    response = client.post("/v1/responses", json=body)
+    error = response.json["error"]
+    assert (400 <= response.status_code < 500, error["param"], error["code"]) == (True, param, code), error
+    assert f"'{param}" in error["message"] or param in ("previous_response_id",), error["message"]
+
+
+def message(*content: Any, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(content)}], "max_tokens": 4, **fields}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "status"),
+    [
+        ({"max_tokens": 4}, "messages", 400),
+        ({"messages": [{"role": "user", "content": "a"}]}, "max_tokens", 400),
+        (message({"type": "text", "text": "a"}, max_tokens=0), "max_tokens", 400),
+        (message({"type": "text"}), "messages[0].content[0].text", 400),
+        (message({"type": "document"}), "messages[0].content[0].type", 400),
+        (message({"type": "image", "source": SOURCE}), "messages[0].content[0].source", 400),
+        (message({"type": "image", "source": {"type": "file"}}), "messages[0].content[0].source.type", 400),
+        (message({"type": "tool_use", "id": "1", "name": "a", "input": {}}), "messages[0].content[0].type", 400),
+        (message(), "messages[0].content", 400),
+        ({"messages": [{"role": "system", "content": "a"}], "max_tokens": 4}, "messages[0].role", 400),
+        (message({"type": "text", "text": "a"}, system=5), "system", 400),
+        (message({"type": "text", "text": "a"}, stop=["a"]), "stop", 400),
+        (message({"type": "text", "text": "a"}, mcp_servers=[{}]), "mcp_servers", 400),
+        (message({"type": "text", "text": "a"}, tools=[{"type": "bash_20250124", "name": "a"}]), "tools[0].type", 400),
+        (message({"type": "text", "text": "a"}, tools=[{"name": "a"}]), "tools[0].input_schema", 400),
+        (message({"type": "text", "text": "a"}, tool_choice={"type": "some"}), "tool_choice.type", 400),
+        (message({"type": "text", "text": "a"}, stop_sequences=[1]), "stop_sequences[0]", 400),
+        (message({"type": "text", "text": "a"}, model="other"), "model", 404),
+    ],
+)
+def test_a_message_that_is_refused(client: FlaskClient, body: dict[str, Any], param: str, status: int) -> None:
+    response = client.post("/v1/messages", json=body)
+    value = response.json
+    assert (response.status_code, value["type"], value["error"]["param"]) == (status, "error", param), value
+    assert value["error"]["type"] == {400: "invalid_request_error", 404: "not_found_error"}[status]
+    assert value["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
+
+
+def test_keys_come_in_either_header() -> None:
+    client = create_app(Settings(api_keys=("k" * 8,)), engine=FakeEngine()).test_client()
+    body = message({"type": "text", "text": "a"})
+    refused = client.post("/v1/messages", json=body)
+    assert (refused.status_code, refused.json["error"]["type"]) == (401, "authentication_error")
+    for headers in ({"x-api-key": "k" * 8}, {"Authorization": "Bearer " + "k" * 8}):
+        assert client.post("/v1/messages", json=body, headers=headers).status_code == 200
+    assert client.post("/v1/messages", json=body, headers={"x-api-key": "other"}).status_code == 401
+
+
+def test_fields_that_nothing_reads_are_listed(client: FlaskClient) -> None:
+    body = {
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "mood": "good"}]}],
+        "reasoning": {"effort": "low"}, "include": ["reasoning.encrypted_content"], "user": "ann", "zebra": 1,
+    }  # fmt: skip
+    assert set(client.post("/v1/responses", json=body).json["ignored"]) == {
+        "input[0].content[0].mood", "reasoning", "include[0]", "zebra",
+    }  # fmt: skip
+    assert client.post("/v1/responses", json={**body, "strict": True}).status_code == 400
+    body = message({"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "mood": "good"})
+    body |= {"thinking": {"type": "enabled", "budget_tokens": 1024}, "service_tier": "auto", "zebra": 1}
+    assert set(client.post("/v1/messages", json=body).json["ignored"]) == {
+        "messages[0].content[0].mood", "thinking", "zebra",
+    }  # fmt: skip
+
+
+def test_a_chat_that_does_not_fit_loses_its_oldest_turns() -> None:
+    engine = FakeEngine()
+    client = create_app(Settings(), engine=engine).test_client()
+    turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    body = {"instructions": "Be brief.", "input": [*turn * 8, {"role": "user", "content": "last"}]}
+
+    submit = engine.submit
+
+    def short(request: Any) -> Any:
+        if len(request.messages) > 6:
+            raise ContextOverflow(128, 200, 190)
+        return submit(request)
+
+    engine.submit = short  # type: ignore[method-assign]
+    refused = client.post("/v1/responses", json=body).json["error"]
+    assert (refused["code"], refused["param"]) == ("context_length_exceeded", "input")
+    answer = client.post("/v1/responses", json={**body, "truncation": "auto"}).json
+    assert (answer["status"], answer["truncation"]) == ("completed", "auto")
+    (asked,) = engine.requests
+    assert [message["role"] for message in asked.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+    ]
+    assert asked.messages[-1]["content"] == "last"
+    picture = {"role": "user", "content": [{"type": "input_image", "image_url": data_uri()}]}
+    alone = {"input": [picture], "truncation": "auto"}
+    assert client.post("/v1/responses", json=alone).status_code == 200
