@@ -121,7 +121,9 @@ def _no_route(path: str) -> str:
         )
     for route in ("/responses", "/messages"):
         if path.endswith(route):
-            return f"There is no such route; such requests go to POST /v1{route}: a client's base URL has one /v1 at most."
+            return (
+                f"There is no such route; such requests go to POST /v1{route}: a client's base URL has one /v1 at most."
+            )
     return _INSTEAD.get(path.replace("/v1/v1/", "/v1/"), "There is no such route.")
 
 

@@ -13,7 +13,8 @@ from server.dialects.dialect import renamed
 from server.dialects.messages.body import CountRequest, MessageRequest
 from server.dialects.messages.dialect import MESSAGES
 from server.dialects.messages.errors import error_response
-from server.dialects.messages.translation import translated
+from server.dialects.messages.translation import ELSEWHERE, translated
+from server.dialects.schema import with_chat_fields
 from server.encode import json_response
 from server.errors import ApiError, to_api_error
 from server.openapi.examples import of_count, of_messages
@@ -40,7 +41,7 @@ def name_request(response: Response) -> Response:
     "Chat",
     {200: {JSON: MessageBody, EVENTS: (MessageEvent, MessageError)}},
     errors=(400, 404, 413, 415, 429, 503, 504),
-    body={JSON: lambda app: MessageRequest},
+    body={JSON: lambda app: with_chat_fields(MessageRequest, app.chats, ELSEWHERE)},
     examples=of_messages,
     error=MessageError,
 )

@@ -13,6 +13,8 @@ from server.context import context
 from server.dialects.responses.body import ResponseRequest
 from server.dialects.responses.chains import chat_of, items_of
 from server.dialects.responses.dialect import ResponsesDialect
+from server.dialects.responses.translation import ELSEWHERE
+from server.dialects.schema import with_chat_fields
 from server.encode import json_response
 from server.errors import ApiError, BadRequest
 from server.journal.pictures import kept_urls
@@ -34,7 +36,7 @@ _IDENTITY = Parameter("identity", "The `id` of a stored response.", place="path"
     "Chat",
     {200: {JSON: ResponseBody, EVENTS: (ResponseEvent, ErrorBody)}},
     errors=(400, 404, 413, 415, 429, 503, 504),
-    body={JSON: lambda app: ResponseRequest},
+    body={JSON: lambda app: with_chat_fields(ResponseRequest, app.chats, ELSEWHERE)},
     examples=of_responses,
 )
 def create_response() -> Response:

@@ -23,8 +23,8 @@ from server.wire.interventions import bounded
 
 ABOUT = (
     "OpenAI's chat completions and responses, and Anthropic's messages, for multimodal models. Requests may also steer the "
-    "model, change how it reads images, and ask where it looked. Unknown fields of these protocols are ignored and listed in "
-    "the answer; unknown keys of Helmsight's own are errors."
+    "model, change how it reads images, and ask where it looked. Unknown fields of these protocols are ignored and listed "
+    "in the answer; unknown keys of Helmsight's own are errors."
 )
 TAGS = {
     "Chat": "Answers, whole or streamed.",

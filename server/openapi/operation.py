@@ -50,7 +50,8 @@ class Operation:
     """The description of a route.
 
     `answers` holds successful answers by status and media type, `errors` the statuses besides those of every route, `body`
-    the models it reads by media type, `examples` named examples of the body, `headers` those of its answers, and `error` the model of its errors.
+    the models it reads by media type, `examples` named examples of the body, `headers` those of its answers, and `error`
+    the model of its errors.
     """
 
     tag: str
