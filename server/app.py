@@ -66,9 +66,10 @@ def create_app(
         runtime.start()
     journal = open_journal(settings)
     traces = open_traces(settings)
-    app.extensions["helmsight"] = AppContext(
-        settings, runtime, Metrics(runtime, journal), Watcher(), journal, presets, traces
-    )
+    state = AppContext(settings, runtime, Metrics(runtime, journal), Watcher(), journal, presets, traces)
+    app.extensions["helmsight"] = state
+    if journal.enabled:
+        journal.pruned = state.pictures.sweep
     errors.register(app)
     cors.register(app, settings)
     app.before_request(_begin)

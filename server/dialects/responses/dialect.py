@@ -28,7 +28,8 @@ class ResponsesDialect:
         """Return the chat request that a body means."""
         meant = translated(body, self._earlier)
         if self._stores:
-            meant.chat.setdefault("store", True)
+            if meant.chat.get("store") is None:
+                meant.chat["store"] = True
         return meant
 
     def writer(self, begun: Begun) -> ResponseWriter:
