@@ -88,7 +88,7 @@ def test_a_chain_is_the_whole_chat_again_with_images_and_calls_and_survives_a_re
 
     client = started()
     ask = partial(
-        sdk(client).responses.create, model=engine.mllm.name, tools=[LOOK], temperature=0, max_output_tokens=8
+        sdk(client).responses.create, model=engine.mllm.name, tools=[LOOK], temperature=0, max_output_tokens=80
     )
     call = 'I look.\n<tool_call>\n{"name": "look", "arguments": {"at": "star"}}\n</tool_call>'
     opening: Any = [says(image(RED), "Which colour has the star?")]
@@ -105,14 +105,16 @@ def test_a_chain_is_the_whole_chat_again_with_images_and_calls_and_survives_a_re
 
     client = started()
     ask = partial(
-        sdk(client).responses.create, model=engine.mllm.name, tools=[LOOK], temperature=0, max_output_tokens=8
+        sdk(client).responses.create, model=engine.mllm.name, tools=[LOOK], temperature=0, max_output_tokens=80
     )
     third = ask(input="Sure?", previous_response_id=second.id, store=True, instructions="Be polite.")
     flat: Any = [
-        *opening, *(item.to_dict() for item in first.output), *came, *(item.to_dict() for item in second.output), says("Sure?"),
+        *opening, *(item.to_dict() for item in first.output), *came, *(item.to_dict() for item in second.output),
+        says("Sure?"),
     ]  # fmt: skip
     expected = ask(input=flat, instructions="Be polite.")
-    assert third.usage and expected.usage
+    assert third.usage
+    assert expected.usage
     assert third.usage.input_tokens == expected.usage.input_tokens > 100
     assert third.output_text == expected.output_text
     assert (third.previous_response_id, third.instructions, third.store) == (second.id, "Be polite.", True)
@@ -177,7 +179,7 @@ def test_images_are_kept_for_chains_alone_and_go_with_the_last_response_that_has
 
 @pytest.mark.parametrize("why", ["bound", "days"])
 def test_images_beyond_the_bounds_are_gone_by_name(fake: FakeEngine, serve: Serve, sdk: Sdk, why: str) -> None:
-    most = len(content(RED)) + len(content(GREEN)) if why == "bound" else 2**20
+    most = sum(len(content(url)) for url in (RED, GREEN, BLUE)) - 1 if why == "bound" else 2**20
     client = serve(fake, store_bytes=most, journal_days=2.0)
     ask = partial(sdk(client).responses.create, model="fake", store=True)
     first = ask(input=[says(image(RED), "Which?")])  # type: ignore[list-item]
@@ -233,7 +235,10 @@ def test_a_key_sees_continues_and_deletes_its_own_alone(
     fake: FakeEngine, serve: Serve, sdk: Sdk, tmp_path: Path
 ) -> None:
     keys = {name: f"{name}-0123456789" for name in ("ann", "ben")}
-    write(tmp_path / "keys.json", [NamedKey(name=name, digest=digest_of(key)) for name, key in keys.items()])
+    write(
+        tmp_path / "keys.json",
+        [NamedKey(name=name, digest=digest_of(key), roles=("use",)) for name, key in keys.items()],
+    )
     client = serve(fake, named_key_file=str(tmp_path / "keys.json"))
     ann, ben = (sdk(client, key).responses for key in keys.values())
     made = ann.create(model="fake", input=[says(image(RED), "mine")], store=True)  # type: ignore[list-item]
@@ -297,7 +302,6 @@ def test_completions_and_responses_are_told_apart(fake: FakeEngine, serve: Serve
         "resp_" + "x" * 5000,
         "../resp_1",
         "resp_\u202e",
-        "\ud83d",
         "",
     ],
 )
@@ -331,7 +335,8 @@ def test_the_oldest_turns_go_where_the_chat_is_too_long(engine: steering.Engine,
         ask(input=turns)
     assert refused.value.code == "context_length_exceeded"
     answer = ask(input=turns, truncation="auto", store=True)
-    assert answer.usage and answer.usage.input_tokens <= engine.max_length
+    assert answer.usage
+    assert answer.usage.input_tokens <= engine.max_length
     left = [item.to_dict()["content"][0]["text"] for item in responses.input_items.list(answer.id, order="asc")]  # type: ignore[index]
     assert left == [turn["content"][0]["text"] for turn in turns[-len(left) :]]
     assert left[0].endswith("star ")
