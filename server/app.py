@@ -70,15 +70,11 @@ def create_app(
     journal = open_journal(settings)
     traces = open_traces(settings)
     keys = KeyRing(settings.keys, settings.named_key_file)
-    app.extensions["helmsight"] = AppContext(
-        settings,
-        runtime,
-        Metrics(runtime, journal, settings.journal_readouts, keys.expiries),
-        Watcher(),
-        journal,
-        presets,
-        traces,
-    )
+    metrics = Metrics(runtime, journal, settings.journal_readouts, keys.expiries)
+    state = AppContext(settings, runtime, metrics, Watcher(), journal, presets, traces)
+    app.extensions["helmsight"] = state
+    if journal.enabled:
+        journal.pruned = state.pictures.sweep
     errors.register(app)
     cors.register(app, settings)
     app.before_request(_begin)

@@ -119,6 +119,11 @@ def _no_route(path: str) -> str:
         return (
             "There is no such route; chats go to /v1/chat/completions, so that a client's base URL ends with one /v1."
         )
+    for route in ("/responses", "/messages"):
+        if path.endswith(route):
+            return (
+                f"There is no such route; such requests go to POST /v1{route}: a client's base URL has one /v1 at most."
+            )
     return _INSTEAD.get(path.replace("/v1/v1/", "/v1/"), "There is no such route.")
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from server.errors import BadRequest
 from server.journal.database import Place
 from server.journal.errors import JournalError
+from server.journal.retention import DAY
 from steering.files import write_atomically
 
 log = logging.getLogger("helmsight")
@@ -44,7 +45,6 @@ class KeptPictures:
     def __init__(self, folder: Path, most: int, days: float):
         self._folder, self._most, self._days = folder, most, days
         self._lock = threading.Lock()
-        self._swept = 0.0
 
     def keep(self, url: str) -> str:
         """Keep the image of a `data:` URI and return its `kept:` URL; other URLs, and what cannot be kept, stay as they are.
@@ -95,15 +95,32 @@ class KeptPictures:
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, data, mode=0o600)
-        now = time.time()
+        self._delete_surplus()
+
+    def sweep(self) -> None:
+        """Delete the images that are too old, and the oldest beyond the bound."""
+        try:
+            with self._lock:
+                self._delete_surplus()
+        except FileNotFoundError:
+            return  # none was ever kept, or another server deleted one meanwhile
+        except OSError as error:
+            log.warning("old images of stored responses could not be deleted: %s", error)
+
+    def _delete_surplus(self) -> None:
+        before = time.time() - self._days * DAY
         files = sorted((entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in os.scandir(self._folder))
         total = sum(size for _, size, _ in files)
         for modified, size, name in files:
-            if total <= self._most and modified >= now - self._days * 86_400:
+            if total <= self._most and modified >= before:
                 break
-            if name != str(path):
-                Path(name).unlink(missing_ok=True)
-                total -= size
+            Path(name).unlink(missing_ok=True)
+            total -= size
+
+
+def content_of(kept: str) -> str:
+    """Return the part of a `kept:` URL that names the image's content, whatever media type it was sent with."""
+    return kept.rpartition(":")[2]
 
 
 def kept_urls(messages: str) -> set[str]:

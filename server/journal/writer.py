@@ -73,6 +73,8 @@ class Journal:
         self.written = 0
         self.dropped = 0
         self.problem: JournalError | None = None
+        self.pruned: Callable[[], object] = lambda: None
+        """Called after old rows were deleted, for what is kept beside them."""
         self.heavy = threading.BoundedSemaphore(HEAVY)
         """Acquired by readers of many rows, so that slow ones leave threads for chats."""
         self._setting = setting
@@ -275,6 +277,7 @@ class Journal:
     def _prune(self, database: Database) -> None:
         with database.writer.begin() as connection:
             deleted = prune(connection, self._max_rows, self._clock.now() - self._days * DAY)
+        self.pruned()
         if deleted < PRUNED:  # otherwise pruning continues after the next rows
             self._next_prune = time.monotonic() + PRUNE_SECONDS
             self._unpruned = 0

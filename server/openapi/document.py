@@ -11,7 +11,7 @@ from operator import or_
 from typing import Any
 
 from flask import Flask
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from werkzeug.routing import Rule
 
 from probes.answering.versions import versions
@@ -22,9 +22,9 @@ from server.wire.interventions import bounded
 from server.wire.sent.answers import ErrorBody
 
 ABOUT = (
-    "OpenAI's chat completions for multimodal models. Requests may also steer the model, change how it reads images, and "
-    "ask where it looked. Unknown fields of OpenAI's are ignored and listed in the answer; unknown keys of Helmsight's own "
-    "are errors."
+    "OpenAI's chat completions and responses, and Anthropic's messages, for multimodal models. Requests may also steer the "
+    "model, change how it reads images, and ask where it looked. Unknown fields of these protocols are ignored and listed "
+    "in the answer; unknown keys of Helmsight's own are errors."
 )
 TAGS = {
     "Chat": "Answers, whole or streamed.",
@@ -60,7 +60,7 @@ HEADERS = {
     503: {"Retry-After": "Seconds to wait; absent if waiting does not help."},
 }
 ALWAYS = (403, 500)
-BEARER = "bearer"
+BEARER, API_KEY = "bearer", "api_key"
 _KEPT = "helmsight.openapi"
 _VARIABLE = re.compile(r"<(?:\w+:)?(\w+)>")
 
@@ -77,30 +77,40 @@ def _made(app: Flask, context: AppContext) -> dict[str, Any]:
     schemas = Schemas()
     keys = context.settings.asks_for_key
     paths: dict[str, Any] = {}
+    others: dict[type[BaseModel], None] = {}
     for rule, operation, description in operations(app):
+        if operation.error is not ErrorBody:
+            others[operation.error] = None
         path = _VARIABLE.sub(r"{\1}", rule.rule)
         for method in methods(rule):
             paths.setdefault(path, {})[method] = _operation(rule, operation, description, context, schemas)
     errors = {
-        status: _with_headers(_error(about, schemas), HEADERS.get(status, {})) for status, about in ERRORS.items()
+        name_of(status, model): _with_headers(_error(about, schemas, model), HEADERS.get(status, {}))
+        for model in (ErrorBody, *others)
+        for status, about in ERRORS.items()
     }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Helmsight", "version": versions()["helmsight"], "description": ABOUT},
         "servers": [{"url": "/"}],
         "tags": [{"name": name, "description": about} for name, about in TAGS.items()],
-        "security": [{BEARER: []}] if keys else [{}, {BEARER: []}],
+        "security": [*([] if keys else [{}]), {BEARER: []}, {API_KEY: []}],
         "paths": paths,
         "components": {
             "schemas": dict(sorted(schemas.found.items())),
-            "responses": {_name(status): error for status, error in errors.items()}
-            | {"Unread": _error(UNREAD, schemas)},
+            "responses": errors | {"Unread": _error(UNREAD, schemas)},
             "securitySchemes": {
                 BEARER: {
                     "type": "http",
                     "scheme": "bearer",
                     "description": "A key of the server, if it was started with `--api-key` or `--named-key-file`.",
-                }
+                },
+                API_KEY: {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "x-api-key",
+                    "description": "The same key, as Anthropic's clients send it.",
+                },
             },
         },
     }
@@ -157,7 +167,7 @@ def _operation(
         str(status): _response(operation, status, answers, schemas) for status, answers in operation.answers.items()
     }
     responses |= {
-        str(status): {"$ref": f"#/components/responses/{_name(status)}"}
+        str(status): {"$ref": f"#/components/responses/{name_of(status, operation.error)}"}
         for status in errors
         if status not in operation.answers
     }
@@ -186,8 +196,8 @@ def _response(operation: Operation, status: int, answers: Mapping[str, Content],
     return _with_headers({"description": HTTPStatus(status).phrase, "content": content}, headers)
 
 
-def _error(about: str, schemas: Schemas) -> dict[str, Any]:
-    return {"description": about, "content": {JSON: {"schema": schemas.of(ErrorBody)}}}
+def _error(about: str, schemas: Schemas, model: type[BaseModel] = ErrorBody) -> dict[str, Any]:
+    return {"description": about, "content": {JSON: {"schema": schemas.of(model)}}}
 
 
 def _with_headers(response: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
@@ -205,5 +215,7 @@ def _parameter(one: Parameter) -> dict[str, Any]:
     )
 
 
-def _name(status: int) -> str:
-    return HTTPStatus(status).phrase.title().replace(" ", "")
+def name_of(status: int, model: type[BaseModel]) -> str:
+    """Return the name of the document's response for an error of a status in a model's form."""
+    own = "" if model is ErrorBody else model.__name__
+    return own + HTTPStatus(status).phrase.title().replace(" ", "")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
+from server.wire.answers import ErrorBody
+
 if TYPE_CHECKING:
     from server.context import AppContext
 
@@ -48,7 +50,8 @@ class Operation:
     """The description of a route.
 
     `answers` holds successful answers by status and media type, `errors` the statuses besides those of every route, `body`
-    the models it reads by media type, `examples` named examples of the body, `headers` those of its answers.
+    the models it reads by media type, `examples` named examples of the body, `headers` those of its answers, and `error`
+    the model of its errors.
     """
 
     tag: str
@@ -58,6 +61,7 @@ class Operation:
     body: Mapping[str, Callable[[AppContext], Content]] = field(default_factory=dict)
     examples: Callable[[], Mapping[str, Example]] = dict
     headers: Mapping[str, str] = field(default_factory=dict)
+    error: type[BaseModel] = ErrorBody
 
 
 OPERATIONS: dict[Callable[..., Any], Operation] = {}

@@ -12,7 +12,8 @@ from server.dialects.dialect import renamed
 from server.dialects.messages.body import CountRequest, MessageRequest
 from server.dialects.messages.dialect import MESSAGES
 from server.dialects.messages.errors import error_response
-from server.dialects.messages.translation import translated
+from server.dialects.messages.translation import ELSEWHERE, translated
+from server.dialects.schema import with_chat_fields
 from server.encode import json_response
 from server.errors import ApiError, to_api_error
 from server.openapi.examples import of_count, of_messages
@@ -39,8 +40,9 @@ def name_request(response: Response) -> Response:
     "Chat",
     {200: {JSON: MessageBody, EVENTS: (MessageEvent, MessageError)}},
     errors=(400, 404, 413, 415, 429, 503, 504),
-    body={JSON: lambda app: MessageRequest},
+    body={JSON: lambda app: with_chat_fields(MessageRequest, app.chats, ELSEWHERE)},
     examples=of_messages,
+    error=MessageError,
 )
 def create_message() -> Response:
     """Answer a chat in the form of Anthropic's messages, whole or as a stream of events.
@@ -57,6 +59,7 @@ def create_message() -> Response:
     errors=(400, 404, 413, 415, 429, 503),
     body={JSON: lambda app: CountRequest},
     examples=of_count,
+    error=MessageError,
 )
 def count_tokens() -> Response:
     """Count the tokens of a chat's prompt, images and tools included, without answering it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from flask import Blueprint, Response, request
@@ -13,9 +14,11 @@ from server.context import context
 from server.dialects.responses.body import ResponseRequest
 from server.dialects.responses.chains import chat_of, items_of
 from server.dialects.responses.dialect import ResponsesDialect
+from server.dialects.responses.translation import ELSEWHERE
+from server.dialects.schema import with_chat_fields
 from server.encode import json_response
 from server.errors import ApiError, BadRequest
-from server.journal.pictures import kept_urls
+from server.journal.pictures import content_of, kept_urls
 from server.journal.stored import find, mentioned, remove, shown
 from server.openapi.examples import of_responses
 from server.openapi.operation import EVENTS, JSON, Parameter, documented
@@ -34,7 +37,7 @@ _IDENTITY = Parameter("identity", "The `id` of a stored response.", place="path"
     "Chat",
     {200: {JSON: ResponseBody, EVENTS: (ResponseEvent, ErrorBody)}},
     errors=(400, 404, 413, 415, 429, 503, 504),
-    body={JSON: lambda app: ResponseRequest},
+    body={JSON: lambda app: with_chat_fields(ResponseRequest, app.chats, ELSEWHERE)},
     examples=of_responses,
 )
 def create_response() -> Response:
@@ -42,7 +45,8 @@ def create_response() -> Response:
 
     The schema of a stream is that of the data of each event.
     """
-    return answered(ResponsesDialect(_earlier, context().settings.store == "on"))
+    app = context()
+    return answered(ResponsesDialect(_earlier, stores=app.settings.store == "on" and app.journal.enabled))
 
 
 @blueprint.get("/v1/responses/<identity>")
@@ -71,7 +75,9 @@ def list_input_items(identity: str) -> Response:
     app, with_images = context(), IMAGES in request.args.getlist("include[]") + request.args.getlist("include")
 
     def image(url: str) -> str | None:
-        return app.pictures.url_of(url, "id") if with_images else None
+        with suppress(BadRequest):  # an image that is no longer kept
+            return app.pictures.url_of(url, "id") if with_images else None
+        return None
 
     items = of_caller(
         identity,
@@ -100,7 +106,7 @@ def delete_response(identity: str) -> Response:
         if row is None:
             return None
         remove(connection, owner, identity)
-        return [url for url in kept_urls(row["messages"]) if not mentioned(connection, url)]
+        return [url for url in kept_urls(row["messages"]) if not mentioned(connection, content_of(url))]
 
     context().pictures.discard(of_caller(identity, removed, lambda urls: urls, writes=True, prefix=PREFIX))
     return json_response({"id": identity, "object": "response", "deleted": True})

@@ -20,15 +20,15 @@ _TYPES = {
 }
 
 
-def error_body(problem: ApiError) -> dict[str, Any]:
+def error_body(problem: ApiError, request_id: str | None) -> dict[str, Any]:
     """Return the body of an error, with the field and the code that OpenAI's has."""
     kind = _TYPES.get(problem.status, "api_error" if problem.status >= 500 else "invalid_request_error")
     error = {"type": kind, "message": problem.message, "param": problem.param, "code": problem.code}
-    return {"type": "error", "error": error, "request_id": g.get("request_id")}
+    return {"type": "error", "error": error, "request_id": request_id}
 
 
 def error_response(error: Exception) -> Response:
     """Return the HTTP response for an exception."""
     problem = to_api_error(error)
     g.error_code = problem.code or "none"
-    return json_response(error_body(problem), problem.status, problem.headers)
+    return json_response(error_body(problem, g.get("request_id")), problem.status, problem.headers)

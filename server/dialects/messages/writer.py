@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from flask import g
+
 from server.dialects.answer import ignoring
 from server.dialects.dialect import Begun
 from server.dialects.messages.errors import error_body
@@ -24,6 +26,7 @@ class MessageWriter:
 
     def __init__(self, begun: Begun):
         self._begun = begun
+        self._request_id = g.get("request_id")  # a stream is written outside of the request's context
         self._parts = ReasoningStream(begun.markers, begun.prompt_end)
         self._blocks = 0
         self._kind = ""
@@ -64,7 +67,7 @@ class MessageWriter:
 
     def failed(self, problem: ApiError) -> str:
         """Return the event of an error."""
-        return f"event: error\ndata: {dumps(error_body(problem))}\n\n"
+        return f"event: error\ndata: {dumps(error_body(problem, self._request_id))}\n\n"
 
     def _message(self) -> dict[str, Any]:
         answer = self._begun.answer

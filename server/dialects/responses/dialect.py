@@ -27,8 +27,8 @@ class ResponsesDialect:
     def translated(self, body: dict[str, Any]) -> Translation:
         """Return the chat request that a body means."""
         meant = translated(body, self._earlier)
-        if self._stores:
-            meant.chat.setdefault("store", True)
+        if self._stores and meant.chat.get("store") is None:
+            meant.chat["store"] = True
         return meant
 
     def writer(self, begun: Begun) -> ResponseWriter:

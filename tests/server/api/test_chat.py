@@ -310,8 +310,9 @@ def test_unknown_routes_and_methods_are_error_objects(app: Flask) -> None:
     ("route", "instead"),
     [
         ("/v1/completions", "POST /v1/chat/completions"),
-        ("/v1/responses", "POST /v1/chat/completions"),
-        ("/v1/v1/responses", "POST /v1/chat/completions"),
+        ("/v1/v1/responses", "POST /v1/responses"),
+        ("/v1/v1/messages", "POST /v1/messages"),
+        ("/messages", "POST /v1/messages"),
         ("/v1/embeddings", "Embeddings are not served"),
         ("/chat/completions", "base URL ends with one /v1"),
         ("/v1/v1/chat/completions", "base URL ends with one /v1"),

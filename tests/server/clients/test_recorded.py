@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from openai.types import Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.server.openapi.test_document import Checker
+from tests.server.openapi.checker import Checker
 
 RECORDED = {
     path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "recorded").glob("*.json"))

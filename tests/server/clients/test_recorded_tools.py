@@ -26,7 +26,7 @@ from server.app import create_app
 from server.settings import Settings
 from tests.families.calling import calling
 from tests.server.clients.test_recorded import NEVER, RECORDED, replay, streamed, whole
-from tests.server.openapi.test_document import Checker
+from tests.server.openapi.checker import Checker
 
 Call = tuple[str, str]
 """A function's name, and its arguments as text."""

@@ -28,10 +28,14 @@ from server.settings import Settings
 from steering import Options
 from steering.protocol.intervention import REGISTRY, register
 from tests.server.fakes import FakeEngine
+from tests.server.openapi.checker import Checker
 from tests.toys.nudge import Nudge, NudgeSlots
 
 KEY = "sk-0123456789"
 STORED = "/v1/chat/completions/{identity}"
+RESPONSE = "/v1/responses/{identity}"
+CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+MESSAGE = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
 
 @pytest.fixture(scope="module")
@@ -102,59 +106,6 @@ def test_every_parameter_of_a_path_is_described(document: dict[str, Any]) -> Non
 # -- what comes back is what it says ---------------------------------------------------------------------------------------
 
 
-def strict(schema: Any) -> Any:
-    """Return a schema that allows no properties beyond those that it names."""
-    if isinstance(schema, list):
-        return [strict(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {name: strict(one) for name, one in schema.items()}
-    if isinstance(found.get("properties"), dict) and "type" in found:
-        found.setdefault("additionalProperties", False)
-    return found
-
-
-class Checker:
-    """Checks answers against the document of their server."""
-
-    def __init__(self, client: FlaskClient):
-        self.client = client
-        self.document = client.get("/openapi.json").json
-        self.schemas = strict(self.document["components"]["schemas"])
-        self.validators: dict[str, Draft202012Validator] = {}
-        self.seen: set[tuple[str, str, int]] = set()
-
-    def valid(self, value: Any, schema: dict[str, Any]) -> None:
-        text = json.dumps(schema)
-        if text not in self.validators:
-            self.validators[text] = Draft202012Validator({"components": {"schemas": self.schemas}, **json.loads(text)})
-        self.validators[text].validate(value)
-
-    def send(self, method: str, path: str, url: str | None = None, **options: Any) -> Any:
-        """Ask, and hold the answer to what the route's operation says of its status."""
-        response = self.client.open(url or path, method=method.upper(), buffered=True, **options)
-        responses = self.document["paths"][path][method]["responses"]
-        said = responses.get(str(response.status_code))
-        assert said is not None, f"{method} {path} answered {response.status_code}: {response.text[:300]}"
-        if "$ref" in said:
-            said = self.document["components"]["responses"][said["$ref"].rpartition("/")[2]]
-        schema = said["content"][response.mimetype]["schema"]
-        if response.mimetype == "application/json":
-            self.valid(response.json, schema)
-        elif response.mimetype == "application/x-ndjson":
-            for line in response.text.splitlines():
-                self.valid(json.loads(line), schema)
-        elif response.mimetype == "text/event-stream":
-            *events, done, end = response.text.split("\n\n")
-            assert (done, end) == ("data: [DONE]", "")
-            for event in events:
-                self.valid(json.loads(event.removeprefix("data: ")), schema)
-        for header in said.get("headers", {}):
-            assert header in response.headers or response.status_code == 503, (path, header)
-        self.seen.add((path, method, response.status_code))
-        return response
-
-
 def test_a_key_that_is_not_described_is_found(client: FlaskClient) -> None:
     checker, health = Checker(client), {"$ref": "#/components/schemas/Health"}
     checker.valid({"status": "ok"}, health)
@@ -184,7 +135,7 @@ def bodies(document: dict[str, Any]) -> list[tuple[str, str, Any]]:
 def test_every_body_that_it_shows_is_answered_as_it_says(checker: Checker) -> None:
     shown = bodies(checker.document)
     kept = checker.send("post", "/v1/chat/completions", json=chat("What is it?", store=True)).json["id"]
-    assert {path for path, _, _ in shown} == {"/v1/chat/completions", "/v1/steering/validate", STORED}
+    assert {path for path, _, _ in shown} == {*CHATS, "/v1/messages/count_tokens", "/v1/steering/validate", STORED}
     for path, name, body in shown:
         schema = checker.document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         checker.valid(body, schema)
@@ -206,6 +157,14 @@ def test_every_parameter_that_it_shows_is_taken(checker: Checker) -> None:
     checker.send("post", STORED, STORED.replace("{identity}", answer), json={"metadata": None})
     checker.send("delete", STORED, STORED.replace("{identity}", answer))
     answer = kept
+    begun, gone = (
+        checker.send("post", "/v1/responses", json={"input": "hi", "store": True, "max_output_tokens": 1}).json["id"]
+        for _ in range(2)
+    )
+    checker.send("delete", RESPONSE, RESPONSE.replace("{identity}", gone))
+    for path, text in (("/v1/messages", True), ("/v1/messages/count_tokens", False)):
+        message = {"messages": [{"role": "user", "content": "hi"}], **({"max_tokens": 1} if text else {})}
+        checker.send("post", path, json=message)
     vectors = "/v1/steering/vectors"
     file = checker.send("get", f"{vectors}/{{name}}/file", f"{vectors}/modality-preference/file").data
     upload = {"data": file, "headers": {"Content-Type": "application/octet-stream"}}
@@ -215,11 +174,13 @@ def test_every_parameter_that_it_shows_is_taken(checker: Checker) -> None:
     checker.send("post", "/v1/steering/validate", json={"steering": True})
     queries = 0
     for path, methods in checker.document["paths"].items():
-        for method in sorted(methods.keys() - ({"post", "delete"} if path == STORED else {"post"}), reverse=True):
+        sent_before = {"post", "delete"} if path in (STORED, RESPONSE) else {"post"}
+        for method in sorted(methods.keys() - sent_before, reverse=True):
             url, asked = path, [""]
             for one in methods[method].get("parameters", ()):
                 if one["in"] == "path":
-                    url = url.replace(f"{{{one['name']}}}", one.get("example", answer))
+                    known = begun if path.startswith(RESPONSE) else answer
+                    url = url.replace(f"{{{one['name']}}}", one.get("example", known))
                 elif "example" in one:
                     asked.append(f"?{one['name']}={one['example']}")
             for query in asked:
@@ -263,6 +224,18 @@ def test_a_page_of_the_journal_leads_to_the_next(checker: Checker) -> None:
         ("post", STORED, "/v1/chat/completions/nothing", {"json": {"metadata": {}}}, 404),
         ("post", STORED, "/v1/chat/completions/nothing", {"json": {"metadata": {"answer_correct": "yes"}}}, 400),
         ("delete", STORED, "/v1/chat/completions/nothing", {}, 404),
+        ("post", "/v1/responses", None, {"json": {"input": []}}, 400),
+        ("post", "/v1/responses", None, {"json": {"input": "hi", "previous_response_id": "resp_0"}}, 404),
+        ("post", "/v1/responses", None, {"data": b" " * 2**26, "content_type": "application/json"}, 413),
+        ("get", RESPONSE, "/v1/responses/nothing", {}, 404),
+        ("get", f"{RESPONSE}/input_items", "/v1/responses/nothing/input_items", {}, 404),
+        ("delete", RESPONSE, "/v1/responses/nothing", {}, 404),
+        ("post", "/v1/messages", None, {"json": {"messages": []}}, 400),
+        ("post", "/v1/messages", None, {"json": MESSAGE | {"model": "other"}}, 404),
+        ("post", "/v1/messages", None, {"data": "hi"}, 415),
+        ("post", "/v1/messages", None, {"data": b" " * 2**26, "content_type": "application/json"}, 413),
+        ("post", "/v1/messages", None, {"json": MESSAGE, "headers": {"Host": "elsewhere.com"}}, 403),
+        ("post", "/v1/messages/count_tokens", None, {"json": {"messages": "hi"}}, 400),
         ("get", "/static/{name}", "/static/nothing.js", {}, 404),
         ("get", "/samples/{name}", "/samples/nothing.png", {}, 404),
     ],
@@ -281,7 +254,9 @@ def test_the_error_that_it_shows_is_one(checker: Checker) -> None:
 
 def test_refusals_of_the_whole_server_are_as_it_says(fake: FakeEngine) -> None:
     locked = Checker(idle(api_keys=(SecretStr(KEY),)))
-    assert locked.send("post", "/v1/chat/completions", json=chat("hi")).status_code == 401
+    for path in CHATS:
+        assert locked.send("post", path, json=chat("hi")).status_code == 401
+        assert locked.client.post(path, json={}, headers={"x-api-key": KEY}).status_code == 400
     for path, methods in locked.document["paths"].items():
         url = path.replace("{name}", "x").replace("{identity}", "x")
         for method, operation in methods.items():
@@ -291,24 +266,33 @@ def test_refusals_of_the_whole_server_are_as_it_says(fake: FakeEngine) -> None:
     fake.refusal = steering.Busy(3, 1.5)
     settings = Settings(journal=SecretStr("off"))
     busy = Checker(create_app(settings, engine=fake).test_client())  # type: ignore[arg-type]
-    assert busy.send("post", "/v1/chat/completions", json=chat("hi")).status_code == 429
+    for path, body in zip(CHATS, (chat("hi"), {"input": "hi"}, MESSAGE), strict=True):
+        assert busy.send("post", path, json=body).status_code == 429
     assert busy.send("get", "/v1/diagnostics").status_code == 503
     loading = Checker(create_app(settings, runtime=Runtime(settings)).test_client())
-    for method, path in (("post", "/v1/chat/completions"), ("get", "/v1/models"), ("get", "/ready")):
+    for method, path in (*(("post", path) for path in CHATS), ("get", "/v1/models"), ("get", "/ready")):
         assert loading.send(method, path, **({"json": {}} if method == "post" else {})).status_code == 503
     assert loading.send("get", "/health").status_code == 200
 
 
-def test_a_stream_that_breaks_ends_as_it_says() -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "error"),
+    [
+        ("/v1/chat/completions", chat("hi"), "server_error"),
+        ("/v1/responses", {"input": "hi"}, "server_error"),
+        ("/v1/messages", MESSAGE, "api_error"),
+    ],
+)
+def test_a_stream_that_breaks_ends_as_it_says(path: str, body: dict[str, Any], error: str) -> None:
     engine = FakeEngine("Hello", steering.Fault("no"))
     checker = Checker(create_app(Settings(journal=SecretStr("off")), engine=engine).test_client())  # type: ignore[arg-type]
-    text = checker.client.post("/v1/chat/completions", json=chat("hi", stream=True), buffered=True).text
-    schema = checker.document["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"][
-        "text/event-stream"
-    ]
+    text = checker.client.post(path, json=body | {"stream": True}, buffered=True).text
+    schema = checker.document["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
     *_, last, _ = text.split("\n\n")
-    assert "error" in json.loads(last.removeprefix("data: "))
-    checker.valid(json.loads(last.removeprefix("data: ")), schema["schema"])
+    value = json.loads(last.rpartition("data: ")[2])
+    found = value.get("response", value)["error"]
+    assert found.get("type", found.get("code")) == error
+    checker.valid(value, schema)
 
 
 # -- the registry ----------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def test_it_is_read_in_a_browser(
     assert page.locator("h1").count() == 1
     assert page.get_by_text("Connecting").count() == 0
     page.locator('.contents a[href="#create_completion"]').click()
-    page.get_by_text("A question about an image").click()
+    page.locator("#create_completion").get_by_text("A question about an image").click()
     assert "image_url" in page.locator("details[open] pre").inner_text()
     page.locator("#create_completion").get_by_role("link", name="ChatRequest").click()
     assert page.locator("#schema-ChatRequest h3").is_visible()
