@@ -84,9 +84,10 @@ def _made(app: Flask, context: AppContext) -> dict[str, Any]:
         path = _VARIABLE.sub(r"{\1}", rule.rule)
         for method in methods(rule):
             paths.setdefault(path, {})[method] = _operation(rule, operation, description, context, schemas)
+    models: list[type[BaseModel]] = [ErrorBody, *others]
     errors = {
         name_of(status, model): _with_headers(_error(about, schemas, model), HEADERS.get(status, {}))
-        for model in (ErrorBody, *others)
+        for model in models
         for status, about in ERRORS.items()
     }
     return {

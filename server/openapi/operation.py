@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
-from server.wire.answers import ErrorBody
+from server.wire.sent.answers import ErrorBody
 
 if TYPE_CHECKING:
     from server.context import AppContext

@@ -19,7 +19,7 @@ from server.dialects.schema import with_chat_fields
 from server.encode import json_response
 from server.errors import ApiError, BadRequest
 from server.journal.pictures import content_of, kept_urls
-from server.journal.stored import find, mentioned, remove, shown
+from server.journal.reading.stored import find, mentioned, remove, shown
 from server.openapi.examples import of_responses
 from server.openapi.operation import EVENTS, JSON, Parameter, documented
 from server.wire.sent.answers import ErrorBody
