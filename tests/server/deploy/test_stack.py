@@ -35,6 +35,7 @@ RULES = [
     for group in yaml.safe_load((DEPLOY / "monitoring" / "alerts.yml").read_text())["groups"]
     for rule in group["rules"]
 ]
+DAILY = '{instance=~".*",source=~"(live|observe)?"}'
 EMPTY = {
     "helmsight_gpu_memory_reserved_bytes": "there is no GPU",
     "helmsight_gpu_memory_allocated_bytes": "there is no GPU",
@@ -43,8 +44,7 @@ EMPTY = {
     "helmsight:drift:ks1d": "there was no week before",
     'count by (alertname, alertstate) (ALERTS{alertname=~"Helmsight.*"})': "nobody is called",
     **{
-        f'histogram_quantile(0.5, sum by (le) (increase(helmsight_{name}_bucket{{instance=~".*",source=~"(live|observe)?"}}[1d] '
-        "offset 1w)))": "there was no week before"
+        f"histogram_quantile(0.5, sum by (le) (increase(helmsight_{name}_bucket{DAILY}[1d] offset 1w)))": "there was no week before"
         for name in ("focus_share", "dose")
     },
 }
