@@ -44,7 +44,9 @@ EMPTY = {
     "helmsight:drift:ks1d": "there was no week before",
     'count by (alertname, alertstate) (ALERTS{alertname=~"Helmsight.*"})': "nobody is called",
     **{
-        f"histogram_quantile(0.5, sum by (le) (increase(helmsight_{name}_bucket{DAILY}[1d] offset 1w)))": "there was no week before"
+        f"histogram_quantile(0.5, sum by (le) (increase(helmsight_{name}_bucket{DAILY}[1d] offset 1w)))": (
+            "there was no week before"
+        )
         for name in ("focus_share", "dose")
     },
 }
