@@ -235,9 +235,7 @@ def _message_of(text: str) -> Body:
                 )
                 blocks[value["index"]]["arguments" if name == "partial_json" else name] += delta[name]
             case "message_delta":
-                whole |= value["delta"] | {"usage": value["usage"]}
-            case "message_stop":
-                whole |= {name: value[name] for name in EXTRAS if name in value}
+                whole |= value["delta"] | {name: value[name] for name in ("usage", *EXTRAS) if name in value}
     for block in blocks:
         arguments = block.pop("arguments")
         if block["type"] == "tool_use":
