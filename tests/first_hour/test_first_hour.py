@@ -24,6 +24,7 @@ from tests.server.web.playing import GREEN, pick, send, steer
 FOLLOWED = ("README.md", "docs/protocol.md", "docs/study.md", "docs/operate.md")
 ELSEWHERE = {
     "docs/batch.md": "tests/server/batches/test_batch_page.py",
+    "docs/dialects.md": "tests/server/dialects/test_dialects_page.py",
     "docs/observe.md": "tests/server/observe/test_observe_page.py",
     "docs/library.md": "tests/steering/test_library.py",
     "docs/extending.md": "tests/server/test_toys.py",

@@ -71,7 +71,7 @@ def get_response(identity: str) -> Response:
 def list_input_items(identity: str) -> Response:
     """List the input of a stored response, with that of the responses before it, the newest first."""
     given = parameters(("after", "limit", "order", "include", "include[]"))
-    limit, order = integer(given, "limit", MAX_LIMIT) or LIMIT, word(given, "order", ORDERS)
+    limit, order = integer(given, "limit", MAX_LIMIT) or LIMIT, word(given, "order", ORDERS[::-1])
     app, with_images = context(), IMAGES in request.args.getlist("include[]") + request.args.getlist("include")
 
     def image(url: str) -> str | None:

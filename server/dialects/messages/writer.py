@@ -60,10 +60,13 @@ class MessageWriter:
         return "".join(self._events(chunk))
 
     def end(self, result: Callable[[], Result]) -> str:
-        """Return the events with the reason of the end, the usage, and the fields beyond Anthropic's."""
+        """Return the events with the reason of the end, the usage, and the fields beyond Anthropic's.
+
+        These are in `message_delta`, since its SDK's stream helper makes a `message_stop` of its own.
+        """
         assert self._choice is not None
-        events = [*self._close(), _event("message_delta", delta=ended(self._choice), usage=usage(result()))]
-        return "".join([*events, _event("message_stop", **self._extras(self._choice))])
+        told = {"delta": ended(self._choice), "usage": usage(result()), **self._extras(self._choice)}
+        return "".join([*self._close(), _event("message_delta", **told), _event("message_stop")])
 
     def failed(self, problem: ApiError) -> str:
         """Return the event of an error."""

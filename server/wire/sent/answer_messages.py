@@ -63,7 +63,7 @@ class MessageBody(Extras):
 
 
 class MessageEvent(Extras):
-    """The data of one event; the last one, `message_stop`, holds the fields beyond Anthropic's."""
+    """The data of one event; `message_delta` holds the fields beyond Anthropic's."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -7,8 +7,10 @@ writes `recorded/langchain.json`. Those of `asking/dialects/` are recorded twice
     ... record http://127.0.0.1:8000 dialects/openai PYTHON dialects/with_openai_responses.py
 
 and, as `dialects/openai-tools`, what has tools before a toy whose template knows them, with the environment
-`MODEL=calling-hermes ONLY=tool`. Both servers have `--store on`. The script finds the server in
-OPENAI_BASE_URL and a picture in PICTURE (one for Node its packages in NODE_MODULES, too), and prints last what it is: `{"client": ..., "version": ...}`.
+`MODEL=calling-hermes ONLY=tool`. Both servers have `--store on`.
+
+The script finds the server in OPENAI_BASE_URL and a picture in PICTURE (one for Node its packages in NODE_MODULES, too),
+and prints last what it is: `{"client": ..., "version": ...}`.
 """
 
 from __future__ import annotations

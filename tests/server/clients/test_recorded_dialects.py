@@ -132,6 +132,9 @@ def test_a_recording_is_answered_as_its_client_needs_it(clients: Callable[[str],
 
     for one in RECORDED[name]["requests"]:
         body = json.loads(renewed(json.dumps(one.get("body", {}))))
+        check = CHECKS.get(one["path"].partition("?")[0])
+        if check is not None:
+            body.setdefault("seed", 3)
         sent = {"data": json.dumps(body)} if "body" in one else {}
         path = renewed(one["path"])
         answer = client.open(path, method=one["method"], headers=one["headers"], buffered=True, **sent)
@@ -141,7 +144,6 @@ def test_a_recording_is_answered_as_its_client_needs_it(clients: Callable[[str],
             error = answer.get_json()["error"]
             assert {key: error[key] for key in ("param", "code")} == one["error"]
             continue
-        check = CHECKS.get(path.partition("?")[0])
         if check is None:
             assert answer.get_json()
             continue

@@ -235,14 +235,21 @@ def _message_of(text: str) -> Body:
                 )
                 blocks[value["index"]]["arguments" if name == "partial_json" else name] += delta[name]
             case "message_delta":
-                whole |= value["delta"] | {"usage": value["usage"]}
-            case "message_stop":
-                whole |= {name: value[name] for name in EXTRAS if name in value}
+                whole |= value["delta"] | {name: value[name] for name in ("usage", *EXTRAS) if name in value}
     for block in blocks:
         arguments = block.pop("arguments")
         if block["type"] == "tool_use":
-            block["input"] = json.loads(arguments or "{}")
+            block["input"] = _input(arguments or "{}", cut=whole["stop_reason"] == "max_tokens")
     return whole | {"content": blocks}
+
+
+def _input(arguments: str, cut: bool) -> Any:
+    """Return the input of a call; of one that was cut, what a whole message has in its place."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        assert cut
+        return {"arguments": arguments}
 
 
 def _read_message(value: Body) -> Answered:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -80,12 +81,12 @@ def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @st.composite
-def chats(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw a request of `CHATS` with one or two places replaced, removed or duplicated.
+def spoilt(draw: st.DrawFn, valid: Sequence[dict[str, Any]], bound: str = "max_tokens") -> dict[str, Any]:
+    """Draw a valid request with one or two places replaced, removed or duplicated, and a short answer.
 
     Most of these places have nothing below them.
     """
-    body = copy.deepcopy(draw(st.sampled_from(CHATS))) | {"max_tokens": draw(st.sampled_from((1, 4)))}
+    body = copy.deepcopy(draw(st.sampled_from(valid))) | {bound: draw(st.sampled_from((1, 4)))}
     for _ in range(draw(st.integers(1, 2))):
         every = paths(body)
         ends = [path for path in every if path not in {other[:-1] for other in every}]

@@ -42,5 +42,4 @@ await see("stream helper", async () =>
     .finalChatCompletion());
 await see("tools", () => ask({ tools }));
 await see("no such model", () => ask({ model: "gpt-4o" }));
-await see("responses", () => client.responses.create({ model, input: text }));
 console.log(JSON.stringify({ client: "openai (Node)", version: JSON.parse(readFileSync(`${folder}/package.json`)).version }));

@@ -32,7 +32,6 @@ raw = client.chat.completions.with_raw_response.create
 see("raw", lambda: raw(model=MODEL, messages=plain).headers["x-request-id"])
 see("tools", lambda: ask(model=MODEL, messages=plain, tools=[TOOL]))
 see("no such model", lambda: ask(model="gpt-4o", messages=plain))
-see("responses", lambda: client.responses.create(model=MODEL, input=QUESTION))
 see("completions", lambda: client.completions.create(model=MODEL, prompt=QUESTION))
 see("embeddings", lambda: client.embeddings.create(model=MODEL, input=QUESTION))
 end("openai")

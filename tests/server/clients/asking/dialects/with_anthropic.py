@@ -42,7 +42,8 @@ see("schema", lambda: client.messages.parse(
 def extras() -> object:
     body = {"steering": {"toward": "vision"}, "diagnostics": True, "unheard_of": 1}
     whole = ask(extra_body=body)
-    last = list(ask(extra_body=body, stream=True))[-1]
+    with client.messages.stream(model=MODEL, max_tokens=16, messages=shown, extra_body=body) as stream:
+        last = next(event for event in stream if event.type == "message_delta")
     assert whole.diagnostics is not None  # a field of Anthropic's own since, whose type keeps ours
     kept = whole.diagnostics.to_dict() == last.model_extra["diagnostics"]
     return [sorted(one.model_extra or {}) for one in (whole, last)], kept, sorted(whole.diagnostics.model_extra or {})
