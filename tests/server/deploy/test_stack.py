@@ -43,12 +43,13 @@ EMPTY = {
     'helmsight_requests_total{status=~"5..", status!="501", route!~"/health|/ready"}': "nothing has failed",
     "helmsight:drift:ks1d": "there was no week before",
     'count by (alertname, alertstate) (ALERTS{alertname=~"Helmsight.*"})': "nobody is called",
-    **{
-        f"histogram_quantile(0.5, sum by (le) (increase(helmsight_{name}_bucket{DAILY}[1d] offset 1w)))": (
-            "there was no week before"
-        )
-        for name in ("focus_share", "dose")
-    },
+    **dict.fromkeys(
+        (
+            f"histogram_quantile(0.5, sum by (le) (increase(helmsight_{name}_bucket{DAILY}[1d] offset 1w)))"
+            for name in ("focus_share", "dose")
+        ),
+        "there was no week before",
+    ),
 }
 """Series that do not exist here, with the reason."""
 QUESTION = "Text context: The green object is a heart.\nWhat is the green object?"
