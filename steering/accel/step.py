@@ -77,10 +77,10 @@ class DecoderStep(Step):
         (mllm,) = self._mllm
         column = torch.zeros(sizes.columns, device=mllm.device)
         pooled = [
-            torch.zeros(sizes.slots, one.shape[1], sizes.length, one.shape[3], dtype=one.dtype)
-            for one in mllm.column().tensors
+            torch.zeros(sizes.slots, tensor.shape[1], sizes.length, tensor.shape[3], dtype=tensor.dtype)
+            for tensor in mllm.column().tensors
         ]
-        return (*self.example(sizes), column, [one.contiguous() for one in given], pooled)
+        return (*self.example(sizes), column, [tensor.contiguous() for tensor in given], pooled)
 
     def run(
         self,
@@ -108,12 +108,12 @@ class DecoderStep(Step):
             ).last_hidden_state
             logits = mllm.head(hidden[at, last])
         step.hooks.settle(step.positions if isinstance(step, Decode) else None)
-        left, tensors = taken_apart(hooks)
-        known = {id(one): number for number, one in enumerate(given)}
-        made = [one for one in tensors if id(one) not in known]
-        fresh = {id(one): len(given) + number for number, one in enumerate(made)}
-        self._note.left = renumbered(left.tree, [(known | fresh)[id(one)] for one in tensors])
-        return [hidden, logits, *made]
+        pattern, tensors = taken_apart(hooks)
+        numbers = {id(tensor): number for number, tensor in enumerate(given)}
+        new_tensors = [tensor for tensor in tensors if id(tensor) not in numbers]
+        fresh = {id(tensor): len(given) + number for number, tensor in enumerate(new_tensors)}
+        self._note.left = renumbered(pattern.tree, [(numbers | fresh)[id(tensor)] for tensor in tensors])
+        return [hidden, logits, *new_tensors]
 
 
 class DecodeStep(DecoderStep):

@@ -51,9 +51,9 @@ TRACED: dict[type[Slots], type[Traced]] = dict.fromkeys(
 def traces(kind: type[Slots]) -> Callable[[T], T]:
     """Decorate the maker of hooks for a class of slots."""
 
-    def registered(made: T) -> T:
-        TRACED[kind] = made
-        return made
+    def registered(builder: T) -> T:
+        TRACED[kind] = builder
+        return builder
 
     return registered
 
@@ -99,7 +99,7 @@ class KnownHooks:
         if steady and place in self._known:
             return self._known[place]
         hooks = make()
-        made = hooks, bound_of(hooks)
+        entry = hooks, bound_of(hooks)
         if steady:
-            self._known[place] = made
-        return made
+            self._known[place] = entry
+        return entry

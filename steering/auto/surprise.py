@@ -123,19 +123,19 @@ def surprising(
                 f"The criterion 'surprise' weighs from 1 to {MAX_CONTEXTS} text contexts; the request has {len(contexts)}.",
                 param="messages",
             )
-    said = yield (
+    answers = yield (
         Request(bare, Sampling(max_tokens=1), reply=context, cache_salt=salt, chat_template_kwargs=variables)
         for chat, contexts in zip(chats, replies, strict=True)
         for bare in [_unanswered(without_images(without_context(chat)))]
         for context in contexts
     )
-    results = iter(said)
-    found: list[tuple[float | None, int]] = []
+    results = iter(answers)
+    surprises: list[tuple[float | None, int]] = []
     for contexts in replies:
         scores = [next(results).choices[0].reply_logprobs for _ in contexts]
-        values = [-float(one[1:].min()) for one in scores if one is not None and len(one) > 1]
-        found.append((max(values, default=None), len(contexts)))
-    return found
+        values = [-float(logprobs[1:].min()) for logprobs in scores if logprobs is not None and len(logprobs) > 1]
+        surprises.append((max(values, default=None), len(contexts)))
+    return surprises
 
 
 def _unanswered(chat: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

@@ -127,8 +127,8 @@ class Decode:
         if heads.softcap is not None:  # hooks are neutral to the bit in the rows that did not ask for them
             out = weights.to(values.dtype) @ values
         elif hooks:
-            asked = functools.reduce(torch.logical_or, [hook.asked for hook in hooks])
-            out = torch.where(asked.to(out.device), weights.to(values.dtype) @ values, out)
+            active = functools.reduce(torch.logical_or, [hook.asked for hook in hooks])
+            out = torch.where(active.to(out.device), weights.to(values.dtype) @ values, out)
         for observer in self.hooks.observers:
             observer.decode(heads.layer, weights.view(rows, -1, self.columns).mean(1))
         return out.reshape(query.shape)
@@ -137,8 +137,8 @@ class Decode:
         """Write a layer's new keys and values (rows, kv_heads, 1, head_dim) to the pool; return its two tensors."""
         keys, values = self.pool.layer(layer, key, value)
         written = self._written(key.shape[1], key.device)
-        for pooled, own in ((keys, key), (values, value)):
-            pooled.view(-1, own.shape[3]).index_copy_(0, written, own.reshape(-1, own.shape[3]))
+        for pooled, new in ((keys, key), (values, value)):
+            pooled.view(-1, new.shape[3]).index_copy_(0, written, new.reshape(-1, new.shape[3]))
         return keys, values
 
     def _product(
@@ -156,8 +156,8 @@ class Decode:
             return F.scaled_dot_product_attention(query, key, value, visible, scale=heads.scaling)
         out = product(slice(None), self.common)
         for row, columns in self.apart:
-            one = slice(row, row + 1)
-            out[one] = product(one, columns)
+            rows = slice(row, row + 1)
+            out[rows] = product(rows, columns)
         return out
 
     def weights(self, heads: Heads, query: torch.Tensor, key: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:

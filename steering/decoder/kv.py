@@ -92,23 +92,23 @@ class KVBlocks:
 
     def _pair(self, pooled: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a pool tensor viewed as (slots, blocks of a slot, kv_heads, size, head_dim), and one for its blocks."""
-        whole = pooled.shape[2] // size * size
-        blocks = pooled[:, :, :whole].unflatten(2, (-1, size)).transpose(1, 2)
+        end = pooled.shape[2] // size * size
+        blocks = pooled[:, :, :end].unflatten(2, (-1, size)).transpose(1, 2)
         return blocks, _zeros((self.count, *blocks.shape[2:]), pooled)
 
     def save(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """Copy a slot's columns from first * size on into these blocks."""
         index = _Index(blocks)
-        for pooled, kept in self._pairs:
-            kept[index.on(kept.device)] = pooled[slot, first : first + len(blocks)]
+        for pooled, store in self._pairs:
+            store[index.on(store.device)] = pooled[slot, first : first + len(blocks)]
 
     def load(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """Copy these blocks into a slot's columns from first * size on."""
         if not blocks:
             return
         index = _Index(blocks)
-        for pooled, kept in self._pairs:
-            pooled[slot, first : first + len(blocks)] = kept[index.on(kept.device)]
+        for pooled, store in self._pairs:
+            pooled[slot, first : first + len(blocks)] = store[index.on(store.device)]
 
 
 class _Index:

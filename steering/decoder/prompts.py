@@ -62,13 +62,13 @@ class PromptStep:
         wide = functools.cache(lambda: (query.float(), key.float()))
 
         def exact(values: torch.Tensor) -> torch.Tensor:
-            known = values is value and plain.dtype == torch.float32
-            return plain if known else kernels.product(heads, *wide(), values, mask)
+            is_exact = values is value and plain.dtype == torch.float32
+            return plain if is_exact else kernels.product(heads, *wide(), values, mask)
 
         changed: Product = exact
         for hook in self.hooks.attention:
-            if (own := hook.product(heads.layer, value, changed)) is not None:
-                out = torch.where(hook.asked.to(out.device), own.to(out.dtype), out)
+            if (product := hook.product(heads.layer, value, changed)) is not None:
+                out = torch.where(hook.asked.to(out.device), product.to(out.dtype), out)
                 changed = functools.partial(_product_under, hook, heads.layer, changed)
         return self._looked(LayerWeights(self, heads, query, key, mask), value, out)
 
@@ -100,12 +100,12 @@ class LayerWeights(Weights):
     summed: Grouped | None = None
 
     def __call__(self, queries: torch.Tensor) -> torch.Tensor:
-        hooks, columns, asked = self.step.hooks, self.key.shape[2], queries
+        hooks, columns, rows = self.step.hooks, self.key.shape[2], queries
         queries = queries.to(self.query.device)
         index = queries[:, None, :, None].expand(-1, self.query.shape[1], -1, self.query.shape[3])
         scores = kernels.grouped_scores(self.heads, self.query.gather(2, index), self.key)
         for hook in hooks.scoring:
-            scores = hook.scores(self.heads.layer, scores, asked)
+            scores = hook.scores(self.heads.layer, scores, rows)
         if self.mask is None:
             visible = kernels.visible(queries + self.step.start, columns, None)[:, None]
         else:
@@ -208,7 +208,7 @@ def _product_under(hook: AttentionHook, layer: int, exact: Product, value: torch
     return exact(value) if changed is None else torch.where(hook.asked.to(changed.device), changed, exact(value))
 
 
-def _replaced(out: torch.Tensor, queries: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+def _replaced(out: torch.Tensor, queries: torch.Tensor, replacement: torch.Tensor) -> torch.Tensor:
     """Write own (rows, heads, R, head_dim) into out (rows, heads, n, head_dim) at queries (rows, R), except at -1."""
     index = queries.clamp(min=0)[:, None, :, None].expand(-1, out.shape[1], -1, out.shape[3])
-    return out.scatter(2, index, torch.where((queries >= 0)[:, None, :, None], own, out.gather(2, index)))
+    return out.scatter(2, index, torch.where((queries >= 0)[:, None, :, None], replacement, out.gather(2, index)))

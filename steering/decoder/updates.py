@@ -104,8 +104,8 @@ def install(layers: nn.ModuleList, ranks: Ranks = ALONE) -> tuple[Updates, ...]:
     takes torch's slow call path.
     """
     updates = tuple(Updates(layer, ranks) for layer in layers)
-    for index, (layer, kept) in enumerate(zip(layers, updates, strict=True)):
-        layer.forward = _extended(layer.forward, index, kept)
+    for index, (layer, update) in enumerate(zip(layers, updates, strict=True)):
+        layer.forward = _extended(layer.forward, index, update)
     return updates
 
 

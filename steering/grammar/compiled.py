@@ -111,9 +111,9 @@ class Grammars:
         with self._lock:
             for text in [text for text, compiled in self._kept.items() if compiled.worn]:
                 del self._kept[text]
-            if (found := self._kept.get(grammar.text)) is not None:
+            if (compiled := self._kept.get(grammar.text)) is not None:
                 self._kept.move_to_end(grammar.text)
-            return found
+            return compiled
 
     def _made(self, grammar: Grammar) -> Compiled:
         try:
@@ -162,8 +162,10 @@ class Grammars:
                     return
                 del self._kept[text]
             if len(self._large) >= LARGE:
-                said = f"'{param}' is a large grammar, and {LARGE} such are in use; try again when an answer has ended."
-                raise RequestError(said, param=param, code="unsupported_value")
+                message = (
+                    f"'{param}' is a large grammar, and {LARGE} such are in use; try again when an answer has ended."
+                )
+                raise RequestError(message, param=param, code="unsupported_value")
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -172,8 +174,8 @@ class Grammars:
         try:
             return from_tokenizer(mllm.tokenizer, mllm.vocab_size, sorted(mllm.stop_ids) or None)
         except ValueError as error:
-            said = f"This model's tokenizer cannot follow a grammar: {_line(str(error))}."
-            raise RequestError(said, code="unsupported_value") from error
+            message = f"This model's tokenizer cannot follow a grammar: {_line(str(error))}."
+            raise RequestError(message, code="unsupported_value") from error
 
 
 def _aside(work: Callable[[], T], param: str) -> T:
@@ -181,12 +183,12 @@ def _aside(work: Callable[[], T], param: str) -> T:
 
     Raises RequestError where it takes too long.
     """
-    done: list[T] = []
+    results: list[T] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            done.append(work())
+            results.append(work())
         except BaseException as error:  # a native library's panic is one
             failed.append(error)
 
@@ -199,17 +201,17 @@ def _aside(work: Callable[[], T], param: str) -> T:
     thread.join(SECONDS)
     if failed:
         raise failed[0]
-    if not done:
+    if not results:
         raise RequestError(f"'{param}' takes longer than {SECONDS:g} seconds to compile.", param=param)
-    return done[0]
+    return results[0]
 
 
-def _refusal(param: str, what: str, matcher: LLMatcher, strict: bool = False) -> RequestError:
-    said = _line(_OWN_WORDS.sub("", matcher.get_error().partition("\n<non-verbose/>")[0]))
-    for own, plain in _PLAIN:
-        said = plain if said.startswith(own) else said
-    aside = ' With "strict": false it is left aside.' if strict and said.startswith(BESIDE) else ""
-    return RequestError(f"'{param}' {what}: {said}.{aside}", param=param, code="unsupported_value")
+def _refusal(param: str, problem: str, matcher: LLMatcher, strict: bool = False) -> RequestError:
+    reason = _line(_OWN_WORDS.sub("", matcher.get_error().partition("\n<non-verbose/>")[0]))
+    for start, plain in _PLAIN:
+        reason = plain if reason.startswith(start) else reason
+    aside = ' With "strict": false it is left aside.' if strict and reason.startswith(BESIDE) else ""
+    return RequestError(f"'{param}' {problem}: {reason}.{aside}", param=param, code="unsupported_value")
 
 
 def _give_back() -> None:
@@ -237,7 +239,7 @@ _OWN_WORDS = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?|\
 """The library's positions of an error in rules that no client wrote."""
 
 
-def _line(said: str) -> str:
+def _line(text: str) -> str:
     """Return the library's message on one line."""
-    line = " ".join(said.split()).rstrip(".")
+    line = " ".join(text.split()).rstrip(".")
     return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."

@@ -98,8 +98,8 @@ def written_schema(schema: Mapping[str, Any], strict: bool, param: str) -> str:
 
 def _check_multiples(schema: dict[str, Any], param: str) -> None:
     """Raise RequestError where the numbers of `multipleOf` would make too large an automaton."""
-    given = [node["multipleOf"] for node in nodes_of(schema) if type(node.get("multipleOf")) in (int, float)]
-    digits = [int("".join(map(str, Decimal(repr(value)).normalize().as_tuple().digits))) for value in given]
+    multiples = [node["multipleOf"] for node in nodes_of(schema) if type(node.get("multipleOf")) in (int, float)]
+    digits = [int("".join(map(str, Decimal(repr(value)).normalize().as_tuple().digits))) for value in multiples]
     if math.lcm(*digits) > MULTIPLES:
         raise RequestError(
             f"'{param}' cannot be enforced: the least common multiple of all 'multipleOf', apart from powers of ten, may be "

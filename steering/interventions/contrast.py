@@ -102,8 +102,8 @@ def diffusion(step: int) -> tuple[float, float]:
     sigmoid (VCD's released schedule).
     """
     b = torch.linspace(-6, 6, DIFFUSION_STEPS, dtype=torch.float64).sigmoid() * (0.5e-2 - 1e-5) + 1e-5
-    kept = float((1 - b)[: step + 1].prod())
-    return kept**0.5, (1 - kept) ** 0.5
+    signal_share = float((1 - b)[: step + 1].prod())
+    return signal_share**0.5, (1 - signal_share) ** 0.5
 
 
 def noised(picture: Picture, step: int, frames: int = 1) -> Picture:
@@ -115,14 +115,14 @@ def noised(picture: Picture, step: int, frames: int = 1) -> Picture:
     """
     pixels = picture.tensors["pixel_values"]
     generator = torch.Generator().manual_seed(int.from_bytes(picture.key[:8], "little", signed=True))
-    kept, added = diffusion(step)
+    signal, added = diffusion(step)
     shape, still = pixels.shape, pixels.ndim == 2 and frames > 1
     if still:
         shape = torch.Size((len(pixels), CHANNELS, 1, pixels.shape[1] // (CHANNELS * frames)))
     noise = torch.randn(shape, generator=generator).to(pixels.dtype)
     if still:
         noise = noise.expand(-1, -1, frames, -1).reshape(pixels.shape)
-    return Picture.of({**picture.tensors, "pixel_values": kept * pixels + added * noise})
+    return Picture.of({**picture.tensors, "pixel_values": signal * pixels + added * noise})
 
 
 def _with_instruction(messages: Messages, instruction: str) -> list[dict[str, Any]]:

@@ -184,9 +184,9 @@ class DolaSlots(Slots):
         dola, slot = _asked(sequence), sequence.slot
         if dola is None:
             return  # a slot's old values are read by rows that use DoLa alone
-        own = torch.zeros(self.pool.layers, dtype=torch.bool)
-        own[dola.candidates(self.pool.mllm)] = True
-        self.candidates[slot] = to_device(own, self.candidates)
+        is_candidate = torch.zeros(self.pool.layers, dtype=torch.bool)
+        is_candidate[dola.candidates(self.pool.mllm)] = True
+        self.candidates[slot] = to_device(is_candidate, self.candidates)
         fill_slot(self.top, slot, math.log(dola.relative_top) if dola.relative_top else -math.inf)
         fill_slot(self.released, slot, dola.divergence == "released")
 
@@ -203,8 +203,8 @@ class DolaSlots(Slots):
         if not isinstance(hook, DolaRows):
             return
         index = to_device(torch.tensor(hook.states), self.early.device)
-        kept = self.early[batch.rows]
-        kept[:, index] = batch.latest(hook.early(kept.device), kept[:, index])
+        early = self.early[batch.rows]
+        early[:, index] = batch.latest(hook.early(early.device), early[:, index])
 
     def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         rows = [(row, sequence) for row, sequence in enumerate(sequences) if _asked(sequence) is not None]
@@ -234,8 +234,8 @@ class DolaSlots(Slots):
         mllm = self.pool.mllm
         normalise = [(dola := _asked(sequence)) is not None and dola.normalise for _, sequence in rows]
         if any(normalise):
-            which = to_device(torch.tensor(normalise), hidden.device)[:, None, None]
-            hidden = torch.where(which, mllm.normalised(hidden), hidden)
+            normalised_rows = to_device(torch.tensor(normalise), hidden.device)[:, None, None]
+            hidden = torch.where(normalised_rows, mllm.normalised(hidden), hidden)
         return mllm.head(hidden)
 
     def _states(self, sequences: list[Sequence]) -> list[int]:

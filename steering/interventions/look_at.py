@@ -159,11 +159,11 @@ class LookAtRows(AttentionHook):
         factor = bias.exp().to(device)
         value = value.float()
         plain = exact(value)
-        at, rest = exact(value * patches), exact(value * (1 - patches))
+        at, elsewhere = exact(value * patches), exact(value * (1 - patches))
         shares = torch.zeros_like(value)
         shares[..., :1], shares[..., 1:2] = patches, 1 - patches
-        share, left = exact(shares)[..., :2].split(1, -1)
-        biased = (rest + factor * at) / (left + factor * share)
+        share, elsewhere_share = exact(shares)[..., :2].split(1, -1)
+        biased = (elsewhere + factor * at) / (elsewhere_share + factor * share)
         return torch.where(factor != 1, biased, plain)
 
 
@@ -178,10 +178,10 @@ class LookAtSlots(Slots):
         super().__init__(name, pool)
         slots, device, ranks = pool.slots, pool.device, pool.mllm.ranks
         self._heads = pool.mllm.text_config.num_attention_heads
-        own = self._heads // ranks.size
-        self._own = slice(ranks.rank * own, (ranks.rank + 1) * own)
+        local_heads = self._heads // ranks.size
+        self._own = slice(ranks.rank * local_heads, (ranks.rank + 1) * local_heads)
         self.asked = torch.zeros(slots, dtype=torch.bool, device=device)
-        self.bias = torch.zeros(slots, pool.layers, own, device=device)
+        self.bias = torch.zeros(slots, pool.layers, local_heads, device=device)
         self.patches = torch.zeros(slots, pool.length, device=device)
         self.first = torch.zeros(slots, 1, dtype=torch.int64, device=device)
 

@@ -108,10 +108,10 @@ class PaiSlots(Slots):
             self.images[slot, : len(spans)] = to_device(spans >= FIRST_IMAGE, self.images)
 
     def prefill(self, chunk: PrefillChunk) -> AmplifyRows | None:
-        asked = torch.tensor(_asked(chunk.sequences))
-        if not chunk.complete or not bool(asked.any()):
+        scaled = torch.tensor(_asked(chunk.sequences))
+        if not chunk.complete or not bool(scaled.any()):
             return None
-        last = torch.where(asked, chunk.last, -1)
+        last = torch.where(scaled, chunk.last, -1)
         rows = chunk.rows
         return AmplifyRows(self.asked[rows], self.alpha[rows], self.images[rows], to_device(last, self.alpha.device))
 

@@ -33,12 +33,12 @@ class RefusalPrompt(Options):
 
     def chat(self, messages: Messages) -> Messages:
         out: list[Mapping[str, Any]] = list(messages)
-        found = [number for number, message in enumerate(out) if message["role"] == self.place]
-        if not found and self.place == "system":
+        indices = [number for number, message in enumerate(out) if message["role"] == self.place]
+        if not indices and self.place == "system":
             return [{"role": "system", "content": self.text}, *out]
-        if found:
-            message = out[found[-1]]
-            out[found[-1]] = {**message, "content": self._behind(message["content"])}
+        if indices:
+            message = out[indices[-1]]
+            out[indices[-1]] = {**message, "content": self._behind(message["content"])}
         return out
 
     def report(self, taken: Any) -> dict[str, Any]:
@@ -49,8 +49,8 @@ class RefusalPrompt(Options):
         if isinstance(content, str):
             return self._said(content)
         parts = list(content)
-        own = [i for i, part in enumerate(parts) if part["type"] == "text" and part.get("span") != "context"]
-        if not own or own[-1] != len(parts) - 1:
+        texts = [i for i, part in enumerate(parts) if part["type"] == "text" and part.get("span") != "context"]
+        if not texts or texts[-1] != len(parts) - 1:
             return [*parts, {"type": "text", "text": self.text}]
         return [*parts[:-1], {**parts[-1], "text": self._said(parts[-1]["text"])}]
 

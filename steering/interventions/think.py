@@ -164,7 +164,7 @@ class ThinkRows(LayerHook):
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
-        gamma, threshold = (one.to(hidden.device) for one in (self._gamma, self._threshold))
+        gamma, threshold = (tensor.to(hidden.device) for tensor in (self._gamma, self._threshold))
         mha, ffn = updates.mha.contiguous(), updates.ffn.contiguous()
         damped = self.damping(mha, ffn, gamma, threshold, layer, int(self._every))
         self._damped.append(damped.to(self.real.device))
@@ -230,7 +230,7 @@ class ThinkSlots(Slots):
         return think.settled(self.pool.mllm)
 
     def prefill(self, chunk: PrefillChunk) -> ThinkRows | None:
-        if not any(NAME in one.spec.asked or one.wants(Signal.DIVERGENCE) for one in chunk.sequences):
+        if not any(NAME in sequence.spec.asked or sequence.wants(Signal.DIVERGENCE) for sequence in chunk.sequences):
             return None
         return self.rows(chunk)
 
@@ -248,8 +248,8 @@ class ThinkSlots(Slots):
 
     def _capture(self, sequence: Sequence, by_token: torch.Tensor) -> None:
         """Append D of further tokens of a prompt; by_token: (k, layers, 2)."""
-        found, earlier = by_token[..., 1].T.clone(), sequence.captured.get(NAME)
-        sequence.captured[NAME] = found if earlier is None else torch.cat([earlier, found], 1)
+        divergences, earlier = by_token[..., 1].T.clone(), sequence.captured.get(NAME)
+        sequence.captured[NAME] = divergences if earlier is None else torch.cat([earlier, divergences], 1)
 
     def reuse(self, sequence: Sequence) -> Reuse:
         think = sequence.spec.asked.get(NAME)

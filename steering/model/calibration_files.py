@@ -55,9 +55,9 @@ class CalibrationFiles:
 
 def under(mllm: MLLM, calibration: Calibration | None) -> MLLM:
     """Return the same model, weights and caches included, under another calibration; whoever holds the old one keeps it."""
-    other = copy.copy(mllm)
-    other.calibration = calibration
-    return other
+    view = copy.copy(mllm)
+    view.calibration = calibration
+    return view
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

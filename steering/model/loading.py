@@ -130,8 +130,8 @@ def load(
         )
     folder = Path(path) if Path(path).is_dir() else None
     try:
-        kept = Path(calibration.FOLDER if calibrations is None else calibrations).expanduser()
-        mllm = MLLM(model, processor, name, folder, ranks, quantization, unread, kept)
+        folder_of_calibrations = Path(calibration.FOLDER if calibrations is None else calibrations).expanduser()
+        mllm = MLLM(model, processor, name, folder, ranks, quantization, unread, folder_of_calibrations)
     except (AttributeError, TypeError) as error:
         raise UnsupportedModel(
             f"{config.model_type} cannot be served: it has no decoder that reads image tokens: {error}."
@@ -190,14 +190,14 @@ def refuse_split(config: Any, size: int) -> None:
             f"{config.model_type} cannot be served by {size} processes together: its experts cannot be divided."
         )
     heads = text.num_attention_heads
-    for count, called in (
+    for count, parts in (
         (heads, "attention heads"),
         (getattr(text, "num_key_value_heads", None) or heads, "key-value heads"),
         (getattr(text, "intermediate_size", 0), "FFN neurons"),
     ):
         if count % size:
             raise UnsupportedModel(
-                f"{config.model_type} cannot be served by {size} processes together: its {count} {called} cannot be divided."
+                f"{config.model_type} cannot be served by {size} processes together: its {count} {parts} cannot be divided."
             )
 
 

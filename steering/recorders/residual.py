@@ -103,16 +103,16 @@ def stream_looks(
 
 def _side_by_side(layers: list[torch.Tensor]) -> torch.Tensor:
     """Stack layers (rows, 1, each its width) to (rows, layers, width), float32, padded with 0 to the widest."""
-    widest = max(one.shape[2] for one in layers)
+    widest = max(layer.shape[2] for layer in layers)
     return torch.cat(
-        [one if one.shape[2] == widest else pad(one, (0, widest - one.shape[2])) for one in layers], 1
+        [layer if layer.shape[2] == widest else pad(layer, (0, widest - layer.shape[2])) for layer in layers], 1
     ).float()
 
 
 def _shares(gates: list[torch.Tensor]) -> torch.Tensor:
     """Return `share_above` of each layer's gates (rows, 1, its width) as (rows, layers)."""
-    alike = len({one.shape[2] for one in gates}) == 1
-    return share_above(torch.cat(gates, 1)) if alike else torch.cat([share_above(one) for one in gates], 1)
+    alike = len({gate.shape[2] for gate in gates}) == 1
+    return share_above(torch.cat(gates, 1)) if alike else torch.cat([share_above(gate) for gate in gates], 1)
 
 
 def add_stream(
@@ -162,7 +162,7 @@ class ResidualRows(LayerHook):
         if 1 < plain.shape[1] == self._weights.shape[1]:
             self._measured.append(measures_of(*stream, share_above(gate)).to(home))
         fired = updates.activation(gate) if self._last is None else gate[..., :0]
-        self._layers.append([self._at_last(one).to(home) for one in (*stream, hidden, gate, fired)])
+        self._layers.append([self._at_last(tensor).to(home) for tensor in (*stream, hidden, gate, fired)])
         return hidden
 
     def _at_last(self, values: torch.Tensor) -> torch.Tensor:
@@ -181,9 +181,9 @@ class ResidualRows(LayerHook):
         return streams, states, gates, fired
 
     def settle(self, positions: torch.Tensor | None) -> None:
-        whole, self._measured = self._measured, []
+        rows_measured, self._measured = self._measured, []
         measured, self.states, self.activations = self.looks(*self.gathered())
-        measured = torch.stack(whole, 2) if whole else measured[:, None]  # (rows, n, layers, readouts)
+        measured = torch.stack(rows_measured, 2) if rows_measured else measured[:, None]  # (rows, n, layers, readouts)
         # Other rows may be padding, whose cosines are NaN.
         self.measured = torch.where(self._weights[..., None, None] > 0, measured, 0.0).sum(1)
 
@@ -277,8 +277,8 @@ class ResidualRecorder(Slots):
     def counts(self, batch: DecodeBatch) -> StreamCounts:
         """Return the tensors in which a decode of these rows is counted."""
         rows = batch.rows
-        own = (self.counted, self.sums, self.neurons, self.states)
-        return StreamCounts(self.decoded[rows], batch.active, *[tensor[rows] for tensor in own])
+        tensors = (self.counted, self.sums, self.neurons, self.states)
+        return StreamCounts(self.decoded[rows], batch.active, *[tensor[rows] for tensor in tensors])
 
     def take(self, sequence: Sequence) -> Residual | None:
         if not _wanted(sequence):

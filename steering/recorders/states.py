@@ -105,9 +105,9 @@ class StatesRecorder(Slots):
         return TokenMaps(maps.cpu(), without_interference(maps, ids, head, len(prompt), earlier).cpu())
 
 
-def _of(hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def _of(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the wanted rows (k, d) of hidden (n, d).
 
-    wanted: (n,) bool on the CPU, so that counting them needs no wait for the device.
+    mask: (n,) bool on the CPU, so that counting them needs no wait for the device.
     """
-    return hidden[to_device(wanted.nonzero()[:, 0], hidden.device)]
+    return hidden[to_device(mask.nonzero()[:, 0], hidden.device)]

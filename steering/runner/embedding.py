@@ -58,17 +58,17 @@ class Embedder:
         Pictures in cached prefixes are not encoded, unless the prompts must be `whole`.
         """
         sequences = [sequence for sequence in sequences if sequence.prefill.embedded is None]
-        shown = [s for s in sequences if s.prompt.pictures and self.mllm.takes_image_features]
-        unseen, seen = set[bytes](), set[bytes]()
-        for sequence in shown:
-            known = 0 if whole else self._prefixes.known(sequence)
-            before = sequence.prompt.pictures_before(known)
-            sequence.prefill.unseen = known if before else 0
+        pictured = [s for s in sequences if s.prompt.pictures and self.mllm.takes_image_features]
+        unseen, known_pictures = set[bytes](), set[bytes]()
+        for sequence in pictured:
+            known_length = 0 if whole else self._prefixes.known(sequence)
+            before = sequence.prompt.pictures_before(known_length)
+            sequence.prefill.unseen = known_length if before else 0
             unseen |= {picture.key for picture in before}
-            seen |= {picture.key for picture in sequence.prompt.pictures[len(before) :]}
-        pictures = [sequence.prompt.pictures for sequence in shown]
-        features = self._images.get(self._features, pictures, unseen - seen)
-        by_sequence = dict(zip(shown, features, strict=True))
+            known_pictures |= {picture.key for picture in sequence.prompt.pictures[len(before) :]}
+        pictures = [sequence.prompt.pictures for sequence in pictured]
+        features = self._images.get(self._features, pictures, unseen - known_pictures)
+        by_sequence = dict(zip(pictured, features, strict=True))
         for sequence in sequences:
             prompt = sequence.prompt
             embedded = self.mllm.embed(prompt.inputs, by_sequence.get(sequence), prompt.rope)

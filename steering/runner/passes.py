@@ -101,18 +101,18 @@ class Passes:
         # A held row only keeps its place while its twin is in prefill; its result is overwritten later.
         active = self._always[: len(running)]
         if any(sequence.held for sequence in running):
-            kept = [[[float(not sequence.held)]] for sequence in running]
-            active = to_device(torch.tensor(kept), positions.device)
+            rows = [[[float(not sequence.held)]] for sequence in running]
+            active = to_device(torch.tensor(rows), positions.device)
         return DecodeBatch(running, positions, longest, active), columns
 
     def decode_under(
         self, hooks: HooksByName, batch: DecodeBatch, columns: Columns, tokens: torch.Tensor, rope: torch.Tensor
     ) -> Computed:
         """Run a decode eagerly under these hooks."""
-        kernel, own = decode_kernel_of(self._mllm), Hooks.of(hooks.values())
+        kernel, hooks_of_kernel = decode_kernel_of(self._mllm), Hooks.of(hooks.values())
         if kernel is not None:
-            own = kernel.adopted(own)
-        reads = (batch.columns, own, columns.common, columns.apart)
+            hooks_of_kernel = kernel.adopted(hooks_of_kernel)
+        reads = (batch.columns, hooks_of_kernel, columns.common, columns.apart)
         step = Decode(self._pool, batch.positions, *reads, kernel=kernel)
         hidden = self._of_tokens(tokens[:, None], rope[:, None], step).last_hidden_state
         step.hooks.settle(batch.positions)

@@ -115,8 +115,8 @@ class PrefixCache:
         """Drop everything, and cache nothing of the next prompts, whose number is returned: a failure may pass."""
         self._store, self._beside = None, 0
         self._resting, self._rest = self._rest, min(2 * self._rest, RESTS[1])
-        for kept in (self._blocks, self._plans, self._runs, self._tails, self._lying):
-            kept.clear()
+        for entries in (self._blocks, self._plans, self._runs, self._tails, self._lying):
+            entries.clear()
         return self._resting
 
     def known(self, sequence: Sequence) -> int:
@@ -131,10 +131,12 @@ class PrefixCache:
             return False
         at = max(len(self._found(plan)) + WORTH, plan.least) - 1
         fits = at < (plan.most if self._store is None else min(plan.most, self._store.count))
-        plans = [self._plan(other) for other in others] if fits else []
+        plans = [self._plan(sequence) for sequence in others] if fits else []
         return any(
-            other is not None and other.keys[at : at + 1] == plan.keys[at : at + 1] and plan.needed <= other.needed
-            for other in plans
+            planned is not None
+            and planned.keys[at : at + 1] == plan.keys[at : at + 1]
+            and plan.needed <= planned.needed
+            for planned in plans
         )
 
     def begin(self, sequence: Sequence, prompt: Embedded) -> None:
@@ -146,24 +148,24 @@ class PrefixCache:
         positions = prompt.positions.reshape(-1, prompt.length).T  # (tokens, axes)
         self.queries += 1
         blocks = self._found(plan)
-        known = len(blocks) * SIZE
-        if blocks and not bool((_positions(blocks) == positions[:known]).all()):
+        known_length = len(blocks) * SIZE
+        if blocks and not bool((_positions(blocks) == positions[:known_length]).all()):
             return
         self._runs[sequence] = run = _Run(plan, {POSITIONS: [positions]})
         if not blocks or self._store is None:
             return
         self._touch(plan.keys[: len(blocks)])
         marks = tuple(block.mark for block in blocks)
-        there = _alike(lying, marks)
-        self._store.load(sequence.slot, there, [block.number for block in blocks[there:]])
+        shared = _alike(lying, marks)
+        self._store.load(sequence.slot, shared, [block.number for block in blocks[shared:]])
         self._lying[sequence.slot] = marks
         for part in self._hook_plans.of([sequence]).keeping:
             if part.name in plan.needed:
                 run.measured[part.name] = [_joined(blocks, part.name)]
                 part.regain(sequence, run.measured[part.name][0])
-        sequence.computed = sequence.prefill.reused = known
+        sequence.computed = sequence.prefill.reused = known_length
         self.hits += 1
-        self.tokens += known
+        self.tokens += known_length
 
     def measured(self, chunk: PrefillChunk, hooks: Mapping[str, Hook | None], computed: Computed) -> None:
         """Record the measurements of a chunk's tokens."""
@@ -197,21 +199,21 @@ class PrefixCache:
         if tail is None or plan is None or sequence.fed < WORTH * SIZE:
             return
         names = sequence.prompt.blocks_with(sequence.tokens[: sequence.fed])
-        keys, known = tuple((plan.settings, name) for name in names), len(plan.keys)
+        keys, known_blocks = tuple((plan.settings, name) for name in names), len(plan.keys)
         first = next((at for at, key in enumerate(keys) if key not in self._blocks), len(keys))
-        if known <= first < len(keys):
+        if known_blocks <= first < len(keys):
             rotary = (
                 torch.arange(sequence.prompt.length, sequence.length, device=tail.device) + sequence.prefill.rope_delta
             )
             positions = torch.cat([tail, rotary[:, None].expand(-1, tail.shape[1])])
-            self._add(sequence.slot, keys, first, {POSITIONS: positions[(first - known) * SIZE :]})
+            self._add(sequence.slot, keys, first, {POSITIONS: positions[(first - known_blocks) * SIZE :]})
         self._touch(keys)
 
     @contextmanager
     def copying(self, source: int, target: int, length: int) -> Iterator[int]:
         """Yield how many first columns the target already has, while `length` columns of a slot are copied to it."""
-        copied, there = self._lying.get(source, ())[: length // SIZE], self._lying.pop(target, ())
-        yield _alike(copied, there) * SIZE
+        copied, lying = self._lying.get(source, ())[: length // SIZE], self._lying.pop(target, ())
+        yield _alike(copied, lying) * SIZE
         self._lying[target] = copied
 
     def spoilt(self, slot: int) -> None:
@@ -241,10 +243,10 @@ class PrefixCache:
             if reuse.measured:
                 needed.add(part.name)
             generated = generated and reuse.generated and reuse.key == ()
-        own = tuple(settings)
-        keys = tuple((own, name) for name in prompt.blocks[: (prompt.length - 1) // SIZE])
+        settings_key = tuple(settings)
+        keys = tuple((settings_key, name) for name in prompt.blocks[: (prompt.length - 1) // SIZE])
         least = -(-prompt.length // (SHARE * SIZE))
-        return _Plan(own, keys, least, rows // SIZE, frozenset(needed), generated)
+        return _Plan(settings_key, keys, least, rows // SIZE, frozenset(needed), generated)
 
     def _found(self, plan: _Plan) -> list[_Block]:
         """Return the cached blocks of a prompt's beginning; none where they are too few to be useful."""
@@ -270,14 +272,14 @@ class PrefixCache:
         self._touch(keys[:first])
         store = self._store or self._make()
         earlier = {key: self._drop(key).measured for key in keys[first:] if key in self._blocks}
-        own, new = set(keys), []
+        key_set, new = set(keys), []
         for at, key in enumerate(keys[first:], first):
             rows = slice((at - first) * SIZE, (at + 1 - first) * SIZE)
             own_measured = {name: values[rows].clone() for name, values in measured.items()}
             for name, values in own_measured.items():
                 self._form.check(name, [values], varies=name == POSITIONS)  # a text has one axis, pictures have several
             block = _Block(-1, earlier.get(key, {}) | own_measured, next(self._marks))
-            if not self._make_room(block.bytes, own):
+            if not self._make_room(block.bytes, key_set):
                 break
             block.number = self._free.pop()
             self._blocks[key] = block
@@ -294,12 +296,12 @@ class PrefixCache:
         self._free = list(range(self._store.count))[::-1]
         return self._store
 
-    def _make_room(self, beside: int, own: set[_Key]) -> bool:
-        """Drop the oldest until a block and `beside` bytes more fit; return False where only a prompt's `own` are left."""
+    def _make_room(self, beside: int, keys: set[_Key]) -> bool:
+        """Drop the oldest until a block and `beside` bytes more fit; return False where only a prompt's `keys` are left."""
         assert self._store is not None
         while not self._free or self.bytes + self._store.bytes_each + beside > self.capacity:
             oldest = next(iter(self._blocks), None)
-            if oldest is None or oldest in own:
+            if oldest is None or oldest in keys:
                 return False
             self._drop(oldest)
         return True
@@ -316,14 +318,14 @@ def _positions(blocks: list[_Block]) -> torch.Tensor:
 
     Where only prompts with images have several axes, the positions of a text are equal on each.
     """
-    own = [block.measured[POSITIONS] for block in blocks]
-    axes = max(positions.shape[1] for positions in own)
-    return torch.cat([positions.expand(-1, axes) for positions in own])
+    parts = [block.measured[POSITIONS] for block in blocks]
+    axes = max(positions.shape[1] for positions in parts)
+    return torch.cat([positions.expand(-1, axes) for positions in parts])
 
 
-def _alike(some: tuple[int, ...], others: tuple[int, ...]) -> int:
+def _alike(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     """Return the length of the common beginning."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def _joined(blocks: list[_Block], name: str) -> torch.Tensor:

@@ -60,8 +60,8 @@ class Runner:
         self.threads = PassThreads(mllm)
         self.image_cache = ImageCache(image_cache_bytes)
         mllm.seen.capacity = image_cache_bytes
-        kept = image_cache_bytes + prefix_cache_bytes
-        self.pool = allotted(mllm, slots, length, backend is not None and backend.spare_column, share, kept)
+        cache_bytes = image_cache_bytes + prefix_cache_bytes
+        self.pool = allotted(mllm, slots, length, backend is not None and backend.spare_column, share, cache_bytes)
         slots, length = self.pool.slots, self.pool.length
         self.choice = Chooser(mllm, slots)
         self.token = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
@@ -284,10 +284,10 @@ class Runner:
             tensor[target] = tensor[source]
         self.choice.move(source, target)
         for part in self._every:
-            held = self._held[part.name]
-            if source in held or target in held:
+            slots = self._held[part.name]
+            if source in slots or target in slots:
                 part.move(source, target)
-                (held.add if source in held else held.discard)(target)
+                (slots.add if source in slots else slots.discard)(target)
 
     @torch.inference_mode()
     def clear(self, slot: int) -> None:
@@ -297,8 +297,8 @@ class Runner:
 
     def _copy(self, source: int, target: int, length: int) -> None:
         """Copy columns of a slot to another, except those that the target already has from a shared prefix."""
-        with self.prefixes.copying(source, target, length) as there:
-            self.pool.copy(source, target, length, there)
+        with self.prefixes.copying(source, target, length) as equal:
+            self.pool.copy(source, target, length, equal)
 
     @torch.inference_mode()
     def read(self, sequence: Sequence, branches: ContrastiveBranches) -> None:
@@ -316,14 +316,14 @@ class Runner:
         fill_slot(self.position, sequence.slot, sequence.prompt.length)
         self.choice.place(sequence)
         for part in self._every:
-            held = self._held[part.name]
+            slots = self._held[part.name]
             holds = part.holds(sequence)
             if holds:
-                held.add(sequence.slot)
-            if sequence.slot in held:
+                slots.add(sequence.slot)
+            if sequence.slot in slots:
                 part.place(sequence)
             if not holds:
-                held.discard(sequence.slot)
+                slots.discard(sequence.slot)
 
 
 def _concerns(part: Slots, sequence: Sequence) -> bool:

@@ -66,7 +66,7 @@ def check_model(mllm: MLLM, fast: bool = False) -> None:
                 ]
             tokens = [reference.tokens for reference in references]
             ours, _ = _engine_logits(mllm, prompts, tokens, graphs=fast and mllm.device.type != "cpu")
-            explicit, looked = _engine_logits(mllm, prompts, tokens, graphs=False, observed=True)
+            explicit, observed = _engine_logits(mllm, prompts, tokens, graphs=False, observed=True)
     except UnsupportedModel:
         raise
     except Exception as error:
@@ -80,8 +80,8 @@ def check_model(mllm: MLLM, fast: bool = False) -> None:
         _compare_logits(mllm, prompts, references, got)
     if mllm.rounds:
         log.info("%s: %s", mllm.quantization or mllm.dtype, _agreement(references, ours))
-    for reference, seen in zip(references, looked, strict=True):
-        difference = float((seen - reference.attention).abs().max())
+    for reference, sums in zip(references, observed, strict=True):
+        difference = float((sums - reference.attention).abs().max())
         if not difference <= (HALF_TOLERANCE if mllm.rounds else TOLERANCE):
             raise UnsupportedModel(
                 f"{mllm.name} cannot be served exactly: its attention to an image is read {difference:.1e} off."
@@ -160,21 +160,21 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     handles: list[RemovableHandle] = []
 
     def widen(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        for tensor in own[module]:
-            kept[tensor] = tensor.data
+        for tensor in tensors_of[module]:
+            originals[tensor] = tensor.data
             tensor.data = tensor.data.float()
         return tree_map(_widened, args), tree_map(_widened, kwargs)
 
     def restore(module: nn.Module, args: Any, output: Any) -> None:
-        for tensor in own[module]:
-            tensor.data = kept.pop(tensor)
+        for tensor in tensors_of[module]:
+            tensor.data = originals.pop(tensor)
 
-    own: dict[nn.Module, list[torch.Tensor]] = {}
-    kept: dict[torch.Tensor, torch.Tensor] = {}
+    tensors_of: dict[nn.Module, list[torch.Tensor]] = {}
+    originals: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
         tensors = [_own_share(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))]
         if half := [tensor for tensor in tensors if tensor.dtype in (torch.float16, torch.bfloat16)]:
-            own[module] = half
+            tensors_of[module] = half
             handles.append(module.register_forward_pre_hook(widen, with_kwargs=True))
             handles.append(module.register_forward_hook(restore, always_call=True))
     try:
@@ -216,12 +216,12 @@ class _Reference(NamedTuple):
         last = torch.stack([layer[0, :, -1].mean(0).to(mllm.device) for layer in exact.attentions[0]]).float()
         last = mllm.ranks.mean(last)
         # With a sliding window, only the latest columns may be returned.
-        looked = prompt.layout.image_columns.to(last.device) - (prompt.length - last.shape[1])
+        columns = prompt.layout.image_columns.to(last.device) - (prompt.length - last.shape[1])
         return cls(
             out.sequences[0, prompt.length :].tolist(),
             torch.cat(out.logits).float(),
             torch.cat(exact.logits).float(),
-            last[:, looked[looked >= 0]].sum(-1),
+            last[:, columns[columns >= 0]].sum(-1),
         )
 
     def computed_anew(self, mllm: MLLM, prompt: Prompt) -> _Reference:
@@ -309,8 +309,8 @@ def _engine_logits(
     elif observed:
         mllm.updates_add_up = False
         log.warning("%s: its layers add something else than attention's and the FFN's updates", mllm.name)
-    looked = [image_sums(sequence.captured[NAME].last_sums).sum(-1) for sequence in sequences] if observed else []
-    return [torch.stack(rows) for rows in logits], looked
+    sums = [image_sums(sequence.captured[NAME].last_sums).sum(-1) for sequence in sequences] if observed else []
+    return [torch.stack(rows) for rows in logits], sums
 
 
 def checked_sequence(prompt: Prompt, slot: int, observed: bool = False) -> Sequence:

@@ -61,10 +61,10 @@ class CallStream:
         self._left += text
         while self._part(last):
             pass
-        said, pieces = "" if self._required else "".join(self._said), tuple(self._pieces)
-        self.text += said
+        speech, pieces = "" if self._required else "".join(self._said), tuple(self._pieces)
+        self.text += speech
         self._said, self._pieces = [], []
-        return said, pieces
+        return speech, pieces
 
     @property
     def cut(self) -> bool:
@@ -74,16 +74,16 @@ class CallStream:
     # Each part consumes the front of the remaining text; it returns True where another part must go on.
 
     def _speech(self, last: bool) -> bool:
-        before, found, behind = self._left.partition(self._form.start)
-        if found:
+        before, started, behind = self._left.partition(self._form.start)
+        if started:
             self._said.append(before.rstrip())
             self._left, self._part = behind, self._head
             return True
-        held = 0 if last else beginning(self._left, self._form.start)
-        certain = self._left[: len(self._left) - held]
-        kept = certain if last and not self.calls else certain.rstrip()
-        self._said.append(kept)
-        self._left = self._left[len(kept) :]
+        held_back = 0 if last else beginning(self._left, self._form.start)
+        certain = self._left[: len(self._left) - held_back]
+        text = certain if last and not self.calls else certain.rstrip()
+        self._said.append(text)
+        self._left = self._left[len(text) :]
         return False
 
     def _head(self, last: bool) -> bool:
@@ -106,20 +106,20 @@ class CallStream:
         return True
 
     def _arguments(self, last: bool) -> bool:
-        said, self._left, whole = self._reader.read(self._left)
-        self._go_on(said)
-        if whole:
+        arguments, self._left, is_complete = self._reader.read(self._left)
+        self._go_on(arguments)
+        if is_complete:
             self._part = self._tail
-        return whole
+        return is_complete
 
     def _tail(self, last: bool) -> bool:
         if self._form.again is not None and (further := self._form.again.match(self._left)) is not None:
             self._left, self._part = self._left[further.end() :], self._head
             return True
-        _, found, behind = self._left.partition(self._form.end) if self._form.end else ("", "-", self._left)
-        if found:
+        _, ended, behind = self._left.partition(self._form.end) if self._form.end else ("", "-", self._left)
+        if ended:
             self._left, self._part = behind, self._speech
-        return bool(found)
+        return bool(ended)
 
     def _body(self, last: bool) -> tuple[str | None, str]:
         """Return the text in place of a call, to its end, and the text after it; None before its end has come."""
@@ -144,15 +144,21 @@ class CallStream:
     def _whole(self, body: str) -> list[ToolCall] | None:
         """Return the calls of a body whose keys are in another order or lack arguments; None where it is no call."""
         try:
-            said = from_json(body.removesuffix(self._form.end) if self._form.again is None else f"[{body.lstrip(' [')}")
+            content = from_json(
+                body.removesuffix(self._form.end) if self._form.again is None else f"[{body.lstrip(' [')}"
+            )
         except ValueError:  # such as half a surrogate pair
             return None
-        found = [self._called(one) for one in (said if isinstance(said, list) and self._form.again else [said])]
-        calls = [call for call in found if call is not None]
-        return calls if calls and len(calls) == len(found) else None
+        parsed = [
+            self._called(entry) for entry in (content if isinstance(content, list) and self._form.again else [content])
+        ]
+        calls = [call for call in parsed if call is not None]
+        return calls if calls and len(calls) == len(parsed) else None
 
-    def _called(self, said: object) -> ToolCall | None:
-        name, arguments = (said.get("name"), said.get("arguments", {})) if isinstance(said, dict) else (None, None)
+    def _called(self, content: object) -> ToolCall | None:
+        name, arguments = (
+            (content.get("name"), content.get("arguments", {})) if isinstance(content, dict) else (None, None)
+        )
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None
         return ToolCall(name, json.dumps(arguments, ensure_ascii=False))

@@ -17,9 +17,9 @@ def align(model: nn.Module, decoder: nn.Module, device: torch.device) -> None:
     The decoder's are left as they are, because their neurons are counted.
     """
     if device.type == "cuda":
-        own = set(decoder.modules())
+        decoder_modules = set(decoder.modules())
         for module in model.modules():
-            if module not in own and _is_narrow(module):
+            if module not in decoder_modules and _is_narrow(module):
                 widen(module)
 
 

@@ -52,8 +52,8 @@ class Making(NamedTuple):
         threading.Thread(target=_end_with_parent, daemon=True).start()
         gc.freeze()
         gc.set_threshold(OBJECTS)
-        while taken := os.read(numbers, 1):
-            (number,), fault = taken, None
+        while byte := os.read(numbers, 1):
+            (number,), fault = byte, None
             try:
                 self.make(steps[number])
             except Exception as error:
@@ -66,12 +66,12 @@ class Making(NamedTuple):
         with self.store.turn(wanted["key"]):
             if self.store.find(wanted["key"]) is not None:
                 return
-            asked = Variant(*wanted["variant"]), wanted["axes"], self.weights
-            step, _ = example_step(self.mllm, *asked)
+            example = Variant(*wanted["variant"]), wanted["axes"], self.weights
+            step, _ = example_step(self.mllm, *example)
             _fill(constants(step), wanted["small"])
             if [step.shape.text(), manifest(step)] != [wanted["shape"], wanted["manifest"]]:
                 raise RuntimeError("the model or its hooks differ from those of the server")
-            traced = trace(self.mllm, *asked, self.threads)
+            traced = trace(self.mllm, *example, self.threads)
             with self.store.turn(traced.key):
                 entry = self.store.find(traced.key) or self.build(traced)
             self.store.share(wanted["key"], entry, traced.about)
@@ -87,7 +87,7 @@ class Making(NamedTuple):
 
 def main() -> int:
     """Make what the line asks for, in as many processes as it says."""
-    said = os.fdopen(os.dup(1), "w")  # libraries' output must not reach the parent
+    output = os.fdopen(os.dup(1), "w")  # libraries' output must not reach the parent
     os.dup2(2, 1)
     torch.set_num_threads(1)  # whatever the environment says: a fork lacks the other threads, and would hang
     job: dict[str, Any] = json.loads(sys.stdin.readline())
@@ -98,7 +98,7 @@ def main() -> int:
     try:
         mllm = load(**job["source"], device="cpu", unread=job["fingerprint"])
         mllm.settle(compiled=True)
-        making = Making(Store(Path(job["folder"])), mllm, PackedWeights(mllm, job["dtypes"]), job["threads"], said)
+        making = Making(Store(Path(job["folder"])), mllm, PackedWeights(mllm, job["dtypes"]), job["threads"], output)
         _end_if_alone()
     except Exception as error:
         traceback.print_exc()
@@ -113,13 +113,13 @@ def main() -> int:
         return 0
     context = multiprocessing.get_context("fork")  # they share weights and modules
     workers = [context.Process(target=making.work, args=(steps, numbers)) for _ in range(job["processes"])]
-    for one in workers:
-        one.start()
-    said.close()
+    for worker in workers:
+        worker.start()
+    output.close()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    for one in workers:
-        one.join()
-    ended = [one.exitcode for one in workers if one.exitcode]
+    for worker in workers:
+        worker.join()
+    ended = [worker.exitcode for worker in workers if worker.exitcode]
     if ended:
         print(f"a compiling process exited with status {ended[0]}", file=sys.stderr)
     return len(ended)

@@ -73,13 +73,18 @@ def fuse_by(ops: ModelOps, model: nn.Module, decoder: nn.Module | None = None) -
 
 def _is_rms_norm(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
-    own = isinstance(weight, torch.Tensor) and weight.ndim == 1 and not isinstance(weight, DTensor)
-    return own and type(module).__name__.endswith("RMSNorm") and "forward" not in vars(module) and _eps(module) > 0
+    is_plain_weight = isinstance(weight, torch.Tensor) and weight.ndim == 1 and not isinstance(weight, DTensor)
+    return (
+        is_plain_weight
+        and type(module).__name__.endswith("RMSNorm")
+        and "forward" not in vars(module)
+        and _eps(module) > 0
+    )
 
 
 def _eps(module: nn.Module) -> float:
-    found = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
-    return found if isinstance(found, float) else 0.0
+    eps = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
+    return eps if isinstance(eps, float) else 0.0
 
 
 def _shifted(ops: ModelOps, norm: Any) -> bool | None:
@@ -100,19 +105,19 @@ def _fuse_rotary(ops: ModelOps, name: str, device: torch.device, dtype: torch.dt
     """Replace the rotary embeddings of a transformers module by ours, on a GPU, where both agree."""
     like = torch.empty(0, device=device, dtype=dtype)
     module = sys.modules.get(name)
-    for known, made, trials in (
+    for attribute, make, trials in (
         ("apply_rotary_pos_emb", _of_text, [_texts(like, *size) for size in ((2, 5, 3, 1, 16), (1, 1, 28, 4, 128))]),
         ("apply_rotary_pos_emb_vision", _of_vision, [_seen(like, *size) for size in ((5, 3, 12), (129, 16, 80))]),
     ):
-        own: Rotary | None = getattr(module, known, None)
-        if own is None or hasattr(own, "ours"):
+        original: Rotary | None = getattr(module, attribute, None)
+        if original is None or hasattr(original, "ours"):
             continue
         try:
-            same = all(all(map(alike, made(ops, *given), own(*given))) for given in trials)
+            same = all(all(map(alike, make(ops, *arguments), original(*arguments))) for arguments in trials)
         except Exception:  # another signature
             continue
         if same:
-            setattr(module, known, _dispatched(own, functools.partial(made, ops)))
+            setattr(module, attribute, _dispatched(original, functools.partial(make, ops)))
 
 
 def _texts(like: torch.Tensor, rows: int, tokens: int, heads: int, kv_heads: int, width: int) -> list[torch.Tensor]:
@@ -129,16 +134,16 @@ def _seen(like: torch.Tensor, tokens: int, heads: int, width: int) -> list[torch
     return [query, key, angle, 1 - angle]
 
 
-def _dispatched(own: Rotary, ours: Rotary) -> Rotary:
+def _dispatched(original: Rotary, ours: Rotary) -> Rotary:
     """Return a function that calls ours for supported arguments on a GPU, otherwise the model's own.
 
     The check is at each call, because a process may have models on both kinds of devices.
     """
 
-    @functools.wraps(own)
-    def rotary(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        ours_can = not named and given[0].is_cuda and _known(*given) and not modules.runs_own()
-        return ours(*given) if ours_can else own(*given, **named)
+    @functools.wraps(original)
+    def rotary(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        ours_can = not kwargs and args[0].is_cuda and _known(*args) and not modules.runs_own()
+        return ours(*args) if ours_can else original(*args, **kwargs)
 
     rotary.ours = ours  # type: ignore[attr-defined]
     return rotary

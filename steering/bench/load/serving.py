@@ -34,12 +34,12 @@ class RequestKind:
 def kinds(mllm: MLLM | None = None) -> list[RequestKind]:
     """Return plain answers, steered ones with readouts, and enhanced ones; without a model only the bodies' fields."""
     steering = () if mllm is None else (Steering(pushes(mllm, 1)[0]),)
-    focus, both = frozenset({"focus"}), frozenset({"focus", "modality"})
-    steered = {"steering": {"toward": "vision"}, "diagnostics": {"include": sorted(both)}}
+    focus, readouts = frozenset({"focus"}), frozenset({"focus", "modality"})
+    steered = {"steering": {"toward": "vision"}, "diagnostics": {"include": sorted(readouts)}}
     see = {"sage": {"see": True, "think": False, "generate": False}, "diagnostics": {"include": ["focus"]}}
     return [
         RequestKind("plain", {}, {}),
-        RequestKind("steered, with readouts", {"interventions": steering, "diagnose": Diagnose(both)}, steered),
+        RequestKind("steered, with readouts", {"interventions": steering, "diagnose": Diagnose(readouts)}, steered),
         RequestKind("See", {"interventions": (See(),), "diagnose": Diagnose(focus)}, see),
     ]
 
@@ -55,11 +55,11 @@ def serving(trial: Trial) -> Iterator[Gauge]:
             for callers in trial.size.callers:
                 requests = [_request(trial, kind) for _ in range(callers + max(4, 2 * callers))]
                 ask_all(engine.submit, requests[:callers], callers)  # makes everything made at first use
-                seen = ask_all(engine.submit, requests[callers:], callers)
-                yield from rows_of("serving", f"{kind.name}, {callers} callers", seen, trial.size.answer)
-                share = len(seen.first) * trial.size.answer / seen.whole / allowed[callers]
-                what = f"{kind.name}, {callers} callers"
-                yield Gauge("serving", what, 100 * share, "% of what plain steps and prompts allow")
+                times = ask_all(engine.submit, requests[callers:], callers)
+                yield from rows_of("serving", f"{kind.name}, {callers} callers", times, trial.size.answer)
+                share = len(times.first) * trial.size.answer / times.whole / allowed[callers]
+                label = f"{kind.name}, {callers} callers"
+                yield Gauge("serving", label, 100 * share, "% of what plain steps and prompts allow")
     finally:
         engine.stop()
 
@@ -82,9 +82,9 @@ def _allowed(trial: Trial, engine: Engine, callers: int) -> float:
     """
     plain = RequestKind("plain", {}, {})
     for _ in range(2):
-        found = answered(engine, [trial.ask(text=TEXT, tokens=callers + 6) for _ in range(callers)])
+        times = answered(engine, [trial.ask(text=TEXT, tokens=callers + 6) for _ in range(callers)])
     together = min(callers, 8)
     prompts = [answered(engine, [_request(trial, plain) for _ in range(together)]).first / together for _ in range(2)][
         -1
     ]
-    return callers * trial.size.answer / (trial.size.answer * found.step + callers * prompts)
+    return callers * trial.size.answer / (trial.size.answer * times.step + callers * prompts)

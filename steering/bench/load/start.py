@@ -57,8 +57,8 @@ def _over_http(trial: Trial, url: str) -> Iterator[Gauge]:
         for callers in trial.size.callers:
             bodies = [_body(trial, kind) for _ in range(callers + max(4, 2 * callers))]
             ask_all(lambda body: _pieces(url, body), bodies[:callers], callers)
-            seen = ask_all(lambda body: _pieces(url, body), bodies[callers:], callers)
-            yield from rows_of("start", f"over HTTP, {kind.name}, {callers} callers", seen, trial.size.answer)
+            times = ask_all(lambda body: _pieces(url, body), bodies[callers:], callers)
+            yield from rows_of("start", f"over HTTP, {kind.name}, {callers} callers", times, trial.size.answer)
 
 
 def _body(trial: Trial, kind: RequestKind) -> bytes:
@@ -123,14 +123,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(patience)
 
 
-def _until(process: subprocess.Popen[bytes], log: str, done: Callable[[], bool]) -> float:
+def _until(process: subprocess.Popen[bytes], log: str, is_ready: Callable[[], bool]) -> float:
     """Wait until a condition holds, and return that time; raise Unavailable where the server ended before."""
     until = time.perf_counter() + _TIMEOUT
     while time.perf_counter() < until:
         if process.poll() is not None:
             break
         try:
-            if done():
+            if is_ready():
                 return time.perf_counter()
         except requests.ConnectionError:
             pass

@@ -131,7 +131,7 @@ class PromptLoops(NamedTuple):
     @classmethod
     def of(cls, loops: Loops) -> PromptLoops:
         """Return the callables for use outside of a compiled step."""
-        return cls(*(partial(loops, one.__name__) for one in WITHIN))
+        return cls(*(partial(loops, loop.__name__) for loop in WITHIN))
 
 
 WITHIN = PromptLoops(
@@ -162,8 +162,8 @@ def _enhanced(
     weights: torch.Tensor, masks: torch.Tensor, settings: torch.Tensor, transfer: torch.Tensor, layer: int
 ) -> torch.Tensor:
     alone = torch.cat([settings[..., :1], torch.zeros_like(settings[..., 1:])], -1)
-    each = [enhanced(one[:, :, None], masks, alone, transfer, layer)[0] for one in weights.unbind(2)]
-    return torch.cat(each, 2)
+    parts = [enhanced(part[:, :, None], masks, alone, transfer, layer)[0] for part in weights.unbind(2)]
+    return torch.cat(parts, 2)
 
 
 def _summed(weights: torch.Tensor, queries: torch.Tensor, groups: torch.Tensor, columns: int) -> torch.Tensor:

@@ -43,20 +43,20 @@ class Library:
         self._made = ctypes.c_void_p * count.value
         self._call("GetNumConstants", self._container, ctypes.byref(count))
         names = [(self._named("Name", at), self._named("OriginalFQN", at)) for at in range(count.value)]
-        self._tensors = [tensors[known.decode()].data for _, known in names]
-        held = lent(self._tensors)
-        pairs = [_Constant(own, one) for (own, _), one in zip(names, held, strict=True)]
+        self._tensors = [tensors[name.decode()].data for _, name in names]
+        handles = lent(self._tensors)
+        pairs = [_Constant(name, handle) for (name, _), handle in zip(names, handles, strict=True)]
         bound = (_Constant * len(pairs))(*pairs)
         self._call(_BIND.removeprefix(_PREFIX), self._container, bound, ctypes.c_size_t(len(pairs)), False, True)
         self._run = self.native[f"{_PREFIX}Run"]
-        weakref.finalize(self, _close, self.native[f"{_PREFIX}Delete"], self._container, held)
+        weakref.finalize(self, _close, self.native[f"{_PREFIX}Delete"], self._container, handles)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs."""
         outputs = self._made()
-        given = (ctypes.c_void_p * len(inputs))(*lent(inputs))
+        arguments = (ctypes.c_void_p * len(inputs))(*lent(inputs))
         counts = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs))
-        self._checked(self._run(self._container, given, counts[0], outputs, counts[1], None, None))
+        self._checked(self._run(self._container, arguments, counts[0], outputs, counts[1], None, None))
         return taken(outputs)
 
     def _named(self, kind: str, at: int) -> bytes:
@@ -76,6 +76,6 @@ class Library:
             raise RuntimeError(lines[0] if lines else "torch gives no reason")
 
 
-def _close(delete: Any, container: ctypes.c_void_p, held: list[int]) -> None:
+def _close(delete: Any, container: ctypes.c_void_p, handles: list[int]) -> None:
     delete(container)
-    taken(held)
+    taken(handles)

@@ -94,7 +94,7 @@ class Package:
     def _run(
         self,
         hooks: list[Hook],
-        given: list[torch.Tensor],
+        tensors: list[torch.Tensor],
         fed: list[torch.Tensor],
         columns: int,
         pool: KVPool,
@@ -104,8 +104,10 @@ class Package:
         """Run a pass with hooks; by_slot: row i is slot i."""
         if len(self._column) < pool.length:
             self._column = torch.zeros(pool.length)
-        hidden, logits, *made = self._passed([*fed, self._column[:columns], *given], [*pool.tensors], shares, by_slot)
-        self._tree_spec.change(hooks, self._changes, [*given, *made])
+        hidden, logits, *new_tensors = self._passed(
+            [*fed, self._column[:columns], *tensors], [*pool.tensors], shares, by_slot
+        )
+        self._tree_spec.change(hooks, self._changes, [*tensors, *new_tensors])
         return hidden, logits
 
     def _passed(
@@ -116,16 +118,16 @@ class Package:
             calls = [partial(self._library, [*map(torch.Tensor.contiguous, inputs), *pooled])]
         else:
             calls = [partial(self._library, self._part(share, inputs, pooled, by_slot)) for share in shares]
-        found = self._team.run(calls)
-        return found[0] if len(found) == 1 else [*map(torch.cat, zip(*found, strict=True), self._outputs)]
+        parts = self._team.run(calls)
+        return parts[0] if len(parts) == 1 else [*map(torch.cat, zip(*parts, strict=True), self._outputs)]
 
     def _part(
         self, rows: slice, inputs: list[torch.Tensor], pooled: list[torch.Tensor], by_slot: bool
     ) -> list[torch.Tensor]:
         """Return the arguments for some rows, contiguous as compiled steps need them."""
         parts = [
-            one if axis is None else one.narrow(axis, rows.start, rows.stop - rows.start)
-            for one, axis in zip(inputs, self._inputs, strict=False)
+            tensor if axis is None else tensor.narrow(axis, rows.start, rows.stop - rows.start)
+            for tensor, axis in zip(inputs, self._inputs, strict=False)
         ]
-        own = [one[rows.start :] for one in pooled] if by_slot and rows.start else pooled
-        return [*map(torch.Tensor.contiguous, parts), *own]
+        own_slots = [tensor[rows.start :] for tensor in pooled] if by_slot and rows.start else pooled
+        return [*map(torch.Tensor.contiguous, parts), *own_slots]

@@ -55,7 +55,7 @@ class Team:
         """Return each call's result; all have ended where one raises. Each call must use a single thread."""
         if len(calls) == 1:
             return [calls[0]()]
-        own = torch.get_num_threads()
+        threads = torch.get_num_threads()
         torch.set_num_threads(1)
         began = self._clock()
         begun = [self._others.submit(_inferred, call) for call in calls[1:]]
@@ -63,11 +63,11 @@ class Team:
             first = calls[0]()
         finally:
             ended = self._clock()
-            torch.set_num_threads(own)
+            torch.set_num_threads(threads)
             wait(begun)
         late = (self._clock() - ended) / max(ended - began, 1e-9)
         self._late += _WEIGHT * (min(late, 1.0) - self._late)
-        return [first, *[one.result() for one in begun]]
+        return [first, *[future.result() for future in begun]]
 
     @cached_property
     def _others(self) -> ThreadPoolExecutor:
