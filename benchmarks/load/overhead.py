@@ -88,7 +88,7 @@ def _alone(engine: Engine, bodies: Sequence[Mapping[str, Any]], clients: int) ->
     requests = [
         Request(_shown(body["messages"]), Sampling(max_tokens=body["max_tokens"], ignore_eos=True)) for body in bodies
     ]
-    prepared = {id(one): engine.processor.prepare(one, 0) for one in requests}
+    prepared = {id(request): engine.processor.prepare(request, 0) for request in requests}
     prepare = engine.processor.prepare
 
     def known(request: Request, number: int) -> tuple[Add, OutputProcessor]:
@@ -111,10 +111,10 @@ def _alone(engine: Engine, bodies: Sequence[Mapping[str, Any]], clients: int) ->
 def _shown(chat: Messages) -> Messages:
     """Return a chat with pictures in place of their URLs."""
 
-    def part(one: dict[str, Any]) -> dict[str, Any]:
-        if one["type"] != "image_url":
-            return one
-        content = base64.b64decode(one["image_url"]["url"].partition(",")[2])
+    def part(part_of_message: dict[str, Any]) -> dict[str, Any]:
+        if part_of_message["type"] != "image_url":
+            return part_of_message
+        content = base64.b64decode(part_of_message["image_url"]["url"].partition(",")[2])
         return {"type": "image", "image": Image.open(io.BytesIO(content)).convert("RGB")}
 
     return [

@@ -59,7 +59,7 @@ def _asked_again(about: Messages, seed: int) -> Messages:
 
 
 def _album(seed: int) -> Messages:
-    pictures = [{"type": "image_url", "image_url": {"url": _picture(4 * seed + one, LARGE)}} for one in range(4)]
+    pictures = [{"type": "image_url", "image_url": {"url": _picture(4 * seed + number, LARGE)}} for number in range(4)]
     return [{"role": "user", "content": [*pictures, {"type": "text", "text": f"{_text(random.Random(seed), 400)}?"}]}]
 
 

@@ -71,8 +71,8 @@ def settings(options: TrainingOptions) -> dict[str, Any]:
     """
     name = "helmsight-demo" if options.organism is None else f"helmsight-{options.organism}"
     course = options.course
-    known = {"name": name, "image_size": [course.sight, course.sight]}
-    return known if course.world == "even" else known | {"world": course.world}
+    organism = {"name": name, "image_size": [course.sight, course.sight]}
+    return organism if course.world == "even" else organism | {"world": course.world}
 
 
 def card(options: TrainingOptions, step: int, asked: int, parameters: int) -> str:

@@ -129,12 +129,12 @@ class Packer:
 
     def _marked(self, tokens: Tokens, text: str, marks: dict[int, int | None]) -> None:
         """Add a user text and note the tokens that end at the marks; marks never fall inside a token."""
-        done = 0
+        marked = 0
         for end, name in sorted((end, name) for name, end in marks.items() if end is not None):
-            self._text(tokens, text[done:end], asks=True)
+            self._text(tokens, text[marked:end], asks=True)
             tokens.marks[name] = len(tokens) - 1
-            done = end
-        self._text(tokens, text[done:], asks=True)
+            marked = end
+        self._text(tokens, text[marked:], asks=True)
 
     def _text(
         self,
@@ -262,9 +262,9 @@ class Rows:
             for i in range(length):
                 if tokens.asks[i]:
                     data["asks"][row, start + i] = number
-                for which, seen in enumerate(tokens.look[i]):
-                    if seen is not None:
-                        data["look"][which, row, start + i] = columns[seen]
+                for head, at in enumerate(tokens.look[i]):
+                    if at is not None:
+                        data["look"][head, row, start + i] = columns[at]
                 if tokens.answer[i + 1]:
                     self.source.append(row * self.shape.tokens + start + i)
                     self.label.append(tokens.ids[i + 1])

@@ -42,10 +42,10 @@ def targets(seed: int, size: Size = SIZE, noise: float = 0.0) -> Iterator[Target
     makers, number = list(MAKERS.items()), 0
     while True:
         task, maker = makers[number % len(makers)]
-        asked = maker(rng, 2 + number // len(makers) % (MOST - 1))
-        if asked is None:
+        made_sample = maker(rng, 2 + number // len(makers) % (MOST - 1))
+        if made_sample is None:
             continue
-        scenes, target, question, response, choices, cell = asked
+        scenes, target, question, response, choices, cell = made_sample
         images = tuple(noised(render(scene, size, rng), noise, noise_rng) for scene in scenes)
         texts = ("",) * len(images) + (question,)
         spot = None if cell is None else _box(cell)
@@ -61,10 +61,10 @@ def _box(cell: int) -> tuple[float, float, float, float]:
 def _caption(rng: random.Random, pictures: int) -> TargetQuestion | None:
     """Ask which picture shows something that only one of them shows."""
     scenes = related_scenes(rng, pictures, SHAPES, held_out=True)
-    found = which_picture(rng, scenes)
-    if found is None or found.target is None:
+    question = which_picture(rng, scenes)
+    if question is None or question.target is None:
         return None
-    return scenes, found.target, found.turns[0][0], str(found.target + 1), (), found.cell
+    return scenes, question.target, question.turns[0][0], str(question.target + 1), (), question.cell
 
 
 def _facts(rng: random.Random, pictures: int) -> TargetQuestion | None:

@@ -140,8 +140,8 @@ def messages(
         for number, shot in enumerate(shots):
             turned = number % 2 == 1
             letter_of_vision = LETTERS[turned]
-            said = letter_of_vision if setting == "shots_vision" else LETTERS[not turned]
-            chat += [_asked(shot, "plain", turned, wording), {"role": "assistant", "content": said}]
+            answer = letter_of_vision if setting == "shots_vision" else LETTERS[not turned]
+            chat += [_asked(shot, "plain", turned, wording), {"role": "assistant", "content": answer}]
     return [*chat, _asked(sample, setting, swapped, wording)]
 
 

@@ -32,8 +32,8 @@ def paired(differences: np.ndarray, seed: int = 0) -> tuple[float, float]:
     The interval is the bootstrap's, or the score interval where no resample differs. differences: (samples,), each -1, 0 or
     1.
     """
-    found = interval(differences, seed)
-    return found if found[0] < found[1] else _alike(float(differences[0]), len(differences))
+    bounds_of_mean = interval(differences, seed)
+    return bounds_of_mean if bounds_of_mean[0] < bounds_of_mean[1] else _alike(float(differences[0]), len(differences))
 
 
 def _alike(difference: float, samples: int) -> tuple[float, float]:
@@ -154,12 +154,12 @@ def estimates(
     """
     shares = shares or {}
     count = len(next(iter(found.values())))
-    which = np.arange(count) if clusters is None else _numbered(clusters)
-    groups = int(which.max()) + 1
+    group_of = np.arange(count) if clusters is None else _numbered(clusters)
+    groups = int(group_of.max()) + 1
     drawn = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), RESAMPLES)
 
     def measured(tallies: Tallies) -> tuple[Tallies, Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
-        grouped = {name: np.bincount(which, values, groups) for name, values in tallies.items()}
+        grouped = {name: np.bincount(group_of, values, groups) for name, values in tallies.items()}
         return (
             grouped,
             scores({name: values.sum(axis=0) for name, values in grouped.items()}),
@@ -224,8 +224,8 @@ def _known(value: np.ndarray) -> float | None:
 
 def _interval(values: np.ndarray) -> tuple[float, float] | None:
     """Return the interval over the resamples in which the metric is defined."""
-    known = values[~np.isnan(values)]
-    return bounds(known) if len(known) else None
+    defined = values[~np.isnan(values)]
+    return bounds(defined) if len(defined) else None
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
@@ -235,8 +235,11 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
     """
     from statsmodels.stats import contingency_tables
 
-    one, other = first > 0, second > 0
-    table = [[(one & other).sum(), (one & ~other).sum()], [(~one & other).sum(), (~one & ~other).sum()]]
+    in_first, in_second = first > 0, second > 0
+    table = [
+        [(in_first & in_second).sum(), (in_first & ~in_second).sum()],
+        [(~in_first & in_second).sum(), (~in_first & ~in_second).sum()],
+    ]
     return float(contingency_tables.mcnemar(np.array(table), exact=True).pvalue)
 
 
@@ -263,17 +266,17 @@ def area_with_interval(
 
     None if there is nothing to compare.
     """
-    whole = area(values, wanted, strata)
+    whole_area = area(values, wanted, strata)
 
     def of(rows: np.ndarray, axis: int) -> np.ndarray:
         times = np.stack([np.bincount(row, minlength=len(values)) for row in rows])
         areas = _areas(times, values, wanted, strata)
         return areas[~np.isnan(areas)]
 
-    return None if np.isnan(whole) else (whole, interval(np.arange(len(wanted)), statistic=of))
+    return None if np.isnan(whole_area) else (whole_area, interval(np.arange(len(wanted)), statistic=of))
 
 
-def _areas(times: np.ndarray, values: np.ndarray, wanted: np.ndarray, strata: np.ndarray | None) -> np.ndarray:
+def _areas(times: np.ndarray, values: np.ndarray, is_wanted: np.ndarray, strata: np.ndarray | None) -> np.ndarray:
     """Return the `area` of each resample: (resamples,).
 
     times: (resamples, samples), how often a sample occurs in a resample.
@@ -285,9 +288,11 @@ def _areas(times: np.ndarray, values: np.ndarray, wanted: np.ndarray, strata: np
         first = np.unique(values[order], return_index=True)[1]  # the first place of each value
         if not len(first):
             continue
-        those, others = (np.add.reduceat(times[:, order] * one[order], first, axis=1) for one in (wanted, ~wanted))
-        won += (those * (others.cumsum(1) - others / 2)).sum(1)
-        pairs += those.sum(1) * others.sum(1)
+        wanted_weights, other_weights = (
+            np.add.reduceat(times[:, order] * selected[order], first, axis=1) for selected in (is_wanted, ~is_wanted)
+        )
+        won += (wanted_weights * (other_weights.cumsum(1) - other_weights / 2)).sum(1)
+        pairs += wanted_weights.sum(1) * other_weights.sum(1)
     return np.divide(won, pairs, out=np.full(len(times), np.nan), where=pairs > 0)
 
 
@@ -295,11 +300,11 @@ def spearman(one: np.ndarray, other: np.ndarray) -> float | None:
     """Return Spearman's rank correlation of pairs; ties share their mean rank. None if all values of one side are equal."""
 
     def ranks(values: np.ndarray) -> np.ndarray:
-        _, which, count = np.unique(values, return_inverse=True, return_counts=True)
-        return (count.cumsum() - (count - 1) / 2)[which]
+        _, rank_of, count = np.unique(values, return_inverse=True, return_counts=True)
+        return (count.cumsum() - (count - 1) / 2)[rank_of]
 
-    found = ranks(one), ranks(other)
-    return None if min(np.ptp(ranked) for ranked in found) == 0 else float(np.corrcoef(*found)[0, 1])
+    rank_pair = ranks(one), ranks(other)
+    return None if min(np.ptp(ranked) for ranked in rank_pair) == 0 else float(np.corrcoef(*rank_pair)[0, 1])
 
 
 def gap_closed(

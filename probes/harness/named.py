@@ -16,8 +16,8 @@ def named(wanted: str, model: str | Path, folders: Sequence[Path], fingerprint: 
     """
     if Path(wanted).is_file():
         return SteeringVector.load(wanted)
-    found = VectorStore(*folders, Path(model) / "vectors").all(wanted)
-    if len({vector.fingerprint for vector in found}) == 1:
-        return found[0]
+    vectors = VectorStore(*folders, Path(model) / "vectors").all(wanted)
+    if len({vector.fingerprint for vector in vectors}) == 1:
+        return vectors[0]
     of_model = fingerprint()
-    return next((vector for vector in found if vector.fingerprint == of_model), found[0])
+    return next((vector for vector in vectors if vector.fingerprint == of_model), vectors[0])

@@ -33,7 +33,9 @@ def picture(source: Source, name: str) -> Image.Image:
 
 def chat(images: Sequence[Source], text: str) -> Chat:
     """Return a user's single message: images, then a text; raise ValueError if an image's file does not decode."""
-    parts: list[dict[str, Any]] = [{"type": "image", "image": picture(one, f"the question {text!r}")} for one in images]
+    parts: list[dict[str, Any]] = [
+        {"type": "image", "image": picture(image, f"the question {text!r}")} for image in images
+    ]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 

@@ -30,7 +30,9 @@ def report(task: Task[Any], about: Mapping[str, Any], found: Mapping[str, Any], 
     if totals:
         page.heading("Totals")
         columns = list(next(iter(totals.values())))
-        page.table(["condition", *columns], [[name, *(one[key] for key in columns)] for name, one in totals.items()])
+        page.table(
+            ["condition", *columns], [[name, *(total[key] for key in columns)] for name, total in totals.items()]
+        )
     for part, settings in found[BASELINE].items():
         page.heading(part)
         if task.share is not None:

@@ -43,7 +43,7 @@ class Task(Generic[S]):
         """Return the published files of a folder, by name, or a file itself; raise ValueError if a folder has none."""
         if not self.published or not given.is_dir():
             return [given]
-        found = sorted(file for pattern in self.published for file in given.glob(pattern))
-        if not found:
+        files = sorted(file for pattern in self.published for file in given.glob(pattern))
+        if not files:
             raise ValueError(f"{given}: no file is called {' or '.join(self.published)}")
-        return found
+        return files

@@ -76,7 +76,7 @@ def strength(page: Report, found: Numbers) -> None:
 
     If that is unknown, strengths are the vector's own.
     """
-    rows = {float(one): row for one, row in found["rows"].items()}
+    rows = {float(strength_text): row for strength_text, row in found["rows"].items()}
     bend, published = found["knee"], found["published"]
     page.heading("Strength (Table 10)")
     units = (
@@ -90,7 +90,7 @@ def strength(page: Report, found: Numbers) -> None:
     )
     if published is None:
         page.plot("strength", _curves(rows, "strength", marks={bend["strength"]: "knee"}), "Effect by strength")
-        _ablation(page, ["strength"], {(one,): row for one, row in rows.items()})
+        _ablation(page, ["strength"], {(value,): row for value, row in rows.items()})
         return
     marks = {published: "strength 1.0"}
     marks[bend["strength"]] = "knee" if bend["strength"] != published else "knee, strength 1.0"
@@ -99,7 +99,9 @@ def strength(page: Report, found: Numbers) -> None:
         _curves(rows, "strength (published)", marks=marks, other_x=("strength (calibrated)", 1 / published)),
         "Effect by strength",
     )
-    _ablation(page, ["published", "calibrated"], {(one, round(one / published, 4)): row for one, row in rows.items()})
+    _ablation(
+        page, ["published", "calibrated"], {(value, round(value / published, 4)): row for value, row in rows.items()}
+    )
 
 
 def _slopes(bend: Numbers) -> str:
@@ -121,8 +123,8 @@ def latency(page: Report, found: Numbers) -> None:
     page.table(
         ["way", "seconds (median)", "ratio to plain", "peak memory (MB, median)"],
         [
-            (name, f"{one['seconds']:.4f}", Measured(one["ratio"], one["ratio_95"]), _megabytes(one.get("megabytes")))
-            for name, one in found.items()
+            (name, f"{row['seconds']:.4f}", Measured(row["ratio"], row["ratio_95"]), _megabytes(row.get("megabytes")))
+            for name, row in found.items()
         ],
     )
     page.text(

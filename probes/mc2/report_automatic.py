@@ -47,8 +47,8 @@ def automatic(page: Report, found: Numbers) -> None:
     )  # fmt: skip
 
 
-def _rows(found: Numbers, severity: float | None) -> list[Numbers]:
-    return [row for row in found["rows"] if row["severity"] == severity]
+def _rows(results: Numbers, severity: float | None) -> list[Numbers]:
+    return [row for row in results["rows"] if row["severity"] == severity]
 
 
 def _gaps(page: Report, rows: list[Numbers]) -> None:

@@ -45,11 +45,11 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any], runs: Mapping[str
     page.text(SCORES.format(runs=about["runs"]))
     page.heading("Scores (the paper's tables 1 and 3)")
     _table(page, runs, _SCORES)
-    totals = {name: one[TOTAL]["all"] for name, one in found.items()}
+    totals = {name: scores[TOTAL]["all"] for name, scores in found.items()}
     page.plot(
         "scores",
         plots.isolines(
-            {name: (one["kk"]["value"], one["ku"]["value"]) for name, one in totals.items()},
+            {name: (total["kk"]["value"], total["ku"]["value"]) for name, total in totals.items()},
             xlabel="score_kk (share of all questions)",
             ylabel="score_ku (share of all questions)",
             label="score_sa",
@@ -80,25 +80,25 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any], runs: Mapping[str
 
 def _table(page: Report, runs: Mapping[str, Any], columns: tuple[tuple[str, str], ...]) -> None:
     """Add a table with a row per condition and a column per metric of a part, without parts that were not asked."""
-    known = [(part, name) for part, name in columns if part in runs[BASELINE]]
-    heads = [f"{TITLES.get(part, 'all')} {name.replace('answer_', '').replace('_', ' ')}" for part, name in known]  # type: ignore[call-overload]
-    rows = [[name, *(_spread(one[part][metric]) for part, metric in known)] for name, one in runs.items()]
+    measured = [(part, name) for part, name in columns if part in runs[BASELINE]]
+    heads = [f"{TITLES.get(part, 'all')} {name.replace('answer_', '').replace('_', ' ')}" for part, name in measured]  # type: ignore[call-overload]
+    rows = [[name, *(_spread(run[part][metric]) for part, metric in measured)] for name, run in runs.items()]
     page.table(["condition", *heads], rows)
 
 
-def _spread(found: Mapping[str, Any]) -> str | None:
-    mean, deviation = found["mean"], found["deviation"]
+def _spread(values: Mapping[str, Any]) -> str | None:
+    mean, deviation = values["mean"], values["deviation"]
     if mean is None:
         return None
     return f"{mean:.3f}" + ("" if deviation is None else f"\u00a0±\u00a0{deviation:.3f}")
 
 
-def _subtasks(page: Report, found: Mapping[str, Any]) -> None:
+def _subtasks(page: Report, conditions: Mapping[str, Any]) -> None:
     rows: list[list[object]] = []
-    for part in (one for one in PARTS if one in found[BASELINE]):
-        for subtask, scores in found[BASELINE][part].items():
+    for part in (part_name for part_name in PARTS if part_name in conditions[BASELINE]):
+        for subtask, scores in conditions[BASELINE][part].items():
             if subtask != "all":
-                values = (one[part][subtask]["sa"] for one in found.values())
-                first, *others = [Measured(one["value"], one["value_95"]) for one in values]
-                rows.append([TITLES[part], subtask, scores["samples"], first, *(one.value for one in others)])
-    page.table(["part", "subtask", "n", *found], rows)
+                values = (scores_by_part[part][subtask]["sa"] for scores_by_part in conditions.values())
+                first, *rest = [Measured(score["value"], score["value_95"]) for score in values]
+                rows.append([TITLES[part], subtask, scores["samples"], first, *(score.value for score in rest)])
+    page.table(["part", "subtask", "n", *conditions], rows)

@@ -98,7 +98,7 @@ class Report:
 
 
 def _told(value: object) -> str:
-    return ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, Mapping) else str(value)
+    return ", ".join(f"{name} {entry}" for name, entry in value.items()) if isinstance(value, Mapping) else str(value)
 
 
 def _plain(text: str) -> str:

@@ -105,10 +105,10 @@ def _escaped(value: object) -> str:
 
 def _numeric(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
     """Return for each column whether it holds numbers only, and at least one."""
-    found = []
+    alignments = []
     for index in range(len(columns)):
-        given = [row[index] for row in rows if row[index] is not None]
-        found.append(
-            bool(given) and all(isinstance(o, numbers.Real | Measured) and not isinstance(o, bool) for o in given)
+        present = [row[index] for row in rows if row[index] is not None]
+        alignments.append(
+            bool(present) and all(isinstance(o, numbers.Real | Measured) and not isinstance(o, bool) for o in present)
         )
-    return found
+    return alignments

@@ -43,8 +43,8 @@ def beside(groups: Sequence[Sequence[str]], run: Callable[[str], T], jobs: int) 
     try:
         for group in groups:
             waiting = {pool.submit(_called, name): name for name in group}
-            for one in as_completed(waiting):
-                yield waiting[one], one.result()
+            for future in as_completed(waiting):
+                yield waiting[future], future.result()
     finally:
         pool.shutdown(cancel_futures=True)
         _run = None

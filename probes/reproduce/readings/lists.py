@@ -13,12 +13,12 @@ def moved(part: str, metric: str, condition: str, sign: int, more: tuple[str, ..
     It appears if the interval of its difference lies above 0 (sign 1) or below (-1).
     """
 
-    def read(found: Json) -> Found:
-        now, plain = (found["conditions"][name][part]["all"] for name in (condition, "baseline"))
+    def read(report: Json) -> Found:
+        now, plain = (report["conditions"][name][part]["all"] for name in (condition, "baseline"))
         ours = {
-            f"{name} {way}": figure(one[name])
+            f"{name} {way}": figure(result[name])
             for name in (metric, *more)
-            for way, one in (("plain", plain), (condition, now))
+            for way, result in (("plain", plain), (condition, now))
         }
         return Found.of(ours, min(sign * end for end in now[metric]["difference_95"]) > 0, plain["samples"])
 
@@ -29,9 +29,9 @@ def texts(found: Json) -> Found:
     """Compare questions beside inaccurate and beside incorrect texts, steered toward the image and plain."""
     read = {mode: moved(f"PhD-{mode}", "accuracy", "toward vision", 1)(found) for mode in ("iac", "icc")}
     ours = {
-        f"{mode} {name.removeprefix('accuracy ')}": one
+        f"{mode} {name.removeprefix('accuracy ')}": figure_of_row
         for mode, row in read.items()
-        for name, one in row.figures().items()
+        for name, figure_of_row in row.figures().items()
     }
     return Found.of(ours, all(row.appears for row in read.values()), sum(row.n or 0 for row in read.values()))
 

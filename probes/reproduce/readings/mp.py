@@ -22,8 +22,8 @@ def by_parameters(found: Json) -> Found:
     """Read row 4."""
     rows = [_trained(found, name) for name in SIZES]
     conflicts = {f"{row['parameters'] / 1e6:.1f} M": row["preference"]["conflict"] for row in rows}
-    ratios = {size: figure(one, "vision_ratio") for size, one in conflicts.items()}
-    values = [one.value for one in ratios.values()]
+    ratios = {size: figure(conflict, "vision_ratio") for size, conflict in conflicts.items()}
+    values = [ratio.value for ratio in ratios.values()]
     return Found.of(ratios, values == sorted(set(values)), rows[0]["preference"]["conflict"]["n"])
 
 
@@ -35,9 +35,9 @@ def by_share_of_conflicts(found: Json) -> Found:
     return Found.of(ours, moved, rows[0]["n"])
 
 
-def _trained(found: Json, name: str) -> Json:
+def _trained(report: Json, name: str) -> Json:
     """Return the measurements of an organism; raise KeyError that says how to make it."""
-    row: Json | None = found["organisms"].get(name)
+    row: Json | None = report["organisms"].get(name)
     if row is None:
         raise KeyError(f"{name}, which 'helmsight demo train --organism {name}' makes")
     return row
@@ -65,7 +65,12 @@ def alone(found: Json) -> Found:
     rows = {"text": plain["context_only_accuracy"], "image": plain["no_conflict_accuracy"]}
     ours = {name: Figure(value, wilson(round(value * plain["n"]), plain["n"])) for name, value in rows.items()}
     return Found.of(
-        ours, all(one.interval is not None and one.interval[0] >= 0.95 for one in ours.values()), plain["n"]
+        ours,
+        all(
+            figure_of_side.interval is not None and figure_of_side.interval[0] >= 0.95
+            for figure_of_side in ours.values()
+        ),
+        plain["n"],
     )
 
 
@@ -116,14 +121,14 @@ def _beside(rows: Json) -> dict[str, Figure]:
 def _alike(rows: Json) -> bool:
     """Return whether S_t of all settings is within 5 points of the last one's on the same samples, with its interval."""
     apart = [change(row["text"]).interval for row in rows.values()]
-    return all(one is not None and one[0] >= -NEAR and one[1] <= NEAR for one in apart)
+    return all(interval is not None and interval[0] >= -NEAR and interval[1] <= NEAR for interval in apart)
 
 
 def strengths(found: Json) -> Found:
     """Read row 15."""
     rows = found["strength"]["rows"]
     shares = {strength: figure(row["text"], "s_text") for strength, row in rows.items()}
-    best = max(shares.values(), key=lambda one: one.value)
+    best = max(shares.values(), key=lambda share: share.value)
     ends = [shares[pick(shares, key=float)] for pick in (min, max)]
     apart = all(_above(best, end, NEAR) for end in ends)
     return Found.of(shares, apart, next(iter(rows.values()))["text"]["n"])
@@ -140,8 +145,8 @@ def latency(found: Json) -> Found:
     ours = {"time, steering": figure(steering, "ratio"), "time, probing": figure(found["latency"]["probing"], "ratio")}
     if steering.get("memory_ratio") is not None:
         ours["memory, steering"] = figure(steering, "memory_ratio")
-    shown = [one.interval for name, one in ours.items() if name.endswith("steering")]
-    little = all(one is not None and one[1] <= 1.05 for one in shown)
+    intervals = [figure_of_way.interval for name, figure_of_way in ours.items() if name.endswith("steering")]
+    little = all(interval is not None and interval[1] <= 1.05 for interval in intervals)
     return Found.of(ours, little, min(found["about"]["samples"], 100))
 
 
@@ -158,19 +163,19 @@ def predicted(found: Json) -> Found:
 
 def attention(found: Json) -> Found:
     """Read row 18."""
-    ours = {f"over {name}": one["spearman"] for name, one in found["attention"].items()}
+    ours = {f"over {name}": correlation["spearman"] for name, correlation in found["attention"].items()}
     follows = all(rho is not None and rho >= 0.5 for rho in ours.values())
     return Found(ours, follows, n=found["about"]["samples"])
 
 
 def states(found: Json) -> Found:
     """Read row 20: distances of the centres from the plain one, on the first two components."""
-    shown = found["projection"]
-    near = {name: Figure(value, shown["distance_95"][name]) for name, value in shown["distance"].items()}
+    projection = found["projection"]
+    near = {name: Figure(value, projection["distance_95"][name]) for name, value in projection["distance"].items()}
     far = {f"toward {side}": near.pop(f"instructed toward {side}") for side in SIDES}
-    cosine = figure(shown, "cosine")
+    cosine = figure(projection, "cosine")
     opposite = cosine.interval is not None and cosine.interval[1] < 0
-    further = all(_apart(one, other) for one in near.values() for other in far.values())
+    further = all(_apart(first, second) for first in near.values() for second in far.values())
     ours = far | near | {"cosine of the two ways": cosine}
     return Found.of(ours, opposite and further, found["info"]["samples"])
 
@@ -255,10 +260,13 @@ def weight(found: Json) -> Found:
 
 def lens(found: Json) -> Found:
     """Read row 28."""
-    rows = {name: one["surfaces"] for name, one in found["lens"].items() if name.startswith("plain_")}
+    rows = {name: margin["surfaces"] for name, margin in found["lens"].items() if name.startswith("plain_")}
     steered = found["about"]["layers"]
-    near = all(layer is not None and min(abs(layer - one) for one in steered) <= 1 for layer in rows.values())
+    near = all(
+        layer is not None and min(abs(layer - steered_layer) for steered_layer in steered) <= 1
+        for layer in rows.values()
+    )
     ours = {f"preferring {name.removeprefix('plain_')}, surfaces": layer for name, layer in rows.items()}
     return Found(ours | {"steered": ", ".join(map(str, steered))}, near, n=sum(
-        one["n"] for name, one in found["lens"].items() if name in rows
+        margin["n"] for name, margin in found["lens"].items() if name in rows
     ))  # fmt: skip

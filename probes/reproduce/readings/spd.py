@@ -31,12 +31,12 @@ def raised(scores: Json, metric: str) -> bool:
 def harder(metric: str) -> Callable[[Json], Found]:
     """Return a reading of a share by difficulty: hard above easy, with separate intervals."""
 
-    def read(found: Json) -> Found:
-        easy, medium, hard = (measured(found, BASELINE, "single", one) for one in ("easy", "medium", "hard"))
+    def read(report: Json) -> Found:
+        easy, medium, hard = (measured(report, BASELINE, "single", level) for level in ("easy", "medium", "hard"))
         rows = {"easy": easy, "medium": medium, "hard": hard}
         apart = easy[metric]["value_95"][1] < hard[metric]["value_95"][0]
-        ours = {name: figure(one[metric]) for name, one in rows.items()}
-        return Found.of(ours, apart, measured(found, BASELINE, "single")["samples"])
+        ours = {name: figure(result[metric]) for name, result in rows.items()}
+        return Found.of(ours, apart, measured(report, BASELINE, "single")["samples"])
 
     return read
 
@@ -77,14 +77,14 @@ def _fewer(several: Json, kind: str) -> bool:
 def below_one(metric: str, *beside: str) -> Callable[[Json], Found]:
     """Return a reading of a mean over the pairs that have it; the share of these pairs is {metric}_pairs."""
 
-    def read(found: Json) -> Found:
-        several = measured(found, BASELINE, "several")
-        one = several[metric]
-        below = one["value_95"][1] < 1
+    def read(report: Json) -> Found:
+        several = measured(report, BASELINE, "several")
+        score = several[metric]
+        below = score["value_95"][1] < 1
         having = round(several[f"{metric}_pairs"]["value"] * several["samples"])
         if beside:
             return Found.of(_values(several, metric, *beside), below, having)
-        return Found(one["value"], below, one["value_95"], having)
+        return Found(score["value"], below, score["value_95"], having)
 
     return read
 
@@ -118,31 +118,31 @@ def perturbed(found: Json) -> Found:
     scores = {name: measured(found, name, "single") for name in names}
     helped = raised(scores["hint"], "right") and raised(scores["implicit hint"], "right")
     flat = scores["75 % hidden"]["right"]["difference"] > -0.1
-    ours = {name: figure(one["right"]) for name, one in scores.items()}
+    ours = {name: figure(score["right"]) for name, score in scores.items()}
     return Found.of(ours, helped and flat, scores["hint"]["samples"])
 
 
 def vcd(found: Json) -> Found:
     """Read the gains of VCD in CR and DRF."""
-    one = measured(found, "VCD", "several")
-    ours = {metric: change(one[metric]) for metric in ("cr", "drf")}
-    return Found.of(ours, raised(one, "cr") and raised(one, "drf"), one["samples"])
+    result = measured(found, "VCD", "several")
+    ours = {metric: change(result[metric]) for metric in ("cr", "drf")}
+    return Found.of(ours, raised(result, "cr") and raised(result, "drf"), result["samples"])
 
 
 def agreed(found: Json) -> Found:
     """Read the agreement of the rules with the labels by hand."""
-    one = found["agreement"]["claims"][0]
-    return Found(one["kappa"], one["kappa_95"][0] > 0, one["kappa_95"], one["n"])
+    row = found["agreement"]["claims"][0]
+    return Found(row["kappa"], row["kappa_95"][0] > 0, row["kappa_95"], row["n"])
 
 
 def contradicting(found: Json) -> Found:
     """Compare the traces of contradicting and consistent answers inside the model."""
     kinds = {kind: found["inside"][kind] for kind in ("contradicting", "consistent")}
     numbers = ("cosine", "divergence", "faithfulness")
-    ours = {f"{kind}, {name}": figure(one[name]) for kind, one in kinds.items() for name in numbers}
-    one, other = kinds.values()
-    below = one["pairs"] > 0 and one["faithfulness"]["value_95"][1] < other["faithfulness"]["value_95"][0]
-    return Found.of(ours, below, one["pairs"] + other["pairs"])
+    ours = {f"{kind}, {name}": figure(result[name]) for kind, result in kinds.items() for name in numbers}
+    first, second = kinds.values()
+    below = first["pairs"] > 0 and first["faithfulness"]["value_95"][1] < second["faithfulness"]["value_95"][0]
+    return Found.of(ours, below, first["pairs"] + second["pairs"])
 
 
 def ablation(found: Json) -> Found:
@@ -156,8 +156,8 @@ def ablation(found: Json) -> Found:
 def alone(run_condition: str, part: str, metric: str) -> Callable[[Json], Found]:
     """Return a reading of a condition's change of a metric."""
 
-    def read(found: Json) -> Found:
-        scores = measured(found, run_condition, part)
+    def read(report: Json) -> Found:
+        scores = measured(report, run_condition, part)
         gained = change(scores[metric])
         return Found(gained.value, raised(scores, metric), gained.interval, scores["samples"])
 
@@ -175,9 +175,9 @@ PEAKS: Mapping[str, tuple[str, str, tuple[str, str, str]]] = {
 def peaks(found: Json) -> Found:
     """Compare each setting's published value with off and with the strongest value."""
     ours: dict[str, Figure] = {}
-    seen = []
+    peaks_at_published = []
     for name, (part, metric, conditions) in PEAKS.items():
-        off, published, strongest = (figure(measured(found, one, part)[metric]) for one in conditions)
+        off, published, strongest = (figure(measured(found, condition, part)[metric]) for condition in conditions)
         ours |= {f"{name} off": off, f"{name} published": published, f"{name} strongest": strongest}
-        seen.append(published.value > max(off.value, strongest.value))
-    return Found.of(ours, all(seen), measured(found, BASELINE, "existence")["samples"])
+        peaks_at_published.append(published.value > max(off.value, strongest.value))
+    return Found.of(ours, all(peaks_at_published), measured(found, BASELINE, "existence")["samples"])

@@ -244,8 +244,8 @@ def test_a_few_pictures_that_do_not_decode_are_named_and_skipped_as_missing_ones
     assert isinstance(path, Path)
     path.write_bytes(b"no picture")
     with caplog.at_level(logging.WARNING):
-        found = mc2_file.whole(samples, 10, left=(left := []))
-    assert len(left) == 1
+        found = mc2_file.whole(samples, 10, left_out=(left_out := []))
+    assert len(left_out) == 1
     assert [sample.id for sample in found] == [sample.id for sample in samples if sample.image != path]
     (record,) = caplog.records
     assert (
