@@ -97,19 +97,19 @@ class Side:
             [sys.executable, __file__, *arguments], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             text=True,
         )  # fmt: skip
-        self.names: list[str] = json.loads(self._said())
+        self.names: list[str] = json.loads(self._read_line())
 
     def seconds(self, name: str) -> float:
         """Return the seconds that one run of a workload takes."""
         assert self._process.stdin is not None
         self._process.stdin.write(name + "\n")
         self._process.stdin.flush()
-        return float(self._said())
+        return float(self._read_line())
 
     def close(self) -> None:
         self._process.communicate()
 
-    def _said(self) -> str:
+    def _read_line(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 

@@ -85,9 +85,9 @@ class Outcome:
 
     def times(self, name: str, percent: float) -> float | None:
         """Return a percentile in milliseconds of `first`, `total` or `gaps`; None where there are none."""
-        values = [value for request in self.whole for value in _listed(getattr(request, name))]
+        values = [value for request in self.whole for value in _list_of(getattr(request, name))]
         return float(np.percentile(values, percent)) * 1000 if values else None
 
 
-def _listed(value: Any) -> Iterable[float]:
+def _list_of(value: Any) -> Iterable[float]:
     return () if value is None else value if isinstance(value, list) else (value,)

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 where a server answered none."""
     options = _options().parse_args(argv)
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
-    answered = [_measured(server, options) for server in options.servers]
+    answered = [_measure(server, options) for server in options.servers]
     return int(not all(answered))
 
 
@@ -50,7 +50,7 @@ def _options() -> argparse.ArgumentParser:
     return parser
 
 
-def _measured(server: Server, options: Any) -> bool:
+def _measure(server: Server, options: Any) -> bool:
     """Print the rows of one server; return whether it answered anything under overload."""
     key = os.environ.get("OPENAI_API_KEY")
     seed = iter(range(10**9))

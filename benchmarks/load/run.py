@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     loads = [(0, rate) for rate in options.rates] or [(clients, None) for clients in options.clients]
     for workload in options.workloads:
         for clients, rate in loads:
-            outcomes = _compared(servers, options, workload, clients, rate)
+            outcomes = _compare(servers, options, workload, clients, rate)
             for server in servers:
                 settings = {"workload": workload, "clients": clients or None, "rate": rate, "server": asdict(server)}
                 row = settings | _figures(outcomes[server.name], outcomes[servers[0].name])
@@ -177,7 +177,7 @@ def body_of(workload: str, seed: int, lengths: Sequence[int], stream: bool) -> d
     }  # fmt: skip
 
 
-def _compared(
+def _compare(
     servers: Sequence[Server], options: Any, workload: str, clients: int, rate: float | None
 ) -> dict[str, list[Outcome]]:
     """Return the outcomes of each repeat by server; one request warms each of them up."""

@@ -66,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             marks = ratio < 0.9, kept and ours.gap_p99 > BOUND, ours.wait > 2
             missed += sum(marks)
             cells = (
-                name, load, f"{ours.rate:.0f}", f"{chunk}" if kept else f"({chunk})", _marked(f"{ratio:.2f}", marks[0]),
-                _marked(f"{1e3 * ours.gap_p99:.0f}", marks[1]), f"{ours.first_p50:.2f}", f"{ours.first_p99:.2f}",
-                f"{best.first_p50:.2f}", f"{best.first_p99:.2f}", _marked(f"{ours.wait:.2f}", marks[2]),
+                name, load, f"{ours.rate:.0f}", f"{chunk}" if kept else f"({chunk})", _mark(f"{ratio:.2f}", marks[0]),
+                _mark(f"{1e3 * ours.gap_p99:.0f}", marks[1]), f"{ours.first_p50:.2f}", f"{ours.first_p99:.2f}",
+                f"{best.first_p50:.2f}", f"{best.first_p99:.2f}", _mark(f"{ours.wait:.2f}", marks[2]),
             )  # fmt: skip
             print(f"| {' | '.join(cells)} |", flush=True)
     return int(missed > 0)
@@ -89,14 +89,14 @@ def _engines(names: Sequence[str], count: int) -> int:
         marks = [abs(ratio - 1) > 0.2 for ratio in ratios]
         missed += sum(marks)
         cells = (
-            name, f"{measured.rate:.1f}", f"{simulated.rate:.1f}", _marked(f"{ratios[0]:.2f}", marks[0]),
-            f"{measured.first_p50:.2f}", f"{simulated.first_p50:.2f}", _marked(f"{ratios[1]:.2f}", marks[1]),
+            name, f"{measured.rate:.1f}", f"{simulated.rate:.1f}", _mark(f"{ratios[0]:.2f}", marks[0]),
+            f"{measured.first_p50:.2f}", f"{simulated.first_p50:.2f}", _mark(f"{ratios[1]:.2f}", marks[1]),
         )  # fmt: skip
         print(f"| {' | '.join(cells)} |", flush=True)
     return int(missed > 0)
 
 
-def _marked(text: str, missed: bool) -> str:
+def _mark(text: str, missed: bool) -> str:
     return f"**{text}**" if missed else text
 
 

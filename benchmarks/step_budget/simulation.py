@@ -79,8 +79,8 @@ class Simulation:
         self._noise, self._gap = noise, gap
         self._draw = random.Random(0)
         self._scheduler = Scheduler(slots, 1, lambda source, target, length: None)
-        self._seen: dict[Sequence, Seen] = {}
-        self._left: dict[Sequence, int] = {}  # tokens of the answer that are still to come
+        self._records: dict[Sequence, Seen] = {}
+        self._tokens_to_come: dict[Sequence, int] = {}  # tokens of the answer that are still to come
         self._new: dict[Sequence, int] = {}  # tokens of pictures that are not encoded yet
 
     def run(self, asked: list[Arrival]) -> Outcome:
@@ -99,8 +99,8 @@ class Simulation:
         prompt = cast(Any, SimpleNamespace(length=arrival.tokens))
         sequence = Sequence(Spec(prompt))
         self._scheduler.enqueue([sequence])
-        self._left[sequence], self._new[sequence] = arrival.answer, arrival.pictures
-        record = self._seen[sequence] = Seen(arrival)
+        self._tokens_to_come[sequence], self._new[sequence] = arrival.answer, arrival.pictures
+        record = self._records[sequence] = Seen(arrival)
         return record
 
     def _step(self) -> None:
@@ -115,8 +115,8 @@ class Simulation:
         if scheduler.running:
             self._spend(budget.decode, len(scheduler.running), self.machine.decoding(len(scheduler.running)))
             for sequence in list(scheduler.running):
-                self._said(sequence)
-                if not self._left[sequence]:
+                self._count_token(sequence)
+                if not self._tokens_to_come[sequence]:
                     scheduler.release(sequence)
 
     def _take_in(self, allowance: Allowance) -> StepTotals:
@@ -147,7 +147,7 @@ class Simulation:
             prompt.computed += length
             if prompt.computed >= prompt.prompt.length:
                 scheduler.prefilled(prompt)
-                self._said(prompt)
+                self._count_token(prompt)
         return StepTotals(padded, len(batch), values)
 
     def _spend(self, price: Any, units: float, seconds: float) -> None:
@@ -155,15 +155,15 @@ class Simulation:
         self.now += seconds
         price.learn(units, seconds)
 
-    def _said(self, sequence: Sequence) -> None:
+    def _count_token(self, sequence: Sequence) -> None:
         """Count a token of a sequence; tokens after the end of its answer are not counted."""
-        record = self._seen[sequence]
+        record = self._records[sequence]
         if math.isinf(record.first):
             record.first = self.now
         else:
             record.gaps.append(self.now - record.last)
         record.last = self.now
-        self._left[sequence] -= 1
+        self._tokens_to_come[sequence] -= 1
 
     def _note_ready(self) -> None:
         """Note, for requests that have a slot now, when they might have run.
@@ -175,7 +175,7 @@ class Simulation:
         filling = [] if scheduler.filling is None else [scheduler.filling]
         free = scheduler.slots - len(scheduler.running) - len(filling)
         due = [*filling, *list(scheduler.waiting)[:free]]
-        if not any(math.isinf(self._seen[sequence].ready) for sequence in due):
+        if not any(math.isinf(self._records[sequence].ready) for sequence in due):
             return
         decode = machine.decoding(len(scheduler.running))
         chunk = max((self._gap - decode - machine.fixed) / machine.token, machine.fixed / machine.token, 16)
@@ -188,7 +188,7 @@ class Simulation:
                 before += self._seconds(batch, chunk, decode)
                 batch = []
             batch.append(sequence)
-            record = self._seen[sequence]
+            record = self._records[sequence]
             if math.isinf(record.ready):
                 record.ready, record.due = self.now, before + self._seconds(batch, chunk, decode)
 

@@ -91,13 +91,13 @@ class Sleeping:
             else:
                 self.engine.step()
         records = [
-            Seen(arrival, 0.0, 1.0, self._own(completion.first_at or 0.0, began))
+            Seen(arrival, 0.0, 1.0, self._simulated_time(completion.first_at or 0.0, began))
             for arrival, completion in zip(arrivals_run, completions, strict=True)
         ]
         records[0].gaps = [gap / self.slow for gap in gaps]
-        return arrivals_run, outcome(records, self._own(self.clock.now(), began) - times[0])
+        return arrivals_run, outcome(records, self._simulated_time(self.clock.now(), began) - times[0])
 
-    def _own(self, at: float, began: float) -> float:
+    def _simulated_time(self, at: float, began: float) -> float:
         return (at - began) / self.slow
 
     def _until(self, started: float, seconds: float) -> None:

@@ -91,7 +91,7 @@ def measure_all(folder: Path, out: Path, count: int, seed: int, threads: int, *,
         checkpoint_facts = identity(checkpoint)
         result = measured_before.get(name, {})
         if result.get("sha256") != checkpoint_facts["sha256"]:
-            result = _measured(name, PlainModel(checkpoint, threads), count, seed)
+            result = _measure(name, PlainModel(checkpoint, threads), count, seed)
         results[name] = result | checkpoint_facts
         page = report(about, results)
         page.write(out, {"about": about, "organisms": measured_before | results})  # a stopped run resumes from here
@@ -99,7 +99,7 @@ def measure_all(folder: Path, out: Path, count: int, seed: int, threads: int, *,
     return page
 
 
-def _measured(name: str, model: PlainModel, count: int, seed: int) -> dict[str, Any]:
+def _measure(name: str, model: PlainModel, count: int, seed: int) -> dict[str, Any]:
     results: dict[str, Any] = {"preference": preference(model, count, seed)}
     if name in WATCHED:
         results["attention"] = attention(model, count, seed)

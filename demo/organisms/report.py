@@ -41,14 +41,14 @@ def _row(name: str, results: Found) -> tuple[object, ...]:
     conflict, alone = _conflict(results), results["preference"]["picture_alone"]
     spent = results["parameters"], results.get("questions"), results.get("minutes")
     right = Measured(alone["s_vision"], alone["s_vision_95"])
-    return (name, *spent, right, _ratio(conflict), _decided(conflict), results["sha256"][:12])
+    return (name, *spent, right, _ratio(conflict), _count_decided(conflict), results["sha256"][:12])
 
 
 def _ratio(conflict: Found) -> Measured:
     return Measured(conflict["vision_ratio"], conflict.get("vision_ratio_95"))
 
 
-def _decided(conflict: Found) -> int:
+def _count_decided(conflict: Found) -> int:
     return round((conflict["s_vision"] + conflict["s_text"]) * conflict["n"])
 
 
@@ -65,7 +65,10 @@ def _conflicts(page: Report, organisms: Mapping[str, Found]) -> None:
     conflicts = {share: _conflict(organisms[f"conflicts-{share}"]) for share in shares}
     page.table(
         ("% of conflicts", "vision ratio", "decided", "neither"),
-        [(share, _ratio(conflict), _decided(conflict), conflict["s_others"]) for share, conflict in conflicts.items()],
+        [
+            (share, _ratio(conflict), _count_decided(conflict), conflict["s_others"])
+            for share, conflict in conflicts.items()
+        ],
     )
     series = {"after training": [conflict["vision_ratio"] for conflict in conflicts.values()]}
     if "default" in organisms:
@@ -116,8 +119,8 @@ def _attention(page: Report, organisms: Mapping[str, Found]) -> None:
         ("organism", "answered rightly", "metric", "attention accuracy", "change: focused hidden", "change: another", "n"),
         [
             (
-                name, _measured(results["answered"]), results["metric"], _measured(results["attention_accuracy"]),
-                *(_measured(results["changed"][image]) for image in ("focused", "another")),
+                name, _as_measured(results["answered"]), results["metric"], _as_measured(results["attention_accuracy"]),
+                *(_as_measured(results["changed"][image]) for image in ("focused", "another")),
                 results["attention_accuracy"]["n"],
             )
             for name, results in attended.items()
@@ -133,7 +136,7 @@ def _attention(page: Report, organisms: Mapping[str, Found]) -> None:
         page.table(
             ("organism", "change: focused hidden", "change: the one asked about hidden", "n"),
             [
-                (name, *(_measured(changes[image]) for image in ("focused", "asked about")), changes["focused"]["n"])
+                (name, *(_as_measured(changes[image]) for image in ("focused", "asked about")), changes["focused"]["n"])
                 for name, changes in wrong.items()
             ],
         )
@@ -152,12 +155,12 @@ def _awareness(page: Report, organisms: Mapping[str, Found]) -> None:
     page.table(
         ("organism", "part", "kk", "ku", "answered", "n"),
         [
-            (name, part, *(_measured(scores[metric]) for metric in ("kk", "ku", "answer_rate")), scores["kk"]["n"])
+            (name, part, *(_as_measured(scores[metric]) for metric in ("kk", "ku", "answer_rate")), scores["kk"]["n"])
             for name, parts in answered.items()
             for part, scores in parts.items()
         ],
     )
 
 
-def _measured(share: Found) -> Measured:
+def _as_measured(share: Found) -> Measured:
     return Measured(share["value"], share["value_95"])

@@ -173,7 +173,7 @@ def make_plan(accuracy: Accuracy, course: Course = Course()) -> Plan:
         plan.pictures, plan.several_shapes, plan.difference_share = (2, 3, 3, 4), (1, 2, 2, 3), 0.42
     if got("describe", 0.0) > 0.8:
         plan.shapes = (1, 2, 2, 3, 3, 4, 5)
-    return _bounded(plan, course)
+    return _bound(plan, course)
 
 
 def _fixed_plan(course: Course) -> Plan:
@@ -187,10 +187,10 @@ def _fixed_plan(course: Course) -> Plan:
     plan = Plan(single, several, differences, breadth=1.0)
     plan.several_share = several_weight / (several_weight + sum(single.values()))
     plan.difference_share = sum(differences.values()) / several_weight if several_weight else 0.0
-    return _bounded(plan, course)
+    return _bound(plan, course)
 
 
-def _bounded(plan: Plan, course: Course) -> Plan:
+def _bound(plan: Plan, course: Course) -> Plan:
     return replace(plan, course=course, shapes=course.shapes or plan.shapes, pictures=course.pictures or plan.pictures)
 
 

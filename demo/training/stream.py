@@ -103,7 +103,7 @@ class Packer:
                 self._text(tokens, f"\n{TURN_START}user\n")
             end = None if question.instructed is None else question.instructed[0]
             marks = {SAID: question.said, PICKED: question.pick, INSTRUCTED: end}
-            self._marked(tokens, text, marks if i == 0 else {})
+            self._add_marked(tokens, text, marks if i == 0 else {})
             if i == 0 and group.text_first:
                 self._pictures(tokens, len(group.scenes))
             mark = len(tokens)
@@ -127,7 +127,7 @@ class Packer:
             return first, IMAGE_TOKENS + second, pick
         return self._token(question.target, question.cell), None if question.said is None else SAID, pick
 
-    def _marked(self, tokens: Tokens, text: str, marks: dict[int, int | None]) -> None:
+    def _add_marked(self, tokens: Tokens, text: str, marks: dict[int, int | None]) -> None:
         """Add a user text and note the tokens that end at the marks; marks never fall inside a token."""
         marked = 0
         for end, name in sorted((end, name) for name, end in marks.items() if end is not None):

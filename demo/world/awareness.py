@@ -93,7 +93,7 @@ def sap_samples(count: int, seed: int, size: Size = SIZE) -> list[SapSample]:
             (f"{kind}s, {'never ' if unseen else ''}seen", partial(_know, kind=kind, unseen=unseen))
             for kind in KNOW for unseen in (False, True)
         ]),
-        "beyond": cycle([(name, partial(_beyond, name=name)) for name in BEYOND]),
+        "beyond": cycle([(name, partial(_ask_beyond, name=name)) for name in BEYOND]),
     }  # fmt: skip
     samples = []
     for number, part in enumerate(islice(cycle(turns), count)):
@@ -144,7 +144,7 @@ def _know(rng: random.Random, scene: Scene, kind: str, unseen: bool) -> _Asked |
     return _Asked(changed, ask(rng, kind, key), [answer, *rng.sample(pool, OPTIONS - 1)], answer)
 
 
-def _beyond(rng: random.Random, scene: Scene, name: str) -> _Asked | None:
+def _ask_beyond(rng: random.Random, scene: Scene, name: str) -> _Asked | None:
     question, pool = rng.choice(BEYOND[name])
     if name == "Missing Visual Information" and scene.glyph is not None:
         return None

@@ -42,7 +42,7 @@ class _Asked(NamedTuple):
     against: Mapping[bool, str]
 
 
-def _asked(rng: random.Random, subtask: str) -> _Asked:
+def _draw_questions(rng: random.Random, subtask: str) -> _Asked:
     """Draw scenes until one has the facts that the subtask needs."""
     while True:
         scene = scene_of(rng, glyph=True if subtask == "OCR" else None)
@@ -71,7 +71,7 @@ def mme_pairs(count: int, seed: int, noise: float = 0.0) -> list[MmePair]:
     rng, noise_rng = random.Random(f"held-out pairs of questions {seed}"), noise_source(seed)
     pairs = []
     for subtask in islice(cycle(SUBTASKS), count):
-        content = _asked(rng, subtask)
+        content = _draw_questions(rng, subtask)
         image = noised(render(content.scene, SIZE, rng), noise, noise_rng)
         pairs.append(MmePair(image, ((content.yes, True), (content.no, False)), subtask))
     return pairs
@@ -86,7 +86,7 @@ def phd_samples(count: int, seed: int, noise: float = 0.0) -> list[PhdSample]:
     samples: list[PhdSample] = []
     per_sample = 2 * len(MODES)
     for _ in range(-(-count // per_sample)):
-        content = _asked(rng, "existence")
+        content = _draw_questions(rng, "existence")
         image = noised(render(content.scene, SIZE, rng), noise, noise_rng)
         beside = statement("background", "", content.scene.background)
         for question, present in ((content.yes, True), (content.no, False)):

@@ -70,7 +70,7 @@ def _caption(rng: random.Random, pictures: int) -> TargetQuestion | None:
 def _facts(rng: random.Random, pictures: int) -> TargetQuestion | None:
     """Ask about a fact of a picture that is named by its number."""
     scenes, target, fact = _one_of(rng, pictures, KINDS)
-    return fact and (scenes, target, _asking(rng, fact, target), statement(*fact[:3]), (), fact.cell)
+    return fact and (scenes, target, _ask(rng, fact, target), statement(*fact[:3]), (), fact.cell)
 
 
 def _options(rng: random.Random, pictures: int) -> TargetQuestion | None:
@@ -79,7 +79,7 @@ def _options(rng: random.Random, pictures: int) -> TargetQuestion | None:
     if fact is None:
         return None
     choices = fill_options(rng, scenes[target], fact.kind, [fact.value], OPTIONS)
-    return scenes, target, option_text(_asking(rng, fact, target), choices), fact.value, tuple(choices), fact.cell
+    return scenes, target, option_text(_ask(rng, fact, target), choices), fact.value, tuple(choices), fact.cell
 
 
 def _one_of(rng: random.Random, pictures: int, kinds: Sequence[str]) -> tuple[list[Scene], int, Fact | None]:
@@ -89,7 +89,7 @@ def _one_of(rng: random.Random, pictures: int, kinds: Sequence[str]) -> tuple[li
     return scenes, target, pick_fact(rng, scenes[target], kinds)
 
 
-def _asking(rng: random.Random, fact: Fact, target: int) -> str:
+def _ask(rng: random.Random, fact: Fact, target: int) -> str:
     return in_picture(rng, ask(rng, fact.kind, fact.key), f"picture {target + 1}")
 
 

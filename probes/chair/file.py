@@ -44,7 +44,7 @@ def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) 
         raise ValueError("--data needs COCO's instances_*.json, which lists the objects of each image")
     samples = []
     for number, objects_of_image in objects.items():
-        place = _there(images, names[number])
+        place = _find_image(images, names[number])
         if place is not None:
             mentioned = vocabulary.mentioned("\n".join(captions[number]))
             samples.append(Described(place, frozenset(objects_of_image.union(mentioned)), vocabulary, id=place.stem))
@@ -65,7 +65,7 @@ def _instances(content: Mapping[str, Any], vocabulary: Vocabulary) -> dict[int, 
     return objects
 
 
-def _there(folder: Path, name: str) -> Path | None:
+def _find_image(folder: Path, name: str) -> Path | None:
     try:
         return rows.image(folder, name)
     except ValueError:

@@ -90,10 +90,10 @@ def ungrammatical(text: str, severity: float, seed: int) -> str:
     loss = max(0.0, 2 * severity - 1)
     cut = [_cut(word) for word in text.split()]
     cut = [parts for parts in cut if not (parts[1].lower() in _ARTICLES and rng.random() < severity)]
-    words = [_misspelt(_disagreeing(word, severity, rng), severity, rng) for _, word, _ in cut]
-    words = _reordered(words, severity / 2, loss, rng)
+    words = [_misspelt(_contradict(word, severity, rng), severity, rng) for _, word, _ in cut]
+    words = _reorder(words, severity / 2, loss, rng)
     return " ".join(
-        before + _replaced(word, loss, rng) + after for (before, _, after), word in zip(cut, words, strict=True)
+        before + _replace_letters(word, loss, rng) + after for (before, _, after), word in zip(cut, words, strict=True)
     )
 
 
@@ -113,7 +113,7 @@ def _cut(word: str) -> tuple[str, str, str]:
     return match[1], match[2], match[3]
 
 
-def _disagreeing(word: str, chance: float, rng: random.Random) -> str:
+def _contradict(word: str, chance: float, rng: random.Random) -> str:
     opposite = _DISAGREEING.get(word.lower())
     if opposite is None or rng.random() >= chance:
         return word
@@ -129,7 +129,7 @@ def _misspelt(word: str, chance: float, rng: random.Random) -> str:
     return word[:i] + word[i + 1] + word[i] + word[i + 2 :]
 
 
-def _reordered(words: list[str], chance: float, loss: float, rng: random.Random) -> list[str]:
+def _reorder(words: list[str], chance: float, loss: float, rng: random.Random) -> list[str]:
     """Swap neighbours, no word twice; then displace every word, by more the larger the loss."""
     words, i = list(words), 0
     while i < len(words) - 1:
@@ -143,7 +143,7 @@ def _reordered(words: list[str], chance: float, loss: float, rng: random.Random)
     return [word for _, word in sorted(zip(keys, words, strict=True))]
 
 
-def _replaced(word: str, chance: float, rng: random.Random) -> str:
+def _replace_letters(word: str, chance: float, rng: random.Random) -> str:
     if chance == 0:
         return word
     return "".join(

@@ -37,7 +37,7 @@ def load(
     samples, missing = [], []
     first_rows: dict[tuple[str, ...], int] = {}
     for number, row in enumerate(rows, 1):
-        fields = _checked(row, f"{json_path}, row {number}")
+        fields = _check(row, f"{json_path}, row {number}")
         if (first := first_rows.setdefault(tuple(fields.values()), number)) != number:
             raise ValueError(f"{json_path}, row {number}: the same sample as row {first} (image {fields['image_id']})")
         path = _image_path(Path(image_folder), fields["image_id"])
@@ -89,7 +89,7 @@ def whole(
     return decoded
 
 
-def _checked(row: Any, where: str) -> dict[str, str]:
+def _check(row: Any, where: str) -> dict[str, str]:
     """Return the row's fields as stripped strings; raise ValueError that says what is wrong and where."""
     if not isinstance(row, dict):
         raise ValueError(f"{where}: must be an object, not {type(row).__name__}")

@@ -23,7 +23,7 @@ Scores = Callable[[Tallies], Mapping[str, np.ndarray]]
 
 def interval(values: np.ndarray, seed: int = 0, statistic: Callable[..., Any] = np.mean) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the mean, or of another numpy statistic, of one value per sample."""
-    return bounds(statistic(values[_drawn(len(values), seed)], axis=1))
+    return bounds(statistic(values[_draw(len(values), seed)], axis=1))
 
 
 def paired(differences: np.ndarray, seed: int = 0) -> tuple[float, float]:
@@ -91,7 +91,7 @@ def deviation(value: float, samples: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _drawn(samples: int, seed: int) -> np.ndarray:
+def _draw(samples: int, seed: int) -> np.ndarray:
     """Draw the samples of each resample: indices (resamples, samples)."""
     return np.random.default_rng(seed).integers(samples, size=(RESAMPLES, samples))
 
@@ -154,7 +154,7 @@ def estimates(
     """
     shares = shares or {}
     count = len(next(iter(found.values())))
-    group_of = np.arange(count) if clusters is None else _numbered(clusters)
+    group_of = np.arange(count) if clusters is None else _number_clusters(clusters)
     groups = int(group_of.max()) + 1
     drawn = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), RESAMPLES)
 
@@ -173,14 +173,14 @@ def estimates(
         interval = _interval(resampled[name])
         if share is not None:
             interval = _wilson(grouped[share.counted], grouped[share.of], resampled[name])
-        out[name] = Estimate(_known(value), interval)
+        out[name] = Estimate(_finite(value), interval)
     if plain is None:
         return out
     _, base, base_resampled = measured(plain)
     for name, value in values.items():
         out[name] = replace(
             out[name],
-            difference=_known(value - base[name]),
+            difference=_finite(value - base[name]),
             difference_interval=_interval(resampled[name] - base_resampled[name]),
         )
         if name in shares and shares[name].fixed:
@@ -213,12 +213,12 @@ def _wilson(counted: np.ndarray, of: np.ndarray, resampled: np.ndarray) -> tuple
     return wilson(p * n / effect, n / effect)
 
 
-def _numbered(clusters: Sequence[Any]) -> np.ndarray:
+def _number_clusters(clusters: Sequence[Any]) -> np.ndarray:
     numbers: dict[Any, int] = {}
     return np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters])
 
 
-def _known(value: np.ndarray) -> float | None:
+def _finite(value: np.ndarray) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
@@ -318,6 +318,6 @@ def gap_closed(
     gap, gained = prior - plain, auto - plain
     if interval(gap, seed)[0] <= 0:
         return None
-    drawn = _drawn(len(gap), seed)
+    drawn = _draw(len(gap), seed)
     gaps, gains = gap[drawn].mean(1), gained[drawn].mean(1)
     return float(gained.mean() / gap.mean()), bounds(gains[gaps > 0] / gaps[gaps > 0])

@@ -94,15 +94,15 @@ class PartAnswered(Generic[S]):
         for setting in ("all", *dict.fromkeys(settings)):
             chosen = [i for i, setting_of_sample in enumerate(settings) if setting in ("all", setting_of_sample)]
             estimated = estimates(
-                self._of(chosen), part.scores, None if plain is None else plain._of(chosen), shares=part.shares,
-                clusters=[part.cluster(part.samples[i]) for i in chosen],
+                self._tallies_of(chosen), part.scores, None if plain is None else plain._tallies_of(chosen),
+                shares=part.shares, clusters=[part.cluster(part.samples[i]) for i in chosen],
             )  # fmt: skip
             out[setting] = {"samples": len(chosen)} | {name: estimate.to_json() for name, estimate in estimated.items()}
             if plain is not None:
                 out[setting]["answers_changed"] = sum(changed[i] for i in chosen) / len(chosen)
         return out
 
-    def _of(self, chosen: Sequence[int]) -> Tallies:
+    def _tallies_of(self, chosen: Sequence[int]) -> Tallies:
         return {name: np.array([self.tallies[i][name] for i in chosen]) for name in self.tallies[0]}
 
 
@@ -167,7 +167,7 @@ def ask_all(
     with Tracker("Conditions", dict.fromkeys(conditions, total), quiet=quiet) as progress:
         for name, way in conditions.items():
             try:
-                answers[name] = _answered(answerer, parts, way, max_tokens, name, progress)
+                answers[name] = _ask_parts(answerer, parts, way, max_tokens, name, progress)
             except RequestError as error:
                 if name == BASELINE:
                     raise
@@ -176,7 +176,7 @@ def ask_all(
     return answers
 
 
-def _answered(
+def _ask_parts(
     answerer: Answerer,
     parts: Sequence[SampleSet],
     way: Way,

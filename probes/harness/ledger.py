@@ -38,8 +38,8 @@ class Remembering:
     def __init__(self, answerer: Answerer, path: str | Path) -> None:
         self._answerer = answerer
         self.path = Path(path)
-        self._known = _read(self.path)
-        self._told = False
+        self._replies = _read(self.path)
+        self._has_samples = False
 
     @property
     def identity(self) -> str:
@@ -55,7 +55,7 @@ class Remembering:
         def unknown() -> Iterator[Question]:
             for question in remaining:
                 name = key(identity, question)
-                waiting.append((name, self._known.get(name)))
+                waiting.append((name, self._replies.get(name)))
                 if waiting[-1][1] is None:
                     yield question
 
@@ -65,33 +65,33 @@ class Remembering:
             new_questions = unknown()
             for question in remaining:
                 name = key(identity, question)
-                if (kept_reply := self._known.get(name)) is None:
+                if (kept_reply := self._replies.get(name)) is None:
                     waiting.append((name, None))
                     new_questions = itertools.chain([question], new_questions)
                     break
                 yield kept_reply
-            for reply in self._told_what_is_kept(self._answerer.answers(new_questions)):
+            for reply in self._add_advice(self._answerer.answers(new_questions)):
                 while (kept_reply := waiting[0][1]) is not None:
                     waiting.popleft()
                     yield kept_reply
                 name, _ = waiting.popleft()
                 if reply.error is None:
-                    file.write(json.dumps({"key": name} | _written(reply)) + "\n")
+                    file.write(json.dumps({"key": name} | _to_json(reply)) + "\n")
                     file.flush()
-                    self._known[name] = replace(reply, kept=True)
+                    self._replies[name] = replace(reply, kept=True)
                 yield reply
         for _, kept_reply in waiting:
             assert kept_reply is not None
             yield kept_reply
 
-    def _told_what_is_kept(self, replies: Iterator[Reply]) -> Iterator[Reply]:
+    def _add_advice(self, replies: Iterator[Reply]) -> Iterator[Reply]:
         """Yield the replies; if a server fails, add to the error that earlier answers are kept."""
         try:
             yield from replies
         except Unanswered as error:
-            if not self._known:
+            if not self._replies:
                 raise
-            advice = f"{len(self._known)} answers are kept in {self.path}: run the same command again to continue."
+            advice = f"{len(self._replies)} answers are kept in {self.path}: run the same command again to continue."
             raise Unanswered(f"{str(error).rstrip('.')}. {advice}") from error
 
     def tell(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -100,8 +100,8 @@ class Remembering:
         The first rows of a run replace those of the previous run, whose answers are requested, and written, again.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_name(SAMPLES).open("a" if self._told else "w", encoding="utf-8") as file:
-            self._told = True
+        with self.path.with_name(SAMPLES).open("a" if self._has_samples else "w", encoding="utf-8") as file:
+            self._has_samples = True
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
@@ -143,7 +143,7 @@ def key(identity: str, question: Question) -> str:
     return hasher.hexdigest()
 
 
-def _written(reply: Reply) -> dict[str, Any]:
+def _to_json(reply: Reply) -> dict[str, Any]:
     fields = asdict(reply)
     del fields["kept"], fields["error"]
     return fields

@@ -156,7 +156,7 @@ class ModelOptions:
         self.check()
         import steering
 
-        with _without_bars() if quiet else nullcontext():
+        with _hide_bars() if quiet else nullcontext():
             loaded = steering.load(
                 self.path,
                 dtype=self.dtype,
@@ -175,7 +175,7 @@ class ModelOptions:
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
+def _hide_bars() -> Iterator[None]:
     """Hide the progress bars of Transformers while weights are read."""
     from transformers.utils import logging as transformers_logging
 

@@ -26,7 +26,7 @@ def picture(source: Source, name: str) -> Image.Image:
     if not isinstance(source, Path):
         return source()
     try:
-        return _decoded(source)
+        return _decode(source)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"The image of {name} does not decode: {source}: {error}") from error
 
@@ -40,7 +40,7 @@ def chat(images: Sequence[Source], text: str) -> Chat:
 
 
 @lru_cache(maxsize=16)
-def _decoded(path: Path) -> Image.Image:
+def _decode(path: Path) -> Image.Image:
     """Decode a file; it is cached briefly, because a sample's questions follow one another."""
     with Image.open(path) as file:
         return file.convert("RGB")

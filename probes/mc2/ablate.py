@@ -69,7 +69,7 @@ def by_samples(
     return dict(
         zip(
             sizes,
-            _rows(answerer, samples, [_as(steering, vector) for vector in vectors], "Probe sizes", quiet),
+            _rows(answerer, samples, [_with_vector(steering, vector) for vector in vectors], "Probe sizes", quiet),
             strict=False,
         )
     )
@@ -93,7 +93,7 @@ def by_tasks(
     return dict(
         zip(
             [*tasks, "all tasks"],
-            _rows(answerer, samples, [_as(steering, vector) for vector in vectors], "Tasks", quiet),
+            _rows(answerer, samples, [_with_vector(steering, vector) for vector in vectors], "Tasks", quiet),
             strict=True,
         )
     )
@@ -115,7 +115,7 @@ def by_strength(
     return dict(zip(strengths, _rows(answerer, samples, tried, "Strengths", quiet), strict=True))
 
 
-def _as(steering: Candidate, vector: SteeringVector) -> Candidate:
+def _with_vector(steering: Candidate, vector: SteeringVector) -> Candidate:
     """Return the same steering with another vector, with the same factor on its published weights."""
     factor = steering.vector.published or 1.0
     layers = steering.layers or steering.vector.layers
@@ -135,13 +135,13 @@ def _rows(
     return [
         Steered(
             {side: Shares.of(outcomes_of_row[side], intervals=True) for side in SIDES},
-            {side: _beside(outcomes_of_row[side], outcomes[-1][side], side) for side in SIDES},
+            {side: _compare(outcomes_of_row[side], outcomes[-1][side], side) for side in SIDES},
         )
         for outcomes_of_row in outcomes
     ]
 
 
-def _beside(first: Sequence[Outcome], second: Sequence[Outcome], side: Side) -> tuple[float, tuple[float, float]]:
+def _compare(first: Sequence[Outcome], second: Sequence[Outcome], side: Side) -> tuple[float, tuple[float, float]]:
     """Return the difference of the shares that follow the side, first less second, and its paired interval."""
     follows, followed = (np.array([outcome == side for outcome in outcomes], float) for outcomes in (first, second))
     difference = follows - followed

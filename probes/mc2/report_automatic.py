@@ -76,9 +76,9 @@ def _worth(criterion: str, pooled: Mapping[str, Numbers]) -> str:
     """Return a paragraph on a criterion, over all severities, by the degraded modality."""
     either, unfamiliar = pooled["either"], pooled["image, unfamiliar text"]
     return (
-        f"{criterion}: {_closed(either)}; with a degraded image it {_closed(pooled['image'])}, with a degraded text it "
-        f"{_closed(pooled['text'])}. Where sound texts are in an unfamiliar wording it "
-        f"{_closed(pooled['either, unfamiliar text'])}, with a degraded image {_closed(unfamiliar)}. It decides "
+        f"{criterion}: {_describe_gap(either)}; with a degraded image it {_describe_gap(pooled['image'])}, with a degraded "
+        f"text it {_describe_gap(pooled['text'])}. Where sound texts are in an unfamiliar wording it "
+        f"{_describe_gap(pooled['either, unfamiliar text'])}, with a degraded image {_describe_gap(unfamiliar)}. It decides "
         f"{100 * either['decided']:.0f} % of the questions, {_percent(either['right_if_decided'])} of those rightly, and "
         f"points to the plain answer's side in {_percent(either['follows'])}. It steers away from "
         f"{100 * pooled['image']['toward_vision']:.0f} % of the sound texts, "
@@ -87,7 +87,7 @@ def _worth(criterion: str, pooled: Mapping[str, Numbers]) -> str:
     )
 
 
-def _closed(row: Numbers) -> str:
+def _describe_gap(row: Numbers) -> str:
     if row["gap_closed"] is None:
         return "finds no gap to close"
     closed, (low, high) = row["gap_closed"], row["gap_closed_95"]

@@ -94,7 +94,7 @@ def run(options: MC2Options, session: Session) -> Findings:
     )  # fmt: skip
     about = _about(options, session, samples, vector)
     about["left_out"] = len(left_out)
-    more = _derived(evaluation, samples)
+    more = _derive(evaluation, samples)
     if session.engine is not None and options.lens:
         conditions_read = conditions_of(options.read_by_layer, steering, (), options.wording)
         margins = lens(session.engine, samples[:LENS_SAMPLES], conditions_read, quiet=setup.quiet)
@@ -141,7 +141,7 @@ def _samples(
     return drawn[:count], drawn[count:], probe
 
 
-def _derived(evaluation: Evaluation, samples: Sequence[ConflictSample]) -> dict[str, Any]:
+def _derive(evaluation: Evaluation, samples: Sequence[ConflictSample]) -> dict[str, Any]:
     """Return the results that follow from the samples and the answers."""
     results: dict[str, Any] = {"words": derived.words(samples), "attention": derived.attention(evaluation)}
     if plain := evaluation.conditions.get("plain"):

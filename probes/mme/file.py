@@ -27,7 +27,7 @@ def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) 
     files = [file for path in data for file in (sorted(path.rglob("*.txt")) if path.is_dir() else [path])]
     pairs, missing = [], []
     for file in files:
-        for group in _asked(file):
+        for group in _questions(file):
             try:
                 pairs.append(group.pair(images))
             except Incomplete as error:
@@ -57,7 +57,7 @@ class _Asked:
         return MmePair(image, tuple(self.questions), self.subtask, f"{self.subtask}/{image.stem}")
 
 
-def _asked(file: Path) -> Iterable[_Asked]:
+def _questions(file: Path) -> Iterable[_Asked]:
     """Return the questions of a file by image."""
     lines = [line.split("\t") for line in text_of(file).splitlines() if line.strip()]
     groups: dict[str, _Asked] = {}

@@ -220,7 +220,7 @@ def isolines(points: Mapping[str, tuple[float, float]], *, xlabel: str, ylabel: 
     `label`: the meaning of the sum.
     """
     figure, axes = _figure(height=6)
-    (left, right), (low, high) = (_around(values) for values in zip(*points.values(), strict=True))
+    (left, right), (low, high) = (_limits(values) for values in zip(*points.values(), strict=True))
     for total in np.arange(0.1, 2, 0.1):
         x = max(left, total - high)  # where the line enters the plot
         if x < right and total - x > low:
@@ -234,7 +234,7 @@ def isolines(points: Mapping[str, tuple[float, float]], *, xlabel: str, ylabel: 
     return figure
 
 
-def _around(values: Iterable[float]) -> tuple[float, float]:
+def _limits(values: Iterable[float]) -> tuple[float, float]:
     """Return the limits of an axis of shares, with room around the values."""
     values_list = [*values]
     return max(0.0, min(values_list) - 0.1), min(1.0, max(values_list) + 0.1)

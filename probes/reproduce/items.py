@@ -108,7 +108,7 @@ class Outcome:
             "theirs": self.item.theirs,
             "effect": self.item.effect,
             "ours": None if reading is None else reading.ours,
-            "interval": None if reading is None else _listed(reading.interval),
+            "interval": None if reading is None else _list_of(reading.interval),
             "n": None if reading is None else reading.n,
             "verdict": self.verdict,
             "why": self.why,
@@ -116,7 +116,7 @@ class Outcome:
         }
 
 
-def _listed(interval: Sequence[float] | Mapping[str, Sequence[float]] | None) -> Any:
+def _list_of(interval: Sequence[float] | Mapping[str, Sequence[float]] | None) -> Any:
     if isinstance(interval, Mapping):
         return {name: list(bounds) for name, bounds in interval.items()}
     return None if interval is None else list(interval)

@@ -22,7 +22,7 @@ def _attention(report: Json, setting: str = "all") -> Json:
     return dict(report["attention"]["baseline"][setting])
 
 
-def _above(high: Mapping[str, Any], low: Mapping[str, Any]) -> bool:
+def _is_above(high: Mapping[str, Any], low: Mapping[str, Any]) -> bool:
     """Return whether the interval of a share lies above that of another."""
     return bool(high["value_95"][0] > low["value_95"][1])
 
@@ -53,13 +53,13 @@ def _misunderstandings(report: Json) -> Found:
 
 def _answers(report: Json) -> Found:
     easy, hard = (_plain(report, name)["answers"] for name in ("easy", "hard"))
-    return Found.of({"easy": figure(easy), "hard": figure(hard)}, _above(easy, hard), _plain(report)["samples"])
+    return Found.of({"easy": figure(easy), "hard": figure(hard)}, _is_above(easy, hard), _plain(report)["samples"])
 
 
 def _table(report: Json) -> Found:
     easy, hard = (_attention(report, name)["right"]["best"] for name in ("easy", "hard"))
     ours = {"easy": figure(easy), "hard": figure(hard)}
-    return Found.of(ours, _above(easy, hard), easy["n"] + hard["n"])
+    return Found.of(ours, _is_above(easy, hard), easy["n"] + hard["n"])
 
 
 def _orders(report: Json) -> Found:
@@ -76,7 +76,7 @@ def _orders(report: Json) -> Found:
 def _anchor(report: Json) -> Found:
     image, text = (report["anchor"]["every"][rows]["best"] for rows in ("image", "text"))
     ours = {"image to image": figure(image), "text to image": figure(text)}
-    return Found.of(ours, _above(image, text), image["n"])
+    return Found.of(ours, _is_above(image, text), image["n"])
 
 
 def _converges(report: Json) -> Found:
@@ -87,7 +87,7 @@ def _converges(report: Json) -> Found:
 def _named(report: Json) -> Found:
     best, chosen = _attention(report)["right"]["best"], report["which"]["all"]["share"]
     ours = {"attention": figure(best), "named": figure(chosen)}
-    return Found.of(ours, _above(best, chosen), report["which"]["all"]["samples"])
+    return Found.of(ours, _is_above(best, chosen), report["which"]["all"]["samples"])
 
 
 def _patches(report: Json) -> Found:
@@ -98,7 +98,7 @@ def _patches(report: Json) -> Found:
 def _quadrants(report: Json) -> Found:
     plain = _plain(report)
     right, wrong = plain["attention"], plain["attention_wrong"]
-    return Found.of({"right": figure(right), "wrong": figure(wrong)}, _above(right, wrong), plain["samples"])
+    return Found.of({"right": figure(right), "wrong": figure(wrong)}, _is_above(right, wrong), plain["samples"])
 
 
 def _needles(report: Json) -> Found:
@@ -116,14 +116,14 @@ def _curves(report: Json) -> Found:
         )
         rows = {f"{name} at 1": first, f"{name}, best": best, f"{name} at all": last}
         ours |= {words: figure(row) for words, row in rows.items()}
-        peaks.append(_above(best, first) and _above(best, last))
+        peaks.append(_is_above(best, first) and _is_above(best, last))
     return Found.of(ours, any(peaks), attention["n"])
 
 
 def _blind(report: Json) -> Found:
     blind, answers = report["blind"]["all"]["share"], _plain(report)["answers"]
     ours = {"blind": figure(blind), "with pictures": figure(answers)}
-    return Found.of(ours, _above(answers, blind), _plain(report)["samples"])
+    return Found.of(ours, _is_above(answers, blind), _plain(report)["samples"])
 
 
 ITEMS = (

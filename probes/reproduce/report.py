@@ -41,7 +41,7 @@ def report(about: Mapping[str, Any], outcomes: Sequence[Outcome], done: Mapping[
                     outcome.item.id,
                     outcome.item.what,
                     outcome.item.theirs,
-                    _said(outcome.found),
+                    _format_figures(outcome.found),
                     outcome.found.n if outcome.found else None,
                     outcome.item.effect,
                     outcome.verdict,
@@ -64,17 +64,17 @@ def report(about: Mapping[str, Any], outcomes: Sequence[Outcome], done: Mapping[
     return page
 
 
-def _said(reading: Found | None) -> str | None:
+def _format_figures(reading: Found | None) -> str | None:
     """Return a figure with its interval, or several by name."""
     if reading is None:
         return None
     return "; ".join(
-        f"{name} = {_with_interval(figure)}" if name else _with_interval(figure)
+        f"{name} = {_format_figure(figure)}" if name else _format_figure(figure)
         for name, figure in reading.figures().items()
     )
 
 
-def _with_interval(figure: Figure) -> str:
+def _format_figure(figure: Figure) -> str:
     bounds = "" if figure.interval is None else " ({} to {})".format(*map(_number, figure.interval))
     return _number(figure.value) + bounds
 

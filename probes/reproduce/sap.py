@@ -19,7 +19,7 @@ def _metric(report: Json, part: str, name: str, setting: str = "all", condition:
     return score
 
 
-def _below(low: Json, high: Json) -> bool:
+def _is_below(low: Json, high: Json) -> bool:
     """Return whether the interval of a share lies below another one's."""
     return bool(low["value_95"][1] < high["value_95"][0])
 
@@ -33,18 +33,18 @@ def _parts(report: Json) -> Found:
         _metric(report, part, name) for part, name in (("basic", "kk"), ("know", "kk"), ("beyond", "ku"))
     )
     ours = {"BasicVisQA kk": figure(basic), "KnowVisQA kk": figure(know), "BeyondVisQA ku": figure(beyond)}
-    return Found.of(ours, _below(beyond, basic), _n(report))
+    return Found.of(ours, _is_below(beyond, basic), _n(report))
 
 
 def _scores(report: Json) -> Found:
     kk, ku, sa = (_metric(report, "total", name) for name in ("kk", "ku", "sa"))
-    return Found.of({"kk": figure(kk), "ku": figure(ku), "sa": figure(sa)}, _below(ku, kk), _n(report))
+    return Found.of({"kk": figure(kk), "ku": figure(ku), "sa": figure(sa)}, _is_below(ku, kk), _n(report))
 
 
 def _rates(report: Json) -> Found:
     basic, know, beyond = (_metric(report, part, "answer_rate") for part in ("basic", "know", "beyond"))
     ours = {"BasicVisQA": figure(basic), "KnowVisQA": figure(know), "BeyondVisQA": figure(beyond)}
-    return Found.of(ours, _below(beyond, basic) and _below(beyond, know), _n(report))
+    return Found.of(ours, _is_below(beyond, basic) and _is_below(beyond, know), _n(report))
 
 
 def _refusals(report: Json) -> Found:
@@ -79,7 +79,7 @@ def _subtasks(report: Json) -> Found:
     scores = {
         name: scores_of_task["sa"] for part in parts.values() for name, scores_of_task in part.items() if name != "all"
     }
-    apart = any(_below(*pair) or _below(*pair[::-1]) for pair in combinations(scores.values(), 2))
+    apart = any(_is_below(*pair) or _is_below(*pair[::-1]) for pair in combinations(scores.values(), 2))
     return Found.of({name: figure(score) for name, score in scores.items()}, apart, _n(report))
 
 

@@ -87,7 +87,7 @@ def talk(pair: PicturePair, part: Part, manner: Manner, form: Presentation) -> T
 
     def ask(text: str) -> Talk[Reply]:
         question = f"{text}{AS_JSON}" if form.as_json and text not in (COUNT, SAME, DIFFERENT) else text
-        return manner.method(_question(pair, _hinted(question, text, manner.hint), manner, form), form.categories)
+        return manner.method(_question(pair, _add_hint(question, text, manner.hint), manner, form), form.categories)
 
     if part == "single":
         return (yield from together(map(ask, SINGLE)))
@@ -104,7 +104,7 @@ def find(number: int | None) -> str:
     return FIND.format(are="are differences" if number is None else f"are {number} differences", them="them")
 
 
-def _hinted(question: str, text: str, hint: Hint | None) -> str:
+def _add_hint(question: str, text: str, hint: Hint | None) -> str:
     """Return the question with its hint; in the single set all pairs differ, so the right answers are known."""
     right = {SAME: "no", DIFFERENT: "yes"}.get(text)
     if hint is None or right is None:

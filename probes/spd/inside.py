@@ -34,7 +34,7 @@ def inside(engine: Engine, answered: Mapping[str, PartAnswered[PicturePair]]) ->
     chosen: dict[str, list[Answers]] = {kind: [] for kind in KINDS}
     for part in answered.values():
         contradict = [tally["contradictions"] > 0 for tally in part.tallies]
-        answers = list(_said(part))
+        answers = list(_answers(part))
         groups = (
             list(compress(answers, contradict)),
             list(compress(answers, (not is_contradicting for is_contradicting in contradict))),
@@ -42,15 +42,15 @@ def inside(engine: Engine, answered: Mapping[str, PartAnswered[PicturePair]]) ->
         most = min(map(len, groups))
         for kind, pairs in zip(KINDS, groups, strict=True):
             chosen[kind] += pairs[:most]
-    return {kind: _measured(engine, pairs) for kind, pairs in chosen.items()}
+    return {kind: _measure(engine, pairs) for kind, pairs in chosen.items()}
 
 
-def _said(part: PartAnswered[PicturePair]) -> Iterator[Answers]:
+def _answers(part: PartAnswered[PicturePair]) -> Iterator[Answers]:
     for pair, texts in zip(part.part.samples, part.answers, strict=True):
         yield tuple(zip(part.part.chats(pair), texts, strict=True))
 
 
-def _measured(engine: Engine, pairs: list[Answers]) -> dict[str, Any]:
+def _measure(engine: Engine, pairs: list[Answers]) -> dict[str, Any]:
     stream = traces(engine, (answer for pair in pairs for answer in pair))
     apart = list(zip(stream, stream, strict=True))
     results: dict[str, Any] = {"pairs": len(pairs)}

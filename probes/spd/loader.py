@@ -73,12 +73,12 @@ def _folders(root: Path) -> Iterable[tuple[str, PicturePair | str]]:
         if not isinstance(fields, dict):
             raise ValueError(f"{files[0]} is not an object with modifications")
         if "differences" in fields and "modifications" not in fields:
-            yield from _logged(folder, original, fields)
+            yield from _read_log(folder, original, fields)
         else:
             yield folder.name, _pair(folder.name, folder, fields, str(files[0]))
 
 
-def _logged(folder: Path, original: Path, log: Mapping[str, Any]) -> Iterable[tuple[str, PicturePair | str]]:
+def _read_log(folder: Path, original: Path, log: Mapping[str, Any]) -> Iterable[tuple[str, PicturePair | str]]:
     """Yield the single differences of a generator's log."""
     for number, entry in enumerate(log["differences"], 1):
         name = f"{folder.name}_{number}"
@@ -116,7 +116,7 @@ def _rows(file: Path, images: Path) -> Iterable[tuple[str, PicturePair | str]]:
         if merged_path is None:
             yield name, f"no picture {row['image']}"
         else:
-            yield name, _made(name, fields, place, f"{row['image']} {name}", merged=merged_path)
+            yield name, _make_pair(name, fields, place, f"{row['image']} {name}", merged=merged_path)
 
 
 def _pair(name: str, folder: Path, fields: Mapping[str, Any], place: str) -> PicturePair | str:
@@ -128,13 +128,15 @@ def _pair(name: str, folder: Path, fields: Mapping[str, Any], place: str) -> Pic
         (path for path in pictures if path not in (first, merged)), key=lambda path: "modified_final" not in path.stem
     )
     if first is not None and changed:
-        return _made(name, fields, place, str(folder), first=first, second=changed[0], merged=merged)
+        return _make_pair(name, fields, place, str(folder), first=first, second=changed[0], merged=merged)
     if merged is not None:
-        return _made(name, fields, place, str(folder), merged=merged)
+        return _make_pair(name, fields, place, str(folder), merged=merged)
     return "no original or no changed image"
 
 
-def _made(name: str, fields: Mapping[str, Any], place: str, where: str, **pictures: Path | None) -> PicturePair | str:
+def _make_pair(
+    name: str, fields: Mapping[str, Any], place: str, where: str, **pictures: Path | None
+) -> PicturePair | str:
     rows = fields.get("modifications")
     if not rows:
         return "no modifications"

@@ -74,14 +74,14 @@ def _meaning(answer: str, categories: Sequence[str]) -> object:
 
 def _refined(question: Question, categories: Sequence[str]) -> Talk[Reply]:
     (first,) = yield [question]
-    chat = [*question.chat, _said("assistant", first.text or "-"), _said("user", CRITICISE)]
+    chat = [*question.chat, _message("assistant", first.text or "-"), _message("user", CRITICISE)]
     (critique,) = yield [replace(question, chat=chat)]
-    chat = [*chat, _said("assistant", critique.text or "-"), _said("user", f"{REFINE} {_text(question)}")]
+    chat = [*chat, _message("assistant", critique.text or "-"), _message("user", f"{REFINE} {_text(question)}")]
     (last,) = yield [replace(question, chat=chat)]
     return last
 
 
-def _said(role: str, text: str) -> dict[str, Any]:
+def _message(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": [{"type": "text", "text": text}]}
 
 
@@ -90,7 +90,7 @@ def _attended(question: Question, categories: Sequence[str]) -> Talk[Reply]:
     heats = _heats(first.diagnostics or {})
     if not heats:
         return first
-    brightened = [_brightened(image, heat) for image, heat in zip(_pictures(question), heats, strict=True)]
+    brightened = [_darken(image, heat) for image, heat in zip(_pictures(question), heats, strict=True)]
     (last,) = yield [_with_pictures(question, brightened, _text(question))]
     return last
 
@@ -104,17 +104,17 @@ def _heats(diagnostics: Mapping[str, Any]) -> list[np.ndarray]:
     if not grids or not all(grids):
         return []
     return [
-        _scaled(np.mean(patches["rho"], 0).reshape(grid))
+        _scale(np.mean(patches["rho"], 0).reshape(grid))
         for patches, grid in zip(diagnostics["patches"], grids, strict=True)
     ]
 
 
-def _scaled(values: np.ndarray) -> np.ndarray:
+def _scale(values: np.ndarray) -> np.ndarray:
     spread = values.max() - values.min()
     return np.asarray((values - values.min()) / spread if spread else np.ones_like(values))
 
 
-def _brightened(image: Image.Image, heat: np.ndarray) -> Image.Image:
+def _darken(image: Image.Image, heat: np.ndarray) -> Image.Image:
     """Return the picture, darkened where the heat is low."""
     wide = Image.fromarray(heat.astype(np.float32)).resize(image.size, Image.Resampling.BICUBIC)
     bright = DIM + (1 - DIM) * np.asarray(wide).clip(0, 1)[..., None]

@@ -50,10 +50,12 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any], more: Mapping[str
 def _judge(judge: Mapping[str, Any] | None) -> str:
     if judge is None:
         return "rules"
-    return f"{judge['model']}, asked {_asked(judge)}, and of labelled cases {_asked(judge['labelled_cases'])}"
+    return (
+        f"{judge['model']}, asked {_counts_text(judge)}, and of labelled cases {_counts_text(judge['labelled_cases'])}"
+    )
 
 
-def _asked(counts: Mapping[str, int]) -> str:
+def _counts_text(counts: Mapping[str, int]) -> str:
     return f"{counts['asked']} times, of which {counts['failed']} failed and {counts['unreadable']} could not be read"
 
 

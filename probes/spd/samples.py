@@ -54,7 +54,7 @@ class PicturePair:
         else:
             pictures = [picture(path, f"the pair {self.id}") for path in (self.first, self.second)]
         if hidden:
-            pictures = [_hidden(image, hidden, f"{self.id} {hidden:g}") for image in pictures]
+            pictures = [_hide(image, hidden, f"{self.id} {hidden:g}") for image in pictures]
         return [stacked(pictures)] if merged else pictures
 
 
@@ -66,10 +66,10 @@ def apart(merged: Image.Image) -> list[Image.Image]:
     width, height = merged.size
     rows = [merged.crop((0, 0, width, height // 2)), merged.crop((0, height - height // 2, width, height))]
     columns = [merged.crop((0, 0, width // 2, height)), merged.crop((width - width // 2, 0, width, height))]
-    return min(rows, columns, key=_apart_by)
+    return min(rows, columns, key=_distance)
 
 
-def _apart_by(halves: Sequence[Image.Image]) -> float:
+def _distance(halves: Sequence[Image.Image]) -> float:
     """Return the mean absolute difference of pixel values."""
     small = [half.convert("L").resize((64, 64)) for half in halves]
     return ImageStat.Stat(ImageChops.difference(*small)).mean[0]
@@ -84,7 +84,7 @@ def stacked(pictures: Sequence[Image.Image]) -> Image.Image:
     return canvas
 
 
-def _hidden(image: Image.Image, share: float, seed: str) -> Image.Image:
+def _hide(image: Image.Image, share: float, seed: str) -> Image.Image:
     """Return the picture with a share of its `BLOCKS` x `BLOCKS` blocks gray."""
     blocks = [(row, column) for row in range(BLOCKS) for column in range(BLOCKS)]
     covered = image.convert("RGB")

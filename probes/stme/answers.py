@@ -34,9 +34,9 @@ def right(sample: TargetSample, answer: str, scoring: Scoring) -> bool:
 def _published(sample: TargetSample, answer: str) -> bool:
     if sample.task == CAPTION:
         return _published_number(answer) == int(sample.response)
-    processed, expected = _processed(answer), _processed(sample.response)
+    processed, expected = _process(answer), _process(sample.response)
     if sample.choices:
-        return _published_choice(processed, [_processed(choice) for choice in sample.choices]) == expected
+        return _published_choice(processed, [_process(choice) for choice in sample.choices]) == expected
     return expected in processed.split() if sample.task == NEEDLE else expected in processed
 
 
@@ -50,7 +50,7 @@ def _published_number(answer: str) -> int | None:
     return int(float(match[0])) if match else None
 
 
-def _processed(text: str) -> str:
+def _process(text: str) -> str:
     """Return the text without the punctuation that the script strips."""
     text = re.sub(r"[\n\t]", " ", text).strip()
     for mark in _PUNCTUATION:
@@ -66,7 +66,7 @@ def _published_choice(processed: str, options: list[str]) -> str | None:
     option's letter; the third option for an empty answer.
     """
     letters = dict(zip(string.ascii_lowercase, options, strict=False))
-    forms = "|".join(re.escape(_processed(f"{letter} {option}")) for letter, option in letters.items())
+    forms = "|".join(re.escape(_process(f"{letter} {option}")) for letter, option in letters.items())
     if match := re.search(forms, processed):
         return letters.get(match[0][0])
     squeezed = {option.replace(" ", ""): option for option in reversed(options)}

@@ -34,14 +34,14 @@ def findings(
     asked: Asking, answered: Mapping[str, Answered], controls: Mapping[str, PartAnswered[Any]]
 ) -> Json:  # fmt: skip
     """Return the data of each table or figure by name, as JSON; without measured attention its parts are left out."""
-    observed = {name: _seen(asked, answers) for name, answers in answered.items()}
+    observed = {name: _observe(asked, answers) for name, answers in answered.items()}
     plain = observed[BASELINE]
     blind = [bool(tally["counted"]) for tally in controls[BLIND].tallies]
     results: Json = {"which": controls[WHICH].measured(), "blind": controls[BLIND].measured()}
     if HIDDEN in controls:
         results["hidden"] = controls[HIDDEN].measured()
     if SHUFFLED in controls:
-        results["shuffles"] = _grouped(_orders(asked, controls[SHUFFLED]), _shuffles)
+        results["shuffles"] = _group(_orders(asked, controls[SHUFFLED]), _shuffles)
         results["places"] = places(
             [*plain, *(answer for order in _orders(asked, controls[SHUFFLED]) for answer in order)]
         )
@@ -64,7 +64,7 @@ def findings(
     }
 
 
-def _seen(asking: Asking, answered: Answered) -> list[Seen]:
+def _observe(asking: Asking, answered: Answered) -> list[Seen]:
     return [
         Seen(sample, reply, asking.right(sample, reply), asking.look(sample, reply))
         for sample, (reply, *_) in zip(answered.part.samples, answered.replies, strict=True)
@@ -92,7 +92,7 @@ def _by_difficulty(answers: Sequence[Seen], measure: Callable[[Sequence[Seen]], 
     return {name: measure(part) for name, part in parts.items()}
 
 
-def _grouped(orders: Sequence[Sequence[Seen]], measure: Callable[[Sequence[Sequence[Seen]]], Json]) -> Json:
+def _group(orders: Sequence[Sequence[Seen]], measure: Callable[[Sequence[Sequence[Seen]]], Json]) -> Json:
     groups = ("all", *dict.fromkeys(answer.sample.difficulty for answer in orders[0]))
     return {
         name: measure([[answer for answer in order if name in ("all", answer.sample.difficulty)] for order in orders])

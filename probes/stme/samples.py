@@ -111,12 +111,12 @@ class TargetSample:
 
     def chat(self) -> Chat:
         """Return the question with its pictures; raise ValueError if the file of one does not decode."""
-        return self._said([self.picture(number) for number in range(1, len(self.images) + 1)], self.tail)
+        return self._message([self.picture(number) for number in range(1, len(self.images) + 1)], self.tail)
 
     def which(self) -> Chat:
         """Return the question for the target's number instead of the answer; a caption's answer is that number."""
         pictures = [self.picture(number) for number in range(1, len(self.images) + 1)]
-        return self._said(pictures, self.tail if self.task == CAPTION else f"\n{WHICH}")
+        return self._message(pictures, self.tail if self.task == CAPTION else f"\n{WHICH}")
 
     def blind(self) -> Chat:
         """Return the question without its pictures, and without the texts between them."""
@@ -126,7 +126,7 @@ class TargetSample:
         """Return the question with a gray picture in the place of one, from 1."""
         pictures = [self.picture(number) for number in range(1, len(self.images) + 1)]
         pictures[hidden - 1] = Image.new("RGB", pictures[hidden - 1].size, GRAY)
-        return self._said(pictures, self.tail)
+        return self._message(pictures, self.tail)
 
     def picture(self, number: int) -> Image.Image:
         """Return one of the pictures, from 1, scaled down to at most `pixels`."""
@@ -136,7 +136,7 @@ class TargetSample:
         scale = (self.pixels / (full_picture.width * full_picture.height)) ** 0.5
         return full_picture.resize((max(1, int(full_picture.width * scale)), max(1, int(full_picture.height * scale))))
 
-    def _said(self, pictures: Sequence[Image.Image], tail: str) -> Chat:
+    def _message(self, pictures: Sequence[Image.Image], tail: str) -> Chat:
         content: list[dict[str, Any]] = []
         for text, image in zip(self.texts, pictures, strict=False):
             content += [{"type": "text", "text": text}] * bool(text) + [{"type": "image", "image": image}]

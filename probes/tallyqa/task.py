@@ -103,7 +103,7 @@ def _question(row: Mapping[str, Any], number: int, folder: Path) -> Counted:
     return Counted(image, rows.text(row, "question"), int(answer), bool(row["issimple"]), name)
 
 
-def _shown(sample: Counted) -> Path | int:
+def _image_key(sample: Counted) -> Path | int:
     return sample.image if isinstance(sample.image, Path) else id(sample.image)
 
 
@@ -111,7 +111,7 @@ def _parts(samples: Sequence[Counted]) -> list[SampleSet[Counted]]:
     return [
         SampleSet(
             "TallyQA", samples, Counted.chats, tally, scores, SHARES,
-            setting=lambda sample: "simple" if sample.simple else "complex", cluster=_shown,
+            setting=lambda sample: "simple" if sample.simple else "complex", cluster=_image_key,
         )
     ]  # fmt: skip
 

@@ -131,7 +131,7 @@ class DecodeGraphs:
         """The number of steps that were run."""
 
     def __len__(self) -> int:
-        return sum(len(form.graphs) for form in self._every())  # other threads may count while steps are captured
+        return sum(len(form.graphs) for form in self._all_forms())  # other threads may count while steps are captured
 
     def columns(self, needed: int, pool: KVPool) -> int:
         """Return the number of columns that a step reads which needs `needed`.
@@ -172,7 +172,7 @@ class DecodeGraphs:
         if pool.layers < self._mllm.num_layers:
             return None
         self._pool = pool
-        match = self._known(hooks, axes, rows, columns)
+        match = self._match_form(hooks, axes, rows, columns)
         if match is None:
             return None
         form, tensors = match
@@ -194,8 +194,8 @@ class DecodeGraphs:
     def prepare(self, sizes: Iterable[int]) -> None:
         """Capture graphs of these numbers of rows for all hooks so far; raise what a capture raises."""
         if self._pool is not None:
-            for rows, form in itertools.product(sizes, self._every()):
-                self._new(form, _full(rows, self._pool), self._pool)
+            for rows, form in itertools.product(sizes, self._all_forms()):
+                self._new(form, _padded_rows(rows, self._pool), self._pool)
 
     @torch.inference_mode()
     def prepare_next(self) -> bool:
@@ -206,17 +206,17 @@ class DecodeGraphs:
         if self._pool is None or self._ended:
             return False
         sizes = [1 << power for power in range(self._pool.slots.bit_length())]
-        for form in self._every():
+        for form in self._all_forms():
             for size in (*form.wanted, *(sizes if 1 in form.graphs else ())):
-                rows = _full(size, self._pool)
+                rows = _padded_rows(size, self._pool)
                 if rows not in form.graphs:
                     return self._new(form, rows, self._pool) is not None
         return False
 
-    def _every(self) -> list[_Form]:
+    def _all_forms(self) -> list[_Form]:
         return [form for forms in list(self._forms.values()) for form in forms]
 
-    def _known(
+    def _match_form(
         self, hooks: Bound, axes: int | None, rows: int, columns: int
     ) -> tuple[_Form, list[torch.Tensor]] | None:
         """Return the form of graphs for these hooks, and their tensors; None where they cannot be copied."""
@@ -238,7 +238,7 @@ class DecodeGraphs:
 
     def _graph(self, form: _Form, rows: int, pool: KVPool) -> _Graph | None:
         """Return the graph for a step of so many rows; None where it must run eagerly."""
-        full = _full(rows, pool)
+        full = _padded_rows(rows, pool)
         if full in form.graphs:
             return form.graphs[full]
         form.wanted[full] += 1
@@ -254,13 +254,13 @@ class DecodeGraphs:
         if self._ended:
             return None
         if len(self) >= MOST:
-            for device in self._every():
+            for device in self._all_forms():
                 device.graphs.clear()
             self._forms = {(form.axes, form.columns): [form]}
             self._capture = self._captures()
         began = time.monotonic()
         try:
-            graph = self._made(form, rows, pool)
+            graph = self._capture_step(form, rows, pool)
         except Exception as error:
             if not self.tried:
                 raise
@@ -276,7 +276,7 @@ class DecodeGraphs:
         )
         return graph
 
-    def _made(self, form: _Form, rows: int, pool: KVPool) -> _Graph:
+    def _capture_step(self, form: _Form, rows: int, pool: KVPool) -> _Graph:
         """Capture a step."""
         device = self._mllm.device
         step = DecodeStep(self._mllm, form.pattern, form.axes)
@@ -288,7 +288,7 @@ class DecodeGraphs:
         return _Graph(fed, inputs, replay, outputs, form.tree_spec.changes(step.left))
 
 
-def _full(rows: int, pool: KVPool) -> int:
+def _padded_rows(rows: int, pool: KVPool) -> int:
     """Return the number of rows of the graph that runs `rows` rows."""
     return min(1 << (rows - 1).bit_length(), pool.slots)
 

@@ -121,19 +121,19 @@ class Bound:
 
     def __init__(self, values: list[Any]):
         self.values = values
-        self._were = [dict(vars(value)) for value in values]
-        self._found: dict[TreeSpec, list[torch.Tensor] | None] = {}
+        self._attributes_before = [dict(vars(value)) for value in values]
+        self._tensors_by_spec: dict[TreeSpec, list[torch.Tensor] | None] = {}
 
     def tensors(self, tree_spec: TreeSpec) -> list[torch.Tensor] | None:
         """Return the tensors as `TreeSpec.tensors`."""
-        if tree_spec not in self._found:
+        if tree_spec not in self._tensors_by_spec:
             self.reset()
-            self._found[tree_spec] = tree_spec.tensors(self.values)
-        return self._found[tree_spec]
+            self._tensors_by_spec[tree_spec] = tree_spec.tensors(self.values)
+        return self._tensors_by_spec[tree_spec]
 
     def reset(self) -> None:
         """Restore the values' original state."""
-        for value, were in zip(self.values, self._were, strict=True):
+        for value, were in zip(self.values, self._attributes_before, strict=True):
             vars(value).clear()
             vars(value).update(were)
 

@@ -126,7 +126,7 @@ def surprising(
     answers = yield (
         Request(bare, Sampling(max_tokens=1), reply=context, cache_salt=salt, chat_template_kwargs=variables)
         for chat, contexts in zip(chats, replies, strict=True)
-        for bare in [_unanswered(without_images(without_context(chat)))]
+        for bare in [_before_answer(without_images(without_context(chat)))]
         for context in contexts
     )
     results = iter(answers)
@@ -138,6 +138,6 @@ def surprising(
     return surprises
 
 
-def _unanswered(chat: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def _before_answer(chat: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Return the chat up to the last message of its user."""
     return chat[: 1 + max((i for i, message in enumerate(chat) if message["role"] == "user"), default=-1)]

@@ -59,11 +59,11 @@ def launches(trial: Trial) -> Iterator[Gauge]:
     everything = Diagnose(frozenset(readout.REGISTRY))
     for label, diagnose in (("plain", None), ("every readout", everything)):
         for rows in trial.size.batches[: 1 if trial.quick else None]:
-            for step, sums in zip(("prefill", "decode"), _profiled(trial, engine, rows, diagnose), strict=True):
+            for step, sums in zip(("prefill", "decode"), _profile_steps(trial, engine, rows, diagnose), strict=True):
                 yield from _rows(f"{step}, {label}, {rows} at once", sums)
 
 
-def _profiled(trial: Trial, engine: Engine, rows: int, diagnose: Diagnose | None) -> Iterator[Launched]:
+def _profile_steps(trial: Trial, engine: Engine, rows: int, diagnose: Diagnose | None) -> Iterator[Launched]:
     """Profile the step that prefills all prompts, samples first tokens and decodes once; then one decode."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if trial.place.type == "cuda" else [])]
     for _ in range(2):  # the first run makes everything made at first use

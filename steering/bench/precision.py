@@ -42,10 +42,10 @@ def precision(trial: Trial) -> Iterator[Gauge]:
         (choice,) = engine.generate([request])[0].choices
         choices_logprobs[dtype] = choice.logprobs or ()
         if dtype != torch.float32:
-            yield from _beside(name, choices_logprobs[torch.float32], choices_logprobs[dtype])
+            yield from _compare(name, choices_logprobs[torch.float32], choices_logprobs[dtype])
 
 
-def _beside(name: str, exact: tuple[TokenLogprob, ...], got: tuple[TokenLogprob, ...]) -> Iterator[Gauge]:
+def _compare(name: str, exact: tuple[TokenLogprob, ...], got: tuple[TokenLogprob, ...]) -> Iterator[Gauge]:
     """Compare two readings of the same tokens."""
     pairs = list(zip(exact, got, strict=True))
     same = sum(first.top[0].token_id == second.top[0].token_id for first, second in pairs) / len(pairs)

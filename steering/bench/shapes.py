@@ -143,7 +143,7 @@ def random_model(
     with tempfile.TemporaryDirectory() as folder:
         write_processor(Path(folder))
         processor = load_processor(folder)
-    model = _drawn(shape, device, dtype, seed, len(processor.tokenizer))
+    model = _draw_model(shape, device, dtype, seed, len(processor.tokenizer))
     if weights is not None:
         model.load_state_dict(weights)
     return MLLM(model.eval().requires_grad_(False), processor, f"random-{shape.name}", None)
@@ -153,7 +153,7 @@ def write_checkpoint(shape: ModelShape, device: torch.device, dtype: torch.dtype
     """Write such a model, made on the device, as a checkpoint with a steering vector."""
     attention.register()
     write_processor(folder)
-    model = _drawn(shape, device, dtype, 0, len(load_processor(str(folder)).tokenizer))
+    model = _draw_model(shape, device, dtype, 0, len(load_processor(str(folder)).tokenizer))
     model.save_pretrained(folder, max_shard_size="4GB")
     layers, width = shape.text["num_hidden_layers"], shape.text["hidden_size"]
     ones = torch.ones(layers)
@@ -165,7 +165,7 @@ def write_checkpoint(shape: ModelShape, device: torch.device, dtype: torch.dtype
     vector.save(folder / "vectors" / f"{PREFERENCE}.safetensors")
 
 
-def _drawn(shape: ModelShape, device: torch.device, dtype: torch.dtype, seed: int, vocabulary: int) -> Any:
+def _draw_model(shape: ModelShape, device: torch.device, dtype: torch.dtype, seed: int, vocabulary: int) -> Any:
     """Return the model itself, which never generates tokens from `vocabulary` on."""
     embedded_config = json.loads((embedded() / "config.json").read_text())
     names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")

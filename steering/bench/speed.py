@@ -47,20 +47,20 @@ def decode(trial: Trial) -> Iterator[Gauge]:
     yield Gauge("decode", "weights read per step", weights_read(engine.mllm) / GIGA, "GB")
     for rows in trial.size.batches:
         yield from _steps("decode", "engine", trial, engine, rows, speed)
-        yield from _alone(trial, engine, rows, trial.size.prompt + trial.tokens, speed)
-    yield from _alone(trial, engine, 1, trial.size.long, speed)
+        yield from _measure_alone(trial, engine, rows, trial.size.prompt + trial.tokens, speed)
+    yield from _measure_alone(trial, engine, 1, trial.size.long, speed)
 
 
 @torch.inference_mode()
-def _alone(trial: Trial, engine: Engine, rows: int, columns: int, speed: float) -> Iterator[Gauge]:
+def _measure_alone(trial: Trial, engine: Engine, rows: int, columns: int, speed: float) -> Iterator[Gauge]:
     """Measure steps of the model alone."""
     label = f"the model alone, {columns:,} columns"
     step = model_alone(engine.mllm, rows, columns)
     least = bytes_read(engine, rows, columns) / speed
-    yield from _timed("decode", label, rows, seconds(trial.place, step, repeats=5, times=4), least)
+    yield from _rows_of_duration("decode", label, rows, seconds(trial.place, step, repeats=5, times=4), least)
     try:
         replay = graphed(trial.place, step)
-        yield from _timed(
+        yield from _rows_of_duration(
             "decode", f"{label}, as a CUDA graph", rows, seconds(trial.place, replay, repeats=5, times=4), least
         )
     except Unavailable as reason:
@@ -155,10 +155,10 @@ def _steps(section: str, label: str, trial: Trial, engine: Engine, rows: int, sp
     answered(engine, requests[:1])  # makes everything made at first use
     times = answered(engine, requests)
     columns = trial.size.prompt + trial.tokens // 2
-    yield from _timed(section, label, rows, times.step, bytes_read(engine, rows, columns) / speed)
+    yield from _rows_of_duration(section, label, rows, times.step, bytes_read(engine, rows, columns) / speed)
 
 
-def _timed(section: str, label: str, rows: int, duration: float, least: float) -> Iterator[Gauge]:
+def _rows_of_duration(section: str, label: str, rows: int, duration: float, least: float) -> Iterator[Gauge]:
     name = f"{label}, {rows} at once"
     yield Gauge(section, name, 1e3 * duration, "ms a step", f"{rows / duration:,.0f} tokens a second")
     yield Gauge(

@@ -136,7 +136,7 @@ class Decode:
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a layer's new keys and values (rows, kv_heads, 1, head_dim) to the pool; return its two tensors."""
         keys, values = self.pool.layer(layer, key, value)
-        written = self._written(key.shape[1], key.device)
+        written = self._new_key_index(key.shape[1], key.device)
         for pooled, new in ((keys, key), (values, value)):
             pooled.view(-1, new.shape[3]).index_copy_(0, written, new.reshape(-1, new.shape[3]))
         return keys, values
@@ -175,7 +175,7 @@ class Decode:
             weights = hook.weights(heads.layer, weights.view(by_head))
         return weights.view(shape)
 
-    def _written(self, kv_heads: int, device: torch.device) -> torch.Tensor:
+    def _new_key_index(self, kv_heads: int, device: torch.device) -> torch.Tensor:
         """Return the index of each row's new key, (rows * kv_heads,), in a layer's (slots * kv_heads * length) pool."""
         if (kv_heads, device) not in self._writes:
             heads = torch.arange(self.positions.shape[0] * kv_heads, device=device)

@@ -119,14 +119,14 @@ class _Index:
         follow = list(numbers) == list(range(first, first + len(numbers)))
         self._slice = slice(first, first + len(numbers)) if follow else None
         self._tensor = torch.tensor(numbers)
-        self._sent: dict[torch.device, torch.Tensor] = {}
+        self._copies: dict[torch.device, torch.Tensor] = {}
 
     def on(self, device: torch.device) -> slice | torch.Tensor:
         if self._slice is not None:
             return self._slice
-        if device not in self._sent:
-            self._sent[device] = to_device(self._tensor, device)
-        return self._sent[device]
+        if device not in self._copies:
+            self._copies[device] = to_device(self._tensor, device)
+        return self._copies[device]
 
 
 def _zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ class PromptStep:
     hooks: Hooks
     start: int = 0
 
-    def _hooked(
+    def _attend_with_hooks(
         self,
         heads: Heads,
         query: torch.Tensor,
@@ -70,15 +70,15 @@ class PromptStep:
             if (product := hook.product(heads.layer, value, changed)) is not None:
                 out = torch.where(hook.asked.to(out.device), product.to(out.dtype), out)
                 changed = functools.partial(_product_under, hook, heads.layer, changed)
-        return self._looked(LayerWeights(self, heads, query, key, mask), value, out)
+        return self._apply_weight_hooks(LayerWeights(self, heads, query, key, mask), value, out)
 
-    def _looked(self, weights: LayerWeights, value: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def _apply_weight_hooks(self, weights: LayerWeights, value: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Return an output (rows, heads, n, head_dim) after the hooks that need weights. value: of all columns."""
         for observer in self.hooks.observers:
             observer.prefill(weights.heads.layer, weights, value.shape[2])
         for hook in self.hooks.attention:
             if hook.queries is not None:
-                out = _replaced(
+                out = _replace_queries(
                     out, hook.queries.to(out.device), kernels.weighted(weights(hook.queries.clamp(min=0)), value)
                 )
         return out
@@ -162,8 +162,8 @@ class Prefill(PromptStep):
             unmasked = plain and query.is_cuda and query.dtype != torch.float32
             mask = None if unmasked else self._chunk_mask(n, end, heads.window, query.device)
         if attended is None:
-            return self._hooked(heads, query, key, value, mask)
-        return self._looked(LayerWeights(self, heads, query, key, mask, grouped), value, attended)
+            return self._attend_with_hooks(heads, query, key, value, mask)
+        return self._apply_weight_hooks(LayerWeights(self, heads, query, key, mask, grouped), value, attended)
 
     def _chunk_mask(self, n: int, columns: int, window: int | None, device: torch.device) -> torch.Tensor:
         """Return a mask (1 or rows, 1, n, columns): causal with an offset, unlike is_causal, and within the window."""
@@ -208,7 +208,7 @@ def _product_under(hook: AttentionHook, layer: int, exact: Product, value: torch
     return exact(value) if changed is None else torch.where(hook.asked.to(changed.device), changed, exact(value))
 
 
-def _replaced(out: torch.Tensor, queries: torch.Tensor, replacement: torch.Tensor) -> torch.Tensor:
+def _replace_queries(out: torch.Tensor, queries: torch.Tensor, replacement: torch.Tensor) -> torch.Tensor:
     """Write own (rows, heads, R, head_dim) into out (rows, heads, n, head_dim) at queries (rows, R), except at -1."""
     index = queries.clamp(min=0)[:, None, :, None].expand(-1, out.shape[1], -1, out.shape[3])
     return out.scatter(2, index, torch.where((queries >= 0)[:, None, :, None], replacement, out.gather(2, index)))

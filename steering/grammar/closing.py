@@ -67,8 +67,8 @@ def nodes_of(root: Schema) -> Iterator[Schema]:
 
 def _parts(root: Schema, node: Schema) -> list[list[Schema]]:
     """Return lists of the schemas that hold for a value besides the node's own keywords; of each list one must hold."""
-    parts = [[part] for part in _listed(node, "allOf")]
-    parts += [_listed(node, "anyOf"), _listed(node, "oneOf"), [_found(root, node.get("$ref"))]]
+    parts = [[part] for part in _list_of(node, "allOf")]
+    parts += [_list_of(node, "anyOf"), _list_of(node, "oneOf"), [_found(root, node.get("$ref"))]]
     return [schemas for part in parts if (schemas := [schema for schema in part if isinstance(schema, dict)])]
 
 
@@ -84,7 +84,7 @@ def _same(root: Schema, nodes: list[Schema]) -> set[int]:
     return seen
 
 
-def _listed(node: Schema, name: str) -> list[Any]:
+def _list_of(node: Schema, name: str) -> list[Any]:
     value = node.get(name)
     return value if isinstance(value, list) else []
 

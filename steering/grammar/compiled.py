@@ -72,19 +72,19 @@ class Matcher:
 
     def __init__(self, compiled: Compiled, inner: LLMatcher, param: str):
         self.inner = inner
-        self._compiled = compiled
+        self._compile = compiled
         self._param = param
 
     def copy(self) -> Matcher:
         """Return an independent matcher in the same state."""
-        return Matcher(self._compiled, self.inner.deep_copy(), self._param)
+        return Matcher(self._compile, self.inner.deep_copy(), self._param)
 
     def advance(self, token: int) -> None:
         """Advance by a generated token; raise RequestError where following the grammar becomes too costly."""
-        self._compiled.followed += 1
+        self._compile.followed += 1
         self.inner.consume_token(token)
         if self.inner.is_error():
-            self._compiled.spoilt = True
+            self._compile.spoilt = True
             raise _refusal(self._param, "became too complex while it was followed", self.inner)
 
 
@@ -93,7 +93,7 @@ class Grammars:
 
     def __init__(self, mllm: MLLM):
         self._mllm = mllm
-        self._kept: OrderedDict[str, Compiled] = OrderedDict()
+        self._cache: OrderedDict[str, Compiled] = OrderedDict()
         self._large: WeakSet[Compiled] = WeakSet()
         self._lock = threading.Lock()
         self._compiling = threading.Lock()
@@ -103,36 +103,36 @@ class Grammars:
         compiled = self._found(grammar)
         if compiled is None:
             with self._compiling:  # one at a time: other requests with this grammar then find it cached
-                compiled = self._found(grammar) or self._made(grammar)
+                compiled = self._found(grammar) or self._make(grammar)
         return Matcher(compiled, compiled.start.deep_copy(), grammar.param)
 
     def _found(self, grammar: Grammar) -> Compiled | None:
         """Return the cached entry of a grammar, after removing worn ones."""
         with self._lock:
-            for text in [text for text, compiled in self._kept.items() if compiled.worn]:
-                del self._kept[text]
-            if (compiled := self._kept.get(grammar.text)) is not None:
-                self._kept.move_to_end(grammar.text)
+            for text in [text for text, compiled in self._cache.items() if compiled.worn]:
+                del self._cache[text]
+            if (compiled := self._cache.get(grammar.text)) is not None:
+                self._cache.move_to_end(grammar.text)
             return compiled
 
-    def _made(self, grammar: Grammar) -> Compiled:
+    def _make(self, grammar: Grammar) -> Compiled:
         try:
-            compiled = _aside(lambda: self._compiled(grammar), grammar.param)
+            compiled = _run_aside(lambda: self._compile(grammar), grammar.param)
         except RequestError:
             _give_back()
             raise
         with self._lock:
-            self._kept[grammar.text] = compiled
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+            self._cache[grammar.text] = compiled
+            if len(self._cache) > KEPT:
+                self._cache.popitem(last=False)
         return compiled
 
-    def _compiled(self, grammar: Grammar) -> Compiled:
-        start, tried = self._tried(grammar, FUEL)
+    def _compile(self, grammar: Grammar) -> Compiled:
+        start, tried = self._try_matchers(grammar, FUEL)
         large = _OUT_OF_FUEL.search(tried.get_error()) is not None
         if large:
             self._make_room(grammar.param)
-            start, tried = self._tried(grammar, MOST_FUEL)
+            start, tried = self._try_matchers(grammar, MOST_FUEL)
         if tried.is_error():
             refusal = _refusal(grammar.param, "cannot be enforced", tried, grammar.strict)
             del start, tried  # the traceback would keep them alive
@@ -142,7 +142,7 @@ class Grammars:
             self._large.add(compiled)
         return compiled
 
-    def _tried(self, grammar: Grammar, fuel: int) -> tuple[LLMatcher, LLMatcher]:
+    def _try_matchers(self, grammar: Grammar, fuel: int) -> tuple[LLMatcher, LLMatcher]:
         """Return a matcher, and one whose first possible tokens were computed.
 
         A grammar often proves too large only then, and, where the first token is certain, only the second time.
@@ -157,10 +157,10 @@ class Grammars:
     def _make_room(self, param: str) -> None:
         """Remove large grammars that nobody follows from the cache; raise RequestError where too many are followed."""
         with self._lock:
-            for text in [text for text, compiled in self._kept.items() if compiled in self._large]:
+            for text in [text for text, compiled in self._cache.items() if compiled in self._large]:
                 if len(self._large) < LARGE:
                     return
-                del self._kept[text]
+                del self._cache[text]
             if len(self._large) >= LARGE:
                 message = (
                     f"'{param}' is a large grammar, and {LARGE} such are in use; try again when an answer has ended."
@@ -178,7 +178,7 @@ class Grammars:
             raise RequestError(message, code="unsupported_value") from error
 
 
-def _aside(work: Callable[[], T], param: str) -> T:
+def _run_aside(work: Callable[[], T], param: str) -> T:
     """Run `work` on a thread with a deep stack and return its result or raise its error.
 
     Raises RequestError where it takes too long.

@@ -92,7 +92,7 @@ class Icd(Contrast):
         return (self.instruction,)
 
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
-        return build_prompt(mllm, _with_instruction(messages, self.instruction), options=prompt.options)
+        return build_prompt(mllm, _add_instruction(messages, self.instruction), options=prompt.options)
 
 
 def diffusion(step: int) -> tuple[float, float]:
@@ -125,7 +125,7 @@ def noised(picture: Picture, step: int, frames: int = 1) -> Picture:
     return Picture.of({**picture.tensors, "pixel_values": signal * pixels + added * noise})
 
 
-def _with_instruction(messages: Messages, instruction: str) -> list[dict[str, Any]]:
+def _add_instruction(messages: Messages, instruction: str) -> list[dict[str, Any]]:
     """Return the messages with the instruction on a line before the first text of the last user message.
 
     Parts that are text context do not count as texts.

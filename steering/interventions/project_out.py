@@ -132,7 +132,7 @@ class ProjectOutSlots(Slots):
         self.shares = torch.zeros(slots, device=device)
 
     def place(self, sequence: Sequence) -> None:
-        options, slot = _asked(sequence), sequence.slot
+        options, slot = _options(sequence), sequence.slot
         fill_slot(self.shares, slot, 0)
         fill_slot(self.generated, slot, options is not None and options.chosen.generated)
         if options is None:
@@ -143,7 +143,7 @@ class ProjectOutSlots(Slots):
     def prefill(self, chunk: PrefillChunk) -> ProjectOutRows | None:
         touched = torch.zeros(len(chunk.sequences), chunk.width)
         for row, sequence in enumerate(chunk.sequences):
-            if (options := _asked(sequence)) is None:
+            if (options := _options(sequence)) is None:
                 continue
             start, length = chunk.starts[row], chunk.lengths[row]
             if chunk.replay:
@@ -155,11 +155,11 @@ class ProjectOutSlots(Slots):
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if isinstance(hook, ProjectOutRows):
             for row, sequence in enumerate(chunk.sequences):
-                if _asked(sequence) is not None:
+                if _options(sequence) is not None:
                     sequence.captured.setdefault(NAME, []).append(hook.by_token[row, : chunk.lengths[row]])
 
     def reuse(self, sequence: Sequence) -> Reuse:
-        if (options := _asked(sequence)) is None:
+        if (options := _options(sequence)) is None:
             return Reuse(sequence.prompt.length)
         assert isinstance(options.vector, SteeringVector)
         key = (options.vector.digest, options.touched_layers, options.tokens)
@@ -179,7 +179,7 @@ class ProjectOutSlots(Slots):
             self.shares[batch.rows] += hook.by_token[:, 0] * batch.active[:, 0, 0]
 
     def take(self, sequence: Sequence) -> Removed | None:
-        if (options := _asked(sequence)) is None:
+        if (options := _options(sequence)) is None:
             return None
         prompt = options.chosen.touched(sequence.prompt.layout.spans)
         tokens = int(prompt.sum()) + sequence.fed * options.chosen.generated
@@ -187,12 +187,12 @@ class ProjectOutSlots(Slots):
         return Removed(tokens, float(share))
 
     def _rows(self, rows: slice, sequences: list[Sequence], touched: torch.Tensor) -> ProjectOutRows | None:
-        layers = [options.touched_layers for sequence in sequences if (options := _asked(sequence)) is not None]
+        layers = [options.touched_layers for sequence in sequences if (options := _options(sequence)) is not None]
         if not layers:
             return None
         return ProjectOutRows(self.directions[rows], touched, frozenset().union(*layers))
 
 
-def _asked(sequence: Sequence) -> ProjectOut | None:
+def _options(sequence: Sequence) -> ProjectOut | None:
     options = sequence.spec.asked.get(NAME)
     return options if isinstance(options, ProjectOut) else None

@@ -150,14 +150,14 @@ class SeeRows(AttentionHook):
         self.depth, self._common_depth = depths
         self.generated = generated
         self._ranks = ranks
-        self._given = masks, fixed, adaptive, first, ceiling, transfer
+        self._inputs = masks, fixed, adaptive, first, ceiling, transfer
         self._transfers, self._apart = transfer is not None, apart and transfer is not None
         self._tables: dict[torch.device, _Tables] = {}
         self._effects: list[tuple[torch.Tensor, ...]] = []  # by layer: alpha, m_v, and the factors
 
-    def _made(self, columns: int) -> _Tables:
+    def _make_tables(self, columns: int) -> _Tables:
         """Return everything that does not depend on a layer's attention, made once because a decode step is short."""
-        masks, fixed, adaptive, first, ceiling, transfer = self._given
+        masks, fixed, adaptive, first, ceiling, transfer = self._inputs
         masks = masks[:, :columns]
         visual, text = (mask.contiguous() for mask in masks[:, None, None].unbind(-1))
         # alpha * clip(1 - m_v(t) / m_v(1), 0, ceiling) = clip(alpha - m_v(t) * alpha / m_v(1), 0, alpha * ceiling)
@@ -175,10 +175,10 @@ class SeeRows(AttentionHook):
             torch.ones((), device=masks.device),
         )
 
-    def _on(self, device: torch.device, columns: int) -> _Tables:
+    def _tables_on(self, device: torch.device, columns: int) -> _Tables:
         """Return the tables on the device of a layer."""
         if device not in self._tables:
-            home = next(iter(self._tables.values()), None) or self._made(columns)
+            home = next(iter(self._tables.values()), None) or self._make_tables(columns)
             self._tables[device] = _Tables(*[table.to(device) for table in home])
         return self._tables[device]
 
@@ -187,7 +187,7 @@ class SeeRows(AttentionHook):
         if not self.generated and layer >= self.depth:
             return weights
         n, columns = weights.shape[2:]
-        tables = self._on(weights.device, columns)
+        tables = self._tables_on(weights.device, columns)
         masses = (weights[:, :, 0] @ tables.masks)[:, :, None] if n == 1 else weights @ tables.masks[:, None]
         image_mass = masses[..., :1]
         alpha = self._alpha(tables, layer, image_mass)
@@ -204,8 +204,8 @@ class SeeRows(AttentionHook):
 
         alpha is the first setting plus the second + the third * m_v, which is clamped between 0 and the fourth.
         """
-        masks, fixed, _, _, _, transfer = self._given
-        tables = self._made(columns)
+        masks, fixed, _, _, _, transfer = self._inputs
+        tables = self._make_tables(columns)
         settings = torch.stack([fixed, tables.start, tables.fall, tables.most], -1)
         moving = torch.zeros_like(self.asked[:, 0, 0, 0]) if transfer is None else transfer
         return masks.contiguous(), settings, moving
@@ -226,7 +226,7 @@ class SeeRows(AttentionHook):
         """
         if self.generated or layer >= self.depth:
             return None
-        tables = self._on(value.device, value.shape[2])
+        tables = self._tables_on(value.device, value.shape[2])
         value, masks = value.float(), tables.masks[:, None]
         plain, visual = exact(value), exact(value * masks[..., :1])
         indicators = torch.zeros_like(value)
@@ -348,7 +348,7 @@ class SeeSlots(Slots):
 
     def depths(self, sequences: list[Sequence]) -> list[int]:
         """Return the number of shallow layers of each sequence that requests See."""
-        return [see.depth(self.pool.layers) for see in _asked(sequences)]
+        return [see.depth(self.pool.layers) for see in _options(sequences)]
 
     def decode(self, batch: DecodeBatch) -> SeeRows:
         return self._rows(batch.rows, batch.sequences, generated=True)
@@ -365,7 +365,7 @@ class SeeSlots(Slots):
         return self.steps[sequence.slot, first : first + sequence.fed].to("cpu", copy=True)
 
     def _rows(self, slots: slice, sequences: list[Sequence], generated: bool) -> SeeRows:
-        sees, depths = _asked(sequences), self.depths(sequences)
+        sees, depths = _options(sequences), self.depths(sequences)
         return self.rows(
             slots,
             (max(depths), min(depths)),
@@ -396,5 +396,5 @@ class SeeSlots(Slots):
         )
 
 
-def _asked(sequences: list[Sequence]) -> list[See]:
+def _options(sequences: list[Sequence]) -> list[See]:
     return [see for sequence in sequences if isinstance(see := sequence.spec.asked.get(NAME), See)]

@@ -218,9 +218,9 @@ class ThinkSlots(Slots):
         fill_slot(self.gamma, slot, think.gamma if isinstance(think, Think) else 1.0)
         self.damps_above[slot] = torch.inf
         if isinstance(think, Think):
-            self.damps_above[slot] = to_device(torch.tensor(self._settled(sequence).values), self.damps_above)
+            self.damps_above[slot] = to_device(torch.tensor(self._thresholds_of(sequence).values), self.damps_above)
 
-    def _settled(self, sequence: Sequence) -> ThinkThresholds:
+    def _thresholds_of(self, sequence: Sequence) -> ThinkThresholds:
         """Return the thresholds that the client resolved, or the model's own for a pass that no client asked for."""
         settled = sequence.spec.settled.get(NAME)
         if isinstance(settled, ThinkThresholds):
@@ -255,7 +255,7 @@ class ThinkSlots(Slots):
         think = sequence.spec.asked.get(NAME)
         key: tuple[float, ...] = ()
         if isinstance(think, Think):
-            key = (think.gamma, *self._settled(sequence).values)
+            key = (think.gamma, *self._thresholds_of(sequence).values)
         return Reuse(sequence.prompt.length, key, measured=self.concerns(sequence.spec.asked, sequence.spec.signals))
 
     def by_row(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> torch.Tensor | None:
@@ -288,5 +288,5 @@ class ThinkSlots(Slots):
         divergences: torch.Tensor | None = sequence.captured.get(NAME)
         read = None if divergences is None else divergences.cpu()
         think = sequence.spec.asked.get(NAME)
-        thresholds = self._settled(sequence) if isinstance(think, Think) else None
+        thresholds = self._thresholds_of(sequence) if isinstance(think, Think) else None
         return Thought(self.sums[sequence.slot].to("cpu", copy=True), tokens, read, thresholds)

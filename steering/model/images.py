@@ -69,7 +69,7 @@ class PictureFeatures:
         if any(sum(lengths) != len(layer) for layer in deep):
             return None
         layers = [layer.split(lengths) for layer in deep]
-        return [cls(_own(pooled[at]), tuple(_own(layer[at]) for layer in layers)) for at in range(count)]
+        return [cls(_copy_of(pooled[at]), tuple(_copy_of(layer[at]) for layer in layers)) for at in range(count)]
 
     @staticmethod
     def join(parts: Sequence[PictureFeatures], stacked: bool) -> Features:
@@ -133,15 +133,15 @@ class Inputs(Mapping[str, torch.Tensor]):
 
     def __init__(self, text: Mapping[str, torch.Tensor], pictures: Sequence[Picture]):
         image_tensors = pictures[0].tensors if pictures else {}
-        self._made = {name: tensor for name, tensor in text.items() if name not in image_tensors}
+        self._tensors = {name: tensor for name, tensor in text.items() if name not in image_tensors}
         self._pictures = pictures
-        self._names = dict.fromkeys([*self._made, *image_tensors])
+        self._names = dict.fromkeys([*self._tensors, *image_tensors])
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._made and name in self._names:
+        if name not in self._tensors and name in self._names:
             parts = [picture.tensors[name] for picture in self._pictures]
-            self._made[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return self._made[name]
+            self._tensors[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -263,7 +263,7 @@ class ImageCache:
             for key, part in zip(pictures, parts, strict=True):
                 features[key] = part
                 self._keep(key, part)
-        return [self._joined([features[picture.key] for picture in pictures]) for pictures in prompts]
+        return [self._join([features[picture.key] for picture in pictures]) for pictures in prompts]
 
     def _parts(self, output: Any, count: int) -> Sequence[KeptFeatures] | None:
         """Split an output by its `count` pictures; None where it does not separate them. Raises MixedForms."""
@@ -277,7 +277,7 @@ class ImageCache:
             self._stacked = stacked
         return parts
 
-    def _joined(self, parts: Sequence[KeptFeatures]) -> Features:
+    def _join(self, parts: Sequence[KeptFeatures]) -> Features:
         """Join the cached features of a prompt's pictures as the model takes them."""
         separate = [part for part in parts if isinstance(part, PictureFeatures)]
         if len(separate) == len(parts):
@@ -301,7 +301,7 @@ class ImageCache:
             self.bytes -= self._entries.popitem(last=False)[1][1]
 
 
-def _own(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous copy in memory of its own."""
     return tensor.clone(memory_format=torch.contiguous_format)
 

@@ -105,7 +105,7 @@ def load(
     options |= {"dtype": dtype, "attn_implementation": {"text_config": attention.NAME}}
     try:
         model = (
-            _unwritten(path, config, dtype, device, local_files_only)
+            _build_empty(path, config, dtype, device, local_files_only)
             if unread is not None
             else AutoModelForImageTextToText.from_pretrained(
                 path, config=config, use_safetensors=True, device_map=device_map, **options
@@ -144,7 +144,7 @@ def load(
     return mllm
 
 
-def _unwritten(path: str | Path, config: Any, dtype: Any, device: torch.device, local_files_only: bool) -> Any:
+def _build_empty(path: str | Path, config: Any, dtype: Any, device: torch.device, local_files_only: bool) -> Any:
     """Build a checkpoint's model with uninitialised weights, which take no physical memory until they are written."""
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(

@@ -39,7 +39,7 @@ def load_processor(path: str | Path, *, local_files_only: bool = True) -> Proces
         with nullcontext() if is_torchvision_available() else _image_only():
             processor = AutoProcessor.from_pretrained(path, local_files_only=local_files_only, trust_remote_code=False)
     except ImportError as error:
-        raise UnsupportedModel(_missing(path, str(error))) from error
+        raise UnsupportedModel(_missing_package(path, str(error))) from error
     if isinstance(processor, ProcessorMixin):
         # Too long prompts are refused anyway; the tokenizer need not log that they "result in indexing errors".
         warnings = getattr(getattr(processor, "tokenizer", None), "deprecation_warnings", {})
@@ -50,7 +50,7 @@ def load_processor(path: str | Path, *, local_files_only: bool = True) -> Proces
     raise ValueError(f"{path} holds no multimodal processor, only a {type(processor).__name__}")
 
 
-def _missing(path: str | Path, reason: str) -> str:
+def _missing_package(path: str | Path, reason: str) -> str:
     """Return a sentence that names the package that a processor needs, and the extra that has it."""
     for package, extra in EXTRAS.items():
         if package in reason:

@@ -162,10 +162,10 @@ class ResidualRows(LayerHook):
         if 1 < plain.shape[1] == self._weights.shape[1]:
             self._measured.append(measures_of(*stream, share_above(gate)).to(home))
         fired = updates.activation(gate) if self._last is None else gate[..., :0]
-        self._layers.append([self._at_last(tensor).to(home) for tensor in (*stream, hidden, gate, fired)])
+        self._layers.append([self._values_at_last(tensor).to(home) for tensor in (*stream, hidden, gate, fired)])
         return hidden
 
-    def _at_last(self, values: torch.Tensor) -> torch.Tensor:
+    def _values_at_last(self, values: torch.Tensor) -> torch.Tensor:
         if self._last is None:
             return values[:, -1:].contiguous()
         if values.device not in self._places:
@@ -225,21 +225,21 @@ class ResidualRecorder(Slots):
     def place(self, sequence: Sequence) -> None:
         diagnose, slot = sequence.spec.diagnose, sequence.slot
         self.decoded[slot] = 0.0
-        fill_slot(self.counted, slot, -1 if _wanted(sequence) else NEVER)
-        if diagnose is None or not _wanted(sequence):
+        fill_slot(self.counted, slot, -1 if _is_wanted(sequence) else NEVER)
+        if diagnose is None or not _is_wanted(sequence):
             return
         self.sums[slot] = self.neurons[slot] = self.states[slot] = 0.0
         self.decoded[slot] = float(diagnose.residual_rows != "prompt")
 
     def prefill(self, chunk: PrefillChunk) -> ResidualRows | None:
-        chosen = [*map(_chosen, chunk.sequences)]
+        chosen = [*map(_chosen_rows, chunk.sequences)]
         if chunk.replay or not any(chosen) or not (chunk.complete or "prompt" in chosen):
             return None
         return self.rows(chunk)
 
     def rows(self, chunk: PrefillChunk) -> ResidualRows:
         """Return the hook that reads the queries of a chunk that its sequences need."""
-        chosen = [*map(_chosen, chunk.sequences)]
+        chosen = [*map(_chosen_rows, chunk.sequences)]
         prompt = "prompt" in chosen
         weights = torch.zeros(len(chosen), chunk.width if prompt else 1)
         for row, rows in enumerate(chosen):
@@ -254,18 +254,18 @@ class ResidualRecorder(Slots):
             return
         measured, states = hook.measured, hook.states
         for row, sequence in enumerate(chunk.sequences):
-            if _wanted(sequence):
+            if _is_wanted(sequence):
                 self.sums[sequence.slot] += measured[row]
                 if chunk.complete:
                     self.states[sequence.slot] = states[row]
 
     def reuse(self, sequence: Sequence) -> Reuse:
         diagnose = sequence.spec.diagnose
-        every = _wanted(sequence) and diagnose is not None and diagnose.residual_rows == "prompt"
+        every = _is_wanted(sequence) and diagnose is not None and diagnose.residual_rows == "prompt"
         return Reuse(0 if every else sequence.prompt.length)
 
     def acts(self, sequences: list[Sequence]) -> bool:
-        return any(_wanted(sequence) for sequence in sequences)
+        return any(_is_wanted(sequence) for sequence in sequences)
 
     def decode(self, batch: DecodeBatch) -> ResidualRows:
         return ResidualRows(self.decoded[batch.rows])
@@ -281,7 +281,7 @@ class ResidualRecorder(Slots):
         return StreamCounts(self.decoded[rows], batch.active, *[tensor[rows] for tensor in tensors])
 
     def take(self, sequence: Sequence) -> Residual | None:
-        if not _wanted(sequence):
+        if not _is_wanted(sequence):
             return None
         slot = sequence.slot
         total, latest = self.states[slot].to("cpu", copy=True)  # a copy: the slot will be reused
@@ -298,11 +298,11 @@ class ResidualRecorder(Slots):
         return (self.neurons[slot] > 0).sum(-1) / widths
 
 
-def _chosen(sequence: Sequence) -> str | None:
+def _chosen_rows(sequence: Sequence) -> str | None:
     """Return the rows that a sequence reads, "prompt" or "answer" for instance, or None."""
     diagnose = sequence.spec.diagnose
-    return diagnose.residual_rows if _wanted(sequence) and diagnose is not None else None
+    return diagnose.residual_rows if _is_wanted(sequence) and diagnose is not None else None
 
 
-def _wanted(sequence: Sequence) -> bool:
+def _is_wanted(sequence: Sequence) -> bool:
     return sequence.spec.diagnose is not None and sequence.wants(Signal.UPDATES, Signal.STREAM)

@@ -33,20 +33,20 @@ class Embedder:
 
     def new_values(self, sequence: Sequence) -> int:
         """Return the size of the pictures to encode when a prompt is embedded: the sum of their `Picture.values`."""
-        return sum(picture.values for picture in self._images.missing(self._looked_at(sequence)))
+        return sum(picture.values for picture in self._images.missing(self._pictures_to_encode(sequence)))
 
     def encode_next(self, sequence: Sequence, values: float = 0) -> int:
         """Encode the first new pictures of a prompt that will be embedded.
 
         At least one is encoded, and more of its shape up to `values` values. Returns their values, 0 where there is none.
         """
-        return self._images.encode_next(self._features, self._looked_at(sequence), values)
+        return self._images.encode_next(self._features, self._pictures_to_encode(sequence), values)
 
     def _features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
         features = None if self._backend is None else self._backend.features(pictures)
         return self.mllm.image_features(pictures) if features is None else features
 
-    def _looked_at(self, sequence: Sequence) -> tuple[Picture, ...]:
+    def _pictures_to_encode(self, sequence: Sequence) -> tuple[Picture, ...]:
         if sequence.prefill.embedded is not None or not sequence.prompt.pictures or not self.mllm.takes_image_features:
             return ()
         before = sequence.prompt.pictures_before(self._prefixes.known(sequence))

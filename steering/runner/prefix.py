@@ -93,7 +93,7 @@ class PrefixCache:
         self._beside = 0
         self._marks = itertools.count()
         self._lying: dict[int, tuple[int, ...]] = {}  # by slot, the marks of the blocks in its first columns
-        self._rest, self._resting = RESTS[0], 0
+        self._rest_length, self._resting = RESTS[0], 0
         self._form = OneForm()
         self._plans: WeakKeyDictionary[Sequence, _Plan | None] = WeakKeyDictionary()
         self._runs: WeakKeyDictionary[Sequence, _Run] = WeakKeyDictionary()
@@ -114,7 +114,7 @@ class PrefixCache:
     def rest(self) -> int:
         """Drop everything, and cache nothing of the next prompts, whose number is returned: a failure may pass."""
         self._store, self._beside = None, 0
-        self._resting, self._rest = self._rest, min(2 * self._rest, RESTS[1])
+        self._resting, self._rest_length = self._rest_length, min(2 * self._rest_length, RESTS[1])
         for entries in (self._blocks, self._plans, self._runs, self._tails, self._lying):
             entries.clear()
         return self._resting
@@ -156,12 +156,12 @@ class PrefixCache:
             return
         self._touch(plan.keys[: len(blocks)])
         marks = tuple(block.mark for block in blocks)
-        shared = _alike(lying, marks)
+        shared = _shared_length(lying, marks)
         self._store.load(sequence.slot, shared, [block.number for block in blocks[shared:]])
         self._lying[sequence.slot] = marks
         for part in self._hook_plans.of([sequence]).keeping:
             if part.name in plan.needed:
-                run.measured[part.name] = [_joined(blocks, part.name)]
+                run.measured[part.name] = [_join(blocks, part.name)]
                 part.regain(sequence, run.measured[part.name][0])
         sequence.computed = sequence.prefill.reused = known_length
         self.hits += 1
@@ -213,7 +213,7 @@ class PrefixCache:
     def copying(self, source: int, target: int, length: int) -> Iterator[int]:
         """Yield how many first columns the target already has, while `length` columns of a slot are copied to it."""
         copied, lying = self._lying.get(source, ())[: length // SIZE], self._lying.pop(target, ())
-        yield _alike(copied, lying) * SIZE
+        yield _shared_length(copied, lying) * SIZE
         self._lying[target] = copied
 
     def spoilt(self, slot: int) -> None:
@@ -223,11 +223,11 @@ class PrefixCache:
     def _plan(self, sequence: Sequence) -> _Plan | None:
         """Return how a prompt may be shared; None where it may not."""
         if sequence not in self._plans:
-            self._plans[sequence] = self._planned(sequence) if self.capacity and not self._resting else None
+            self._plans[sequence] = self._new_plan(sequence) if self.capacity and not self._resting else None
             self._resting = max(self._resting - 1, 0)
         return self._plans[sequence]
 
-    def _planned(self, sequence: Sequence) -> _Plan | None:
+    def _new_plan(self, sequence: Sequence) -> _Plan | None:
         spec, prompt = sequence.spec, sequence.prompt
         if spec.edit is not None or prompt.length <= WORTH * SIZE:
             return None
@@ -323,11 +323,11 @@ def _positions(blocks: list[_Block]) -> torch.Tensor:
     return torch.cat([positions.expand(-1, axes) for positions in parts])
 
 
-def _alike(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+def _shared_length(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     """Return the length of the common beginning."""
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
-def _joined(blocks: list[_Block], name: str) -> torch.Tensor:
+def _join(blocks: list[_Block], name: str) -> torch.Tensor:
     """Return a part's measurements of consecutive blocks, (tokens, ...)."""
     return torch.cat([block.measured[name] for block in blocks])

@@ -163,7 +163,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
         for tensor in tensors_of[module]:
             originals[tensor] = tensor.data
             tensor.data = tensor.data.float()
-        return tree_map(_widened, args), tree_map(_widened, kwargs)
+        return tree_map(_widen, args), tree_map(_widen, kwargs)
 
     def restore(module: nn.Module, args: Any, output: Any) -> None:
         for tensor in tensors_of[module]:
@@ -172,7 +172,9 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     tensors_of: dict[nn.Module, list[torch.Tensor]] = {}
     originals: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
-        tensors = [_own_share(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))]
+        tensors = [
+            _local_share(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        ]
         if half := [tensor for tensor in tensors if tensor.dtype in (torch.float16, torch.bfloat16)]:
             tensors_of[module] = half
             handles.append(module.register_forward_pre_hook(widen, with_kwargs=True))
@@ -184,12 +186,12 @@ def in_float32(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-def _own_share(tensor: torch.Tensor) -> torch.Tensor:
+def _local_share(tensor: torch.Tensor) -> torch.Tensor:
     """Return this process's share of a tensor: all of it unless ranks share the model; `to_local` would copy."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def _widened(value: Any) -> Any:
+def _widen(value: Any) -> Any:
     half = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
     return value.float() if half else value
 
@@ -209,10 +211,10 @@ class _Reference(NamedTuple):
     @classmethod
     def of(cls, mllm: MLLM, prompt: Prompt) -> _Reference:
         with plain(mllm) as model:
-            out = exact = _generated(mllm, model, prompt)
+            out = exact = _generate_plain(mllm, model, prompt)
             if mllm.dtype != torch.float32:
                 with in_float32(model):
-                    exact = _generated(mllm, model, prompt, out.sequences[0])
+                    exact = _generate_plain(mllm, model, prompt, out.sequences[0])
         last = torch.stack([layer[0, :, -1].mean(0).to(mllm.device) for layer in exact.attentions[0]]).float()
         last = mllm.ranks.mean(last)
         # With a sliding window, only the latest columns may be returned.
@@ -228,10 +230,10 @@ class _Reference(NamedTuple):
         """Return the reference with `plain` recomputed along its tokens, as the plain model now computes in integers."""
         ids = torch.cat([prompt.inputs["input_ids"][0], torch.tensor(self.tokens)]).to(mllm.device)
         with plain(mllm) as model:
-            return self._replace(plain=torch.cat(_generated(mllm, model, prompt, ids).logits).float())
+            return self._replace(plain=torch.cat(_generate_plain(mllm, model, prompt, ids).logits).float())
 
 
-def _generated(mllm: MLLM, model: Any, prompt: Prompt, forced: torch.Tensor | None = None) -> Any:
+def _generate_plain(mllm: MLLM, model: Any, prompt: Prompt, forced: torch.Tensor | None = None) -> Any:
     """Run plain `generate()` for a few tokens, along the forced ones where given."""
 
     def force(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -321,10 +323,10 @@ def checked_sequence(prompt: Prompt, slot: int, observed: bool = False) -> Seque
 
 def _first_difference(mllm: MLLM, prompt: Prompt) -> str:
     """Name the first decoder layer whose output differs in prefill."""
-    with plain(mllm) as model, _recorded(mllm) as expected:
+    with plain(mllm) as model, _record_layers(mllm) as expected:
         model(**{name: value.to(mllm.device) for name, value in prompt.inputs.items()}, use_cache=False)
     runner = Runner(mllm, 1, prompt.length + 1, max_images=1)
-    with _recorded(mllm) as got:
+    with _record_layers(mllm) as got:
         runner.prefill([checked_sequence(prompt, 0)], budget=prompt.length)
     tolerance = HALF_TOLERANCE if mllm.rounds else TOLERANCE
     for layer, (plainly, ours) in enumerate(zip(expected, got, strict=True)):
@@ -337,7 +339,7 @@ def _first_difference(mllm: MLLM, prompt: Prompt) -> str:
 
 
 @contextmanager
-def _recorded(mllm: MLLM) -> Iterator[list[torch.Tensor]]:
+def _record_layers(mllm: MLLM) -> Iterator[list[torch.Tensor]]:
     """Yield the outputs of all decoder layers, in order of their calls."""
     outputs: list[torch.Tensor] = []
     handles = [

@@ -69,19 +69,19 @@ def attend(
     the CPU. alike: the number of sequences, where they are known to have one length, so that nothing is read.
     """
     if alike is not None:
-        return _in_runs([tensor[0] for tensor in (query, key, value)], alike, scaling)[None], None
+        return _attend_alike([tensor[0] for tensor in (query, key, value)], alike, scaling)[None], None
     runs, order, back = packed_runs(tuple(cu_seq_lens_q.tolist()), query.device)
     tensors = [tensor[0] if order is None else tensor[0, :, order] for tensor in (query, key, value)]
     begin, parts = 0, []
     for sequences, length in runs:
         end = begin + sequences * length
-        parts.append(_in_runs([tensor[:, begin:end] for tensor in tensors], sequences, scaling))
+        parts.append(_attend_alike([tensor[:, begin:end] for tensor in tensors], sequences, scaling))
         begin = end
     outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
     return (outputs if back is None else outputs[back])[None], None
 
 
-def _in_runs(tensors: list[torch.Tensor], sequences: int, scaling: float | None) -> torch.Tensor:
+def _attend_alike(tensors: list[torch.Tensor], sequences: int, scaling: float | None) -> torch.Tensor:
     """Attend within `sequences` sequences of one length.
 
     tensors: queries, keys and values (heads, tokens, head_dim). Returns (tokens, heads, head_dim).

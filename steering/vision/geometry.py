@@ -36,11 +36,13 @@ class Geometry:
 
     def __init__(self, wrapper: Any):
         self._wrapper = wrapper
-        self._made = functools.lru_cache(maxsize=KEPT)(self._packed)
+        self._arguments_of = functools.lru_cache(maxsize=KEPT)(self._encoder_arguments)
         parameters = (
             inspect.signature(wrapper.get_rope_index).parameters.values() if hasattr(wrapper, "get_rope_index") else ()
         )
-        self._named = [parameter for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+        self._parameters = [
+            parameter for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
 
     def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Return the rotary positions of a prompt with pictures, (axes, 1, n) on the CPU.
@@ -48,13 +50,16 @@ class Geometry:
         The model must derive them from the processor's tensors, which are on the CPU. None where it derives them from
         others, or computes them itself.
         """
-        if GRID not in inputs or "mm_token_type_ids" not in inputs or not self._named:
+        if GRID not in inputs or "mm_token_type_ids" not in inputs or not self._parameters:
             return None
         if any(
-            parameter.default is inspect.Parameter.empty and parameter.name not in inputs for parameter in self._named
+            parameter.default is inspect.Parameter.empty and parameter.name not in inputs
+            for parameter in self._parameters
         ):
             return None
-        arguments = {parameter.name: inputs[parameter.name] for parameter in self._named if parameter.name in inputs}
+        arguments = {
+            parameter.name: inputs[parameter.name] for parameter in self._parameters if parameter.name in inputs
+        }
         positions: torch.Tensor = self._wrapper.get_rope_index(**arguments)[0]
         return positions
 
@@ -69,7 +74,7 @@ class Geometry:
         if GRID not in pictures or tower is None or tower.config._attn_implementation not in (attention.NAME, "eager"):
             yield {}  # other attentions compute with the lengths on the device
             return
-        arguments, lengths = self._made(tuple(map(tuple, pictures[GRID].tolist())), device)
+        arguments, lengths = self._arguments_of(tuple(map(tuple, pictures[GRID].tolist())), device)
 
         def swap(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             return args, {name: lengths.get(id(value), value) for name, value in kwargs.items()}
@@ -92,7 +97,7 @@ class Geometry:
         frames, height, width = grids[0]
         if len({*grids}) > 1 or frames > 1:
             return None
-        positions = self._made(grids, device)[0][POSITIONS]
+        positions = self._arguments_of(grids, device)[0][POSITIONS]
         assert isinstance(positions, torch.Tensor)
         pixels, merged = to_device(pictures["pixel_values"].to(tower.dtype), device), tower.spatial_merge_size**2
         return [tensor.unflatten(0, (len(grids), height * width // merged, merged)) for tensor in (pixels, positions)]
@@ -103,11 +108,11 @@ class Geometry:
         merged = getattr(tower, "spatial_merge_size", None)
         if merged is None or tower.config._attn_implementation != attention.NAME:
             return None
-        arguments, _ = self._made(((1, merged, merged),), device)
+        arguments, _ = self._arguments_of(((1, merged, merged),), device)
         tensors = {name for name, tensor in arguments.items() if isinstance(tensor, torch.Tensor)}
         return tower if tensors == {f"image_{LENGTHS[0]}", POSITIONS} else None
 
-    def _packed(
+    def _encoder_arguments(
         self, grid: tuple[tuple[int, ...], ...], device: torch.device
     ) -> tuple[dict[str, torch.Tensor | int], dict[int, torch.Tensor]]:
         """Return an encoder's arguments for a grid on a device, and the lengths among them, by id, on the CPU.

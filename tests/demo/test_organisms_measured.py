@@ -157,7 +157,7 @@ def test_what_a_report_says_of_the_same_weights_is_not_measured_again(
         shares = {"s_vision": 0.4, "s_text": 0.4, "s_others": 0.2, "vision_ratio": 0.5, "n": 10, "s_vision_95": [0, 1]}
         return {"preference": {"conflict": shares, "picture_alone": shares}}
 
-    monkeypatch.setattr("demo.organisms.measure._measured", one)
+    monkeypatch.setattr("demo.organisms.measure._measure", one)
     monkeypatch.setattr("demo.organisms.measure.PlainModel", lambda *_: None)
     shipped = ["default", "prior"]
     for count, expected in ((5, shipped), (5, []), (6, shipped)):

@@ -20,7 +20,7 @@ SHARES = (0, 25, 50, 75, 100)
 
 def by_parameters(found: Json) -> Found:
     """Read row 4."""
-    rows = [_trained(found, name) for name in SIZES]
+    rows = [_organism(found, name) for name in SIZES]
     conflicts = {f"{row['parameters'] / 1e6:.1f} M": row["preference"]["conflict"] for row in rows}
     ratios = {size: figure(conflict, "vision_ratio") for size, conflict in conflicts.items()}
     values = [ratio.value for ratio in ratios.values()]
@@ -29,13 +29,13 @@ def by_parameters(found: Json) -> Found:
 
 def by_share_of_conflicts(found: Json) -> Found:
     """Read row 19."""
-    rows = {share: _trained(found, f"conflicts-{share}")["preference"]["conflict"] for share in SHARES}
+    rows = {share: _organism(found, f"conflicts-{share}")["preference"]["conflict"] for share in SHARES}
     ours = {f"{share} %": figure(row, "vision_ratio") for share, row in rows.items()}
     moved = rows[0]["vision_ratio_95"][1] < rows[100]["vision_ratio_95"][0]
     return Found.of(ours, moved, rows[0]["n"])
 
 
-def _trained(report: Json, name: str) -> Json:
+def _organism(report: Json, name: str) -> Json:
     """Return the measurements of an organism; raise KeyError that says how to make it."""
     row: Json | None = report["organisms"].get(name)
     if row is None:
@@ -102,16 +102,16 @@ def evaluation_size(found: Json) -> Found:
 
 def one_task(found: Json) -> Found:
     """Read row 14."""
-    return Found.of(_beside(found["tasks"]), _alike(found["tasks"]), found["about"]["samples"])
+    return Found.of(_shares_beside(found["tasks"]), _alike(found["tasks"]), found["about"]["samples"])
 
 
 def sizes(found: Json) -> Found:
     """Read row 13."""
     rows = found["samples"]
-    return Found.of(_beside(rows), _alike(rows), next(iter(rows.values()))["text"]["n"])
+    return Found.of(_shares_beside(rows), _alike(rows), next(iter(rows.values()))["text"]["n"])
 
 
-def _beside(rows: Json) -> dict[str, Figure]:
+def _shares_beside(rows: Json) -> dict[str, Figure]:
     """Return S_t of each setting, and its difference to that of the last one."""
     last = list(rows)[-1]
     shares = {name: figure(row["text"], "s_text") for name, row in rows.items()}
@@ -130,11 +130,11 @@ def strengths(found: Json) -> Found:
     shares = {strength: figure(row["text"], "s_text") for strength, row in rows.items()}
     best = max(shares.values(), key=lambda share: share.value)
     ends = [shares[pick(shares, key=float)] for pick in (min, max)]
-    apart = all(_above(best, end, NEAR) for end in ends)
+    apart = all(_is_above(best, end, NEAR) for end in ends)
     return Found.of(shares, apart, next(iter(rows.values()))["text"]["n"])
 
 
-def _above(high: Figure, low: Figure, by: float) -> bool:
+def _is_above(high: Figure, low: Figure, by: float) -> bool:
     """Return whether the interval of one lies above the other's by that much; False without an interval."""
     return high.interval is not None and low.interval is not None and high.interval[0] - low.interval[1] >= by
 
@@ -175,7 +175,7 @@ def states(found: Json) -> Found:
     far = {f"toward {side}": near.pop(f"instructed toward {side}") for side in SIDES}
     cosine = figure(projection, "cosine")
     opposite = cosine.interval is not None and cosine.interval[1] < 0
-    further = all(_apart(first, second) for first in near.values() for second in far.values())
+    further = all(_is_below(first, second) for first in near.values() for second in far.values())
     ours = far | near | {"cosine of the two ways": cosine}
     return Found.of(ours, opposite and further, found["info"]["samples"])
 
@@ -187,7 +187,7 @@ def layers(found: Json) -> Found:
     n = found["info"]["samples"]
     ours = {str(layer): Figure(score, _of_variation(score, n)) for layer, score in enumerate(scores)}
     ends = ours["0"], ours[str(len(scores) - 1)]
-    between = all(scores[best] >= 1.5 * end.value and _apart(end, ours[str(best)]) for end in ends)
+    between = all(scores[best] >= 1.5 * end.value and _is_below(end, ours[str(best)]) for end in ends)
     return Found.of(ours, between, n)
 
 
@@ -211,7 +211,7 @@ def attention_by_layer(found: Json) -> Found:
         for layer in behind
         for words, shares in (("instructed", instructed), ("steered", steered))
     }
-    more = bool(ours) and all(_apart(instructed[layer], steered[layer]) for layer in behind)
+    more = bool(ours) and all(_is_below(instructed[layer], steered[layer]) for layer in behind)
     return Found.of(ours, more, found["conditions"]["text"]["n"])
 
 
@@ -230,10 +230,10 @@ def case(found: Json) -> Found:
         ("instructed", "instruct_text"), ("steered", "text"), ("both", "both_text"),
     )}  # fmt: skip
     ours = {words: figure(row, "s_text") for words, row in rows.items()}
-    return Found.of(ours, _apart(ours["instructed"], ours["both"]), found["about"]["samples"])
+    return Found.of(ours, _is_below(ours["instructed"], ours["both"]), found["about"]["samples"])
 
 
-def _apart(low: Figure, high: Figure) -> bool:
+def _is_below(low: Figure, high: Figure) -> bool:
     """Return whether the interval of one lies below that of the other; False without an interval."""
     return low.interval is not None and high.interval is not None and low.interval[1] < high.interval[0]
 

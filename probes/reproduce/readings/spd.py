@@ -65,10 +65,10 @@ def types(found: Json) -> Found:
     several = measured(found, BASELINE, "several")
     ours = _values(several, "tf1", "cf1", *(f"{kind}_{part}" for kind in TYPES for part in ("precision", "recall")))
     kinds = ("color", "remove")
-    return Found.of(ours, all(_fewer(several, kind) for kind in kinds), several["samples"])
+    return Found.of(ours, all(_claims_fewer(several, kind) for kind in kinds), several["samples"])
 
 
-def _fewer(several: Json, kind: str) -> bool:
+def _claims_fewer(several: Json, kind: str) -> bool:
     """Return whether the interval of a type's precision lies above its recall's; a type never claimed has no precision."""
     precision, recall = (several[f"{kind}_{part}"]["value_95"] for part in ("precision", "recall"))
     return precision is not None and bool(precision[0] > recall[1])

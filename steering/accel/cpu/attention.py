@@ -29,7 +29,7 @@ class CpuDecode:
         """Return the output (rows, heads, 1, head_dim), after writing the new keys and values."""
         keys, values = step.write(heads.layer, key, value)
         query, hooks = query.float().contiguous(), step.hooks
-        tensors, options = (query, keys, values, step.positions), _how(heads)
+        tensors, options = (query, keys, values, step.positions), _kernel_options(heads)
         if not hooks.looks:
             return decode_attention(*tensors, *options).to(values.dtype)
         terms = decode_terms(hooks, heads.layer, step.columns)
@@ -70,7 +70,7 @@ class CpuPrompts:
         columns: int,
     ) -> tuple[torch.Tensor | None, Grouped | None]:
         """Attend as `PromptKernel` specifies."""
-        enhancement, options, loops = _enhancement(hooks, heads.layer, columns), _how(heads), self._loops
+        enhancement, options, loops = _enhancement(hooks, heads.layer, columns), _kernel_options(heads), self._loops
         if enhancement is None:
             return None, None
         attended = (loops.enhanced if enhancement else loops.plain)(
@@ -104,6 +104,6 @@ def _enhancement(hooks: Hooks, layer: int, columns: int) -> tuple[torch.Tensor |
     return None if len(changing) > 1 else (*changing[0], layer)
 
 
-def _how(heads: Heads) -> tuple[float, int, float]:
+def _kernel_options(heads: Heads) -> tuple[float, int, float]:
     """Return the last arguments of every kernel."""
     return heads.scaling, heads.window or 0, heads.softcap or 0.0

@@ -58,7 +58,7 @@ class Making(NamedTuple):
                 self.make(steps[number])
             except Exception as error:
                 traceback.print_exc()
-                fault = _said_of(error)
+                fault = _describe_error(error)
             print(json.dumps([number, fault]), file=self.said, flush=True)  # a short line is written in one piece
 
     def make(self, wanted: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ def main() -> int:
         _end_if_alone()
     except Exception as error:
         traceback.print_exc()
-        print(_said_of(error), file=sys.stderr)
+        print(_describe_error(error), file=sys.stderr)
         return 1
     steps = job["steps"]
     numbers, filled = os.pipe()
@@ -125,7 +125,7 @@ def main() -> int:
     return len(ended)
 
 
-def _said_of(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:400]
 
 

@@ -59,11 +59,11 @@ class Compiling:
         self._process: subprocess.Popen[str] | None = None
         self._changed = threading.Condition()
         self._stopped = False
-        self._own: str | None = None
+        self._own_folder: str | None = None
         self._store = self._kept(folder)
         self._begun = time.monotonic()
         self.state: State = "compiling"
-        missing = [step for step in wanted if not self._found(step)]
+        missing = [step for step in wanted if not self._load_stored(step)]
         if not missing:
             self._end("ready")
         elif mllm.source is None:
@@ -97,15 +97,15 @@ class Compiling:
                 return Store(default_folder() if folder is None else Path(folder))
             except OSError as error:
                 log.warning("compiled steps are not kept for the next start: %s", error)
-        self._own = tempfile.mkdtemp(prefix="helmsight-compiled-")
-        return Store(Path(self._own))
+        self._own_folder = tempfile.mkdtemp(prefix="helmsight-compiled-")
+        return Store(Path(self._own_folder))
 
     def _leave(self) -> None:
         """Remove the folder that belongs to this process alone; what was loaded from it is in memory."""
-        if self._own is not None:
-            shutil.rmtree(self._own, ignore_errors=True)
+        if self._own_folder is not None:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
 
-    def _found(self, step: WantedStep) -> bool:
+    def _load_stored(self, step: WantedStep) -> bool:
         """Return True where a step is in the folder, after taking it into use."""
         entry = self._store.find(step.key)
         if entry is None:
@@ -124,12 +124,12 @@ class Compiling:
 
     def _compile(self, missing: list[WantedStep]) -> None:
         try:
-            fault = self._made(missing)
+            fault = self._compile_missing(missing)
         except Exception as error:
             fault = f"{type(error).__name__}: {error}"
         self._end("ready" if fault is None else "failed", fault)
 
-    def _made(self, missing: list[WantedStep]) -> str | None:
+    def _compile_missing(self, missing: list[WantedStep]) -> str | None:
         """Compile steps, and use them as they come; return the first error."""
         source = self._mllm.source
         assert source is not None
@@ -174,7 +174,7 @@ class Compiling:
                     pending, faults = dict(enumerate(missing)), []
                     for line in process.stdout:
                         number, fault = json.loads(line)
-                        if self._found(step := pending.pop(number)):
+                        if self._load_stored(step := pending.pop(number)):
                             details = " ".join(step.variant), len(self._steps), time.monotonic() - self._begun
                             log.info("a step is in use (%s): %d, after %.1f s", *details)
                         else:

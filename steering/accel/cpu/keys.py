@@ -83,14 +83,14 @@ def _graph_lines(program: ExportedProgram) -> Iterator[str]:
     """Yield every operation with its arguments and result, the inputs and outputs, and what may vary."""
     for node in program.graph.nodes:
         arguments = [repr(node.args), repr(node.kwargs)]
-        yield f"{node.op} {node.name} {node.target} {' '.join(arguments)} -> {tree_map(_described, node.meta.get('val'))}"
+        yield f"{node.op} {node.name} {node.target} {' '.join(arguments)} -> {tree_map(_describe, node.meta.get('val'))}"
     yield str(program.graph_signature)
     yield repr(sorted((str(symbol), str(bounds)) for symbol, bounds in program.range_constraints.items()))
     for name, value in sorted(program.constants.items()):
         yield f"{name} {value.tolist() if isinstance(value, torch.Tensor) else value}"
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {[*map(str, value.shape)]} {[*map(str, value.stride())]}"
     return str(value)

@@ -54,5 +54,5 @@ class Placed(PromptStep):
             keys, values = (tensor.repeat_interleave(group, 1) for tensor in (keys, values))
         mask = self._masks[heads.window]
         if attended is None:
-            return self._hooked(heads, query, keys, values, mask)
-        return self._looked(LayerWeights(self, heads, query, keys, mask, grouped), values, attended)
+            return self._attend_with_hooks(heads, query, keys, values, mask)
+        return self._apply_weight_hooks(LayerWeights(self, heads, query, keys, mask, grouped), values, attended)

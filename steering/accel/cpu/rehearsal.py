@@ -70,15 +70,15 @@ class _Compiled:
         self._passes, self._axes = passes, axes
 
     def prompts(self, scope: Scope, chunk: PrefillChunk, inputs: Embedded) -> Ran:
-        return _there(self._passes.prompts_of(scope, chunk, inputs, self._axes))
+        return _require(self._passes.prompts_of(scope, chunk, inputs, self._axes))
 
     def decode(
         self, scope: Scope, batch: DecodeBatch, columns: Columns, tokens: torch.Tensor, rope: torch.Tensor
     ) -> Ran:
-        return _there(self._passes.decode_of(scope, batch, tokens, rope, self._axes))
+        return _require(self._passes.decode_of(scope, batch, tokens, rope, self._axes))
 
 
-def _there(value: T | None) -> T:
+def _require(value: T | None) -> T:
     if value is None:
         raise UnsupportedModel("The compiled step was compiled for other hooks.")
     return value
@@ -125,7 +125,7 @@ class Rehearsal:
             logits = self._runner.prefill([sequence], budget=sequence.prompt.length)
             assert logits is not None
             self._first.append(int(self._runner.next_tokens([sequence], logits).tokens[0]))
-        self._left = [tensor.clone() for tensor in self._runner.pool.tensors]
+        self._saved_pool = [tensor.clone() for tensor in self._runner.pool.tensors]
         self._parts = self._runner.hook_plans.every
         self._forms = forms_of(self._parts, "decode", "every")
         self._neutral = [tensor.clone() for tensor in self._state()]
@@ -148,7 +148,7 @@ class Rehearsal:
         """Raise UnsupportedModel where a package's steps differ from the plain ones; use from one thread at a time."""
         sole = CompiledSteps.of(steps, wanted, package)
         runs = _Compiled(sole.on(RunnerState(self._runner.pool, self._parts)), self.axes)
-        results = self._results(wanted.variant, runs, lambda pictures: _there(sole.features(pictures)))
+        results = self._results(wanted.variant, runs, lambda pictures: _require(sole.features(pictures)))
         for expected, actual in zip(self._expected[wanted.variant], results, strict=True):
             self._compare(expected, actual)
 
@@ -172,8 +172,8 @@ class Rehearsal:
         if variant.kind == "pictures":
             return [[_features(encode(pictures), len(pictures[GRID]))] for pictures in self.pictures]
         if variant.kind == "prefill":
-            return [self._prefilled(variant.scope, runs)]
-        return [self._decoded(rows, variant.scope, runs) for rows in (1, len(self._sequences))]
+            return [self._run_prefills(variant.scope, runs)]
+        return [self._run_decodes(rows, variant.scope, runs) for rows in (1, len(self._sequences))]
 
     def _state(self) -> list[torch.Tensor]:
         """Return all tensors that the slots of a decode hold."""
@@ -192,7 +192,7 @@ class Rehearsal:
 
     def _set(self, something: bool) -> None:
         """Set every slot tensor to its neutral contents, or with `something` to random contents for every setting."""
-        for pooled, saved in zip(self._runner.pool.tensors, self._left, strict=True):
+        for pooled, saved in zip(self._runner.pool.tensors, self._saved_pool, strict=True):
             pooled.copy_(saved)
         random = torch.Generator().manual_seed(0)
         for tensor, neutral in zip(self._state(), self._neutral, strict=True):
@@ -201,7 +201,7 @@ class Rehearsal:
             for form in self._forms:
                 form.draw()
 
-    def _prefilled(self, scope: Scope, runs: Runs) -> Results:
+    def _run_prefills(self, scope: Scope, runs: Runs) -> Results:
         """Run one prompt whole, then both in two parts; the second parts begin at different columns."""
         first, sequences = self._sequences[:1], self._sequences
         length = sequences[0].prompt.length
@@ -246,7 +246,7 @@ class Rehearsal:
         states = computed.hidden[0, : lengths[0]]
         return (computed.logits, states, torch.cat(filled), *captured, *self._kept())
 
-    def _decoded(self, rows: int, scope: Scope, runs: Runs) -> Results:
+    def _run_decodes(self, rows: int, scope: Scope, runs: Runs) -> Results:
         runner, results = self._runner, Results()
         sequences = self._sequences[:rows]
         self._set(something=scope != "plain")

@@ -60,7 +60,7 @@ def fuse_by(ops: ModelOps, model: nn.Module, decoder: nn.Module | None = None) -
             continue
         kind = type(module), weight.dtype
         if kind not in kinds:
-            kinds[kind] = _shifted(ops, module)
+            kinds[kind] = _adds_one(ops, module)
         if (shifted := kinds[kind]) is not None:
             norms[module] = _eps(module), shifted
             ours = functools.partial(ops.rms_norm, weight=weight, eps=_eps(module), shifted=shifted)
@@ -87,7 +87,7 @@ def _eps(module: nn.Module) -> float:
     return eps if isinstance(eps, float) else 0.0
 
 
-def _shifted(ops: ModelOps, norm: Any) -> bool | None:
+def _adds_one(ops: ModelOps, norm: Any) -> bool | None:
     """Return True where a norm adds 1 to its weight, False where it does not; None where ours agrees in neither way."""
     tried = [drawn((*shape, norm.weight.shape[0]), norm.weight) for shape in ((1, 1), (2, 3), (129,))]
     try:
@@ -106,8 +106,16 @@ def _fuse_rotary(ops: ModelOps, name: str, device: torch.device, dtype: torch.dt
     like = torch.empty(0, device=device, dtype=dtype)
     module = sys.modules.get(name)
     for attribute, make, trials in (
-        ("apply_rotary_pos_emb", _of_text, [_texts(like, *size) for size in ((2, 5, 3, 1, 16), (1, 1, 28, 4, 128))]),
-        ("apply_rotary_pos_emb_vision", _of_vision, [_seen(like, *size) for size in ((5, 3, 12), (129, 16, 80))]),
+        (
+            "apply_rotary_pos_emb",
+            _rotate_text,
+            [_texts(like, *size) for size in ((2, 5, 3, 1, 16), (1, 1, 28, 4, 128))],
+        ),
+        (
+            "apply_rotary_pos_emb_vision",
+            _rotate_vision,
+            [_vision_trial(like, *size) for size in ((5, 3, 12), (129, 16, 80))],
+        ),
     ):
         original: Rotary | None = getattr(module, attribute, None)
         if original is None or hasattr(original, "ours"):
@@ -117,7 +125,7 @@ def _fuse_rotary(ops: ModelOps, name: str, device: torch.device, dtype: torch.dt
         except Exception:  # another signature
             continue
         if same:
-            setattr(module, attribute, _dispatched(original, functools.partial(make, ops)))
+            setattr(module, attribute, _dispatch(original, functools.partial(make, ops)))
 
 
 def _texts(like: torch.Tensor, rows: int, tokens: int, heads: int, kv_heads: int, width: int) -> list[torch.Tensor]:
@@ -127,14 +135,14 @@ def _texts(like: torch.Tensor, rows: int, tokens: int, heads: int, kv_heads: int
     return [query, key, angle, 1 - angle]
 
 
-def _seen(like: torch.Tensor, tokens: int, heads: int, width: int) -> list[torch.Tensor]:
+def _vision_trial(like: torch.Tensor, tokens: int, heads: int, width: int) -> list[torch.Tensor]:
     """Return queries, keys and angles of pictures; the angles are float32."""
     query, key, _ = drawn((tokens, 3, heads, width), like).unbind(1)
     angle = drawn((tokens, width), like).float()
     return [query, key, angle, 1 - angle]
 
 
-def _dispatched(original: Rotary, ours: Rotary) -> Rotary:
+def _dispatch(original: Rotary, ours: Rotary) -> Rotary:
     """Return a function that calls ours for supported arguments on a GPU, otherwise the model's own.
 
     The check is at each call, because a process may have models on both kinds of devices.
@@ -142,14 +150,14 @@ def _dispatched(original: Rotary, ours: Rotary) -> Rotary:
 
     @functools.wraps(original)
     def rotary(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        ours_can = not kwargs and args[0].is_cuda and _known(*args) and not modules.runs_own()
+        ours_can = not kwargs and args[0].is_cuda and _is_supported(*args) and not modules.runs_own()
         return ours(*args) if ours_can else original(*args, **kwargs)
 
     rotary.ours = ours  # type: ignore[attr-defined]
     return rotary
 
 
-def _known(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: object) -> bool:
+def _is_supported(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: object) -> bool:
     """Return True where these are queries, keys and angles that ours supports."""
     halves = query.shape[-1] == cos.shape[-1] and cos.ndim == query.ndim - 1
     dense = query.stride(-1) == key.stride(-1) == cos.stride(-1) == sin.stride(-1) == 1
@@ -157,14 +165,14 @@ def _known(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch
     return not more and halves and dense and dtypes
 
 
-def _of_text(
+def _rotate_text(
     ops: ModelOps, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate queries and keys (rows, heads, n, d) by angles (1 or rows, n, d), in their dtype."""
     return ops.rotated(query, key, cos, sin, True)
 
 
-def _of_vision(
+def _rotate_vision(
     ops: ModelOps, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate queries and keys (n, heads, d) by angles (n, d), in float32."""

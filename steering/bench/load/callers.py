@@ -47,7 +47,7 @@ def ask_all(ask: Callable[[Work], Iterable[object]], works: Sequence[Work], call
     def call() -> None:
         while (work := _next(pending, lock)) is not None and not failures:
             try:
-                first, gaps = _clocked(ask(work))
+                first, gaps = _clock(ask(work))
             except BaseException as error:
                 failures.append(error)
                 return
@@ -72,7 +72,7 @@ def _next(pending: Iterator[Work], lock: threading.Lock) -> Work | None:
         return next(pending, None)
 
 
-def _clocked(pieces: Iterable[object]) -> tuple[float, list[float]]:
+def _clock(pieces: Iterable[object]) -> tuple[float, list[float]]:
     """Return the seconds until the first piece, and between each and the next."""
     at = [time.perf_counter()]
     at += [time.perf_counter() for _ in pieces]

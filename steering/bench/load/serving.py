@@ -48,7 +48,7 @@ def serving(trial: Trial) -> Iterator[Gauge]:
     """Measure tokens a second, first tokens and gaps of each kind of request by the number of callers."""
     engine = trial.engine(max(trial.size.callers))
     kinds_of = kinds(engine.mllm)
-    allowed = {callers: _allowed(trial, engine, callers) for callers in trial.size.callers}
+    allowed = {callers: _attainable_rate(trial, engine, callers) for callers in trial.size.callers}
     engine.start()
     try:
         for kind in kinds_of:
@@ -75,7 +75,7 @@ def _request(trial: Trial, kind: RequestKind) -> Request:
     return trial.ask(text=TEXT, picture=trial.size.picture, tokens=trial.size.answer, **kind.options)
 
 
-def _allowed(trial: Trial, engine: Engine, callers: int) -> float:
+def _attainable_rate(trial: Trial, engine: Engine, callers: int) -> float:
     """Return the tokens a second of plain answers if steps and prompts took as long as by themselves.
 
     A caller's cycle is the steps of an answer, and the prompts of all callers.

@@ -43,9 +43,9 @@ def start(trial: Trial) -> Iterator[Gauge]:
         begun = time.perf_counter()
         write_checkpoint(trial.size, trial.place, getattr(torch, trial.dtype), folder)
         yield Gauge("start", "making and writing the checkpoint", time.perf_counter() - begun, "s")
-        yield Gauge("start", "reading its weights alone", _reading(folder), "s")
+        yield Gauge("start", "reading its weights alone", _read_weights(folder), "s")
         for number in ("first", "second")[: 1 if trial.quick else None]:
-            with _served(trial, folder) as server:
+            with _serve(trial, folder) as server:
                 yield Gauge("start", f"{number} start until the port is open", server.opened, "s")
                 yield Gauge("start", f"{number} start until it is ready", server.ready, "s")
                 if trial.quick or number == "second":
@@ -94,7 +94,7 @@ class _Server:
 
 
 @contextmanager
-def _served(trial: Trial, folder: Path) -> Iterator[_Server]:
+def _serve(trial: Trial, folder: Path) -> Iterator[_Server]:
     """Start the server as a user does, but on a free port and without a journal, and stop it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -143,7 +143,7 @@ def _is_open(port: int) -> bool:
         return link.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _reading(folder: Path) -> float:
+def _read_weights(folder: Path) -> float:
     """Return the seconds of reading all weights into memory, which is discarded."""
     begun = time.perf_counter()
     for file in sorted(folder.glob("*.safetensors")):

@@ -47,7 +47,7 @@ class ChatTemplate:
         self._tokenizer = getattr(processor, "tokenizer", processor)
 
     @property
-    def _all(self) -> list[Any]:
+    def _templates(self) -> list[Any]:
         """The templates of processor and tokenizer; some models have several by name."""
         templates = (getattr(owner, "chat_template", None) for owner in (self._processor, self._tokenizer))
         return [template for template in templates if template]
@@ -55,7 +55,7 @@ class ChatTemplate:
     @property
     def text(self) -> str:
         """The template; "" where there is none, or several."""
-        first = next(iter(self._all), "")
+        first = next(iter(self._templates), "")
         return first if isinstance(first, str) else ""
 
     @property
@@ -102,7 +102,7 @@ class ChatTemplate:
         def rendered(form: str) -> str:
             return self.render(*json.loads(form))
 
-        return rendered if "strftime_now" in str(self._all) else lru_cache(maxsize=64)(rendered)
+        return rendered if "strftime_now" in str(self._templates) else lru_cache(maxsize=64)(rendered)
 
 
 class _Generation(Extension):

@@ -87,13 +87,13 @@ class Additions(TorchDispatchMode):
     ) -> Any:
         output = func(*args, **(kwargs or {}))
         if self._layer is not None and isinstance(output, torch.Tensor):
-            if (terms := self._made(func.overloadpacket, args, kwargs or {})) is not None:
+            if (terms := self._terms_of_result(func.overloadpacket, args, kwargs or {})) is not None:
                 self._set(output, terms)
             elif func._schema.is_mutable:
                 self._set(output, {})
         return output
 
-    def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms | None:
+    def _terms_of_result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms | None:
         """Return the terms of an operation's result; None where it is no such sum."""
         if func in _COPIES:
             return self._terms(args[0]) or None
@@ -102,7 +102,7 @@ class Additions(TorchDispatchMode):
             first, second = self._terms(first_tensor), self._terms(right)
             if not first or not second or first_tensor.shape != right.shape:
                 return None
-            return _combined(first, second, float(factor))
+            return _combine(first, second, float(factor))
         if func in (*_PRODUCTS, *_QUOTIENTS):
             number = args[1]
             terms = self._terms(args[0])
@@ -120,7 +120,7 @@ class Additions(TorchDispatchMode):
         self._values[_place(tensor)] = terms, tensor
 
 
-def _combined(first: Terms, second: Terms, factor: float) -> Terms:
+def _combine(first: Terms, second: Terms, factor: float) -> Terms:
     factors = {module: first.get(module, 0.0) + factor * second.get(module, 0.0) for module in (*first, *second)}
     return {module: value for module, value in factors.items() if value}
 

@@ -53,7 +53,7 @@ class OutputHead:
         following = _Following(state)
         handle = self._output.register_forward_hook(following.multiplied)
         try:
-            with _in_place_of(model.model, _Made((state,))), following:
+            with _replace_forward(model.model, _Made((state,))), following:
                 output = model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=state.device), use_cache=False)
         finally:
             handle.remove()
@@ -70,7 +70,7 @@ class _Made(tuple[torch.Tensor]):
 
 
 @contextmanager
-def _in_place_of(module: nn.Module, output: _Made) -> Iterator[None]:
+def _replace_forward(module: nn.Module, output: _Made) -> Iterator[None]:
     """Make calls of the module return `output` within the block."""
     forward = vars(module).get("forward")
     module.forward = lambda *args, **kwargs: output

@@ -83,7 +83,7 @@ def test_answers_are_those_of_steps_that_run_as_they_are(
     for requests, answers in zip(batches, expected, strict=True):
         check_alike(answers, ours.generate(requests))
     assert graphs.taken >= 20
-    assert {rows for form in graphs._every() for rows in form.graphs} >= {1, 2, 8}
+    assert {rows for form in graphs._all_forms() for rows in form.graphs} >= {1, 2, 8}
     assert len(graphs) < graphs.taken / 2
 
 

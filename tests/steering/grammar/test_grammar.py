@@ -309,9 +309,9 @@ def test_a_grammar_that_was_followed_for_long_or_failed_is_compiled_anew(
     """The automaton that all answers share grows with what they say, and would be kept with all of it."""
     monkeypatch.setattr(compiled, "FOLLOWED", 10)
     asked: list[str] = []
-    compile_ = Grammars._compiled
+    compile_ = Grammars._compile
     monkeypatch.setattr(
-        Grammars, "_compiled", lambda self, grammar: asked.append(grammar.text) or compile_(self, grammar)
+        Grammars, "_compile", lambda self, grammar: asked.append(grammar.text) or compile_(self, grammar)
     )
     grammars = Grammars(engine.mllm)
     grammar = Grammar.regex("[ad]{40}")
@@ -356,7 +356,7 @@ def test_what_asserts_nothing_is_not_refused(engine: Engine) -> None:
 
 def test_a_compilation_that_takes_too_long_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     done = threading.Event()
-    monkeypatch.setattr(Grammars, "_compiled", lambda *_: done.wait(5))
+    monkeypatch.setattr(Grammars, "_compile", lambda *_: done.wait(5))
     monkeypatch.setattr(compiled, "SECONDS", 0.05)
     with pytest.raises(RequestError, match="takes longer than"):
         only(engine, Grammar.regex("[bd]{4}"), max_tokens=3)
@@ -366,7 +366,7 @@ def test_a_compilation_that_takes_too_long_is_refused(engine: Engine, monkeypatc
 def test_a_compiled_grammar_is_kept(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     grammar = Grammar.regex("[ac]{4}")
     first = only(engine, grammar, max_tokens=9).text
-    monkeypatch.delattr(Grammars, "_compiled")
+    monkeypatch.delattr(Grammars, "_compile")
     assert only(engine, grammar, max_tokens=9).text == first
 
 

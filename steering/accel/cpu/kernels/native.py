@@ -44,7 +44,7 @@ class Loops:
         tensors = [tensor for value in given for tensor in (value if isinstance(value, list) else [value])]
         handles = lent([tensor for tensor in tensors if isinstance(tensor, torch.Tensor)])
         try:
-            passed, results = self._passed(declared, given, handles), [ctypes.c_void_p() for _ in declared.returns]
+            passed, results = self._c_arguments(declared, given, handles), [ctypes.c_void_p() for _ in declared.returns]
             failed = self._library[f"aoti_torch_cpu_{name}"](
                 *passed, *(map(ctypes.byref, results) if results else [None])
             )
@@ -56,7 +56,7 @@ class Loops:
         return out[0] if len(out) == 1 else tuple(out) or None
 
     @staticmethod
-    def _passed(declared: Any, values: Sequence[Any], handles: Sequence[int]) -> list[Any]:
+    def _c_arguments(declared: Any, values: Sequence[Any], handles: Sequence[int]) -> list[Any]:
         """Return the arguments of the C function, with tensors replaced by these handles in turn."""
         pointers, passed = map(ctypes.c_void_p, handles), list[Any]()
         for value, argument in zip(values, declared.arguments, strict=True):

@@ -33,10 +33,12 @@ def operator(
     same sizes for tracing; tracing the function itself would specialise some sizes. changes: the arguments that it writes
     to.
     """
-    return lambda function: _made(function, shaped, changes)
+    return lambda function: _register_operator(function, shaped, changes)
 
 
-def _made(function: Callable[P, T], shaped: Callable[..., object], changes: tuple[str, ...]) -> Callable[P, T]:
+def _register_operator(
+    function: Callable[P, T], shaped: Callable[..., object], changes: tuple[str, ...]
+) -> Callable[P, T]:
     op = torch.library.custom_op(f"helmsight::{function.__name__}", function, mutates_args=changes)  # type: ignore[arg-type]
     op.register_fake(shaped)
     overload = getattr(torch.ops.helmsight, function.__name__).default

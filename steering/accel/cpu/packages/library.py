@@ -40,9 +40,9 @@ class Library:
         self._call("CreateWithDevice", ctypes.byref(self._container), ctypes.c_size_t(threads), b"cpu", None)
         count = ctypes.c_size_t()
         self._call("GetNumOutputs", self._container, ctypes.byref(count))
-        self._made = ctypes.c_void_p * count.value
+        self._output_handles = ctypes.c_void_p * count.value
         self._call("GetNumConstants", self._container, ctypes.byref(count))
-        names = [(self._named("Name", at), self._named("OriginalFQN", at)) for at in range(count.value)]
+        names = [(self._constant_name("Name", at), self._constant_name("OriginalFQN", at)) for at in range(count.value)]
         self._tensors = [tensors[name.decode()].data for _, name in names]
         handles = lent(self._tensors)
         pairs = [_Constant(name, handle) for (name, _), handle in zip(names, handles, strict=True)]
@@ -53,22 +53,22 @@ class Library:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs."""
-        outputs = self._made()
+        outputs = self._output_handles()
         arguments = (ctypes.c_void_p * len(inputs))(*lent(inputs))
         counts = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs))
-        self._checked(self._run(self._container, arguments, counts[0], outputs, counts[1], None, None))
+        self._check(self._run(self._container, arguments, counts[0], outputs, counts[1], None, None))
         return taken(outputs)
 
-    def _named(self, kind: str, at: int) -> bytes:
+    def _constant_name(self, kind: str, at: int) -> bytes:
         name = ctypes.c_char_p()
         self._call(f"GetConstant{kind}", self._container, ctypes.c_size_t(at), ctypes.byref(name))
         assert name.value is not None
         return name.value
 
     def _call(self, function: str, *arguments: Any) -> None:
-        self._checked(self.native[_PREFIX + function](*arguments))
+        self._check(self.native[_PREFIX + function](*arguments))
 
-    def _checked(self, failed: int) -> None:
+    def _check(self, failed: int) -> None:
         if failed:
             message = ctypes.c_char_p()
             self.native.AOTInductorGetLastError(ctypes.byref(message))

@@ -88,7 +88,7 @@ class Package:
 
     def encode(self, given: list[torch.Tensor], shares: list[slice]) -> torch.Tensor:
         """Return (pictures, tokens, d) of a `PackedPictures` step's arguments. shares: the pictures of each thread."""
-        (features,) = self._passed(given, [], shares, by_slot=False)
+        (features,) = self._run_shares(given, [], shares, by_slot=False)
         return features
 
     def _run(
@@ -104,13 +104,13 @@ class Package:
         """Run a pass with hooks; by_slot: row i is slot i."""
         if len(self._column) < pool.length:
             self._column = torch.zeros(pool.length)
-        hidden, logits, *new_tensors = self._passed(
+        hidden, logits, *new_tensors = self._run_shares(
             [*fed, self._column[:columns], *tensors], [*pool.tensors], shares, by_slot
         )
         self._tree_spec.change(hooks, self._changes, [*tensors, *new_tensors])
         return hidden, logits
 
-    def _passed(
+    def _run_shares(
         self, inputs: list[torch.Tensor], pooled: list[torch.Tensor], shares: list[slice], by_slot: bool
     ) -> list[torch.Tensor]:
         """Return the library's outputs, each thread computing its share."""

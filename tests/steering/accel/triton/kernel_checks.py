@@ -149,17 +149,17 @@ def check_fused(dtype: torch.dtype) -> None:
         states = draw(2, 5, 96, dtype=dtype) * 3
         eps = getattr(norm, "variance_epsilon", None) or norm.eps
         torch.testing.assert_close(triton_ops.rms_norm(states, norm.weight, eps, shifted), norm(states), **close)
-        assert fusing._shifted(triton_ops, norm) is shifted
+        assert fusing._adds_one(triton_ops, norm) is shifted
     query, key = (draw(2, 5, heads, 16, dtype=dtype).transpose(1, 2) for heads in (28, 4))
     for rows in (1, 2):
         angles = [draw(rows, 5, 16, dtype=dtype) for _ in range(2)]
-        ours, own = fusing._of_text(triton_ops, query, key, *angles), qwen.apply_rotary_pos_emb(query, key, *angles)
+        ours, own = fusing._rotate_text(triton_ops, query, key, *angles), qwen.apply_rotary_pos_emb(query, key, *angles)
         torch.testing.assert_close(ours, own, **close)
     query, key, _ = draw(7, 3, 4, 20, dtype=dtype).unbind(1)
     angles = [draw(7, 20) for _ in range(2)]
     own = qwen.apply_rotary_pos_emb_vision(query, key, *angles)
     wide = close if DEVICE == "cuda" else {"rtol": 1e-2, "atol": 1e-5}
-    torch.testing.assert_close(fusing._of_vision(triton_ops, query, key, *angles), own, **wide)
+    torch.testing.assert_close(fusing._rotate_vision(triton_ops, query, key, *angles), own, **wide)
     print("fused", dtype, flush=True)
 
 

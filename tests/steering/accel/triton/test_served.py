@@ -144,7 +144,7 @@ def test_a_step_without_a_graph_runs_in_a_larger_one_and_is_captured_while_nothi
     words = [Request([{"role": "user", "content": "what?"}], Sampling(max_tokens=6, ignore_eos=True))] * 3
     ours.generate(words[:1])
     graphs.prepare([1, 8])
-    (form,) = graphs._every()
+    (form,) = graphs._all_forms()
     assert set(form.graphs) == {1, 8}
     graphs.tried = True
     expected = [answer.choices[0].token_ids for answer in plain.generate(words)]
@@ -163,7 +163,7 @@ def test_a_step_that_is_wanted_often_is_captured_although_answers_run(
     _, ours, graphs = Served(families.checkpoint("qwen2_vl", root), monkeypatch).engines()
     graphs.tried = True
     ours.generate([Request([{"role": "user", "content": "what?"}], Sampling(max_tokens=9, ignore_eos=True))])
-    (form,) = graphs._every()
+    (form,) = graphs._all_forms()
     assert (set(form.graphs), graphs.taken) == ({1}, 8 - 3)
 
 

@@ -114,11 +114,11 @@ def test_the_checkpoint_that_is_written_is_served_with_its_vector(tmp_path: Path
     mllm = steering.load(tmp_path, device="cpu")
     vector = steering.VectorStore(tmp_path / "vectors").get("modality-preference")
     assert vector.fingerprint == mllm.fingerprint
-    assert start._reading(tmp_path) > 0
+    assert start._read_weights(tmp_path) > 0
 
 
 def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="did not start"), start._served(TINY, tmp_path):
+    with pytest.raises(Unavailable, match="did not start"), start._serve(TINY, tmp_path):
         pass
 
 
