@@ -5,12 +5,12 @@ from __future__ import annotations
 import typer
 
 from probes.alarm.command import BENCHMARK as ALARM
+from probes.alarm.guard.command import BENCHMARK as GUARD
 from probes.ambigcaps.command import BENCHMARK as AMBIGCAPS
 from probes.chair.command import BENCHMARK as CHAIR
 from probes.commands.prepare import prepare
 from probes.commands.probe import probe
 from probes.faithfulness.command import BENCHMARK as FAITHFULNESS
-from probes.guard.command import BENCHMARK as GUARD
 from probes.harness import benchmark
 from probes.harness.benchmark import Benchmark
 from probes.harness.loading.flags import loading_flags, model_flags

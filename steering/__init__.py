@@ -7,6 +7,7 @@ Linux) or KMP_BLOCKTIME=0 (with Intel's or LLVM's) in the environment before tor
 threads spin while they wait for each other, and take the time from the very thread that they wait for.
 """
 
+from steering.auto.conditions import NumberCondition, conditioned
 from steering.auto.gate import Gate, Gated, GateTerm
 from steering.auto.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, find, measure
 from steering.auto.surprise import Surprise, surprises
@@ -85,6 +86,7 @@ __all__ = [
     "Icd",
     "Inapplicable",
     "InterventionSpec",
+    "NumberCondition",
     "Options",
     "Pai",
     "PinError",
@@ -115,6 +117,7 @@ __all__ = [
     "VectorStore",
     "check_auto",
     "check_steer",
+    "conditioned",
     "decide",
     "decide_next",
     "drift",

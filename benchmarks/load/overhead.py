@@ -91,7 +91,7 @@ def _alone(engine: Engine, bodies: Sequence[Mapping[str, Any]], clients: int) ->
     prepared = {id(request): engine.processor.prepare(request, 0) for request in requests}
     prepare = engine.processor.prepare
 
-    def known(request: Request, number: int) -> tuple[Add, OutputProcessor]:
+    def known(request: Request, number: int, *model: object) -> tuple[Add, OutputProcessor]:
         add, outputs = prepared[id(request)]
         return replace(add, number=number), outputs
 

@@ -5,6 +5,7 @@ A dialect translates at the door. Everything between, from presets to the journa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -13,6 +14,9 @@ from server.dialects.answer import Answer
 from server.errors import ApiError
 from server.wire.chat import ChatRequest
 from steering import Chunk, Result, Sampling
+
+_QUOTED = re.compile(r"'([a-z_]+(?:[.\[][^']*)?)'")
+"""A place in a body, as messages quote it."""
 
 
 @dataclass
@@ -100,10 +104,14 @@ class Dialect(Protocol):
 
 
 def renamed(problem: ApiError, places: Mapping[str, str]) -> ApiError:
-    """Return an error about a chat request as one about the body that it was translated from."""
-    if problem.param is None or (param := place_of(problem.param, places)) == problem.param:
+    """Return an error about a chat request as one about the body that it was translated from.
+
+    Its message may name several places.
+    """
+    message = _QUOTED.sub(lambda quoted: f"'{place_of(quoted[1], places)}'", problem.message)
+    param = None if problem.param is None else place_of(problem.param, places)
+    if (message, param) == (problem.message, problem.param):
         return problem
-    message = problem.message.replace(f"'{problem.param}", f"'{param}")
     renamed = ApiError(problem.status, message, code=problem.code, param=param)
     renamed.headers = problem.headers
     return renamed

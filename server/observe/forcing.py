@@ -15,7 +15,7 @@ from server.wire.storing.metadata import MAX_METADATA, MAX_METADATA_KEY, MAX_MET
 SAMPLING = frozenset(
     {
         "allowed_token_ids", "audio", "bad_words", "baseline", "best_of", "diagnostics", "early_stopping", "echo", "force",
-        "frequency_penalty", "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",
+        "frequency_penalty", "guard", "guard_stream", "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",
         "guided_whitespace_pattern", "ignore_eos", "include_reasoning", "include_stop_str_in_output", "kv_transfer_params",
         "length_penalty", "logit_bias", "logits_processors", "logprobs", "max_completion_tokens", "max_tokens", "metadata",
         "min_p", "min_tokens", "modalities", "n", "parallel_tool_calls", "prediction", "presence_penalty", "priority",

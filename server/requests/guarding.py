@@ -9,8 +9,7 @@ from typing import Any
 from server.errors import ApiError, BadRequest
 from server.wire.chat import ChatRequest
 from server.wire.guard import Guard
-from steering import RequestError
-from steering.auto.conditions import NumberCondition, conditioned
+from steering import NumberCondition, RequestError, conditioned
 from steering.protocol.readout import Scalar
 from steering.protocol.request import RANGES
 

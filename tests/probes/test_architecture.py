@@ -21,6 +21,7 @@ ROOMS = (
     "calibration",
     "image_qa",
     *BENCHMARKS,
+    "prepare",
     "commands",
     "command",
 )

@@ -32,6 +32,7 @@ ELSEWHERE = {
     "top_logprobs": None,
 }
 """Fields of a chat completion, and the names that they have here."""
+CACHE = "previous_message_id"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -53,6 +54,7 @@ def translated(body: Mapping[str, Any], counted: bool = False) -> Translation:
     thinking = chat.fields.pop("thinking", None)
     if thinking not in (None, {"type": "disabled"}):
         chat.ignored.append("thinking")
+    _read_diagnostics(chat)
     if not counted and body.get("max_tokens") is None:
         raise BadRequest("'max_tokens' is required.", "max_tokens", "missing_required_parameter")
     if body.get("system"):
@@ -71,6 +73,15 @@ def translated(body: Mapping[str, Any], counted: bool = False) -> Translation:
         chat.places["response_format.json_schema"] = "output_config.format"
     _read_tools(chat, body)
     return chat.translated()
+
+
+def _read_diagnostics(chat: Chat) -> None:
+    """Leave out Anthropic's own part of `diagnostics`, which asks why its cache missed."""
+    asked = chat.fields.get("diagnostics")
+    if isinstance(asked, dict) and CACHE in asked:
+        rest = {name: value for name, value in asked.items() if name != CACHE}
+        chat.fields["diagnostics"] = rest or None
+        chat.ignored.append(f"diagnostics.{CACHE}")
 
 
 def _read_turn(chat: Chat, turn: dict[str, Any], place: str) -> None:

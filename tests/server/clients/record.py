@@ -2,8 +2,13 @@
 
     python -m tests.server.clients.record http://127.0.0.1:8000 langchain /tmp/lc/bin/python with_langchain.py
 
-writes `recorded/langchain.json`. The script finds the server in OPENAI_BASE_URL and a picture in PICTURE
-(one for Node its packages in NODE_MODULES, too), and prints last what it is: `{"client": ..., "version": ...}`.
+writes `recorded/langchain.json`. Those of `asking/dialects/` are recorded twice: all of them before the embedded model,
+
+    ... record http://127.0.0.1:8000 dialects/openai PYTHON dialects/with_openai_responses.py
+
+and, as `dialects/openai-tools`, what has tools before a toy whose template knows them, with the environment
+`MODEL=calling-hermes ONLY=tool`. Both servers have `--store on`. The script finds the server in
+OPENAI_BASE_URL and a picture in PICTURE (one for Node its packages in NODE_MODULES, too), and prints last what it is: `{"client": ..., "version": ...}`.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -24,6 +30,9 @@ from tests.server.conftest import data_uri
 HERE = Path(__file__).parent
 KEPT = ("user-agent", "content-type", "accept", "transfer-encoding")
 """Headers that could matter to a server. Of the others, `authorization` would name a key."""
+
+RESPONSE = re.compile(rb"resp_[0-9a-f]{32}")
+"""The id of an answer, which later requests continue."""
 
 
 def proxy(upstream: str, recorded: list[dict[str, Any]]) -> ThreadingHTTPServer:
@@ -72,11 +81,13 @@ def proxy(upstream: str, recorded: list[dict[str, Any]]) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(said)
             while piece := answer.read1():
+                if "id" not in one and (identity := RESPONSE.search(piece)):
+                    one["id"] = identity[0].decode()
                 self.wfile.write(piece)
                 self.wfile.flush()
             self.close_connection = True
 
-        do_GET = do_POST = do_OPTIONS = do_HEAD = handle_one
+        do_GET = do_POST = do_DELETE = do_OPTIONS = do_HEAD = handle_one
 
         def log_message(self, *_: Any) -> None:
             """Nothing is logged."""
@@ -90,7 +101,7 @@ def main(upstream: str, name: str, interpreter: str, script: str) -> None:
     server = proxy(upstream, recorded)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    env = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "PICTURE": data_uri()}
+    env = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "PICTURE": data_uri(), "PYTHONPATH": str(HERE / "asking")}
     ran = subprocess.run(
         [interpreter, str(HERE / "asking" / script)],
         env={**os.environ, **env}, stdout=subprocess.PIPE, text=True, check=False,
@@ -101,6 +112,8 @@ def main(upstream: str, name: str, interpreter: str, script: str) -> None:
         sys.exit(ran.returncode)
     kept = {**json.loads(ran.stdout.splitlines()[-1]), "requests": recorded}
     lines = ",\n".join(json.dumps(one) for one in kept.pop("requests"))
+    if name.startswith("dialects/"):
+        kept["model"] = os.environ.get("MODEL", "helmsight-demo")
     text = json.dumps(kept)[:-1] + f', "requests": [\n{lines}\n]}}\n'
     (HERE / "recorded" / f"{name}.json").write_text(text)
 

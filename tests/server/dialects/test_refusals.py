@@ -8,8 +8,10 @@ import pytest
 from flask.testing import FlaskClient
 
 from server.app import create_app
+from server.dialects.dialect import renamed
+from server.errors import to_api_error
 from server.settings import Settings
-from steering import ContextOverflow
+from steering import ContextOverflow, RequestError
 from tests.server.conftest import data_uri
 from tests.server.fakes import FakeEngine
 
@@ -117,6 +119,24 @@ def test_keys_come_in_either_header() -> None:
     for headers in ({"x-api-key": "k" * 8}, {"Authorization": "Bearer " + "k" * 8}):
         assert client.post("/v1/messages", json=body, headers=headers).status_code == 200
     assert client.post("/v1/messages", json=body, headers={"x-api-key": "other"}).status_code == 401
+
+
+def test_a_message_names_each_place_of_the_body() -> None:
+    problem = RequestError("'response_format.json_schema.schema' and 'tools[0].function' exclude one another; 'n'.")
+    meant = {"response_format.json_schema": "text.format", "tools[0].function": "tools[0]", "messages": "input"}
+    renewed = renamed(to_api_error(problem), meant)
+    assert (renewed.message, renewed.param) == ("'text.format.schema' and 'tools[0]' exclude one another; 'n'.", None)
+
+
+def test_what_anthropic_s_diagnostics_ask_of_its_cache_is_ignored(client: FlaskClient) -> None:
+    body = message({"type": "text", "text": "a"}, diagnostics={"previous_message_id": None})
+    answer = client.post("/v1/messages", json=body).json
+    assert answer["ignored"] == ["diagnostics.previous_message_id"]
+    assert "diagnostics" not in answer
+    body["diagnostics"]["include"] = ["focus"]
+    both = client.post("/v1/messages", json=body).json
+    assert both["ignored"] == ["diagnostics.previous_message_id"]
+    assert "diagnostics" in both
 
 
 def test_fields_that_nothing_reads_are_listed(client: FlaskClient) -> None:

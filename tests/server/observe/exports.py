@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from server.batches.file import row
 from server.batches.transport import LocalTransport
 from tests.server.conftest import data_uri, user
@@ -53,3 +55,20 @@ def exported(name: str, response: Mapping[str, Any], *, logprobs: bool = False) 
     from server.batches.file import BatchResponse
 
     return row(f"vllm-{name}", name, BatchResponse(200, {**plain, "choices": choices}, "vllm-batch-1"))
+
+
+def same(ours: Any, theirs: Any, place: str = "", within: float = 1e-6) -> int:
+    """Check that two trees are equal, their numbers `within` that (those above 1: of themselves); return their count."""
+    if isinstance(theirs, dict):
+        assert ours.keys() == theirs.keys(), place
+        return sum(same(ours[key], theirs[key], f"{place}.{key}", within) for key in theirs)
+    if isinstance(theirs, list):
+        assert len(ours) == len(theirs), place
+        return sum(
+            same(one, other, f"{place}[{i}]", within) for i, (one, other) in enumerate(zip(ours, theirs, strict=True))
+        )
+    if isinstance(theirs, float):
+        assert ours == pytest.approx(theirs, rel=within, abs=within), place
+        return 1
+    assert ours == theirs, place
+    return 0

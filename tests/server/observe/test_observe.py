@@ -28,29 +28,12 @@ from server.observe.run import ObserveOptions, ObserveReport, observe
 from server.settings import Settings
 from tests.server.batches.files import Scripted, completion, failure, read, write
 from tests.server.conftest import data_uri, user
-from tests.server.observe.exports import READOUTS, exported, live, responded
+from tests.server.observe.exports import READOUTS, exported, live, responded, same
 from tests.waiting import wait_for
 
 
 def options(folder: Path, **more: Any) -> ObserveOptions:
     return ObserveOptions(**{"answers": folder / "answers.jsonl", "out": folder / "out.jsonl", "quiet": True, **more})
-
-
-def same(ours: Any, theirs: Any, place: str = "", within: float = 1e-6) -> int:
-    """Check that two trees are equal, their numbers `within` that (those above 1: of themselves); return their count."""
-    if isinstance(theirs, dict):
-        assert ours.keys() == theirs.keys(), place
-        return sum(same(ours[key], theirs[key], f"{place}.{key}", within) for key in theirs)
-    if isinstance(theirs, list):
-        assert len(ours) == len(theirs), place
-        return sum(
-            same(one, other, f"{place}[{i}]", within) for i, (one, other) in enumerate(zip(ours, theirs, strict=True))
-        )
-    if isinstance(theirs, float):
-        assert ours == pytest.approx(theirs, rel=within, abs=within), place
-        return 1
-    assert ours == theirs, place
-    return 0
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,7 @@ from server.settings import Settings
 from tests.first_hour.pages import ROOT, blocks, commands
 from tests.server.batches.files import read, write
 from tests.server.batches.home import at_home
-from tests.server.observe.exports import exported, live
-from tests.server.observe.test_observe import same
+from tests.server.observe.exports import exported, live, same
 
 PAGE = ROOT / "docs" / "observe.md"
 

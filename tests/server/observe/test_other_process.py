@@ -12,8 +12,7 @@ from flask import Flask
 from server.batches.transport import LocalTransport
 from server.observe.run import ObserveOptions, observe
 from tests.server.batches.files import read, write
-from tests.server.observe.exports import KINDS, READOUTS, exported
-from tests.server.observe.test_observe import same
+from tests.server.observe.exports import KINDS, READOUTS, exported, same
 from tests.server.process.servers import Server
 
 SERVE = [sys.executable, "-m", "server.cli", "serve", "--threads", "1", "--slots", "4", "--no-compiled"]

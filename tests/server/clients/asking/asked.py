@@ -12,7 +12,9 @@ from pydantic import BaseModel
 
 URL = os.environ["OPENAI_BASE_URL"]
 PICTURE = os.environ["PICTURE"]
-MODEL = "helmsight-demo"
+MODEL = os.environ.get("MODEL", "helmsight-demo")
+END = os.environ.get("END", "1")
+"""The id of the token that ends an answer of the toy that knows tools."""
 QUESTION = "What colour is it?"
 SHOWN = [{"type": "text", "text": QUESTION}, {"type": "image_url", "image_url": {"url": PICTURE}}]
 
@@ -30,7 +32,12 @@ def get_weather(city: str) -> str:
 
 
 def see(what: str, call: Callable[[], Any]) -> None:
-    """Say what came of a call: its value, or the exception that the client made of an answer."""
+    """Say what came of a call: its value, or the exception that the client made of an answer.
+
+    With ONLY in the environment, the calls whose names lack that text are left out.
+    """
+    if os.environ.get("ONLY", "") not in what:
+        return
     try:
         print(f"{what}: {call()!r:.300}")
     except Exception as error:

@@ -10,7 +10,7 @@ from flask import Flask
 
 from probes.answering.base import Question
 from probes.answering.endpoint import SOURCE, Endpoint
-from server.api import chat
+from server.api.chats import chat
 from server.cli import main
 from server.journal.database import Database
 from server.journal.reading.queries import Filters

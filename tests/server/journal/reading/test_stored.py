@@ -13,10 +13,10 @@ import openai
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
-from server.api.answers import Answer
 from sqlalchemy import text
 
 from server.access.named import NamedKey, digest_of, write
+from server.dialects.answer import Answer
 from server.journal.database import Database
 from server.journal.reading.stored import Chosen, page
 from server.journal.retention import prune

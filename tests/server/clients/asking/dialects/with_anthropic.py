@@ -32,7 +32,8 @@ def streamed(**fields: object) -> object:
 
 
 see("stream, accumulated", streamed)
-see("count", lambda: client.messages.count_tokens(model=MODEL, messages=shown, tools=tools).input_tokens)
+see("count", lambda: client.messages.count_tokens(model=MODEL, messages=shown, system="Be brief.").input_tokens)
+see("count of tools", lambda: client.messages.count_tokens(model=MODEL, messages=shown, tools=tools).input_tokens)
 see("stop", lambda: ask(stop_sequences=["a", "e"]).stop_sequence)
 see("schema", lambda: client.messages.parse(
     model=MODEL, max_tokens=64, messages=shown, output_format=Colour).parsed_output)  # fmt: skip
@@ -42,7 +43,9 @@ def extras() -> object:
     body = {"steering": {"toward": "vision"}, "diagnostics": True, "unheard_of": 1}
     whole = ask(extra_body=body)
     last = list(ask(extra_body=body, stream=True))[-1]
-    return [sorted(one.model_extra or {}) for one in (whole, last)]
+    assert whole.diagnostics is not None  # a field of Anthropic's own since, whose type keeps ours
+    kept = whole.diagnostics.to_dict() == last.model_extra["diagnostics"]
+    return [sorted(one.model_extra or {}) for one in (whole, last)], kept, sorted(whole.diagnostics.model_extra or {})
 
 
 see("extras", extras)
@@ -60,6 +63,7 @@ def called(choice: str) -> object:
 
 see("tools", lambda: called("any"))
 see("tools, streamed", lambda: streamed(tools=tools, tool_choice={"type": "tool", "name": "look"}, max_tokens=160))
-see("no such model", lambda: ask(plain, model="claude-sonnet-4-5"))
+see("diagnostics of the cache", lambda: ask(plain, diagnostics={"previous_message_id": None}).model_extra)
+see("no such model", lambda: ask(plain, model="claude-0"))
 see("hosted tool", lambda: ask(plain, tools=[{"type": "web_search_20250305", "name": "web_search"}]))
 end("anthropic")

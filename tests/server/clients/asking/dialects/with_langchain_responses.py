@@ -14,11 +14,11 @@ see("plain", lambda: model().invoke(QUESTION).text)
 see("stream", lambda: [chunk.text for chunk in model().stream(QUESTION)])
 see("picture", lambda: model().invoke(shown).content)
 see("json_schema", lambda: model().with_structured_output(Colour, method="json_schema").invoke(shown))
-see("function_calling", lambda: model().with_structured_output(Colour, method="function_calling").invoke(shown))
+see("function_calling: tools", lambda: model().with_structured_output(Colour, method="function_calling").invoke(shown))
 
 
 def called() -> object:
-    bound = model(max_tokens=160, seed=3)
+    bound = model(max_tokens=160, extra_body={"seed": 3})
     chat = [HumanMessage(QUESTION)]
     first = bound.bind_tools([get_weather], tool_choice="any").invoke(chat)
     came = [ToolMessage("Fine in Bern.", tool_call_id=call["id"]) for call in first.tool_calls]

@@ -26,15 +26,14 @@ def respond(given: object, model: str = MODEL, **fields: object) -> object:
 
 
 def message(messages: list, **fields: object) -> object:
-    return litellm.anthropic.messages.create(**{
-        "model": f"anthropic/{MODEL}", "messages": messages, "max_tokens": 16, "api_base": URL.removesuffix("/v1"),
-        "api_key": "none", **fields,
-    })  # fmt: skip
+    async def read() -> object:
+        answer = await litellm.anthropic.messages.acreate(**{
+            "model": f"anthropic/{MODEL}", "messages": messages, "max_tokens": 16, "api_base": URL.removesuffix("/v1"),
+            "api_key": "none", **fields,
+        })  # fmt: skip
+        return len([chunk async for chunk in answer]) if hasattr(answer, "__aiter__") else answer
 
-
-async def awaited(call: object) -> object:
-    answer = await call
-    return [chunk async for chunk in answer] if hasattr(answer, "__aiter__") else answer
+    return asyncio.run(read())
 
 
 see("responses", lambda: respond(QUESTION).output_text)
@@ -45,12 +44,8 @@ see("responses, tools", lambda: respond(QUESTION, tools=[{"type": "function", "p
 see("responses, no such model", lambda: respond(QUESTION, "gpt-4o"))
 see("messages", lambda: message([{"role": "user", "content": QUESTION}]))
 see("messages, picture", lambda: message(shown))
-see("messages, stream", lambda: len(asyncio.run(awaited(litellm.anthropic.messages.acreate(
-    model=f"anthropic/{MODEL}", messages=shown, max_tokens=16, api_base=URL.removesuffix("/v1"), api_key="none",
-    stream=True)))))  # fmt: skip
-see(
-    "messages, tools",
-    lambda: message(shown, tools=[{"input_schema": parameters, **named}], tool_choice={"type": "any"}),
-)
-see("messages, no such model", lambda: message(shown, model="anthropic/claude-sonnet-4-5"))
+see("messages, stream", lambda: message(shown, stream=True))
+named_schema = [{"input_schema": parameters, **named}]
+see("messages, tools", lambda: message(shown, tools=named_schema, tool_choice={"type": "any"}, max_tokens=160))
+see("messages, no such model", lambda: message(shown, model="anthropic/claude-0"))
 end("litellm")

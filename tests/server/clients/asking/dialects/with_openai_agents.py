@@ -11,7 +11,7 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from asked import MODEL, PICTURE, QUESTION, Colour, end, see
+from asked import END, MODEL, PICTURE, QUESTION, Colour, end, see
 from openai import AsyncOpenAI
 
 set_tracing_disabled(True)
@@ -30,8 +30,12 @@ def look() -> ToolOutputImage:
 shown = [{"role": "user", "content": [
     {"type": "input_text", "text": QUESTION}, {"type": "input_image", "image_url": PICTURE, "detail": "auto"},
 ]}]  # fmt: skip
-once = ModelSettings(tool_choice="required", max_tokens=160, extra_body={"seed": 3})
-looking = Agent("Looker", instructions="Look, then answer.", model=model(), tools=[look], model_settings=once)
+
+
+def looker(**fields: object) -> Agent:
+    ending = {"seed": 3, "min_tokens": 4, "logit_bias": {END: 100}}  # a toy with random weights hardly ends by itself
+    settings = ModelSettings(tool_choice="required", max_tokens=160, extra_body=ending, **fields)
+    return Agent("Looker", instructions="Look, then answer.", model=model(), tools=[look], model_settings=settings)
 
 
 async def streamed(agent: Agent, asked: object) -> object:
@@ -48,11 +52,11 @@ see("plain", lambda: run(Agent("Plain", model=model()), QUESTION).final_output)
 see("stream", lambda: asyncio.run(streamed(Agent("Plain", model=model()), QUESTION)))
 see("picture", lambda: run(Agent("Plain", model=model()), shown).final_output)
 see("schema", lambda: run(Agent("Typed", model=model(), output_type=Colour), shown).final_output)
-see("tool with a picture", lambda: [type(item).__name__ for item in run(looking, QUESTION).new_items])
-see("tool with a picture, streamed", lambda: asyncio.run(streamed(looking, QUESTION)))
-kept = Agent("Kept", model=model(), tools=[look], model_settings=ModelSettings(
-    tool_choice="required", max_tokens=160, store=True, extra_body={"seed": 3},
-))  # fmt: skip
-see("chain of the server's", lambda: run(kept, QUESTION, auto_previous_response_id=True).final_output)
+see("tool with a picture", lambda: [type(item).__name__ for item in run(looker(), QUESTION).new_items])
+see("tool with a picture, streamed", lambda: asyncio.run(streamed(looker(), QUESTION)))
+see(
+    "tool, in the server's chain",
+    lambda: run(looker(store=True), QUESTION, auto_previous_response_id=True).final_output,
+)
 see("no such model", lambda: run(Agent("Other", model=model("gpt-4o")), QUESTION))
 end("openai-agents")

@@ -21,7 +21,7 @@ def streamed(**fields: object) -> object:
     with client.responses.stream(model=MODEL, input=shown, **fields) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
-    return len(kinds), kinds[-1], final.output_parsed, final.usage
+    return len(kinds), kinds[-1], final.output_parsed, [item.type for item in final.output], final.usage
 
 
 see("stream, accumulated", streamed)
@@ -57,10 +57,12 @@ see("chain", chain)
 
 def called() -> object:
     chat = [*shown]
-    first = ask(model=MODEL, input=chat, tools=[FUNCTION], tool_choice="required")
+    short = {"tools": [FUNCTION], "max_output_tokens": 160, "extra_body": {"seed": 3}}
+    first = ask(model=MODEL, input=chat, tool_choice="required", **short)
     chat += first.output
-    chat += [{"type": "function_call_output", "call_id": call.call_id, "output": "It is red."} for call in first.output]
-    return ask(model=MODEL, input=chat, tools=[FUNCTION]).output_text
+    came = [{"type": "input_text", "text": "Closer:"}, {"type": "input_image", "image_url": PICTURE, "detail": "auto"}]
+    chat += [{"type": "function_call_output", "call_id": call.call_id, "output": came} for call in first.output]
+    return first.output, ask(model=MODEL, input=chat, **short).status
 
 
 see("tools", called)
@@ -68,7 +70,7 @@ see(
     "parse tools",
     lambda: client.responses.parse(model=MODEL, input=shown, tools=[TOOL], tool_choice="required").output[0],
 )
-see("tools, streamed", lambda: streamed(tools=[TOOL], tool_choice="required"))
+see("tools, streamed", lambda: streamed(tools=[TOOL], tool_choice="required", max_output_tokens=320))
 see("no such model", lambda: ask(model="gpt-4o", input=QUESTION))
 see("hosted tool", lambda: ask(model=MODEL, input=QUESTION, tools=[{"type": "web_search"}]))
 see("no such response", lambda: ask(model=MODEL, input=QUESTION, previous_response_id="resp_0"))

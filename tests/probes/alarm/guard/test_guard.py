@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from probes.alarm.guard.evaluate import GuardTries, ask, evaluate
+from probes.alarm.guard.run import GuardOptions
 from probes.alarm.samples import Checked
 from probes.answering.base import Question, Reply
-from probes.guard.evaluate import GuardTries, ask, evaluate
-from probes.guard.run import GuardOptions
 from server.cli import main
-from steering import See
-from steering.auto.conditions import NumberCondition, conditioned
+from steering import NumberCondition, See, conditioned
 from tests.probes.alarm.test_alarm import IMAGE
 
 pytestmark = pytest.mark.usefixtures("few_resamples")

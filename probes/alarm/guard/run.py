@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from probes.alarm.guard.evaluate import ask, evaluate
+from probes.alarm.guard.report import report
 from probes.alarm.run import AlarmOptions
 from probes.alarm.samples import Checked
-from probes.guard.evaluate import ask, evaluate
-from probes.guard.report import report
 from probes.harness.benchmark import Findings
 from probes.harness.comparison import BASELINE, Way
 from probes.harness.conditions import Wanted
 from probes.harness.session import Session
-from steering.auto.conditions import NumberCondition, conditioned
+from steering import NumberCondition, conditioned
 
 
 @dataclass(frozen=True)

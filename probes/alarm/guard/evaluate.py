@@ -19,8 +19,7 @@ from probes.answering.replies import replies
 from probes.harness.bootstrap import paired, wilson
 from probes.harness.comparison import Way, told_apart
 from probes.harness.ledger import tell
-from steering import Diagnose
-from steering.auto.conditions import NumberCondition
+from steering import Diagnose, NumberCondition
 from steering.readouts.envelope import summary
 
 

@@ -11,7 +11,7 @@ from probes.harness.options import VECTOR, Defaults, sample_option
 from probes.harness.session import Session, Setup
 
 if TYPE_CHECKING:
-    from probes.guard.run import GuardOptions
+    from probes.alarm.guard.run import GuardOptions
 
 NOISES = [0.0, 50.0, 100.0, 150.0]
 
@@ -43,7 +43,7 @@ def _options(
         ),
     ] = NOISES,
 ) -> GuardOptions:
-    from probes.guard.run import GuardOptions
+    from probes.alarm.guard.run import GuardOptions
 
     return GuardOptions.of(
         when or ["alarm"], match, then, vector, defaults.vectors, data, tuple(noise), defaults.draw.get("alarm")
@@ -51,7 +51,7 @@ def _options(
 
 
 def _run(options: GuardOptions, session: Session) -> Findings:
-    from probes.guard.run import run
+    from probes.alarm.guard.run import run
 
     return run(options, session)
 
