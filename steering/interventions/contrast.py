@@ -50,7 +50,7 @@ class Contrast(Options):
     def report(self, taken: Any) -> dict[str, Any]:
         """Report the settings and the number of tokens that the contrast changed.
 
-        taken: `Twinned`.
+        taken: `TwinReport`.
         """
         return {**self.settings(), "changed": taken.changed}
 

@@ -74,7 +74,7 @@ class Generate(Options):
     def report(self, taken: Any) -> dict[str, Any] | None:
         """Report the patches occluded at first and by every rebuilt mask, and how many tokens the contrast changed.
 
-        taken: `Twinned`.
+        taken: `TwinReport`.
         """
         if not taken.made:
             return None

@@ -25,7 +25,7 @@ REPLAY_ROWS = 128
 
 
 @dataclass(frozen=True)
-class Twinned:
+class TwinReport:
     """The report of contrasting one answer.
 
     made: what its twins were made from, in order. changed: the number of tokens that greedy decoding without it would have
@@ -192,10 +192,10 @@ class ContrastiveBranches:
         if combined.leaders is not None and combined.full is not None and combined.contrasted is not None:
             self._changes.count(combined.leaders, combined.full, combined.contrasted)
 
-    def take(self, leader: Sequence) -> Twinned:
+    def take(self, leader: Sequence) -> TwinReport:
         """Return the report of a finished answer."""
         assert leader.pair is not None
-        return Twinned(leader.pair.made, int(self._changes.changed[leader.slot]))
+        return TwinReport(leader.pair.made, int(self._changes.changed[leader.slot]))
 
 
 def replayed(twin: Sequence, budget: int) -> tuple[PrefillChunk, tuple[int, ...]]:
