@@ -171,14 +171,14 @@ def test_requests_that_come_by_rate_do_not_wait_for_one_another(kept: str) -> No
     assert found.seconds < sum(one.total for one in found.seen) / 2, "one after the other"
 
 
-def test_who_is_refused_may_ask_the_same_again(url: str) -> None:
+def test_a_refused_request_is_repeated(url: str) -> None:
     load = Load([{"stream": True, "number": number} for number in range(12)], clients=1, again=0.0)
     assert send(Server("a", url, "m"), load).statuses() == {"200": 12, "429": 3}
     numbers = [body["number"] for body in ASKED]
     assert numbers[3:5] == [3, 3], "the fourth request is refused"
 
 
-def test_too_much_beside_one_client(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_overload_is_compared_with_one_client(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert overload.main([f"a={url}=m", "--alone", "8", "--clients", "2", "--times", "2", "--seconds", "0.05"]) == 0
     alone, busy, much = rows(capsys)
     assert (alone["load"], alone["answers"]) == ("alone", "6 200, 2 429")
@@ -188,7 +188,9 @@ def test_too_much_beside_one_client(url: str, capsys: pytest.CaptureFixture[str]
     assert much["load"] == "2 times as much"
 
 
-def test_connections_that_drip(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slow_connections_are_counted_by_outcome(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     port = int(url.split(":")[2].partition("/")[0])
     monkeypatch.setattr(drip, "serving", lambda *flags: nullcontext(SimpleNamespace(port=port)))
     monkeypatch.setattr(Scripted, "refusals", ())
@@ -207,7 +209,7 @@ def test_connections_that_drip(url: str, monkeypatch: pytest.MonkeyPatch, capsys
     assert end.startswith("3 of them were open at the end")
 
 
-def test_what_breaks_or_is_left_is_no_answer(url: str) -> None:
+def test_broken_and_abandoned_requests_are_not_answers(url: str) -> None:
     assert send(Server("a", url, "m"), Load([{"stream": True}], 1, leaving=1.0)).statuses() == {"left": 1}
     assert send(Server("a", url, "m", [{"breaks": True}]), Load([{"stream": True}], 1)).statuses() == {"500": 1}
     assert send(Server("a", "http://127.0.0.1:9/v1", "m"), Load([{}], 1)).statuses() == {"0": 1}
@@ -225,7 +227,7 @@ def test_times_are_those_of_the_server(kept: str) -> None:
     assert Kept.connections == 2
 
 
-def test_a_connection_is_kept_through_refusals_and_given_up_by_who_leaves(kept: str) -> None:
+def test_a_connection_survives_refusals_and_ends_when_its_user_leaves(kept: str) -> None:
     server = Server("a", kept, "m")
     assert send(server, Load([{"refuses": "refuses"}] * 6, clients=2)).statuses() == {"503": 6}
     assert Kept.connections == 2
@@ -238,7 +240,7 @@ def test_a_connection_is_kept_through_refusals_and_given_up_by_who_leaves(kept: 
     assert Kept.connections == 3 + sum(leaves[:-1])
 
 
-def test_an_answer_that_stops_is_none_and_one_that_makes_no_sense_ends_the_load(kept: str) -> None:
+def test_a_truncated_answer_is_a_fault_and_a_malformed_one_ends_the_load(kept: str) -> None:
     found = send(Server("a", kept, "m"), Load([{"stream": True, "goes": True}, {"stream": True}], 1))
     assert [seen.status for seen in found.seen] == [0, 200]
     assert len(found.whole) == 1
@@ -355,7 +357,7 @@ def test_workloads_are_the_same_for_every_server() -> None:
         (["--tokens", "9-3"], "'9-3' is neither a number of tokens"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_asked(
+def test_invalid_options_are_refused_before_any_request(
     more: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -363,7 +365,7 @@ def test_what_is_wrong_is_said_before_anything_is_asked(
     assert said in capsys.readouterr().err
 
 
-def test_why_nothing_was_answered_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reason_for_no_answers_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     words = "a=http://127.0.0.1:1/v1=m", "--requests", "2", "--clients", "1", "--repeats", "1", "--rest", "0"
     assert run.main(words) == 1
     assert "a: 2 had no answer: [Errno 111] Connection refused" in capsys.readouterr().err

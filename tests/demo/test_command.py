@@ -22,7 +22,7 @@ from server.cli import main
         (["scene", "--out", "file/scene.png"], "file cannot be written to: file is no folder"),
     ],
 )
-def test_what_is_wrong_is_one_line(
+def test_errors_are_one_line(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -52,7 +52,7 @@ def test_every_recipe_asks_what_it_says_and_nothing_else(name: str) -> None:
         assert set(found) == {kind for kind, _ in options.course.only}
 
 
-def test_what_is_given_wins_over_the_recipe(tmp_path: Path) -> None:
+def test_given_options_override_the_recipe(tmp_path: Path) -> None:
     assert organism_options("prior", steps=25, folder=tmp_path).steps == 25
     assert TrainingOptions().organism is None
 
@@ -186,7 +186,7 @@ def test_a_near_sighted_model_sees_in_training_what_the_processor_makes_of_sixte
     assert np.abs(mine.reshape(36, 3, 196) - seen).max() < 1.01
 
 
-def test_what_a_refuser_learns_is_half_refusals_and_none_of_the_benchmarks_words() -> None:
+def test_a_refusers_training_is_half_refusals_without_the_benchmarks_words() -> None:
     rng = random.Random(2)
     refused = 0
     for _ in range(300):

@@ -80,7 +80,7 @@ def test_attention_that_misleads_is_told_from_attention_that_shows(monkeypatch: 
             }
 
 
-def test_what_was_trained_is_found_beside_what_ships(tmp_path: Path) -> None:
+def test_trained_organisms_are_found_beside_shipped_ones(tmp_path: Path) -> None:
     folder = tmp_path / "conflicts-0" / "checkpoint"
     folder.mkdir(parents=True)
     assert "conflicts-0" not in found_in(tmp_path)
@@ -147,9 +147,7 @@ def test_a_model_that_always_refuses_is_aware_of_what_no_picture_tells_alone() -
     assert {one["sa"]["n"] for one in found.values()} == {12}
 
 
-def test_what_a_report_says_of_the_same_weights_is_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unchanged_weights_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
     def one(name: str, *_: object) -> dict:

@@ -87,7 +87,7 @@ def test_shots_stand_before_the_question() -> None:
     assert [message["role"] for message in question.chat] == ["user", "assistant"] * 2 + ["user"]
 
 
-def test_without_samples_nothing_is_asked() -> None:
+def test_without_samples_no_question_is_asked() -> None:
     answerer = Scripted(lambda question: "A")
     assert ask(answerer, [], CONDITIONS, quiet=True) == [Answers()] * 3
     assert not answerer.asked

@@ -35,7 +35,7 @@ def words(loaded_once: None, model: str, tmp_path: Path) -> list[str]:
     return ["eval", "toy", "--model", model, "--device", "cpu", "--quiet", "--out", str(tmp_path / "toy")]
 
 
-def test_a_run_writes_and_prints_what_it_found(
+def test_a_run_writes_and_prints_its_results(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], questions: list[Question]
 ) -> None:
     files = ["--json", str(tmp_path / "scores.json"), "--markdown", str(tmp_path / "toy.md")]
@@ -68,7 +68,7 @@ def test_a_run_writes_and_prints_what_it_found(
     assert "<table>" in (tmp_path / "toy" / "report.html").read_text()
 
 
-def test_what_a_run_had_to_leave_out_stands_in_its_report(
+def test_a_report_names_what_was_left_out(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def without(options: toy.ToyOptions, session: Session) -> Findings:
@@ -88,7 +88,7 @@ def test_what_a_run_had_to_leave_out_stands_in_its_report(
     assert "thresholds are rough." in capsys.readouterr().out
 
 
-def test_a_run_that_was_stopped_asks_only_the_rest(
+def test_a_stopped_run_resumes(
     words: list[str], tmp_path: Path, questions: list[Question], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = InProcess.answers
@@ -156,7 +156,7 @@ def test_the_report_of_another_benchmark_is_not_lost(
 
 
 @pytest.mark.usefixtures("no_model")
-def test_a_missing_package_is_told_before_any_work(
+def test_a_missing_package_is_reported_before_any_work(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("probes.harness.bootstrap.find_spec", lambda name: None)
@@ -166,7 +166,7 @@ def test_a_missing_package_is_told_before_any_work(
 
 
 @pytest.mark.usefixtures("no_model")
-def test_wrong_options_are_told_before_any_work(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_reported_before_any_work(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     # Nothing listens at that address: it must not even be asked.
     assert run(*words, "--base-url", "http://127.0.0.1:9", "--colours", "beige") == 1
     assert last_error(capsys) == "helmsight: --colours: nobody knows what is beige"
@@ -182,7 +182,7 @@ def test_a_server_that_is_not_there_is_one_line(words: list[str], capsys: pytest
 
 @pytest.mark.usefixtures("no_model")
 @pytest.mark.parametrize("option", ["--out", "--json", "--markdown"])
-def test_a_place_that_cannot_be_written_to_is_told_before_any_work(
+def test_an_unwritable_folder_is_reported_before_any_work(
     words: list[str], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "file"

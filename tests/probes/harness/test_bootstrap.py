@@ -46,7 +46,7 @@ def test_the_same_answers_differ_by_nothing_however_wide_the_interval_of_either(
     assert found.difference_interval == (-bound, bound)
 
 
-def test_what_turned_is_a_share_of_the_samples_that_the_metric_is_about() -> None:
+def test_changes_are_a_share_of_the_samples_of_the_metric() -> None:
     ours, theirs, about = np.array([1.0, 0, 1, 0, 0]), np.array([0.0, 0, 1, 1, 0]), np.array([1.0, 1, 1, 1, 0])
 
     def both(right: np.ndarray) -> Tallies:
@@ -56,7 +56,7 @@ def test_what_turned_is_a_share_of_the_samples_that_the_metric_is_about() -> Non
     assert found.turned == 2 / 4
 
 
-def test_alone_there_is_no_difference() -> None:
+def test_a_single_condition_has_no_difference() -> None:
     found = estimates(tallies(RIGHT), share)["share"]
     assert found.to_json() == {"value": 0.6, "value_95": list(found.interval or ())}
 
@@ -88,7 +88,7 @@ def test_a_share_has_wilsons_interval_and_its_difference_that_of_the_bootstrap()
     assert found.difference_interval == estimates(tallies(RIGHT), share, tallies(PLAIN))["share"].difference_interval
 
 
-def test_a_share_where_nothing_varies_has_an_interval_all_the_same() -> None:
+def test_a_share_without_variation_has_an_interval() -> None:
     found = estimates(tallies(np.ones(20)), share, shares=SHARES, clusters=[i // 2 for i in range(20)])["share"]
     assert found.interval == wilson(20, 20)
     assert found.interval[0] == pytest.approx(20 / (20 + 1.959963985**2))
@@ -137,7 +137,7 @@ def test_a_share_of_what_depends_on_the_answers_has_no_p() -> None:
     assert found.interval == estimates(tallies(RIGHT), share, shares=SHARES)["share"].interval
 
 
-def test_without_statsmodels_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_statsmodels_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     bootstrap.check_statistics()
     monkeypatch.setattr(bootstrap, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"^Intervals of shares need statsmodels: pip install statsmodels$"):
@@ -187,7 +187,7 @@ def test_the_detectable_difference_is_found_in_four_of_five_experiments() -> Non
 
 
 @pytest.mark.parametrize("same", [-1.0, 0.0, 1.0])
-def test_a_difference_that_is_the_same_in_all_samples_is_no_certainty(same: float) -> None:
+def test_a_constant_difference_has_an_interval(same: float) -> None:
     """Tango's score test, its likelihood maximised on a grid: differences d that it does not refuse at 5 %."""
     n, grid = 24, np.linspace(0, 1, 2001)
     gained, lost = n * (same > 0), n * (same < 0)

@@ -81,7 +81,7 @@ def test_without_a_vector_steering_is_left_out_or_refused_where_it_was_named(cap
         Wanted.of(["toward nothing"], None, list)
 
 
-def test_what_is_left_out_or_rough_is_kept_for_the_report(caplog: Any) -> None:
+def test_left_out_and_uncalibrated_conditions_are_noted_for_the_report(caplog: Any) -> None:
     told = session(VectorError("there is no vector"), measured=("sinks",))
     own = ['own={"sage": {"think": {"threshold": 1.0}}}', 'rough={"sage": {"think": true}}']
     with caplog.at_level(logging.WARNING):
@@ -137,7 +137,7 @@ def test_a_vector_of_the_same_name_is_another_question(tmp_path: Path) -> None:
     assert asked(1.0) == asked(1.0) != asked(2.0)
 
 
-def test_a_server_that_is_not_helmsight_is_told_what_can_be_said(caplog: Any) -> None:
+def test_conditions_of_another_server_are_limited_to_its_protocol(caplog: Any) -> None:
     def refuse(*_: Any) -> None:
         raise ValueError("that is not a Helmsight server.")
 
@@ -151,7 +151,7 @@ def test_a_server_that_is_not_helmsight_is_told_what_can_be_said(caplog: Any) ->
         Wanted.of(["refusal*", "VCD"], None, list, told).conditions(plain)
 
 
-def test_quiet_says_nothing_while_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_prints_nothing_while_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.utils import logging as transformers_logging
 
     shown = []

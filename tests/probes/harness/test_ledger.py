@@ -53,7 +53,7 @@ def texts(*numbers: int) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ a second run
 
 
-def test_a_second_run_asks_nothing_and_answers_the_same(tmp_path: Path) -> None:
+def test_a_second_run_asks_nothing_and_returns_the_same_answers(tmp_path: Path) -> None:
     asked = questions(*range(7))
     first, new = run(tmp_path / "a" / "answers.jsonl", asked)
     assert first == [echo(one) for one in asked]
@@ -63,7 +63,7 @@ def test_a_second_run_asks_nothing_and_answers_the_same(tmp_path: Path) -> None:
     assert new == []
 
 
-def test_within_a_run_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
+def test_equal_questions_of_a_run_are_asked_once(tmp_path: Path) -> None:
     answerer = Scripted(echo)
     ledger = Remembering(answerer, tmp_path / "answers.jsonl")
     assert list(ledger.answers(questions(1, 2, 1))) == [echo(one) for one in questions(1, 2, 1)]
@@ -83,7 +83,7 @@ def test_known_and_unknown_answers_come_in_the_order_of_the_questions(
     assert new == texts(*sorted(set(range(6)) - set(known)))
 
 
-def test_no_questions_no_answers(tmp_path: Path) -> None:
+def test_without_questions_there_are_no_answers(tmp_path: Path) -> None:
     assert run(tmp_path / "answers.jsonl", []) == ([], [])
 
 
@@ -166,7 +166,7 @@ def _disk_with(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("spare", [0, 1, 60])
-def test_with_a_full_disk_the_error_surfaces_and_what_was_answered_stays(tmp_path: Path, spare: int) -> None:
+def test_a_full_disk_raises_and_earlier_answers_stay(tmp_path: Path, spare: int) -> None:
     path = tmp_path / "answers.jsonl"
     run(path, questions(1, 2, 3))
     answerer = Scripted(echo)
@@ -181,7 +181,7 @@ def test_with_a_full_disk_the_error_surfaces_and_what_was_answered_stays(tmp_pat
     _mended(path)
 
 
-def test_an_error_of_the_answerer_surfaces_and_what_was_answered_stays(tmp_path: Path) -> None:
+def test_an_error_of_the_answerer_is_raised_and_earlier_answers_stay(tmp_path: Path) -> None:
     def failing(one: Question) -> Reply:
         if text_of(one) == "What is 3?":
             raise RuntimeError("out of memory")
@@ -348,7 +348,7 @@ OTHERS = {
 }
 
 
-def test_whatever_matters_makes_another_key() -> None:
+def test_everything_that_changes_an_answer_changes_the_key() -> None:
     keys = {"base": key("model", BASE), "identity": key("model2", BASE)}
     keys |= {name: key("model", one) for name, one in OTHERS.items()}
     by_key: dict[str, list[str]] = {}
@@ -357,7 +357,7 @@ def test_whatever_matters_makes_another_key() -> None:
     assert [names for names in by_key.values() if len(names) > 1] == []
 
 
-def test_what_does_not_matter_makes_the_same_key(tmp_path: Path) -> None:
+def test_irrelevant_differences_keep_the_key(tmp_path: Path) -> None:
     expected = key("model", BASE)
     assert key("model", replace(BASE, chat=chat(picture()))) == expected
     path = VECTOR.save(tmp_path / "v.safetensors")

@@ -69,7 +69,7 @@ def test_a_claim_without_a_category_is_no_claim_of_one() -> None:
     assert (found["tf1"], found["category_precision"], found["category_recall"], found["cf1"]) == (1, None, 0, 0)
 
 
-def test_what_nothing_was_there_to_measure_by_is_none() -> None:
+def test_metrics_without_anything_to_measure_are_none() -> None:
     assert set(score([]).values()) == {None}
     found = score([pair([], [])])
     assert [name for name, value in found.items() if value is not None] == [
@@ -117,7 +117,7 @@ def test_cr_leaves_the_yes_and_no_out_which_are_another_number() -> None:
     assert found["yes_same"] == pytest.approx(1 / 3)
 
 
-def test_no_twice_is_inconsistent_but_no_contradiction_of_the_papers_kind() -> None:
+def test_answering_no_twice_is_inconsistent_but_no_contradiction() -> None:
     found = score([pair([], [], same=False, different=False)])
     assert (found["yes_no_consistency"], found["contradictions"]) == (-1, 0)
 

@@ -133,12 +133,12 @@ def test_ambigcaps_is_rows_or_three_files(tmp_path: Path, monkeypatch: pytest.Mo
         (chair.load, "i.json", '{"images": [], "categories": [{"id": 1, "name": "wug"}]}', "lack the category wug"),
     ],
 )
-def test_what_is_wrong_is_named(load: Callable[..., Any], name: str, text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_rows_are_named(load: Callable[..., Any], name: str, text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         load([write(tmp_path / name, text)], tmp_path)
 
 
-def test_what_lacks_something_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_incomplete_rows_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     draw(tmp_path / "1.jpg")
     good = {"image": "1.jpg", "text": "Is there a star?", "label": "yes"}
     for bad, said in (
@@ -171,7 +171,7 @@ def test_an_image_of_mme_that_lacks_a_question_is_left_out(tmp_path: Path) -> No
     assert left == [f"{tmp_path / 'count/2.txt'}: line 2: not a question of MME: a line is QUESTION TAB ANSWER"]
 
 
-def test_what_is_no_text_is_named(tmp_path: Path) -> None:
+def test_fields_that_are_not_texts_are_named(tmp_path: Path) -> None:
     (tmp_path / "i.json").write_bytes(b"\xff\xfe")
     for load in (mme.load, tallyqa.load, chair.load):
         with pytest.raises(ValueError, match=r"i\.json is not UTF-8 text"):
@@ -184,7 +184,7 @@ def test_what_is_no_text_is_named(tmp_path: Path) -> None:
         tallyqa.load([write(tmp_path / "t.json", json.dumps([row]))], tmp_path)
 
 
-def test_a_name_that_no_file_can_have_is_that_of_no_image(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_impossible_file_name_is_a_missing_image(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(Incomplete) as raised:
         image(tmp_path, "x" * 5000)
     leave_out([str(raised.value)], of=20)

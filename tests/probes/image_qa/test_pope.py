@@ -52,7 +52,7 @@ def test_a_wrong_file_is_named_with_its_line(tmp_path: Path, text: str, name: st
         load([write(tmp_path, text, name)], tmp_path)
 
 
-def test_a_file_that_is_not_there_is_not_told_of_its_name(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_before_an_unknown_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"questions\.json"):
         load([tmp_path / "questions.json"], tmp_path)
 

@@ -36,7 +36,7 @@ def scored(module: Any, samples: Sequence[Any], answers: Sequence[Sequence[str]]
     return {name: float(value) for name, value in module.scores(sums).items()}
 
 
-def test_mme() -> None:
+def test_mme_scores_by_hand() -> None:
     asked = [MmePair(PICTURE, (("Two?", True), ("One?", False)), task) for task in ("count", "count", "code_reasoning")]
     found = scored(pairs, asked, [("Yes.", "No"), ("yes", "Yes"), ("Perhaps", "no.")])
     assert found == {"acc": 4 / 6, "acc_plus": 1 / 3, "score": pytest.approx(100), "unread": 1 / 6}
@@ -53,7 +53,7 @@ def test_mmes_totals_are_sums_of_subtasks() -> None:
     assert "| baseline | color | 1.000" in page
 
 
-def test_chair() -> None:
+def test_chair_scores_by_hand() -> None:
     vocabulary = Vocabulary.of([["star"], ["ring"], ["heart"]])
     seen = [Described(PICTURE, frozenset({"star", "ring"}), vocabulary) for _ in range(2)]
     found = scored(descriptions, seen, [("A star and a heart, two stars.",), ("A ring.",)])
@@ -84,7 +84,7 @@ def test_our_words_have_cocos_eighty_categories() -> None:
     assert {"potted plant", "tv", "sports ball", "cell phone", "hair drier"} <= names
 
 
-def test_phd() -> None:
+def test_phd_scores_by_hand() -> None:
     asked = [PhdSample(PICTURE, "", present, "counting", "icc") for present in (True, True, False, False, False)]
     found = scored(texts, asked, [("Yes",), ("No",), ("No",), ("Yes",), ("Well",)])
     assert found["recall"] == 1 / 2
@@ -110,7 +110,7 @@ def test_a_number_is_read(answer: str, said: int | None) -> None:
     assert numbers.number(answer) == said
 
 
-def test_tallyqa() -> None:
+def test_tallyqa_scores_by_hand() -> None:
     asked = [Counted(PICTURE, "How many?", answer, True) for answer in (3, 2, 5)]
     found = scored(numbers, asked, [("3",), ("four",), ("many",)])
     assert found == {"accuracy": 1 / 3, "rmse": pytest.approx(2**0.5), "unread": 1 / 3}
@@ -125,7 +125,7 @@ def test_bleu_of_a_corpus_is_sacrebleus() -> None:
     assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(said, [references]).score)
 
 
-def test_without_sacrebleu_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sacrebleu_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probes.ambigcaps.samples.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"BLEU needs sacrebleu: pip install 'helmsight\[eval\]'"):
         translations.check_bleu()

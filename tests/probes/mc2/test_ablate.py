@@ -267,7 +267,7 @@ class Clock:
         return self.now
 
 
-def test_latencies_by_a_clock_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latencies_by_a_scripted_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("time.perf_counter", clock.time)
     needs = {"plain": 7.0, "probing": 8.5, "steering": 7.5}

@@ -171,7 +171,7 @@ def test_the_gap_that_is_closed_by_hand() -> None:
     assert row.to_json()["gap_closed_95"] == list(alone[1])
 
 
-def test_where_steering_rightly_is_no_better_there_is_no_gap() -> None:
+def test_there_is_no_gap_if_steering_rightly_is_no_better() -> None:
     for prior in ([1.0] * 10, [0.0] * 10, [0.0] + [1.0] * 9):
         cell = a_cell("vision", 0.3, [1.0] * 10, prior, [0.0] * 10)
         assert AutomaticReport([cell], ["color"] * 10).row([cell], "drop").gap_closed is None
@@ -188,7 +188,7 @@ def test_every_way_is_asked_of_every_sample_with_the_same_vector(scripted: Scrip
             assert (one.push.vector, one.push.strength, one.push.layers) == (VECTOR, 1.5, (0, 2))
 
 
-def test_what_is_not_reliable_is_really_degraded(scripted: Scripted, report: AutomaticReport) -> None:
+def test_the_unreliable_modality_is_degraded(scripted: Scripted, report: AutomaticReport) -> None:
     third = len(scripted.asked) // 3
     for one in scripted.asked[:third]:  # the image is reliable
         original = SAMPLES[one.ball]

@@ -189,7 +189,7 @@ def test_the_command_offers_the_conditions_that_there_are() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_what_a_vector_was_made_from_is_not_asked(model: str, tmp_path: Path, questions: list[Question]) -> None:
+def test_samples_of_the_vector_are_not_asked(model: str, tmp_path: Path, questions: list[Question]) -> None:
     data = ("--model", model, "--device", "cpu", "--quiet", *write_mc2(tmp_path, 9))
     vector = tmp_path / "v.safetensors"
     words = (
@@ -218,9 +218,7 @@ def test_what_a_vector_was_made_from_is_not_asked(model: str, tmp_path: Path, qu
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_killed_evaluation_goes_on_where_it_was(
-    model: str, vector: str, tmp_path: Path, questions: list[Question]
-) -> None:
+def test_a_killed_evaluation_resumes(model: str, vector: str, tmp_path: Path, questions: list[Question]) -> None:
     words = ["eval", "mc2", "--model", model, "--device", "cpu", "--quiet", "--threads", "1", "--vector", vector]
     words += ["--limit", "3", "--seed", "2", "--conditions", "plain", "steer", "--slots", "4"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -363,7 +361,7 @@ def test_wrong_options_are_one_line(
 
 @pytest.mark.usefixtures("no_model")
 @pytest.mark.parametrize("ablations", [("samples",), ("strength", "tasks"), ("latency",)])
-def test_what_needs_the_model_here_is_refused_with_a_server(
+def test_options_that_need_a_local_model_are_refused_with_a_server(
     evaluation: list[str], ablations: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Nothing listens at that address: it must not even be asked.

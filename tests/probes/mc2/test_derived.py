@@ -109,7 +109,7 @@ def test_attention_follows_preference_over_conditions(evaluation: Evaluation) ->
     assert found["tasks"] == {"spearman": None, "n": 2}  # two tasks are too few
 
 
-def test_the_pages_of_tasks_and_layers(evaluation: Evaluation, tmp_path: Path) -> None:
+def test_the_page_shows_tasks_and_layers(evaluation: Evaluation, tmp_path: Path) -> None:
     page, found = Report("Preference"), evaluation.to_json()
     report_conditions.alone(page, found)
     report_conditions.attention_by_task(page, found, {"color": 5.0, "shape": 4.5}, attention(evaluation))
@@ -126,7 +126,7 @@ def test_the_pages_of_tasks_and_layers(evaluation: Evaluation, tmp_path: Path) -
     assert "Vision Ratio" in (tmp_path / "attention-tasks.svg").read_text()
 
 
-def test_without_readouts_nothing_is_said_of_attention() -> None:
+def test_without_readouts_attention_is_left_out() -> None:
     only = evaluate(
         Scripted(lambda one: Reply(said("v", one.swapped))), balls(2), kinds=["plain"], quiet=True
     ).to_json()
@@ -136,7 +136,7 @@ def test_without_readouts_nothing_is_said_of_attention() -> None:
     assert page.markdown() == "# Preference\n"
 
 
-def test_the_page_of_sizes() -> None:
+def test_the_page_shows_sizes() -> None:
     page, found = Report("Preference"), by_size(outcomes(30, 10, 0), ["a"] * 40, sizes=(5,))
     assert found is not None
     report_conditions.sizes(page, found.to_json())
@@ -146,7 +146,7 @@ def test_the_page_of_sizes() -> None:
     assert "No smaller number is enough." in page.markdown()
 
 
-def test_instructed_and_steered_at_once() -> None:
+def test_instruction_and_steering_combine() -> None:
     answerer = Scripted(by_script)
     found = evaluate(answerer, balls(2), steering=STEERING, kinds=("both",), quiet=True).conditions
     assert list(found) == ["both_vision", "both_text"]

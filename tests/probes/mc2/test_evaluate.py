@@ -196,7 +196,7 @@ def test_null_where_no_ratio_exists() -> None:
         (KINDS[:3], {"plain", "instruct_vision", "instruct_text", "chain_vision", "chain_text"}),
     ],
 )
-def test_only_what_is_wanted_is_asked(kinds: tuple[str, ...], names: set[str]) -> None:
+def test_only_requested_conditions_are_asked(kinds: tuple[str, ...], names: set[str]) -> None:
     answerer = Scripted(by_script)
     found = evaluate(answerer, balls(2), steering=STEERING, kinds=kinds, shots=SHOTS, quiet=True)
     assert set(found.to_json()) == names
@@ -212,6 +212,6 @@ def test_only_what_is_wanted_is_asked(kinds: tuple[str, ...], names: set[str]) -
         ({"kinds": ["plain"], "random_directions": 1}, "Random directions need the vector whose size they have"),
     ],
 )
-def test_what_is_lacking_is_named(more: Mapping[str, object], message: str) -> None:
+def test_unknown_conditions_and_missing_inputs_are_named(more: Mapping[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         evaluate(Scripted(lambda one: Reply("A")), balls(1), quiet=True, **more)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from tests.probes.mc2.pages import tables
 from tests.probes.vector.test_build import plainly
 
 
-def test_the_lens_is_that_of_plain_transformers(root: Path, tiny: steering.Engine) -> None:
+def test_the_lens_equals_that_of_plain_transformers(root: Path, tiny: steering.Engine) -> None:
     folder, samples = families.checkpoint("qwen2_vl", root), make_samples(3)
     found = lens(tiny, samples, {("instruct", "text"): Condition("text")}, quiet=True)["instruct_text"]
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
@@ -43,7 +43,7 @@ def test_the_lens_is_that_of_plain_transformers(root: Path, tiny: steering.Engin
     assert found.margin == pytest.approx((text - vision).tolist(), abs=1e-3)
 
 
-def test_what_is_steered_is_seen_from_its_layer_on(tiny: steering.Engine, vector: steering.SteeringVector) -> None:
+def test_steering_changes_the_lens_from_its_layer_on(tiny: steering.Engine, vector: steering.SteeringVector) -> None:
     samples, side = make_samples(2), Candidate(vector, 20.0)
     conditions: dict[tuple[str, Side | None], Condition] = {
         ("instruct", "text"): Condition("plain"),  # as a plain one that has a side
@@ -90,7 +90,7 @@ def margin(values: list[float], low: list[float]) -> Margin:
         ([0.0, 1.0, 2.0, 4.0], [-0.1, -0.9, 1.5, -3.5], None),
     ],
 )
-def test_where_a_margin_surfaces(values: list[float], low: list[float], layer: int | None) -> None:
+def test_a_margin_surfaces_where_it_stays_above_zero(values: list[float], low: list[float], layer: int | None) -> None:
     assert margin(values, low).surfaces == layer
 
 
@@ -110,7 +110,7 @@ def test_the_page_of_the_lens(tmp_path: Path) -> None:
     assert "steered" in (tmp_path / "lens.svg").read_text()
 
 
-def test_a_tokenizer_without_the_letter_is_told(tiny: steering.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_without_the_letter_is_refused(tiny: steering.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(tiny.mllm.tokenizer), "encode", lambda *_, **__: [1, 2])
     with pytest.raises(ValueError, match="no single token for the letter A"):
         lens(tiny, make_samples(1), {("plain", None): Condition()}, quiet=True)

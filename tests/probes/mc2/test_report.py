@@ -91,7 +91,7 @@ def test_every_condition_has_its_row(page: Report) -> None:
     assert table["four-shot toward text"]["S_t"].startswith("0.125 (")
 
 
-def test_what_was_not_measured_is_a_dash(page: Report) -> None:
+def test_missing_measurements_are_dashes(page: Report) -> None:
     report_conditions.conditions(page, EVALUATION.to_json())
     conditions, checks, by_task, followed = tables(page)
     assert conditions["chain of thought toward vision"]["Vision Ratio"] == "-"
@@ -155,7 +155,7 @@ def test_no_sign_stands_beside_more_or_fewer(page: Report, difference: float, in
     assert f"steering follows {said}." in page.markdown()
 
 
-def test_one_condition_alone_is_a_report_too(page: Report, tmp_path: Path) -> None:
+def test_a_report_may_have_one_condition(page: Report, tmp_path: Path) -> None:
     only = Evaluation({"plain": measured("plain", None, (0, 0, 2), (0, 0, 2), intervals=False)})
     report_conditions.conditions(page, only.to_json())
     assert tables(page)[0]["plain"]["S_o"] == "1.000"

@@ -88,7 +88,7 @@ def test_the_deviation_is_over_runs() -> None:
     assert found["deviation"] == pytest.approx((sum((share - mean) ** 2 for share in shares) / 3) ** 0.5)
 
 
-def test_what_is_asked(answerer: Scripted, found: Any) -> None:
+def test_each_sample_has_its_questions(answerer: Scripted, found: Any) -> None:
     plain = [question for question in answerer.asked if not question.interventions]
     assert len(plain) == 3 * (4 + 2 * 4 + 4)
     first = text_of(plain[0])
@@ -176,7 +176,7 @@ def test_a_limit_takes_of_each_part_in_proportion(words: list[str], tmp_path: Pa
     )
 
 
-def test_what_is_wrong_is_told_before_a_model_is_loaded(
+def test_invalid_options_are_refused_before_a_model_is_loaded(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], no_model: None
 ) -> None:
     assert cli.main([*words, "--images", str(tmp_path)]) == 1

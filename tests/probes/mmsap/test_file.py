@@ -69,13 +69,13 @@ def test_the_three_parts_of_a_folder(folder: Path) -> None:
         ({"image": "dog.jpg"}, r"there is no image .*dog\.jpg"),
     ],
 )
-def test_what_is_wrong_is_named(folder: Path, row: dict[str, Any], message: str) -> None:
+def test_invalid_rows_are_named(folder: Path, row: dict[str, Any], message: str) -> None:
     file = write(folder, "BasicVisQA.json", ROW, ROW | row)
     with pytest.raises(ValueError, match=rf"BasicVisQA\.json, row 2: {message}"):
         load(file)
 
 
-def test_what_is_no_file_of_it_is_named(folder: Path) -> None:
+def test_files_of_another_format_are_named(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"holds none of MM-SAP's files, whose names hold the part: BasicVisQA\.json"):
         load(folder)
     with pytest.raises(
@@ -89,7 +89,7 @@ def test_what_is_no_file_of_it_is_named(folder: Path) -> None:
         load(folder / "know.json")
 
 
-def test_what_cannot_be_asked_is_left_out_and_told(folder: Path) -> None:
+def test_unusable_rows_are_left_out_and_reported(folder: Path) -> None:
     """Among twenty-two samples one has no picture and is left out, and one has a broken picture that is drawn."""
     (folder / "broken.jpg").write_bytes(b"no picture")
     rows = [ROW | {"id": number} for number in range(20)]

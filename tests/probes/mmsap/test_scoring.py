@@ -39,7 +39,7 @@ OPTIONS = ("blue", "red", REFUSAL, "teal")
         ("", "unread"),
     ],
 )
-def test_what_an_answer_does(answer: str, expected: str) -> None:
+def test_an_answer_is_right_wrong_or_a_refusal(answer: str, expected: str) -> None:
     assert verdict(answer, OPTIONS, "red") == expected
 
 

@@ -261,7 +261,7 @@ def test_nothing_is_cut_off_or_drawn_over(name: str) -> None:
     assert figure.get_figwidth() == 7
 
 
-def test_no_global_state() -> None:
+def test_plots_leave_no_global_state() -> None:
     code = "import sys, probes.reporting.plots; assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

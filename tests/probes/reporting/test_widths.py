@@ -43,7 +43,7 @@ def test_a_comparison_of_many_conditions_fits(window: Any, name: str, tmp_path: 
     assert all(needed <= there for needed, there in found), found
 
 
-def test_what_does_not_fit_is_seen(window: Any, tmp_path: Path) -> None:
+def test_a_table_that_does_not_fit_is_detected(window: Any, tmp_path: Path) -> None:
     page = Report("Wide")
     page.table([f"column_{index}" for index in range(20)], [[0.5] * 20])
     page.write(tmp_path)

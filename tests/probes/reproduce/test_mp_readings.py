@@ -141,14 +141,12 @@ SEEN: dict[str, Any] = {
         (read.lens, ("lens", "plain_text", "surfaces"), None),
     ],
 )
-def test_an_effect_appears_and_does_not_where_one_number_is_another(
-    reading: Any, path: tuple[Any, ...], value: Any
-) -> None:
+def test_an_effect_disappears_if_one_number_changes(reading: Any, path: tuple[Any, ...], value: Any) -> None:
     seen, unseen = reading(SEEN), reading(changed(SEEN, value, *path))
     assert (seen.appears, unseen.appears) == (True, False)
 
 
-def test_figures_by_hand() -> None:
+def test_figures_equal_those_by_hand() -> None:
     assert read.latency(SEEN).ours == {
         "time, steering": 1.01, "time, probing": 1.2, "memory, steering": pytest.approx(1.02),
     }  # fmt: skip
@@ -188,7 +186,7 @@ def test_the_rows_of_organisms(reading: Any, name: str, ratio: float) -> None:
         reading(lacking)
 
 
-def test_the_organisms_that_were_measured() -> None:
+def test_measured_organisms_are_read() -> None:
     found = read.by_share_of_conflicts(report("organisms"))
     assert found.appears
     assert found.ours["100 %"] == pytest.approx(0.724, abs=1e-3)  # its table

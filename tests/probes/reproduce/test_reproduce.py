@@ -94,7 +94,7 @@ def test_several_figures_have_their_intervals_by_name_and_a_plot(tmp_path: Path)
     assert ">2, a share<" not in drawn
 
 
-def test_runs_beside_each_other_come_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_runs_give_the_same_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In processes of their own; what is timed runs last."""
     made = {name: Run(("eval", name)) for name in ("low", "third", "high")} | {
         "timed": Run(("eval", "timed"), timed=True)
@@ -158,7 +158,7 @@ def test_the_rows_are_numbered_once() -> None:
         (ValueError("no weights"), 1, "no run completed.* no weights"),
     ],
 )
-def test_what_ends_every_run_leaves_the_report_that_was(
+def test_if_every_run_fails_the_old_report_stays(
     error: BaseException, status: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -177,7 +177,7 @@ def test_what_ends_every_run_leaves_the_report_that_was(
 
 
 @pytest.mark.usefixtures("short_answers")
-def test_its_command_runs_others_on_one_engine(
+def test_the_command_runs_all_benchmarks_on_one_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded = []
@@ -201,7 +201,7 @@ def test_its_command_runs_others_on_one_engine(
     assert "2 appears" in capsys.readouterr().out
 
 
-def test_every_run_loads_the_model_as_the_reproduction_was_told(tmp_path: Path) -> None:
+def test_every_run_loads_the_model_with_the_same_options(tmp_path: Path) -> None:
     loading = ("--dtype", "bfloat16", "--download")
     for name, run in REAL.items():
         words = run.command(name, tmp_path, quick=True, model="acme/model-7b", loading=loading)

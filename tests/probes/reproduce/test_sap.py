@@ -56,7 +56,7 @@ def test_the_rows_are_those_of_the_paper() -> None:
     assert [item.id for item in ITEMS] == [*range(46, 53)]
 
 
-def test_what_the_paper_finds_appears(as_in_the_paper: Any) -> None:
+def test_the_papers_findings_appear(as_in_the_paper: Any) -> None:
     said = {item.id: item.read(as_in_the_paper) for item in ITEMS if item.read}
     assert all(one.appears for one in said.values())
     assert said[46].ours == {"BasicVisQA kk": 1, "KnowVisQA kk": 38 / 48, "BeyondVisQA ku": 28 / 48}
@@ -69,7 +69,7 @@ def test_what_the_paper_finds_appears(as_in_the_paper: Any) -> None:
     assert said[52].ours.keys() == {f"{part} {number}" for part in get_args(Part) for number in range(2)}
 
 
-def test_what_it_does_not_find_does_not(otherwise: Any) -> None:
+def test_other_results_do_not_appear(otherwise: Any) -> None:
     said = {item.id: item.read(otherwise).appears for item in ITEMS if item.read}
     assert [number for number, appears in said.items() if not appears] == [46, 49, 50, 52]
 

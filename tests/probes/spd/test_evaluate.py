@@ -85,7 +85,7 @@ def test_a_single_difference_by_difficulty() -> None:
     }  # fmt: skip
 
 
-def test_what_is_counted_decides_what_is_asked_for() -> None:
+def test_the_counted_number_of_differences_decides_the_next_question() -> None:
     assert find(1) == "There is 1 difference in the picture. Can you find it?"
     assert find(None) == "There are differences in the picture. Can you find them?"
     answerer = Scripted(lambda question: "There is no difference.")

@@ -86,7 +86,7 @@ def test_rows_of_merged_pictures_and_of_folders(tmp_path: Path) -> None:
     assert [one.setting for one in elsewhere.pairs] == ["unrated"]
 
 
-def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+def test_invalid_files_are_named(tmp_path: Path) -> None:
     for text, said in (
         ('{"qid": "1"', "is neither a JSON list nor JSON lines"),
         ('{"image": "a.jpg"}', r"row 1: .*`qid` or `sample_id` is missing"),

@@ -64,7 +64,7 @@ def test_convergence_is_1_where_all_pictures_get_the_same() -> None:
     assert math.isnan(look(2, sigma=dark).share[0])
 
 
-def test_an_answer_is_looked_at_by_its_readouts() -> None:
+def test_the_look_of_an_answer_is_read_from_its_readouts() -> None:
     pictures = tuple(Image.new("RGB", (8, 8)) for _ in range(3))
     said = {"focus": {"sigma": SIGMA.tolist(), "m_lnd": {"n": 2}}, "anchor": {"sigma": SIGMA[:, 1:].tolist()}}
     plain = TargetSample("1", "TQA", ("",) * 4, pictures, 3, "red")

@@ -52,7 +52,7 @@ def only(file: Path, folder: Path, **how: Any) -> TargetSample:
     return sample
 
 
-def test_a_caption(folder: Path, rows: Rows) -> None:
+def test_a_caption_becomes_a_sample(folder: Path, rows: Rows) -> None:
     sample = only(rows(CM), folder)
     assert sample.images == (folder / "CM/images/a.jpg", folder / "CM/images/b.jpg")  # by the end of their paths
     assert (sample.id, sample.texts, sample.target) == ("CM-1189", ("", "", "Which image shows two dogs?"), 2)
@@ -83,7 +83,7 @@ def test_a_question_that_ends_otherwise_keeps_its_letters(folder: Path, rows: Ro
     assert sample.texts[-1] == "\nWhich shape is it, star or square"
 
 
-def test_what_cannot_be_asked_is_left_out_and_named(folder: Path, rows: Rows, caplog: pytest.LogCaptureFixture) -> None:
+def test_unusable_rows_are_left_out_and_named(folder: Path, rows: Rows, caplog: pytest.LogCaptureFixture) -> None:
     good = [CM | {"sample_id": number} for number in range(20)]
     samples, left = load([rows(*good, TQA | {"target_id": None}, CM | {"raw_img_list": ["x.jpg", "a.jpg"]})], folder)
     assert (len(samples), len(left)) == (20, 2)

@@ -44,7 +44,7 @@ def test_a_bare_number_is_the_targets() -> None:
     assert sample(response="3", choices=("3", "4")).in_order([0, 2, 1]).response == "3"  # an option, not a picture
 
 
-def test_an_anchor_stays_the_last() -> None:
+def test_an_anchor_stays_last() -> None:
     asked = sample(ANCHOR, texts=("",) * 4 + ("Like picture 4?",), images=PICTURES, target=1, response="1")
     moved = asked.in_order([1, 2, 0])
     assert asked.candidates == 3
@@ -57,7 +57,7 @@ def test_pictures_that_their_texts_tell_apart_stay_where_they_are() -> None:
     assert not sample(texts=("Front:", "Left:", "Right:", "What?")).movable
 
 
-def test_the_chats() -> None:
+def test_chats_hold_texts_and_pictures_in_order() -> None:
     red, green, blue = (picture.getpixel((0, 0)) for picture in PICTURES[:3])
     asked = sample(tail=" Why?")
     labels = ("Image 1:", red, "Image 2:", green, "Image 3:")
@@ -80,7 +80,7 @@ def test_large_pictures_are_scaled_down() -> None:
         ({"target": 4}, "sample 7: the target 4 is none of 3 pictures"),
     ],
 )
-def test_what_is_no_sample_is_refused(wrong: dict[str, Any], said: str) -> None:
+def test_invalid_samples_are_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         sample(**wrong)
 

@@ -48,7 +48,7 @@ def check_alike(expected: list[steering.Result], answers: list[steering.Result])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers_are_those_of_steps_that_run_as_they_are(
+def test_answers_from_graphs_equal_eager_answers(
     family: str, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that can be asked, beside each other, while rows come and go."""
@@ -87,7 +87,7 @@ def test_answers_are_those_of_steps_that_run_as_they_are(
     assert len(graphs) < graphs.taken / 2
 
 
-def test_rows_behind_the_running_ones_write_where_nobody_reads(load_mllm: LoadMLLM) -> None:
+def test_padding_rows_write_to_the_spare_column(load_mllm: LoadMLLM) -> None:
     mllm = load_mllm("qwen2_vl")
     pool = KVPool(4, 64)
     pool.allot(mllm.column())
@@ -105,7 +105,7 @@ def test_rows_behind_the_running_ones_write_where_nobody_reads(load_mllm: LoadML
 
 
 @pytest.mark.parametrize(("needed", "read"), [(1, LEAST), (256, 256), (257, 384), (385, 512), (600, 768), (900, 1000)])
-def test_few_numbers_of_columns_are_read(needed: int, read: int, load_mllm: LoadMLLM) -> None:
+def test_the_number_of_columns_is_rounded_to_few_values(needed: int, read: int, load_mllm: LoadMLLM) -> None:
     assert DecodeGraphs(load_mllm("qwen2_vl"), captures=lambda: again).columns(needed, KVPool(1, 1000)) == read
 
 
@@ -131,7 +131,7 @@ def answered(engine: steering.Engine, tokens: int, **options: Any) -> tuple[int,
     return engine.generate([request])[0].choices[0].token_ids
 
 
-def test_one_is_captured_for_each_number_of_columns_although_hooks_leave_something(
+def test_a_graph_is_captured_per_number_of_columns_with_hooks_that_change(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_graphs, "LEAST", 32)
@@ -144,7 +144,7 @@ def test_one_is_captured_for_each_number_of_columns_although_hooks_leave_somethi
     assert len(graphs) == 4
 
 
-def test_when_there_are_too_many_all_are_forgotten_with_their_memory(
+def test_too_many_graphs_are_all_dropped_with_their_memory(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_graphs, "LEAST", 32)
@@ -157,7 +157,7 @@ def test_when_there_are_too_many_all_are_forgotten_with_their_memory(
     assert (Counted.made, len(graphs)) == ([2, 2], 2)
 
 
-def test_steps_that_cannot_be_captured_while_answers_run_run_as_they_are(
+def test_steps_that_cannot_be_captured_yet_run_eagerly(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cuda_graphs, "LEAST", 32)

@@ -41,7 +41,7 @@ def tree_spec_of(value: Any, other: Any = None) -> TreeSpec:
     return TreeSpec(shape, fixed_sizes(tensors, tensors if other is None else taken_apart(other)[1]))
 
 
-def test_a_value_put_together_again_is_the_same() -> None:
+def test_a_value_is_rebuilt_from_its_parts() -> None:
     held = Held(4)
     shape, tensors = taken_apart([held])
     assert len(tensors) == 3  # one of them is held twice
@@ -56,18 +56,18 @@ def test_a_value_put_together_again_is_the_same() -> None:
     ("other", "alike"),
     [(Held(7), True), (Held(4, depth=3), False), (torch.zeros(4), False)],
 )
-def test_shapes_are_alike_where_nothing_but_the_contents_of_tensors_differs(other: Any, alike: bool) -> None:
+def test_patterns_ignore_the_contents_of_tensors(other: Any, alike: bool) -> None:
     one, two = taken_apart(Held(4))[0], taken_apart(other)[0]
     assert (one == two) is alike
     assert (one.text() == two.text()) is alike
 
 
-def test_dtypes_and_axes_count() -> None:
+def test_patterns_differ_by_dtype_and_number_of_axes() -> None:
     assert taken_apart([torch.zeros(2)])[0] != taken_apart([torch.zeros(2).half()])[0]
     assert taken_apart([torch.zeros(2)])[0] != taken_apart([torch.zeros(2, 1)])[0]
 
 
-def test_a_tree_is_read_of_its_words_where_its_kinds_are_known() -> None:
+def test_a_tree_is_read_from_json_if_its_classes_are_known() -> None:
     tree = taken_apart([Held(4), {"a": (1, 0.5, torch.float16)}])[0].tree
     words = json.loads(json.dumps(as_json(tree)))
     assert of_json(words, kinds_of(tree)) == tree
@@ -75,13 +75,13 @@ def test_a_tree_is_read_of_its_words_where_its_kinds_are_known() -> None:
         of_json(words, [Tables])
 
 
-def test_what_is_neither_tensor_nor_constant_is_refused() -> None:
+def test_values_other_than_tensors_and_constants_are_refused() -> None:
     with pytest.raises(Foreign):
         taken_apart([open])
     assert put_together(Leaf(0), [3]) == 3  # type: ignore[list-item]
 
 
-def test_a_mould_finds_the_tensors_of_what_is_of_its_shape_alone() -> None:
+def test_a_tree_spec_reads_only_values_of_its_pattern() -> None:
     _, tensors = taken_apart([Held(4)])
     tree_spec, other = tree_spec_of([Held(4)], [Held(5)]), [Held(7)]
     found, expected = tree_spec.tensors(other), taken_apart(other)[1]
@@ -98,7 +98,7 @@ def test_a_mould_finds_the_tensors_of_what_is_of_its_shape_alone() -> None:
         assert tree_spec.tensors(unlike) is None
 
 
-def test_a_mould_takes_no_tensors_of_other_sizes_than_it_is_for() -> None:
+def test_a_tree_spec_refuses_tensors_of_other_sizes() -> None:
     """Compiled code would read what lies behind them."""
     tree_spec, wide = tree_spec_of([Held(4)], [Held(5)]), Held(4)
     wide.again = torch.zeros(4, 5)
@@ -109,7 +109,7 @@ def test_a_mould_takes_no_tensors_of_other_sizes_than_it_is_for() -> None:
     assert tree_spec_of([Held(4)], [wide]).tensors([wide]) is not None
 
 
-def test_a_mould_knows_what_has_changed() -> None:
+def test_a_tree_spec_knows_which_parts_changed() -> None:
     held = [Held(4)]
     shape, tensors = taken_apart(held)
     held[0].kept, held[0].depth = [], 2
@@ -120,7 +120,7 @@ def test_a_mould_knows_what_has_changed() -> None:
     assert put_together(changes[0][2], tensors) == []
 
 
-def test_objects_that_have_changed_are_looked_at_as_they_were() -> None:
+def test_reset_restores_changed_objects() -> None:
     held = [Held(4)]
     _, tensors = taken_apart(held)
     bound, tree_spec = Bound(held), tree_spec_of(held)

@@ -83,7 +83,7 @@ def test_several_conditions_are_joined() -> None:
         assert [term["holds"] for term in report["terms"]] == [term is not less for term in terms]
 
 
-def test_what_is_no_condition_is_refused() -> None:
+def test_invalid_conditions_are_refused() -> None:
     ones = [torch.ones(2) for _ in range(3)]
     vector = SteeringVector("across", torch.ones(2, 2), *ones, (0,), "f")
     for wrong, param in (
@@ -94,7 +94,7 @@ def test_what_is_no_condition_is_refused() -> None:
         assert error.value.param == f"steering.when.{param}"
 
 
-def test_it_is_asked_for_over_http(tmp_path: Path) -> None:
+def test_a_gate_is_requested_over_http(tmp_path: Path) -> None:
     from tests.server.fakes import checkpoint
 
     mllm = steering.load(checkpoint(), device="cpu")

@@ -54,7 +54,7 @@ def probability(plain: Plain, chat: Any, tokens: tuple[int, ...]) -> float:
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava", "gemma3", "glm4v", "internvl"])
-def test_drops_are_those_of_the_plain_model(
+def test_drops_equal_those_of_the_plain_model(
     family: str, make_engine: MakeEngine, load_plain: LoadPlain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answers are shorter than `TOKENS`; the next test has full length."""
@@ -83,7 +83,7 @@ def test_a_model_that_needs_images_is_shown_gray_ones(make_engine: MakeEngine, l
     assert found.without_images != found.answer
 
 
-def test_forced_tokens_are_said_and_weighed(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_forced_tokens_are_scored(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     engine, plain, chat = make_engine("qwen2_vl"), load_plain("qwen2_vl"), chats()[0]
     tokens = (5, 9, 7, 11)
     sampling = Sampling(max_tokens=4, ignore_eos=True, logprobs=1, temperature=1.0, seed=1)
@@ -105,7 +105,7 @@ def test_the_larger_drop_wins() -> None:
     }  # fmt: skip
 
 
-def test_an_answer_that_stands_without_either_is_not_steered(make_engine: MakeEngine) -> None:
+def test_an_answer_that_depends_on_neither_modality_is_not_steered(make_engine: MakeEngine) -> None:
     assert Reliability(0.9, 0.82, 0.85).undecided
     assert Reliability(0.9, 0.95, 0.99).undecided
     assert not Reliability(0.9, 0.80, 0.95).undecided
@@ -126,7 +126,7 @@ def _vector(engine: Engine) -> SteeringVector:
     return SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), engine.mllm.fingerprint)
 
 
-def test_a_request_is_steered_that_way_and_says_so(make_engine: MakeEngine) -> None:
+def test_a_request_is_steered_by_reliability_and_reports_it(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     vector = _vector(engine)
     auto = Auto(vector, 0.5, tokens="prompt")
@@ -147,7 +147,7 @@ def test_without_an_image_or_a_context_there_is_nothing_to_weigh(make_engine: Ma
         assert refused.value.param == "steering.toward"
 
 
-def test_what_is_left_of_a_chat() -> None:
+def test_a_chat_is_reduced_to_one_modality() -> None:
     for chat, (unseen, unread) in zip(chats(), bare(), strict=True):
         assert [[{k: v for k, v in p.items() if k != "span"} for p in m["content"]] for m in without_images(chat)] == [
             m["content"] for m in unseen

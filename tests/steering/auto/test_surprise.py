@@ -98,7 +98,7 @@ def plain_logprobs(plain: Plain, bare: Chat, context: str) -> list[float]:
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v", "internvl", "idefics3"])
-def test_log_probabilities_are_the_plain_models(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_log_probabilities_equal_the_plain_models(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     engine, plain = make_engine(family), load_plain(family)
     given = cases()
     results = engine.generate(Request(bare, Sampling(max_tokens=1), reply=context) for _, bare, context in given)
@@ -112,7 +112,7 @@ def test_log_probabilities_are_the_plain_models(family: str, make_engine: MakeEn
         assert (value, count) == (pytest.approx(-min(expected[1:]), rel=1e-3), 1)
 
 
-def test_a_reply_read_in_chunks_and_pieces_is_read_alike(
+def test_a_reply_read_in_chunks_has_the_same_log_probabilities(
     make_engine: MakeEngine, load_plain: LoadPlain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, bare, context = cases()[1]
@@ -146,7 +146,7 @@ def test_logits_are_made_for_the_reply_alone(make_engine: MakeEngine, monkeypatc
     assert result.prompt_tokens > 2 * len(scored)
 
 
-def test_it_costs_one_prefill(make_engine: MakeEngine) -> None:
+def test_a_measurement_costs_one_prefill(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     chat, bare, context = cases()[0]
     length = build_prompt(engine.mllm, bare, context).length
@@ -199,7 +199,7 @@ def test_special_tokens_in_a_context_stay_text(make_engine: MakeEngine) -> None:
     assert not bool(torch.isin(inside, engine.mllm.special_ids).any())
 
 
-def test_contexts_of_a_chat() -> None:
+def test_contexts_of_a_chat_are_found() -> None:
     lines = "Text context: the ball is red.\nText context:  The dog sleeps. \nWhat?\nText context:\n"
     chat = [
         {"role": "system", "content": "Text context: the tree is big."},
@@ -210,7 +210,7 @@ def test_contexts_of_a_chat() -> None:
     assert contexts_of(chat) == ["the tree is big.", "the ball is red.", "The dog sleeps.", "Two\nlines."]
 
 
-def test_of_several_contexts_the_most_surprising_counts(make_engine: MakeEngine) -> None:
+def test_the_most_surprising_of_several_contexts_counts(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     words = ["the ball is red.", "The dog sleeps.", LONG]
     alone = [surprises(engine, [_with(one)])[0][0] for one in words]
@@ -223,13 +223,13 @@ def _with(*contexts: str) -> Chat:
     return [turn("user", picture(), *(part(one, span="context") for one in contexts), part("What is it?"))]
 
 
-def test_what_follows_the_users_last_turn_is_not_read(make_engine: MakeEngine) -> None:
+def test_messages_after_the_users_last_turn_are_not_read(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     chat, _, _ = cases()[0]
     assert surprises(engine, [[*chat, turn("assistant", part("It"))]]) == surprises(engine, [chat])
 
 
-def test_a_context_of_one_token_is_weighed_by_nothing(make_engine: MakeEngine, load_mllm: LoadMLLM) -> None:
+def test_a_context_of_one_token_has_no_surprise(make_engine: MakeEngine, load_mllm: LoadMLLM) -> None:
     word = next(w for w in ("a", "the", "x") if len(load_mllm("qwen2_vl").tokenizer(w).input_ids) == 1)
     engine = make_engine("qwen2_vl")
     assert surprises(engine, [_with(word)]) == [(None, 1)]
@@ -328,7 +328,7 @@ def test_without_an_image_or_a_context_there_is_nothing_to_weigh(make_engine: Ma
     assert len(find(engine, [_with(*["the ball."] * 16)], criterion)) == 1
 
 
-def test_what_is_measured_can_be_cancelled(make_engine: MakeEngine) -> None:
+def test_a_measurement_can_be_cancelled(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     ones, width = torch.ones(engine.mllm.num_layers), engine.mllm.hidden_size
     vector = SteeringVector(

@@ -51,7 +51,7 @@ def of(rows: list[Gauge], what: str) -> list[Gauge]:
     return [row for row in rows if row.what.startswith(what)]
 
 
-def test_decoding_is_set_against_what_it_must_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_is_compared_with_the_limit_of_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "bandwidth", lambda device, size: 1e9)
     rows = list(rows_of("decode", TINY))
     text = TINY.size.text
@@ -72,7 +72,7 @@ def test_decoding_is_set_against_what_it_must_read(monkeypatch: pytest.MonkeyPat
     assert of(rows, "most memory")[0].value > 0  # type: ignore[operator]
 
 
-def test_the_model_alone_says_what_the_engine_s_would(engine: Engine) -> None:
+def test_the_model_alone_computes_the_engines_logits(engine: Engine) -> None:
     """A token at the first column sees nothing but itself, and the zeros before others."""
     mllm = engine.mllm
     alone = speed.model_alone(mllm, rows=2, columns=1)
@@ -97,7 +97,7 @@ def test_every_intervention_and_every_readout_is_measured() -> None:
     assert names >= {*intervention.REGISTRY, *(f"readout {name}" for name in readout.REGISTRY), "every readout"}
 
 
-def test_one_that_nobody_knows_to_ask_for_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_intervention_without_defaults_has_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     class Odd(InterventionSpec):
         path = ("odd",)
 
@@ -108,7 +108,7 @@ def test_one_that_nobody_knows_to_ask_for_is_a_row_that_says_so(monkeypatch: pyt
     assert "add one to steering/bench/extras.py" in odd.note
 
 
-def test_a_step_counts_where_every_answer_gets_a_token_and_no_prompt_comes_in(engine: Engine) -> None:
+def test_only_pure_decode_steps_are_counted(engine: Engine) -> None:
     found = answered(engine, [TINY.ask(tokens=5) for _ in range(3)])
     assert len(found.steps) == 2  # two tokens come with the prompt, and the last step ends the answers
     assert found.first + sum(found.steps) < found.whole
@@ -116,7 +116,7 @@ def test_a_step_counts_where_every_answer_gets_a_token_and_no_prompt_comes_in(en
         answered(engine, [TINY.ask(tokens=2)])
 
 
-def test_the_models_are_those_of_the_shape_and_say_what_the_tokenizer_knows(engine: Engine) -> None:
+def test_drawn_models_have_their_shape_and_generate_known_tokens(engine: Engine) -> None:
     model = engine.mllm
     assert (model.num_layers, model.hidden_size) == (4, 64)
     request = Request(chat("red?"), Sampling(max_tokens=8, ignore_eos=True), diagnose=Diagnose())
@@ -125,7 +125,7 @@ def test_the_models_are_those_of_the_shape_and_say_what_the_tokenizer_knows(engi
     assert choice.text
 
 
-def test_half_precision_is_held_against_float32() -> None:
+def test_half_precision_is_compared_with_float32() -> None:
     rows = list(rows_of("precision", TINY))
     assert [row.value for row in of(rows, "self-check")] == ["passed"] * 3
     for name in ("bfloat16", "float16"):
@@ -168,7 +168,7 @@ def test_there_are_no_graphs_without_cuda() -> None:
         graphed(torch.device("cpu"), lambda: None)
 
 
-def test_a_section_that_fails_says_so_behind_what_it_has_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_section_keeps_its_rows_and_adds_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(trial: Trial) -> Iterator[Gauge]:
         yield Gauge("broken", "one", 1.0)
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20 GiB")
@@ -209,7 +209,7 @@ def test_a_section_s_process_is_ended_with_its_budget(ending: Callable[[str], No
     assert time.monotonic() - begun < 30
 
 
-def test_a_section_whose_process_dies_leaves_what_it_had_measured(ending: Callable[[str], None]) -> None:
+def test_a_section_whose_process_dies_keeps_its_rows(ending: Callable[[str], None]) -> None:
     ending("echo 'no luck' >&2; exit 7")
     found = run.Sheet()
     run.section(found, "limits", TINY, budget=60)
@@ -241,7 +241,7 @@ def test_the_command_writes_a_page_and_json(
     assert "| limits | one | 1.5 | GB/s |  |" in page
 
 
-def test_a_gpu_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.main(["bench", "--gpu"]) == 1
     assert "sees no GPU" in capsys.readouterr().err

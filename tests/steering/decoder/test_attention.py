@@ -70,7 +70,7 @@ def nothing() -> Any:
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("columns", [20, LENGTH])
 @pytest.mark.parametrize(("window", "softcap"), VARIANTS)
-def test_decode_of_ragged_rows(
+def test_decode_of_rows_of_different_lengths_is_exact(
     window: int | None, softcap: float | None, columns: int, captured: bool, fused: bool
 ) -> None:
     pool = filled_pool()
@@ -115,7 +115,9 @@ class Fused(Louder, ScoresForm):
 
 @pytest.mark.parametrize("hooks", [[True], [False], [True, True], [True, False]], ids=str)
 @pytest.mark.parametrize(("window", "softcap"), VARIANTS)
-def test_kernels_do_what_hooks_do_to_scores(window: int | None, softcap: float | None, hooks: list[bool]) -> None:
+def test_cpu_kernels_apply_hooks_on_scores_as_eager_attention_does(
+    window: int | None, softcap: float | None, hooks: list[bool]
+) -> None:
     heads, positions = Heads(0, SCALING, window, softcap), torch.tensor([3, 19, 0, 11])
     query, key, value = (random(4, count, 1, WIDTH, seed=count) for count in (HEADS, KV_HEADS, KV_HEADS))
     asked = [Fused() if known else Louder() for known in hooks]
@@ -127,7 +129,7 @@ def test_kernels_do_what_hooks_do_to_scores(window: int | None, softcap: float |
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_rows_that_read_their_own_columns_get_what_they_get_of_all(window: int | None) -> None:
+def test_rows_that_read_their_own_columns_equal_rows_that_read_all(window: int | None) -> None:
     query, key, value = (random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     positions, heads = torch.tensor([3, 19, 0, 11]), Heads(0, SCALING, window, None)
     whole = Decode(filled_pool(), positions, 20).attend(heads, query, key, value, None)
@@ -173,7 +175,7 @@ def test_decode_uses_the_same_step_for_layers_of_different_shapes() -> None:
 
 @pytest.mark.parametrize("slots", [slice(2, 3), slice(1, 4)])
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_prefill_of_padded_prompts(slots: slice, softcap: float | None) -> None:
+def test_prefill_of_padded_prompts_is_exact(slots: slice, softcap: float | None) -> None:
     pool = filled_pool()
     n, rows = 12, slots.stop - slots.start
     query, key, value = (random(rows, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
@@ -191,7 +193,7 @@ def test_prefill_of_padded_prompts(slots: slice, softcap: float | None) -> None:
 
 @pytest.mark.parametrize(("window", "softcap"), VARIANTS)
 @pytest.mark.parametrize("chunks", [[5, 5, 2], [1, 11], [11, 1]])
-def test_prefill_in_chunks(chunks: list[int], window: int | None, softcap: float | None) -> None:
+def test_prefill_in_chunks_is_exact(chunks: list[int], window: int | None, softcap: float | None) -> None:
     pool = filled_pool()
     n, slot = 12, 3
     query, key, value = (random(1, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
@@ -214,7 +216,7 @@ def test_prefill_in_chunks(chunks: list[int], window: int | None, softcap: float
 
 
 @pytest.mark.parametrize(("window", "softcap"), VARIANTS)
-def test_prefill_of_prompts_that_begin_at_different_columns(window: int | None, softcap: float | None) -> None:
+def test_prefill_of_prompts_that_begin_at_different_columns_is_exact(window: int | None, softcap: float | None) -> None:
     pool = filled_pool()
     starts, lengths, slots = [0, 5, 9], [4, 2, 3], slice(1, 4)
     rows, n = len(starts), max(lengths)
@@ -298,7 +300,7 @@ def test_bidirectional_masks_are_kept() -> None:
         torch.testing.assert_close(output[0, :, position], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_without_a_step_it_is_the_librarys_attention() -> None:
+def test_outside_a_step_attention_is_the_librarys() -> None:
     query, key, value = (random(2, heads, 7, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     module = cast(nn.Module, SimpleNamespace(num_key_value_groups=HEADS // KV_HEADS, is_causal=True, training=False))
     output, weights = attend(module, query, key, value, None, scaling=SCALING)
@@ -361,7 +363,7 @@ class Scaled(AttentionHook):
         return exact(value * self._gain(value.shape[2])[:, None]) if self.by_product else None
 
 
-def test_hooks_without_weights_act_behind_one_another() -> None:
+def test_hooks_without_weights_act_in_order() -> None:
     """And as the same hooks with weights do; a row that asks for one of them has that alone."""
     query, key, value = (random(3, count, 7, WIDTH, seed=i) for i, count in enumerate((HEADS, KV_HEADS, KV_HEADS)))
     outputs = []

@@ -107,7 +107,7 @@ def test_an_answer_is_that_of_a_plain_model_whose_numbers_are_rounded(caplog: py
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("qwen2_5_vl", "float32"), ("gemma3", "bfloat16")])
-def test_what_is_done_and_read_inside_the_model_is_so_in_integers(family: str, dtype: str, root: Path) -> None:
+def test_interventions_and_readouts_are_exact_in_int8(family: str, dtype: str, root: Path) -> None:
     folder, read = families.checkpoint(family, root), ["residual", "modality"]
     chat = families.example_messages(family)
     said = []
@@ -150,6 +150,6 @@ def test_an_engine_that_rounds_otherwise_than_the_plain_model_is_refused(
         ({"quantization": "int8", "device_map": "auto"}, "mutually exclusive"),
     ],
 )
-def test_what_there_is_not(asked: dict[str, Any], why: str) -> None:
+def test_unsupported_uses_of_int8_are_refused(asked: dict[str, Any], why: str) -> None:
     with pytest.raises(UnsupportedModel, match=why):
         steering.load(CHECKPOINT, **asked)

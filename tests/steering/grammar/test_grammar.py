@@ -48,9 +48,7 @@ def engine(make_engine: MakeEngine) -> Engine:
     return make_engine(FAMILY, slots=12)
 
 
-def test_what_is_sampled_from_is_the_models_distribution_over_the_tokens_that_lead_to_a_text_of_the_grammar(
-    engine: Engine, load_plain: LoadPlain
-) -> None:
+def test_sampling_follows_the_models_distribution_over_permitted_tokens(engine: Engine, load_plain: LoadPlain) -> None:
     texts = [b'"red"', b'"rest"', b'"green"']
     grammar = Grammar.json_schema({"enum": ["red", "rest", "green"]})
     mllm = engine.mllm
@@ -83,7 +81,7 @@ def test_what_is_sampled_from_is_the_models_distribution_over_the_tokens_that_le
             written += spelt[said.token_id]
 
 
-def test_every_answer_is_valid_whatever_else_happens_to_it(engine: Engine) -> None:
+def test_every_answer_is_valid_with_any_other_option(engine: Engine) -> None:
     picture = families.example_messages(FAMILY, 1)
     steer = Steering([Steer(make_vector(engine.mllm), 3.0)])
     grammar = Grammar.json_schema(SCHEMA)
@@ -151,14 +149,14 @@ def test_a_stop_string_ends_it_and_a_least_length_does_not_outlast_the_grammar(e
         ({"grammar": {"type": "object"}}, "grammar"),
     ],
 )
-def test_what_leaves_nothing_to_a_grammar_is_refused(more: dict[str, Any], param: str) -> None:
+def test_options_that_exclude_a_grammar_are_refused(more: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         Request(CHAT, **{"grammar": Grammar.json_object(), **more})
     assert caught.value.param == param
     assert "grammar" in str(caught.value)
 
 
-def test_what_cannot_be_enforced_is_named_and_left_aside_where_that_is_allowed(engine: Engine) -> None:
+def test_unsupported_keywords_are_named_and_ignored_unless_strict(engine: Engine) -> None:
     schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2, "minItems": 2}
     with pytest.raises(RequestError, match=r"'grammar' cannot be enforced: .*uniqueItems.* With \"strict\": false"):
         engine.submit(Request(CHAT, grammar=Grammar.json_schema(schema)))
@@ -184,7 +182,7 @@ def test_a_wrong_schema_is_refused_in_one_line(engine: Engine, schema: dict[str,
     assert caught.value.code == "unsupported_value"
 
 
-def test_one_of_several_texts_is_said_as_it_is(engine: Engine) -> None:
+def test_a_choice_of_texts_is_generated_verbatim(engine: Engine) -> None:
     texts = ['a "b"', "c\\d\n", "é | {}"]
     said = {only(engine, Grammar.choice(texts), max_tokens=20, temperature=2.0, seed=seed).text for seed in range(12)}
     assert len(said) > 1
@@ -194,7 +192,7 @@ def test_one_of_several_texts_is_said_as_it_is(engine: Engine) -> None:
             Grammar.choice(wrong)  # type: ignore[arg-type]
 
 
-def test_what_is_no_schema_is_refused() -> None:
+def test_invalid_schemas_are_refused() -> None:
     for schema in (
         1,
         {"enum": [math.nan]},
@@ -289,7 +287,7 @@ def large_schema(which: int) -> Grammar:
     )
 
 
-def test_only_so_many_large_grammars_are_there_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_large_grammars_is_limited(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "LARGE", 2)
     grammars = Grammars(engine.mllm)
     large = [large_schema(which) for which in range(3)]
@@ -349,7 +347,7 @@ def test_refusals_are_in_words_that_a_client_knows(
         engine.submit(Request(CHAT, grammar=grammar))
 
 
-def test_what_asserts_nothing_is_not_refused(engine: Engine) -> None:
+def test_keywords_that_assert_nothing_are_accepted(engine: Engine) -> None:
     grammar = Grammar.json_schema({"type": "array", "uniqueItems": False, "items": {"enum": ["uniqueItems"]}})
     assert set(json.loads(only(engine, grammar, max_tokens=200).text)) <= {"uniqueItems"}
 
@@ -363,7 +361,7 @@ def test_a_compilation_that_takes_too_long_is_refused(engine: Engine, monkeypatc
     done.set()
 
 
-def test_a_compiled_grammar_is_kept(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_grammar_is_cached(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     grammar = Grammar.regex("[ac]{4}")
     first = only(engine, grammar, max_tokens=9).text
     monkeypatch.delattr(Grammars, "_compile")

@@ -65,7 +65,7 @@ def shut(schema: Any) -> Any:
     return {**CLOSED, **found} if isinstance(found.get("properties"), dict) else found
 
 
-def test_what_ends_is_valid(make_engine: MakeEngine) -> None:
+def test_every_finished_answer_is_valid(make_engine: MakeEngine) -> None:
     rng = random.Random(0)
     engine = make_engine("qwen2_vl", slots=8)
     asked, refused = [], []

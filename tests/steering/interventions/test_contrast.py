@@ -74,7 +74,9 @@ def check(engine: Engine, chat: Any, contrast: Contrast, expected: Any, toleranc
 @pytest.mark.parametrize(
     ("family", "images"), [*((family, 2) for family in FAMILIES), ("qwen2_vl", 1), ("idefics3", 1)]
 )
-def test_vcd(family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any) -> None:
+def test_vcd_equals_two_plain_runs(
+    family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
+) -> None:
     contrast = Vcd(alpha=2.0, beta=0.6)
     chat, plain = families.example_messages(family, images), load_plain(family)
     full = plain.inputs(chat)
@@ -105,7 +107,7 @@ def test_noise_is_that_of_forward_diffusion() -> None:
 @pytest.mark.parametrize(
     ("family", "images"), [*((family, 2) for family in FAMILIES), ("qwen2_vl", 0), ("qwen2_vl", 1), ("gemma3", 0)]
 )
-def test_icd(family: str, images: int, load_plain: LoadPlain, make_engine: Any) -> None:
+def test_icd_equals_two_plain_runs(family: str, images: int, load_plain: LoadPlain, make_engine: Any) -> None:
     contrast = Icd(alpha=1.5, beta=0.3, instruction="You see nothing at all.")
     chat = families.example_messages(family, images, text="What is this?")
     disturbed = families.example_messages(family, images, text="You see nothing at all.\nWhat is this?")
@@ -154,7 +156,9 @@ class Amplified:
 @pytest.mark.parametrize(
     ("family", "images"), [*((one, 2) for one in ("qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v")), ("qwen2_vl", 1)]
 )
-def test_pai(family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any) -> None:
+def test_pai_equals_two_plain_runs(
+    family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
+) -> None:
     contrast = Pai(alpha=0.5, beta=0.2, amplify=3.0, first_layer=1)
     chat, plain = families.example_messages(family, images), load_plain(family)
     full, text = plain.inputs(chat), plain.inputs(families.example_messages(family, 0))
@@ -210,7 +214,7 @@ def test_several_answers_baseline_and_the_other_stages(make_engine: Any) -> None
     assert alone.token_ids == first.token_ids
 
 
-def test_contrast_by_hand() -> None:
+def test_contrasted_logits_equal_those_by_hand() -> None:
     full, twin = torch.tensor([[1.0, 2.0, -torch.inf]] * 3), torch.tensor([[0.0, 3.0, -torch.inf]] * 3)
     rules = [Rule(0.5, relu=True), Rule(0.5, plausible=0.3), Rule(2.0, plausible=0.5)]  # exp(1 - 2) is 0.37
     expected = [[1.5, 2.0, -torch.inf], [1.5, 1.5, -torch.inf], [-torch.inf, 0.0, -torch.inf]]
@@ -237,7 +241,7 @@ def test_settings_out_of_range_are_refused(make: Callable[[], object], param: st
     check_refused(make, param)
 
 
-def test_what_a_request_cannot_have_is_refused(make_engine: Any) -> None:
+def test_impossible_requests_are_refused(make_engine: Any) -> None:
     engine = make_engine("qwen2_vl", max_length=100)
     text, shown = (families.example_messages("qwen2_vl", images) for images in (0, 1))
     for contrast in (Vcd(), Pai(first_layer=0)):

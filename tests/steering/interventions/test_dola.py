@@ -95,7 +95,7 @@ def check(choice: steering.Choice, plain: Plain, messages: Messages, candidates:
 
 
 @pytest.mark.parametrize("family", OF_EACH_KIND)
-def test_it_is_exact_in_every_kind_of_family(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_dola_is_exact_in_every_kind_of_family(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     plain, messages = load_plain(family), chat(family, 1)
     dola = Dola(premature=[0, 1, 2])
     for engine in (make_engine(family), make_engine(family, prefill_budget=11)):
@@ -124,7 +124,7 @@ def test_every_option_is_exact(
     check(only(engine, chat("qwen2_vl"), dola), plain, chat("qwen2_vl"), candidates, dola)
 
 
-def test_rows_choose_for_themselves_and_neighbours_keep_every_bit(
+def test_each_row_chooses_its_layer_and_neighbours_keep_every_bit(
     make_engine: MakeEngine, load_plain: LoadPlain
 ) -> None:
     engine, plain = make_engine("qwen2_vl"), load_plain("qwen2_vl")
@@ -164,7 +164,7 @@ def test_states_are_those_that_other_interventions_leave(make_engine: MakeEngine
     assert_chosen_by(choice, by_definition(plain, logits, padded, [1, 2], dola)[0])
 
 
-def test_copies_of_a_prompt_and_known_beginnings(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_copied_and_cached_prompts_give_the_same_answers(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     messages = families.example_messages("qwen2_vl", 1, text="How many? " * 20)
     engine, plain = make_engine("qwen2_vl", slots=6, prefix_cache_bytes=2**24), load_plain("qwen2_vl")
     dola = Dola(premature=[0, 1, 2])
@@ -248,7 +248,9 @@ def test_a_grammar_masks_first(make_engine: MakeEngine, load_plain: LoadPlain, g
         torch.testing.assert_close(masked[allowed], logits[step][allowed], rtol=0, atol=1e-4)
 
 
-def test_forced_tokens_penalties_and_seeds(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_forced_tokens_penalties_and_seeds_apply_to_contrasted_logits(
+    make_engine: MakeEngine, load_plain: LoadPlain
+) -> None:
     engine, plain, messages = make_engine("qwen2_vl"), load_plain("qwen2_vl"), chat("qwen2_vl")
     dola, forced = Dola(premature=[0, 1, 2], relative_top=0.0), (7, 8, 9, 10)
     choice = only(engine, messages, dola, forced=forced)
@@ -266,7 +268,7 @@ def test_forced_tokens_penalties_and_seeds(make_engine: MakeEngine, load_plain: 
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_as_near_as_it_rounds(dtype: str, root: Path, load_plain: LoadPlain) -> None:
+def test_half_precision_differs_by_rounding_alone(dtype: str, root: Path, load_plain: LoadPlain) -> None:
     engine, half = rounding(families.checkpoint("qwen2_vl", root), dtype)
     messages, dola = chat("qwen2_vl"), Dola(premature=[1], relative_top=0.0)
     choice = only(engine, messages, dola)

@@ -134,7 +134,7 @@ def occluded(
         *((family, 2, refresh) for family in ("qwen2_vl", "gemma3") for refresh in (0, 1)),
     ],
 )
-def test_tokens_are_those_of_two_runs_that_share_nothing(
+def test_tokens_equal_those_of_two_separate_runs(
     family: str, images: int, refresh: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
 ) -> None:
     generate = Generate(weight=1.0, refresh=refresh)
@@ -163,7 +163,7 @@ def test_tokens_are_those_of_two_runs_that_share_nothing(
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "paligemma2"])
-def test_a_twin_that_joins_late_equals_one_that_was_there(
+def test_a_twin_that_joins_late_equals_one_from_the_start(
     family: str, load_mllm: LoadMLLM, make_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every intervention at once: a mask that is rebuilt to be the same changes nothing."""
@@ -329,7 +329,7 @@ def test_a_twin_that_fails_ends_its_leader_and_no_other(make_engine: Any, monkey
     assert engine.stats()["running"] == 0
 
 
-def test_patches_are_those_in_the_top_of_both_maps() -> None:
+def test_chosen_patches_are_in_the_top_of_both_maps() -> None:
     attention = torch.tensor([0.9, 0.8, 0.1, 0.2, 0.3, 0.0, 0.0, 0.0, 0.0, 0.0])
     activation = torch.tensor([0.1, 0.9, 0.8, 0.0, 0.3, 0.0, 0.0, 0.0, 0.0, 0.0])
     assert chosen_patches(attention, activation, 0.2).nonzero()[:, 0].tolist() == [1]
@@ -370,7 +370,7 @@ def test_settings_out_of_range_are_refused(make: Callable[[], object], param: st
     check_refused(make, param)
 
 
-def test_what_a_request_cannot_have_is_refused(make_engine: Any) -> None:
+def test_impossible_requests_are_refused(make_engine: Any) -> None:
     text_only = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
     with pytest.raises(RequestError, match="needs an image"):
         make_engine("qwen2_vl").submit(Request(text_only, interventions=[Sage(generate=Generate())]))

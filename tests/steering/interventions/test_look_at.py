@@ -159,14 +159,14 @@ def test_a_mixed_batch_is_exact_and_neighbours_keep_every_bit(
             assert_chosen_by(choice, logprobs_along(plain, said, choice.token_ids))
 
 
-def test_a_bias_of_nothing_is_exactly_off(make_engine: MakeEngine) -> None:
+def test_a_bias_of_zero_is_exactly_off(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     off, zero = only(engine, chat("qwen2_vl")), only(engine, chat("qwen2_vl"), LookAt(bias=0.0))
     assert zero.logprobs == off.logprobs
 
 
 @pytest.mark.parametrize("other", [steering.See(alpha=0.6, shallow=2), steering.Pai(), steering.Vcd()])
-def test_beside_others_prefill_and_decode_agree(other: steering.Options, make_engine: MakeEngine) -> None:
+def test_prefill_and_decode_agree_with_other_interventions(other: steering.Options, make_engine: MakeEngine) -> None:
     """An answer's tokens say the same as part of the prompt: what a prefill does to its rows is what decoding did."""
     engine, look = make_engine("llava"), LookAt(bias=2.0, layers=[0, 1, 2])
     plain, beside = (only(engine, chat("llava"), *asked) for asked in ((other,), (other, look)))
@@ -177,7 +177,7 @@ def test_beside_others_prefill_and_decode_agree(other: steering.Options, make_en
         assert one.logprob == pytest.approx(two.logprob, abs=1e-4)
 
 
-def test_a_prefill_composes_it_with_see_as_decoding_does(make_engine: MakeEngine) -> None:
+def test_prefill_composes_look_at_with_see_as_decode_does(make_engine: MakeEngine) -> None:
     """See moves weights of the biased softmax, whatever the order of the two in the request.
 
     The tokens of a reply, which a prefill reads, are as likely as the same tokens generated.
@@ -195,7 +195,7 @@ def test_a_prefill_composes_it_with_see_as_decoding_does(make_engine: MakeEngine
     torch.testing.assert_close(read.reply_logprobs[: len(scores)], scores, rtol=0, atol=1e-4)
 
 
-def test_see_acts_on_the_weights_that_it_leaves(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_see_acts_on_the_biased_weights(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     """In prefill and decode alike, See's scaling is of the biased softmax: both together are a bias on the same columns."""
     engine, plain, messages = make_engine("llava"), load_plain("llava"), chat("llava", 1)
     alpha, every = 0.7, [0, 1, 2]
@@ -205,7 +205,7 @@ def test_see_acts_on_the_weights_that_it_leaves(make_engine: MakeEngine, load_pl
         assert_chosen_by(choice, logprobs_along(plain, messages, choice.token_ids))
 
 
-def test_answers_copies_baselines_and_known_beginnings(make_engine: MakeEngine) -> None:
+def test_answers_are_equal_for_copies_baselines_and_cached_prompts(make_engine: MakeEngine) -> None:
     messages = families.example_messages("qwen2_vl", 1, text="How many? " * 20)
     engine, look = make_engine("qwen2_vl", slots=6, prefix_cache_bytes=2**24), LookAt(bias=4.0)
     plain = only(make_engine("qwen2_vl"), messages)
@@ -221,7 +221,7 @@ def test_answers_copies_baselines_and_known_beginnings(make_engine: MakeEngine) 
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_as_near_as_it_rounds(dtype: str, root: Path, load_plain: LoadPlain) -> None:
+def test_half_precision_differs_by_rounding_alone(dtype: str, root: Path, load_plain: LoadPlain) -> None:
     engine, half = rounding(families.checkpoint("qwen2_vl", root), dtype)
     messages = chat("qwen2_vl")
     choice = only(engine, messages, LookAt(bias=3.0))
@@ -256,7 +256,7 @@ def test_wrong_settings_name_their_field(make: Callable[[], object], param: str)
         ("idefics3", LookAt(box=[0, 0, 1, 1]), "look_at.box"),
     ],
 )
-def test_what_does_not_fit_is_refused(family: str, asked: LookAt, param: str, make_engine: MakeEngine) -> None:
+def test_unsuitable_options_are_refused(family: str, asked: LookAt, param: str, make_engine: MakeEngine) -> None:
     with pytest.raises(steering.RequestError) as refused:
         only(make_engine(family), chat(family), asked)
     assert refused.value.param == param

@@ -103,7 +103,7 @@ def test_neighbours_keep_every_bit(family: str, make_engine: MakeEngine) -> None
     assert beside(ProjectOut(vector=make_vector(engine.mllm, layers=(0, 1, 2)))) == beside()
 
 
-def test_it_says_what_it_removed(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_the_report_holds_what_was_removed(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     engine, plain, messages = make_engine("llava"), load_plain("llava"), chat("llava")
     vector = make_vector(engine.mllm)
     for tokens in ("all", "image:2"):
@@ -135,14 +135,14 @@ def test_it_says_what_it_removed(make_engine: MakeEngine, load_plain: LoadPlain)
         }
 
 
-def test_a_slot_keeps_nothing_of_who_was_there(make_engine: MakeEngine) -> None:
+def test_a_slot_keeps_nothing_of_its_predecessor(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl", slots=1)
     plain = only(engine, chat("qwen2_vl")).logprobs
     assert only(engine, chat("qwen2_vl"), ProjectOut(vector=make_vector(engine.mllm))).logprobs != plain
     assert only(engine, chat("qwen2_vl")).logprobs == plain
 
 
-def test_answers_copies_and_baselines(make_engine: MakeEngine) -> None:
+def test_copies_and_baselines_give_exact_answers(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl", slots=6)
     asked = ProjectOut(vector=make_vector(engine.mllm))
     alone, plain = only(engine, chat("qwen2_vl"), asked), only(engine, chat("qwen2_vl"))
@@ -158,7 +158,7 @@ def test_answers_copies_and_baselines(make_engine: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("tokens", ["all", "text"])
-def test_a_known_beginning_says_the_same(tokens: str, make_engine: MakeEngine) -> None:
+def test_a_cached_prompt_reports_the_same(tokens: str, make_engine: MakeEngine) -> None:
     whole, keeping = make_engine("qwen2_vl"), make_engine("qwen2_vl", prefix_cache_bytes=2**24)
     messages = families.example_messages(
         "qwen2_vl", 1, text="How many? " * 20, system="You are a helpful assistant. " * 9
@@ -175,7 +175,7 @@ def test_a_known_beginning_says_the_same(tokens: str, make_engine: MakeEngine) -
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_as_near_as_it_rounds(dtype: str, root: Path, load_plain: LoadPlain) -> None:
+def test_half_precision_differs_by_rounding_alone(dtype: str, root: Path, load_plain: LoadPlain) -> None:
     engine, half = rounding(families.checkpoint("qwen2_vl", root), dtype)
     vector, messages = make_vector(engine.mllm), chat("qwen2_vl")
     choice = only(engine, messages, ProjectOut(vector=vector))
@@ -208,7 +208,7 @@ def test_wrong_settings_name_their_field(make: Callable[[], object], param: str)
         ({"tokens": "image:3"}, "project_out.tokens"),
     ],
 )
-def test_what_does_not_fit_is_refused(options: dict[str, Any], param: str, make_engine: MakeEngine) -> None:
+def test_unsuitable_options_are_refused(options: dict[str, Any], param: str, make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     vector = {"vector": make_vector(engine.mllm)} if options else {}
     with pytest.raises(steering.RequestError) as refused:

@@ -22,7 +22,7 @@ def text(said: str, **more: str) -> dict[str, str]:
     return {"type": "text", "text": said, **more}
 
 
-def test_the_published_prompt() -> None:
+def test_the_default_text_is_the_published_prompt() -> None:
     assert REFUSAL_PROMPT == (
         "Answer with the option's letter from the given choices directly. If you don't know the answer, please reply with "
         "'Sorry, I can't help with it'."
@@ -60,14 +60,14 @@ def test_the_published_prompt() -> None:
         ),
     ],
 )
-def test_it_stands_at_the_end(chat: list[Any], asked: dict[str, Any], expected: list[Any]) -> None:
+def test_the_text_is_put_at_the_end_of_its_message(chat: list[Any], asked: dict[str, Any], expected: list[Any]) -> None:
     before = repr(chat)
     assert RefusalPrompt(**asked).chat(chat) == expected
     assert repr(chat) == before
 
 
 @pytest.mark.parametrize("place", ["user", "system"])
-def test_the_answer_is_that_to_the_chat_with_it_and_the_baseline_that_without(place: Any, make_engine: Any) -> None:
+def test_the_answer_is_to_the_changed_chat_and_the_baseline_to_the_original(place: Any, make_engine: Any) -> None:
     engine, asked = make_engine("qwen2_vl"), RefusalPrompt(place=place)
     chat, sampling = [user(PICTURE, text("What is it?"))], Sampling(max_tokens=5, logprobs=0, ignore_eos=True)
     written, plain, both = engine.generate(
@@ -85,7 +85,7 @@ def test_the_answer_is_that_to_the_chat_with_it_and_the_baseline_that_without(pl
     assert both.prompt_tokens == written.prompt_tokens > plain.prompt_tokens
 
 
-def test_a_contrast_reads_it_too(make_engine: Any) -> None:
+def test_a_contrast_reads_the_changed_chat(make_engine: Any) -> None:
     engine, sampling = make_engine("qwen2_vl"), Sampling(max_tokens=4, logprobs=0, ignore_eos=True)
     chat = [user(PICTURE, text("What is it?"))]
     together, written = engine.generate(

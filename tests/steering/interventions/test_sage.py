@@ -231,7 +231,7 @@ def test_think_damps_updates_as_defined(
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma3"])
-def test_both_stages_together_and_in_chunks(
+def test_both_stages_together_and_in_chunks_are_exact(
     family: str, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
 ) -> None:
     sage = Sage(See(alpha=0.5, reading="transfer"), Think(gamma=0.5, threshold=0.01))
@@ -253,7 +253,7 @@ def test_neutral_settings_are_plain_decoding(family: str, make_engine: Any) -> N
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma3"])
-def test_see_in_half_precision_is_see_but_for_rounding(
+def test_see_in_half_precision_differs_by_rounding_alone(
     family: str, load_mllm: LoadMLLM, load_plain: LoadPlain, root: Path
 ) -> None:
     """The first token's distribution is as far from float32, up to a factor of three, as the plain model's.
@@ -279,7 +279,7 @@ def test_see_in_half_precision_is_see_but_for_rounding(
 
 @pytest.mark.parametrize("seen", [0.0, 1e-42, 1e-37, 1e-20, 1e-9, 0.3])
 @pytest.mark.parametrize("reading", ["transfer", "scale"])
-def test_no_attention_is_lost_however_little_a_head_looks(reading: str, seen: float) -> None:
+def test_attention_sums_to_one_even_if_a_head_hardly_looks(reading: str, seen: float) -> None:
     slots = SeeSlots("sage.see", a_pool(1, 4, 1))
     sequence = a_sequence([-1, FIRST_IMAGE, FIRST_IMAGE, QUESTION], See(alpha=0.5, reading=reading, shallow=1))
     slots.place(sequence)
@@ -370,7 +370,7 @@ def test_settings_out_of_range_are_refused(make: Callable[[], object], param: st
     check_refused(make, param)
 
 
-def test_what_a_request_cannot_have_is_refused(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_requests_are_refused(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine("qwen2_vl")
     monkeypatch.setattr(engine.mllm, "checked", None)  # thresholds of a self-check, which other tests may have run
     text_only = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]

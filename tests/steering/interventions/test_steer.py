@@ -27,7 +27,7 @@ from tests.steering.interventions.pushes import SAMPLING, STEPS, assert_same, by
 @pytest.mark.parametrize(
     ("family", "budget"), [*((family, 24) for family in families.FAMILIES), ("qwen2_vl", 400), ("gemma3", 400)]
 )
-def test_every_choice_of_tokens_in_one_batch(
+def test_every_choice_of_tokens_is_exact_in_one_batch(
     family: str, budget: int, make_engine: MakeEngine, load_plain: LoadPlain
 ) -> None:
     engine = make_engine(family, slots=6, prefill_budget=budget)
@@ -88,7 +88,7 @@ def test_pushing_with_a_negated_vector_is_pushing_the_other_way(make_engine: Mak
 
 
 @pytest.mark.parametrize("family", OF_EACH_KIND)
-def test_neighbours_of_steered_requests_get_exactly_what_they_get_anyway(family: str, make_engine: MakeEngine) -> None:
+def test_neighbours_of_steered_requests_keep_every_bit(family: str, make_engine: MakeEngine) -> None:
     """To the last bit, in prefill and in decoding, with the same neighbours steered or not."""
     strong = Steer(make_vector(make_engine(family).mllm, layers=(0, 1, 2)), 40.0)
     chats = [chat(family), families.example_messages(family, 1, text="How many?"), chat(family, 1)]
@@ -225,7 +225,7 @@ def test_without_images_an_image_push_touches_nothing(make_engine: MakeEngine) -
 
 
 @pytest.mark.parametrize(("scale", "warned"), [(1.5, False), (-1.5, False), (1.6, True), (-1.6, True)])
-def test_a_warning_beyond_the_calibrated_range(scale: float, warned: bool, make_engine: MakeEngine) -> None:
+def test_a_strength_beyond_the_calibrated_range_warns(scale: float, warned: bool, make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     vector = dataclasses.replace(make_vector(engine.mllm), info={"calibration": {"range": [0.5, 1.5]}})
     request = Request(chat("qwen2_vl"), Sampling(max_tokens=1), interventions=[(Steer(vector, scale),)])

@@ -51,7 +51,9 @@ def added_to(plain: Plain, columns: torch.Tensor, delta: torch.Tensor) -> Iterat
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "gemma3"])
-def test_one_image_by_its_number_in_a_mixed_batch(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_one_image_is_steered_by_number_in_a_mixed_batch(
+    family: str, make_engine: MakeEngine, load_plain: LoadPlain
+) -> None:
     engine, plain = make_engine(family, slots=6, prefill_budget=400), load_plain(family)
     in_pieces = make_engine(family, slots=6, prefill_budget=11)
     vector, messages = make_vector(engine.mllm), chat(family)

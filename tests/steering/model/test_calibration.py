@@ -56,7 +56,7 @@ def test_the_file_keeps_what_was_measured(tmp_path: Path) -> None:
         {"fingerprint": "another"},
     ],
 )
-def test_other_files_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_files_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
     path = Calibration("f").with_divergence(torch.rand(2, 50), samples=3).save(tmp_path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UnsupportedModel, match=FILE):

@@ -21,7 +21,7 @@ def files(folder: Path, held: Calibration | None = None) -> CalibrationFiles:
     return CalibrationFiles(held, "f", 2, folder / "model", folder / "own")
 
 
-def test_the_digest_is_that_of_the_numbers() -> None:
+def test_the_digest_depends_on_the_numbers_alone() -> None:
     content = {**asdict(MEASURED)}
     by_hand = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     assert MEASURED.digest == by_hand

@@ -66,7 +66,7 @@ def test_the_least_recently_used_leaves_first_and_the_bytes_are_bounded() -> Non
     assert encoder.cache.bytes == 800
 
 
-def test_what_is_larger_than_the_cache_is_not_kept() -> None:
+def test_features_larger_than_the_cache_are_not_kept() -> None:
     encoder = Encoder(ImageCache(399))
     assert encoder.get((1,), (1,)) == [[1], [1]]
     encoder.get((1,))

@@ -195,7 +195,7 @@ def test_weights_that_do_not_fit_the_config_are_told_in_a_sentence(root: Path, t
         steering.load(folder, device="cpu")
 
 
-def test_what_a_processor_adds_to_a_text_is_known_only_where_it_is_zeros(
+def test_a_processors_additional_inputs_are_known_only_if_zero(
     load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mllm = load_mllm("qwen2_vl")
@@ -221,7 +221,7 @@ def test_what_a_processor_adds_to_a_text_is_known_only_where_it_is_zeros(
 
 
 @pytest.mark.parametrize("clock", [False, True])
-def test_what_a_template_makes_of_a_form_is_kept_unless_it_knows_the_time(
+def test_a_rendered_chat_is_cached_unless_the_template_uses_the_time(
     clock: bool, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mllm = steering.load(families.checkpoint("qwen2_vl", root))

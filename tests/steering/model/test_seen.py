@@ -58,7 +58,7 @@ def same(one: Prompt, other: Prompt) -> bool:
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_a_prompt_is_the_same_when_its_pictures_were_seen(
+def test_a_prompt_with_cached_pictures_is_the_same(
     family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mllm = load_mllm(family)
@@ -121,7 +121,7 @@ def test_the_least_recently_used_is_let_go_first(mllm: steering.MLLM, processed:
     assert mllm.seen.bytes == 0
 
 
-def test_what_a_palette_colours_is_not_known_by_its_pixels(mllm: steering.MLLM) -> None:
+def test_pictures_with_palettes_are_not_cached(mllm: steering.MLLM) -> None:
     def of(*palette: int) -> Image.Image:
         one = Image.new("P", (56, 56))
         one.putpalette(palette)
@@ -132,7 +132,7 @@ def test_what_a_palette_colours_is_not_known_by_its_pixels(mllm: steering.MLLM) 
     assert mllm.seen.misses == 0
 
 
-def test_whoever_calls_the_processor_otherwise_gets_what_it_makes(
+def test_other_calls_of_the_processor_bypass_the_cache(
     mllm: steering.MLLM, processed: list[int], tmp_path: Path
 ) -> None:
     build_prompt(mllm, chat(picture(0)))
@@ -145,7 +145,7 @@ def test_whoever_calls_the_processor_otherwise_gets_what_it_makes(
     assert "seen" not in (tmp_path / "processor_config.json").read_text()
 
 
-def test_many_threads_ask_together(mllm: steering.MLLM) -> None:
+def test_many_threads_may_use_the_cache(mllm: steering.MLLM) -> None:
     plain = [build_prompt(mllm, chat(picture(shade))) for shade in range(4)]
     mllm.seen.capacity = mllm.seen.bytes // 2
     build_prompt(mllm, chat(picture(4)))

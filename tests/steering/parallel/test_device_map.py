@@ -33,7 +33,7 @@ def test_every_intervention_is_among_the_requests(model: Path) -> None:
     assert set(REGISTRY) - covered == {"contrast.icd"}, "on two devices, another contrast's twin"
 
 
-def test_differences_are_found() -> None:
+def test_the_comparison_finds_differences() -> None:
     one = {"a": [1.0, 200.0, None], "b": "x"}
     assert differences(one, {"a": [1.00005, 200.005, None], "b": "x"}) == []
     assert len(differences(one, {"a": [1.001, 200.0, None], "b": "y"})) == 2
@@ -56,7 +56,7 @@ def test_a_map_without_accelerate_is_refused(root: Path, monkeypatch: pytest.Mon
         steering.load(checkpoint("qwen2_vl", root), device_map="auto")
 
 
-def test_what_the_devices_do_not_hold_is_refused() -> None:
+def test_a_model_larger_than_its_devices_is_refused() -> None:
     places = {"model.visual": 0, "layers.0": 1, "layers.1": "cpu", "lm_head": "disk"}
     with pytest.raises(UnsupportedModel, match=re.escape("layers.1 and 1 more of 4 parts")):
         loading.refuse_offloaded(SimpleNamespace(hf_device_map=places))

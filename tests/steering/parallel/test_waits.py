@@ -42,7 +42,7 @@ def waits(counted: dict[str, Waits]) -> Waits:
 
 
 @pytest.mark.slow
-def test_a_step_waits_for_its_tokens_alone(waits: dict[str, list[list[str]]]) -> None:
+def test_a_step_waits_only_for_its_tokens(waits: dict[str, list[list[str]]]) -> None:
     assert {"plain", "all of sage", "vcd", "two images, read", "grammar", "reply"} <= waits.keys()
     for name, steps in waits.items():
         for number, lines in enumerate(steps[:-1]):

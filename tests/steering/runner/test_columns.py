@@ -22,7 +22,7 @@ def a_pool(length: int = 8192, each: int = 2048, layers: int = 8) -> Any:
     return SimpleNamespace(length=length, column_bytes=each, layers=layers)
 
 
-def test_few_long_rows_read_by_themselves_where_that_is_less() -> None:
+def test_few_long_rows_are_read_separately_if_that_reads_less() -> None:
     found = columns_of([1000] * 31 + [8000], a_pool(), "cpu")
     assert found == Columns(8000, 1008, ((31, 8000),), (32 * (8000 - 1008) - 8000) * 2048 * 8)
     assert columns_of([1000] * 31 + [8000], a_pool(each=0), "cpu") == Columns(8000, 8000)
@@ -30,7 +30,7 @@ def test_few_long_rows_read_by_themselves_where_that_is_less() -> None:
     assert columns_of([8191], a_pool(8191), "cpu") == Columns(8191, 8191)
 
 
-def test_a_gpu_s_rows_are_parted_where_it_reads_longer_than_it_launches() -> None:
+def test_rows_on_a_gpu_are_split_if_reading_takes_longer_than_launching() -> None:
     assert columns_of([1000] * 31 + [2000], a_pool(), "cuda").apart == ()
     assert columns_of([1000] * 31 + [8000], a_pool(), "cuda").apart == ((31, 8000),)
 

@@ -25,7 +25,7 @@ def slot_bytes(mllm: MLLM, columns: int) -> int:
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl_moe", "gemma3", "glm4v", "idefics3", "paligemma2"])
-def test_they_are_as_a_prompt_would_have_made_them(family: str, make_engine: MakeEngine) -> None:
+def test_slots_equal_those_of_a_first_prompt(family: str, make_engine: MakeEngine) -> None:
     engine = make_engine(family, slots=2, max_length=128)
     engine.generate([Request(families.example_messages(family, 1), Sampling(max_tokens=1))])
     made = at_once(engine.mllm, 2, 128, share=0.9, kept=0)
@@ -34,7 +34,7 @@ def test_they_are_as_a_prompt_would_have_made_them(family: str, make_engine: Mak
         assert not one.any()
 
 
-def test_there_are_as_many_slots_as_fit_beside_what_else_is_kept(
+def test_slots_are_as_many_as_fit_beside_the_caches(
     load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     mllm, columns = load_mllm(FAMILY), 128
@@ -52,9 +52,7 @@ def test_there_are_as_many_slots_as_fit_beside_what_else_is_kept(
         at_once(mllm, 16, 100, share=0.9, kept=9 * size)
 
 
-def test_on_a_cpu_little_is_taken_at_the_start_and_much_where_it_is_used(
-    load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_on_a_cpu_is_taken_when_slots_are_used(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     mllm = load_mllm(FAMILY)
     size = 3 * slot_bytes(mllm, 100)
     monkeypatch.setattr(room, "COMMITTED", size)

@@ -25,14 +25,14 @@ def longer_than(plain: Request) -> Request:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_left_of_who_was_there(kind: str, make_engine: MakeEngine, expected: list[Any]) -> None:
+def test_a_released_slot_keeps_nothing(kind: str, make_engine: MakeEngine, expected: list[Any]) -> None:
     observed, asked, plain = requests(make_engine(FAMILY), kind)
     longer, engine = longer_than(plain), make_engine(FAMILY, slots=6)
     assert answers(engine, [asked, longer])[1] == expected[2]  # which is moved to the other's slot on the way
     assert answers(engine, [plain, observed, plain]) == [expected[1], expected[0], expected[1]]
 
 
-def test_a_slot_that_nobody_uses_is_not_written(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_slot_is_not_written(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     for name in ("place", "move"):
         for kind in (one for one in _kinds(Slots) if name in vars(one)):

@@ -76,14 +76,16 @@ FORMS: list[tuple[Format, str, str, list[ToolCall]]] = [
 
 
 @pytest.mark.parametrize(("form", "text", "said", "calls"), FORMS)
-def test_a_text_is_taken_apart(form: Format, text: str, said: str, calls: list[ToolCall]) -> None:
+def test_a_text_is_split_into_speech_and_calls(form: Format, text: str, said: str, calls: list[ToolCall]) -> None:
     stream = CallStream(form, NAMES, TEXTS)
     stream.feed(text, last=True)
     assert (stream.text, stream.calls) == (said, calls)
 
 
 @pytest.mark.parametrize(("form", "text", "said", "calls"), FORMS)
-def test_pieces_add_up_however_the_text_is_cut(form: Format, text: str, said: str, calls: list[ToolCall]) -> None:
+def test_streamed_pieces_add_up_wherever_the_text_is_cut(
+    form: Format, text: str, said: str, calls: list[ToolCall]
+) -> None:
     rng = random.Random(0)
     for most in (1, 3, 9):
         stream = CallStream(form, NAMES, TEXTS)
@@ -101,7 +103,7 @@ def test_pieces_add_up_however_the_text_is_cut(form: Format, text: str, said: st
             assert "".join(piece.arguments for piece in got if piece.number == number) == one.arguments
 
 
-def test_what_is_certain_is_not_held_back() -> None:
+def test_certain_text_is_not_held_back() -> None:
     stream = CallStream(HERMES, NAMES)
     assert stream.feed("A star <to")[0] == "A star"
     assert stream.feed("p> of")[0] == " <top> of"
@@ -120,7 +122,7 @@ def test_texts_in_tags_are_not_held_back() -> None:
     assert [one.arguments for one in stream.feed("al</arg_value></tool_call>")[1]] == ['</arg_val"}']
 
 
-def test_a_call_is_cut_until_its_arguments_are_whole() -> None:
+def test_a_call_is_incomplete_until_its_arguments_are_complete() -> None:
     text = call(COUNT) + call(LOOK)
     found = set()
     for end in range(len(text) + 1):

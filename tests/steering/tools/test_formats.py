@@ -97,7 +97,7 @@ def test_required_calls_are_what_parameters_allow_and_streams_add_up(engine: Eng
         Draft202012Validator(schemas[call.name]).validate(arguments)
 
 
-def test_special_tokens_are_text_of_calls_alone(engine: Engine) -> None:
+def test_special_tokens_become_text_only_in_calls(engine: Engine) -> None:
     """The model writes them as tokens; without tools they are left out, as ever."""
     form = next(one for one in FORMATS if one.name == kind(engine))
     tags = special_tags(engine.mllm, form)
@@ -114,7 +114,7 @@ def test_special_tokens_are_text_of_calls_alone(engine: Engine) -> None:
     assert free.text == 'Hm. look{"at": "top"}'
 
 
-def test_what_tags_cannot_enforce_is_named_where_it_must_be(engine: Engine) -> None:
+def test_schemas_that_tags_cannot_enforce_are_refused_if_strict(engine: Engine) -> None:
     if kind(engine) != "glm":
         return
     function = {"name": "f", "parameters": {"properties": {"a": {"type": "string", "pattern": "x"}}}, "strict": True}

@@ -124,7 +124,7 @@ def test_a_call_that_the_model_chose_is_found(engine: Engine) -> None:
     assert (free.text, free.tool_calls, free.finish_reason) == (said, (), "stop")
 
 
-def test_a_template_without_tools_is_told(make_engine: MakeEngine) -> None:
+def test_a_template_without_tools_is_refused(make_engine: MakeEngine) -> None:
     engine = make_engine(FAMILY)
     assert format_of(engine.mllm) is None
     for request, param in ((Request(QUESTION, tools=Tools(FUNCTIONS)), "tools"), (Request(CALLED), "messages")):
@@ -151,7 +151,7 @@ def test_wrong_tools_are_named(functions: Any, param: str) -> None:
     assert caught.value.param == param
 
 
-def test_what_excludes_one_another_is_named(engine: Engine) -> None:
+def test_options_that_exclude_each_other_are_named(engine: Engine) -> None:
     with pytest.raises(RequestError, match="'tool_choice' must name one of the tools"):
         Tools(FUNCTIONS, "fly")
     with pytest.raises(RequestError, match="'tool_choice' and 'force'"):

@@ -29,7 +29,7 @@ def test_each_sequence_attends_within_itself(lengths: tuple[int, ...], dtype: to
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_how_many_there_are_of_one_length_need_not_be_read() -> None:
+def test_a_given_number_of_equal_sequences_replaces_their_ends() -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 3, 15, 8) for _ in range(3))
     ends = torch.tensor([0, 5, 10, 15])
@@ -38,7 +38,7 @@ def test_how_many_there_are_of_one_length_need_not_be_read() -> None:
     assert torch.equal(found, expected)
 
 
-def test_sequences_of_one_length_are_taken_in_one_call() -> None:
+def test_sequences_of_one_length_attend_in_one_call() -> None:
     assert packed_runs((0, 4, 8, 12), CPU) == (((3, 4),), None, None)
     runs, order, back = packed_runs((0, 4, 6, 10, 10, 12), CPU)
     assert runs == ((2, 4), (2, 2))

@@ -11,7 +11,7 @@ from tests.steering.conftest import LoadMLLM, LoadPlain
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_features_are_the_plain_models_whatever_came_before(
+def test_features_equal_the_plain_models_after_any_other_pictures(
     family: str, load_mllm: LoadMLLM, load_plain: LoadPlain
 ) -> None:
     mllm, plain = load_mllm(family), load_plain(family)
@@ -29,7 +29,7 @@ def test_features_are_the_plain_models_whatever_came_before(
     assert pixels.grad is not None
 
 
-def test_pictures_of_one_size_are_told_apart_for_a_tower_that_takes_each_whole(load_mllm: LoadMLLM) -> None:
+def test_pictures_of_one_size_are_separated_for_an_encoder_of_whole_pictures(load_mllm: LoadMLLM) -> None:
     def given(family: str, *grids: tuple[int, int, int]) -> list[torch.Tensor] | None:
         mllm, sizes = load_mllm(family), torch.tensor(grids)
         patches = int(sizes.prod(-1).sum())

@@ -29,7 +29,7 @@ def test_a_wider_ffn_computes_the_same(bias: bool) -> None:
     assert widths == [(16, 64, (64, 16)), (64, 16, (16, 64))]
 
 
-def test_those_that_are_widened() -> None:
+def test_only_narrow_layers_are_widened() -> None:
     assert _is_narrow(ffn(60, torch.bfloat16, True))
     assert not _is_narrow(ffn(60, torch.float32, True)), "which has other kernels"
     assert not _is_narrow(ffn(72, torch.float16, True)), "which is a multiple of 8"

@@ -62,7 +62,7 @@ def test_errors_that_do_not_add_up_are_no_judgement_of_faithfulness(wrong: dict[
     assert faithfulness("[1]", 2) is None
 
 
-def test_it_is_shown_the_pictures_and_told_what_is_true() -> None:
+def test_the_judge_gets_the_pictures_and_the_true_differences() -> None:
     answerer = Scripted(lambda question: json.dumps(CONSISTENT if "CONSISTENCY" in text_of(question) else FAITHFUL))
     judge = ModelJudge(answerer, quiet=True)
     (verdict,) = judge([STATEMENT])
@@ -83,7 +83,7 @@ def test_an_answer_that_is_nested_beyond_measure_cannot_be_read() -> None:
     assert judge.counts["unreadable"] == judge.counts["asked"] > 0
 
 
-def test_what_is_empty_is_not_asked_about() -> None:
+def test_empty_answers_are_not_judged() -> None:
     judge = ModelJudge(Scripted(lambda question: "{}"), quiet=True)
     assert judge([Statement(PAIR, "", "The dog is gone.", "")]) == [Verdict((), Faithfulness(0, {}, True))]
     assert judge.counts["asked"] == 0

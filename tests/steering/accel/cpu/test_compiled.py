@@ -34,7 +34,7 @@ pytestmark = [
 ]
 
 
-def test_answers_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
+def test_compiled_answers_equal_eager_answers(compiled: steering.Engine) -> None:
     plain = steering.Engine(compiled.mllm, slots=4, max_length=512, self_check=False)
     for count, diagnose in ((1, True), (3, False), (4, True), (4, False), (1, False)):
         asked = requests(compiled.mllm, count, diagnose)
@@ -50,7 +50,7 @@ def test_answers_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
         assert compiled.stats()["compiled_steps"] - before >= 39
 
 
-def test_answers_with_all_that_can_be_asked_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
+def test_compiled_answers_with_all_options_equal_eager_answers(compiled: steering.Engine) -> None:
     """Attention and updates are changed and read, alone and beside each other and a plain request."""
     mllm = compiled.mllm
     plain = steering.Engine(mllm, slots=4, max_length=512, self_check=False)
@@ -88,7 +88,7 @@ def test_answers_with_all_that_can_be_asked_are_those_of_the_plain_step(compiled
         assert compiled.stats()["steps"] - steps <= 40
 
 
-def test_prompts_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
+def test_compiled_prefill_equals_eager_prefill(compiled: steering.Engine) -> None:
     """Alone and several at once, of different lengths, with pictures and without, in parts, and behind what is known."""
     mllm = compiled.mllm
     options = {"slots": 4, "max_length": 512, "self_check": False, "prefill_budget": 40, "prefix_cache_bytes": 2**24}
@@ -117,9 +117,7 @@ def test_prompts_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
     assert ours.stats()["prefix_cache_hits"] > known
 
 
-def test_passes_of_many_rows_that_threads_share_are_those_of_the_plain_step(
-    compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_shared_by_threads_equal_eager_rows(compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows and many, prompts too, of all kinds beside each other."""
     mllm, steps = compiled.mllm, compiled.compilation.steps
     assert steps is not None
@@ -157,7 +155,7 @@ def test_passes_of_many_rows_that_threads_share_are_those_of_the_plain_step(
     assert {("decode", 2), ("prefill", 2)} <= set(shared)
 
 
-def test_others_run_beside_a_step(compiled: steering.Engine) -> None:
+def test_other_threads_run_during_a_compiled_step(compiled: steering.Engine) -> None:
     """With torch's own loader, no other thread had the interpreter while a step ran."""
     engine_ = compiled
     assert engine_.compilation.steps is not None
@@ -201,7 +199,7 @@ def test_all_columns_of_a_slot_can_be_read(compiled: steering.Engine) -> None:
     assert one.choices[0].token_ids == other.choices[0].token_ids
 
 
-def test_pictures_of_one_size_are_encoded_as_the_plain_tower_encodes_them(
+def test_compiled_picture_encoding_equals_the_eager_encoder(
     compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A single picture, and as many as threads share, are compiled; others, and larger batches, use the plain tower."""
@@ -237,9 +235,7 @@ def test_a_new_picture_is_encoded_by_the_compiled_step(
     compiled.generate([Request(words, Sampling(max_tokens=2, ignore_eos=True))])
 
 
-def test_what_is_new_behind_a_long_prompt_is_compiled(
-    compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_long_prompt_runs_compiled(compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A further turn of a chat is compiled; many new tokens, or several such prompts at once, run eagerly."""
     steps = compiled.compilation.steps
     assert steps is not None
@@ -274,7 +270,7 @@ def test_what_is_new_behind_a_long_prompt_is_compiled(
 
 
 @pytest.mark.usefixtures("compiled", "nothing_compiles")
-def test_the_next_start_finds_them(mllm: MLLM, folder: Path) -> None:
+def test_the_next_start_loads_stored_packages(mllm: MLLM, folder: Path) -> None:
     again = engine(mllm, folder)
     assert again.compilation.state == "ready"
     assert again.stats()["compiled_in_use"] == len(VARIANTS)
@@ -293,7 +289,7 @@ def test_the_next_start_finds_them(mllm: MLLM, folder: Path) -> None:
         ("os.kill(os.getpid(), signal.SIGKILL)", "a compiling process exited with status -9"),
     ],
 )
-def test_one_that_cannot_be_compiled_keeps_no_other_from_use(
+def test_a_step_that_cannot_be_compiled_does_not_prevent_others(
     fails: str, said: str, mllm: MLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -320,7 +316,7 @@ sys.exit(child.main())
 
 
 @pytest.mark.usefixtures("compiled", "nothing_compiles")
-def test_what_is_broken_costs_a_compile_and_no_answer(mllm: MLLM, folder: Path, tmp_path: Path) -> None:
+def test_a_broken_package_is_compiled_again_and_no_answer_fails(mllm: MLLM, folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".*"))  # what another run builds
     for place in copy.glob("*/step.so"):  # code that says that it is what was written, and is none
@@ -344,7 +340,7 @@ def test_what_is_broken_costs_a_compile_and_no_answer(mllm: MLLM, folder: Path, 
         (lambda logits: logits.T.contiguous().T, lambda made: made.transpose(0, 1), "one returns TensorForm("),
     ],
 )
-def test_a_step_that_leaves_something_else_is_not_used(
+def test_a_step_with_other_side_effects_is_not_used(
     off: Any, scaled: Any, said: str,
     mllm: MLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -376,7 +372,7 @@ def test_a_folder_that_others_may_write_is_not_used(
 
 
 @pytest.mark.usefixtures("nothing_compiles")
-def test_where_nothing_compiles_steps_run_as_they_are(mllm: MLLM, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_working_compiler_steps_run_eagerly(mllm: MLLM, caplog: pytest.LogCaptureFixture) -> None:
     made = engine(mllm, "off")
     assert not made.compilation.wait(60)
     assert "there is no compiler" in caplog.text
@@ -384,7 +380,7 @@ def test_where_nothing_compiles_steps_run_as_they_are(mllm: MLLM, caplog: pytest
     assert len(answer.choices[0].token_ids) == 40
 
 
-def test_an_engine_that_stops_ends_what_is_being_compiled(mllm: MLLM, tmp_path: Path) -> None:
+def test_stopping_an_engine_ends_its_compilation(mllm: MLLM, tmp_path: Path) -> None:
     made = engine(mllm, tmp_path)
     assert made.compilation._ahead is not None
     while (process := made.compilation._ahead.compiling._process) is None:

@@ -15,7 +15,7 @@ from steering.accel.cpu.building import quote_library_folders
 from steering.accel.cpu.compiling import _kill, without_spaces
 
 
-def test_what_a_process_started_is_killed_although_that_has_ended() -> None:
+def test_grandchildren_are_killed_after_their_parent_has_ended() -> None:
     process = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!"], stdout=subprocess.PIPE, text=True, process_group=0)
     with process:
         assert process.stdout is not None

@@ -66,7 +66,7 @@ def check(mllm: MLLM, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=" ".join)
-def test_a_step_leaves_what_an_eager_pass_leaves(variant: Variant, check: Any) -> None:
+def test_a_fused_step_leaves_the_same_state_as_an_eager_pass(variant: Variant, check: Any) -> None:
     check(variant)
 
 
@@ -79,7 +79,7 @@ def test_a_step_leaves_what_an_eager_pass_leaves(variant: Variant, check: Any) -
         (FusedResidual, "settle", ResidualRows.settle),
     ],
 )
-def test_a_form_that_does_something_else_is_seen(
+def test_a_fused_form_that_differs_is_detected(
     form: type, name: str, wrong: Any, check: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(form, name, wrong)

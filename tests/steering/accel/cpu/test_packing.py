@@ -33,7 +33,7 @@ class Block(nn.Module):
     ("dtype", "published"), [*((one, one) for one in DTYPES), *((torch.float32, one) for one in HALVES)], ids=str
 )
 @pytest.mark.parametrize(("bias", "value_bias"), [(True, True), (False, False), (True, False)])
-def test_products_are_those_of_the_layers(
+def test_packed_products_equal_the_layers(
     dtype: torch.dtype, published: torch.dtype, bias: bool, value_bias: bool
 ) -> None:
     torch.manual_seed(0)
@@ -62,7 +62,7 @@ def test_products_are_those_of_the_layers(
     assert len(calls) == 2 * len(groups)  # a weight and a bias each: no product was made twice
 
 
-def test_other_layers_are_left_alone() -> None:
+def test_unsuitable_layers_are_not_packed() -> None:
     inside, outside = nn.Linear(8, 8), nn.Linear(8, 8)
     groups = groups_of([inside], torch.float32)
     weights = {name: reordered(one) for name, one in joined(groups).items()}

@@ -24,7 +24,7 @@ ROOT = Path(steering.__file__).parent
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "llava"])
-def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_mllm: LoadMLLM) -> None:
+def test_steps_are_compiled_again_after_their_code_changed(family: str, load_mllm: LoadMLLM) -> None:
     run: set[Path] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -47,7 +47,7 @@ def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_
     assert {file.parts[0] for file in run} <= {*CODE}
 
 
-def test_a_step_is_for_hooks_of_its_own_sizes(load_mllm: LoadMLLM) -> None:
+def test_a_step_accepts_only_hooks_of_its_sizes(load_mllm: LoadMLLM) -> None:
     """Rows and tokens may be of any number, but vectors for one picture of several have hooks of another class."""
     mllm, variant = load_mllm("qwen2_vl"), Variant("prefill", "usual")
     shape = example_step(mllm, variant, None, PackedWeights(mllm))[0].shape
@@ -64,7 +64,7 @@ def test_a_step_is_for_hooks_of_its_own_sizes(load_mllm: LoadMLLM) -> None:
         setattr(steered, name, held)
 
 
-def test_who_has_not_read_the_weights_makes_the_same_step() -> None:
+def test_a_process_without_weights_traces_the_same_step() -> None:
     """The compiling process is told only what it cannot see: the dtypes of the weights."""
     served = steering.load()
     unread = steering.load(unread=served.fingerprint)
@@ -80,7 +80,7 @@ def test_who_has_not_read_the_weights_makes_the_same_step() -> None:
     assert manifest(made) == manifest(own)
 
 
-def test_one_package_alone_has_the_threads_that_it_was_loaded_for(load_mllm: LoadMLLM) -> None:
+def test_a_single_package_keeps_its_number_of_threads(load_mllm: LoadMLLM) -> None:
     own, package = torch.get_num_threads(), SimpleNamespace()
     steps = CompiledSteps(load_mllm("qwen2_vl"), threads=1)
     torch.set_num_threads(3)

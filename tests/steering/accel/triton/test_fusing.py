@@ -39,7 +39,7 @@ def norms(kind: type[nn.Module], dtype: torch.dtype) -> nn.Module:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", [qwen.Qwen2_5_VLRMSNorm, gemma.Gemma3RMSNorm])
-def test_norms_are_ours_where_both_give_the_same(kind: type[nn.Module], dtype: torch.dtype) -> None:
+def test_norms_are_replaced_if_the_kernel_gives_the_same(kind: type[nn.Module], dtype: torch.dtype) -> None:
     own, ours = norms(kind, dtype), Ops()
     taken = copy.deepcopy(own)
     fuse_by(ours, taken)
@@ -50,7 +50,7 @@ def test_norms_are_ours_where_both_give_the_same(kind: type[nn.Module], dtype: t
     assert ours.calls["rms_norm"] == before + 3
 
 
-def test_norms_stay_where_ours_gives_something_else() -> None:
+def test_norms_are_kept_if_the_kernel_differs() -> None:
     taken, wrong = norms(qwen.Qwen2_5_VLRMSNorm, torch.float32), Ops(wrong=0.5)
     fuse_by(wrong, taken)
     assert wrong.calls["rms_norm"] == 2  # with a weight as it is, and one to which 1 is added
@@ -58,7 +58,7 @@ def test_norms_stay_where_ours_gives_something_else() -> None:
 
 
 @pytest.mark.parametrize(("wrong", "taken"), [(0.0, True), (0.5, False)])
-def test_rotary_embeddings_are_ours_on_a_gpu_where_both_give_the_same(wrong: float, taken: bool) -> None:
+def test_rotary_embeddings_are_replaced_on_a_gpu_if_the_kernel_gives_the_same(wrong: float, taken: bool) -> None:
     plain = {name: getattr(qwen, name) for name in NAMES}
     ours = Ops(wrong)
     for _ in range(2):  # the second model of a family finds them there
@@ -85,7 +85,7 @@ def test_rotary_embeddings_are_ours_on_a_gpu_where_both_give_the_same(wrong: flo
         assert ours.calls["rotated"] == before, "on the CPU it is the model's own"
 
 
-def test_on_a_gpu_without_triton_the_model_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_the_model_is_unchanged_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = norms(qwen.Qwen2_5_VLRMSNorm, torch.float32)
     monkeypatch.setattr("steering.accel.triton.fusing.importlib.util", SimpleNamespace(find_spec=lambda name: None))
     fuse(taken, taken, torch.device("cuda"))

@@ -127,7 +127,7 @@ def test_the_self_check_compares_with_modules_as_they_were(
         selfcheck.check_model(served.fused, fast=True)
 
 
-def test_what_differs_from_a_modules_own_forward_is_not_taken(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fused_module_that_differs_is_not_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served(families.checkpoint("qwen2_vl", root), monkeypatch, Ops(wrong=0.5))
     calls = served.ops.calls
     calls.update(dict.fromkeys(calls, 0))
@@ -156,9 +156,7 @@ def test_a_step_without_a_graph_runs_in_a_larger_one_and_is_captured_while_nothi
     assert set(form.graphs) == {1, 2, 4, 8}
 
 
-def test_a_step_that_is_wanted_often_is_captured_although_answers_run(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frequent_step_is_captured_while_answers_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "PATIENCE", 3)
     _, ours, graphs = Served(families.checkpoint("qwen2_vl", root), monkeypatch).engines()
     graphs.tried = True
@@ -167,7 +165,7 @@ def test_a_step_that_is_wanted_often_is_captured_although_answers_run(
     assert (set(form.graphs), graphs.taken) == ({1}, 8 - 3)
 
 
-def test_products_with_a_single_state_are_tried_for_what_is_fused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_vector_products_are_tried_for_fused_layers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[tuple[int, ...]] = set()
 
     class Noting(Ops):

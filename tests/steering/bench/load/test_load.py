@@ -53,7 +53,7 @@ def test_callers_ask_at_once_and_each_one_after_the_other() -> None:
     assert 0.01 <= seen.long_gap == max(seen.gaps)
 
 
-def test_what_a_caller_meets_is_raised() -> None:
+def test_an_error_of_a_caller_is_raised() -> None:
     def ask(work: str) -> Iterator[str]:
         if work == "bad":
             raise RuntimeError("refused")
@@ -65,7 +65,7 @@ def test_what_a_caller_meets_is_raised() -> None:
         ask_all(lambda work: [], ["a"], callers=1)
 
 
-def test_an_engine_is_set_against_what_its_own_steps_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throughput_is_compared_with_what_plain_steps_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trial, "model", functools.cache(Trial.model))
     rows = list(rows_of("serving", TINY))
     assert "failed" not in [row.what for row in rows], rows

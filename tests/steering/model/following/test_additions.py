@@ -134,7 +134,7 @@ def scaled(root: Path, monkeypatch: pytest.MonkeyPatch) -> steering.MLLM:
         ("divergence", {"divergence": True}),
     ],
 )
-def test_what_rests_on_unknown_updates_is_refused_by_name(
+def test_options_that_need_unknown_updates_are_refused_by_name(
     param: str, asked: dict[str, Any], scaled: steering.MLLM
 ) -> None:
     engine = steering.Engine(scaled, slots=2, max_length=512)
@@ -145,7 +145,7 @@ def test_what_rests_on_unknown_updates_is_refused_by_name(
     assert choice.diagnostics is not None
 
 
-def test_updates_that_are_a_little_off_are_noticed(root: Path) -> None:
+def test_slightly_wrong_updates_are_detected(root: Path) -> None:
     mllm = steering.load(families.checkpoint("olmo2", root), device="cpu")
     check_model(mllm)
     assert mllm.updates_add_up
@@ -156,7 +156,7 @@ def test_updates_that_are_a_little_off_are_noticed(root: Path) -> None:
     assert not mllm.updates_add_up
 
 
-def test_a_half_precision_model_s_rounding_is_no_difference(root: Path) -> None:
+def test_rounding_in_half_precision_is_tolerated(root: Path) -> None:
     for dtype in ("bfloat16", "float16"):
         mllm = steering.load(families.checkpoint("granite_vision", root), device="cpu", dtype=dtype)
         check_model(mllm)

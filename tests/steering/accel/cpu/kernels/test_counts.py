@@ -45,7 +45,7 @@ def both(
 
 
 @pytest.mark.parametrize(("layers", "columns", "spans"), [(1, 11, 1), (4, 37, 11), (2, 64, 20), (2, 12, 33)])
-def test_attention(loops: Loops, layers: int, columns: int, spans: int) -> None:
+def test_attention_is_counted_as_in_torch(loops: Loops, layers: int, columns: int, spans: int) -> None:
     random = torch.Generator().manual_seed(0)
     rows, length = len(NEW), columns + 5
     means = [torch.rand(rows, columns, generator=random).softmax(-1) for _ in range(layers)]
@@ -80,7 +80,7 @@ def test_attention(loops: Loops, layers: int, columns: int, spans: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_the_residual_stream(loops: Loops, dtype: torch.dtype) -> None:
+def test_the_residual_stream_is_counted_as_in_torch(loops: Loops, dtype: torch.dtype) -> None:
     """The loop agrees with `stream_looks`, which has its own tests; the third row requests only its states."""
     random = torch.Generator().manual_seed(0)
     rows, layers, width, gates = len(NEW), 3, 37, 21
@@ -111,7 +111,7 @@ def test_the_residual_stream(loops: Loops, dtype: torch.dtype) -> None:
             close(found, other)
 
 
-def test_damping(loops: Loops) -> None:
+def test_damping_is_counted_as_in_torch(loops: Loops) -> None:
     told = [torch.rand(len(NEW), 1, 3) for _ in range(4)]
     held = torch.rand(len(NEW), 4, 2)
     for _, (counted, sums) in both(loops, "count_damping", (told, POSITIONS, ACTIVE), [COUNTED, held]):
@@ -122,7 +122,7 @@ def test_damping(loops: Loops) -> None:
         close(sums, expected)
 
 
-def test_what_see_did(loops: Loops) -> None:
+def test_the_effect_of_see_is_recorded_as_in_torch(loops: Loops) -> None:
     told = [torch.rand(len(NEW), 3) for _ in range(4)]
     held = torch.rand(len(NEW), 12, 4)
     for _, (steps,) in both(loops, "note_enhancement", (told, POSITIONS), [held]):
@@ -133,7 +133,7 @@ def test_what_see_did(loops: Loops) -> None:
         close(steps, expected)
 
 
-def test_what_is_not_counted_is_refused(loops: Loops) -> None:
+def test_unsuitable_tensors_are_refused(loops: Loops) -> None:
     rows, at = 2, torch.tensor([3, 20])
     active, counted, means = torch.ones(rows, 1, 1), torch.zeros(rows, dtype=torch.int64), [torch.rand(rows, 20)]
     table, sources, sums = torch.ones(rows, 20, 4), torch.ones(rows, 4, 3), torch.zeros(rows, 1, 4)

@@ -44,7 +44,7 @@ def unseen(positions: torch.Tensor, columns: int, window: int) -> torch.Tensor:
         (1, 3, 2, 5, 7, 3, 4.0),
     ],
 )
-def test_attention_of_one_query_a_row(
+def test_decode_attention_equals_torch(
     loops: Loops,
     dtype: torch.dtype,
     rows: int,
@@ -93,7 +93,7 @@ def test_attention_of_one_query_a_row(
 
 
 @pytest.mark.parametrize("span", [1.0, 30.0, 90.0, 1e4])
-def test_weights_of_far_scores(loops: Loops, span: float) -> None:
+def test_attention_weights_of_widely_spread_scores(loops: Loops, span: float) -> None:
     """Scores far below the largest have weight 0, as in torch, and none vanishes earlier."""
     scores = torch.linspace(-span, 0, 203)
     key = torch.zeros(1, 1, 203, 16)
@@ -104,7 +104,7 @@ def test_weights_of_far_scores(loops: Loops, span: float) -> None:
     torch.testing.assert_close(found.double()[0], scores.double().softmax(0), rtol=3e-6, atol=2e-38)
 
 
-def test_what_is_not_a_number_stays_seen(loops: Loops) -> None:
+def test_nan_propagates_to_the_output(loops: Loops) -> None:
     """A fault of the model is not answered from."""
     key, query = torch.ones(1, 1, 40, 16), torch.ones(1, 2, 1, 16)
     query[0, 1, 0, 3] = torch.nan
@@ -114,7 +114,7 @@ def test_what_is_not_a_number_stays_seen(loops: Loops) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_numbers_of_half_precision_are_read_exactly(loops: Loops, dtype: torch.dtype) -> None:
+def test_half_precision_numbers_are_read_exactly(loops: Loops, dtype: torch.dtype) -> None:
     """All of them that are: subnormal, infinite, not a number."""
     numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     told = loops("decode_sums", torch.ones(1, 1, 1, 1), numbers.view(1, 1, 1, -1), torch.tensor([0]), 0).flatten()
@@ -127,7 +127,7 @@ ROWS = (*range(1, 15), 24, 25, 37, 120)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("width", "outputs"), [(192, 512), (20, 16), (128, 1040), (7, 3), (64, 48), (33, 129)])
-def test_a_linear_layer_of_any_number_of_rows(
+def test_a_linear_layer_equals_torch_for_any_number_of_rows(
     loops: Loops, width: int, outputs: int, dtype: torch.dtype, bias: bool
 ) -> None:
     random = torch.Generator().manual_seed(0)
@@ -144,7 +144,7 @@ def test_a_linear_layer_of_any_number_of_rows(
         torch.testing.assert_close(told.double(), expected[:rows], rtol=0, atol=TOLERANCE * width)
 
 
-def test_weights_are_read_as_what_they_were_published_as() -> None:
+def test_weights_are_read_in_their_published_dtype() -> None:
     numbers = torch.tensor([1.0, -3.5, 2.0**-24, 65504.0])
     assert linear.narrowest(numbers).dtype == torch.float16
     assert linear.narrowest(torch.cat([numbers, torch.tensor([2.0**100])])).dtype == torch.float32
@@ -153,7 +153,7 @@ def test_weights_are_read_as_what_they_were_published_as() -> None:
         assert linear.narrowest(torch.tensor([1.0, other])).dtype == torch.float32
 
 
-def test_values_of_another_width_than_keys(loops: Loops) -> None:
+def test_values_may_be_wider_or_narrower_than_keys(loops: Loops) -> None:
     query, positions = torch.randn(2, 6, 1, 32), torch.tensor([3, 19])
     key, value = pooled(2, 3, 20, 32, torch.float32), pooled(2, 3, 20, 48, torch.float32, 1)
     weights = attention.decode_weights(query, key, positions, None, 0.2, 0, 0.0, 20)
@@ -162,7 +162,7 @@ def test_values_of_another_width_than_keys(loops: Loops) -> None:
     close(loops("read_attention", query, key, value, positions, None, 0.2, 0, 0.0, 20)[0], expected)
 
 
-def test_see(loops: Loops) -> None:
+def test_see_equals_its_torch_version(loops: Loops) -> None:
     """Each row another reading and other settings, one without an image in sight, one that did not ask."""
     random = torch.Generator().manual_seed(0)
     rows, heads, columns, layers, layer = 5, 6, 37, 3, 1
@@ -200,7 +200,7 @@ def test_see(loops: Loops) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("window", "softcap", "amplified"), [(0, 0.0, False), (9, 0.0, True), (0, 3.0, True)])
-def test_attention_that_see_enhances(
+def test_decode_attention_with_see_equals_torch(
     loops: Loops, dtype: torch.dtype, window: int, softcap: float, amplified: bool
 ) -> None:
     """The parts, each of which is checked by itself, in double precision."""
@@ -229,7 +229,7 @@ def test_attention_that_see_enhances(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("activated", [True, False])
 @pytest.mark.parametrize(("rows", "width", "gates"), [(1, 192, 512), (3, 37, 0), (5, 16, 7), (2, 1030, 33)])
-def test_the_residual_stream(
+def test_residual_stream_measures_equal_torch(
     loops: Loops, dtype: torch.dtype, rows: int, width: int, gates: int, activated: bool
 ) -> None:
     random = torch.Generator().manual_seed(0)
@@ -266,7 +266,7 @@ def test_the_residual_stream(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_think(loops: Loops, dtype: torch.dtype) -> None:
+def test_think_damping_equals_torch(loops: Loops, dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(0)
     mha, ffn = ((torch.randn(3, 4, 37, generator=random) * 2).to(dtype) for _ in range(2))
     log_p, log_q = (one.double().log_softmax(-1) for one in (mha, ffn))
@@ -287,7 +287,7 @@ def test_think(loops: Loops, dtype: torch.dtype) -> None:
             close(told[..., 2], expected)
 
 
-def test_the_divergence_of_far_updates(loops: Loops) -> None:
+def test_divergence_of_widely_spread_updates_is_finite_and_exact(loops: Loops) -> None:
     """A single entry dominates its own softmax, and has little of the other's."""
     mha, ffn = torch.zeros(2, 1, 40), torch.zeros(2, 1, 40)
     mha[0, 0, 3], ffn[0, 0, 3] = 60.0, -80.0
@@ -299,7 +299,7 @@ def test_the_divergence_of_far_updates(loops: Loops) -> None:
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=2e-7)
 
 
-def test_what_a_loop_is_not_for_is_refused(loops: Loops) -> None:
+def test_a_kernel_refuses_unsupported_arguments(loops: Loops) -> None:
     states, packed = torch.randn(2, 32), linear.packed_in_blocks(torch.randn(40, 32))
     at = torch.zeros(2, dtype=torch.int64)
     query, pool = torch.ones(2, 6, 1, 32), pooled(2, 2, 20, 32, torch.float32)

@@ -36,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "loops", [0], indirect=True, ids=[PROCESSORS[0][0]]
 )  # `test_prompts` runs them as all are built
-def test_answers_are_those_without(
+def test_answers_with_kernels_equal_answers_without(
     make_engine: MakeEngine, loops: Loops, family: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone and beside one another, in parts and whole, behind what is known."""
@@ -65,7 +65,7 @@ def test_answers_are_those_without(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_fewer_threads_than_torch_has_do_not_compute_for_it(
+def test_kernels_built_for_fewer_threads_than_torch_uses_are_not_called(
     make_engine: MakeEngine, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine("qwen2_vl")

@@ -74,7 +74,7 @@ def by_definition(
 
 
 @shaped
-def test_attention_of_prompts(
+def test_prefill_attention_equals_torch(
     loops: Loops, rows: int, heads: int, group: int, n: int, known: int, width: int, window: int, softcap: float
 ) -> None:
     slots, starts, columns = places(rows, n, known)
@@ -89,7 +89,7 @@ def test_attention_of_prompts(
 
 
 @pytest.mark.parametrize(("known", "window", "softcap"), [(0, 0, 0.0), (50, 0, 0.0), (20, 40, 0.0), (0, 0, 3.0)])
-def test_attention_of_prompts_that_see_enhances(loops: Loops, known: int, window: int, softcap: float) -> None:
+def test_prefill_attention_with_see_equals_torch(loops: Loops, known: int, window: int, softcap: float) -> None:
     """Each row has another reading and other settings.
 
     There are queries before the first image, columns that are neither an image's nor the text's, and a row without See.
@@ -139,7 +139,7 @@ def test_attention_of_prompts_that_see_enhances(loops: Loops, known: int, window
 
 @pytest.mark.parametrize("span", [1.0, 30.0, 90.0, 1e4])
 @pytest.mark.parametrize("rising", [True, False])
-def test_far_scores(loops: Loops, span: float, rising: bool) -> None:
+def test_widely_spread_scores_keep_their_weights(loops: Loops, span: float, rising: bool) -> None:
     """The largest comes last, or first: what was summed before counts for what it is."""
     key, value = torch.zeros(1, 1, 203, 16), torch.eye(203)[None, None]
     key[0, 0, :, 0] = torch.linspace(-span, 0, 203) if rising else torch.linspace(0, -span, 203)
@@ -151,7 +151,7 @@ def test_far_scores(loops: Loops, span: float, rising: bool) -> None:
     torch.testing.assert_close(found.double(), scores.softmax(-1), rtol=3e-6, atol=2e-38)
 
 
-def test_scores_of_minus_infinity_count_for_nothing(loops: Loops) -> None:
+def test_scores_of_minus_infinity_have_no_weight(loops: Loops) -> None:
     """Whole blocks of them come first; who sees nothing else has no answer."""
     key, value, at = torch.ones(1, 1, 150, 16), torch.eye(150)[None, None], torch.tensor([0])
     key[0, 0, :70] = -torch.inf
@@ -160,7 +160,7 @@ def test_scores_of_minus_infinity_count_for_nothing(loops: Loops) -> None:
     close(found[70:], torch.ones(80, 150).tril(70) * (torch.arange(150) >= 70) / torch.arange(1, 81)[:, None])
 
 
-def test_what_is_not_a_number_stays_seen(loops: Loops) -> None:
+def test_nan_propagates_to_the_output(loops: Loops) -> None:
     """A fault of the model is not answered from; those before it and other heads are as they were."""
     query, pool, at = torch.ones(1, 4, 80, 16), torch.ones(1, 2, 90, 16), torch.tensor([0])
     query[0, 1, 70, 3] = torch.nan
@@ -173,7 +173,7 @@ def test_what_is_not_a_number_stays_seen(loops: Loops) -> None:
     close(found, torch.ones_like(found))
 
 
-def test_what_they_are_not_for_is_refused(loops: Loops) -> None:
+def test_kernels_refuse_unsupported_arguments(loops: Loops) -> None:
     query, pool = torch.ones(2, 6, 4, 32), pooled(3, 2, 20, 32, torch.float32)
     at, begun = torch.tensor([2, 0]), torch.tensor([16, 3])
     masks, settings, moved = torch.ones(2, 20, 2), torch.ones(2, 3, 4), torch.tensor([True, False])
@@ -207,7 +207,7 @@ def test_what_they_are_not_for_is_refused(loops: Loops) -> None:
 
 
 @shaped
-def test_weights_of_some_queries_by_group(
+def test_weights_of_chosen_queries_are_summed_by_group(
     loops: Loops, rows: int, heads: int, group: int, n: int, known: int, width: int, window: int, softcap: float
 ) -> None:
     """Queries in any order, one that is in no group and lies behind all, groups that count them differently."""
@@ -233,7 +233,7 @@ def test_weights_of_some_queries_by_group(
             loops("grouped_prompt_weights", *given, int(starts.max()) + n // 4, *how)
 
 
-def test_weights_of_no_queries(loops: Loops) -> None:
+def test_groups_without_queries_have_no_weights(loops: Loops) -> None:
     query, key = torch.randn(2, 2, 5, 16), pooled(2, 1, 8, 16, torch.float32, 0)
     places = torch.arange(2), torch.zeros(2, dtype=torch.int64)
     nobody = torch.zeros(2, 0, dtype=torch.int64), torch.zeros(2, 3, 0)

@@ -29,7 +29,7 @@ def test_shares_are_about_equal_and_none_is_too_small(threads: int, rows: int, l
     assert [share.start for share in shares] == [0, *ends[:-1]]
 
 
-def test_each_call_has_a_thread_of_its_own_that_is_one_of_torchs_and_infers() -> None:
+def test_each_call_runs_on_its_own_thread_in_inference_mode() -> None:
     together, own = threading.Barrier(3, timeout=10), torch.get_num_threads()
 
     def call(number: int) -> Callable[[], tuple[int, int, int, bool]]:
@@ -52,7 +52,7 @@ def test_each_call_has_a_thread_of_its_own_that_is_one_of_torchs_and_infers() ->
     assert {one[2:] for one in told} == {(1, True)}
 
 
-def test_what_one_raises_is_raised_once_the_others_have_ended() -> None:
+def test_an_error_is_raised_after_all_calls_have_ended() -> None:
     ended = []
 
     def fails() -> None:
