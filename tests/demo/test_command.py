@@ -47,15 +47,15 @@ def test_conflicts_are_at_least_one_and_replace_others_where_that_is_asked_for(
     for count in ("0", "-3"):
         assert main([*words, "--count", count]) == 2
         assert "greater than or equal to 1" in capsys.readouterr().err
-    there = tmp_path / "conflicts.json"
-    there.write_text("[400 samples]")
+    path = tmp_path / "conflicts.json"
+    path.write_text("[400 samples]")
     assert main([*words, "--count", "1"]) == 1
     assert capsys.readouterr().err == (
-        f"helmsight: {there} already exists; --replace overwrites it, --folder names another folder\n"
+        f"helmsight: {path} already exists; --replace overwrites it, --folder names another folder\n"
     )
-    assert (there.read_text(), list(tmp_path.iterdir())) == ("[400 samples]", [there])
+    assert (path.read_text(), list(tmp_path.iterdir())) == ("[400 samples]", [path])
     assert main([*words, "--count", "1", "--replace"]) == 0
-    assert len(json.loads(there.read_text())) == 1
+    assert len(json.loads(path.read_text())) == 1
 
 
 def test_training_that_is_stopped_says_that_it_goes_on(

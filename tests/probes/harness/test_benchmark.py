@@ -40,8 +40,8 @@ def test_a_run_writes_and_prints_its_results(
 ) -> None:
     files = ["--json", str(tmp_path / "scores.json"), "--markdown", str(tmp_path / "toy.md")]
     assert run(*words, *files, "--limit", "2") == 0
-    assert [(text_of(one), one.interventions) for one in questions] == [
-        (f"Is it {colour}?", what) for what in ((), (See(alpha=0.5),), (Icd(),)) for colour in ("red", "green")
+    assert [(text_of(question), question.interventions) for question in questions] == [
+        (f"Is it {colour}?", way) for way in ((), (See(alpha=0.5),), (Icd(),)) for colour in ("red", "green")
     ]
     report = strict(tmp_path / "toy" / "report.json")
     assert (report["about"]["samples"], report["about"]["benchmark"]) == (2, "toy")
@@ -93,8 +93,8 @@ def test_a_stopped_run_resumes(
 ) -> None:
     answers = InProcess.answers
 
-    def interrupted(self: InProcess, given: Iterable[Question]) -> Iterator[Reply]:
-        for reply in answers(self, given):
+    def interrupted(self: InProcess, questions: Iterable[Question]) -> Iterator[Reply]:
+        for reply in answers(self, questions):
             yield reply
             if (tmp_path / "toy" / "answers.jsonl").read_text().count("\n") == 3:
                 raise KeyboardInterrupt
@@ -138,9 +138,11 @@ def test_a_server_is_asked_in_place_of_a_model(tmp_path: Path, monkeypatch: pyte
     assert run("eval", "toy", "--base-url", "http://there/v1", "--quiet", "--out", str(tmp_path)) == 0
     report = strict(tmp_path / "report.json")
     assert report["about"]["model"] == "see at http://there/v1"
-    named: dict[str, Any] = {name: one["colours"]["all"]["named"] for name, one in report["conditions"].items()}
-    assert {name: one["value"] for name, one in named.items()} == {BASELINE: 1, "See": 0, "ICD": 0}
-    assert (named["See"]["difference"], named["See"]["turned"]) == (-1, 1)
+    scores: dict[str, Any] = {
+        name: condition["colours"]["all"]["named"] for name, condition in report["conditions"].items()
+    }
+    assert {name: score["value"] for name, score in scores.items()} == {BASELINE: 1, "See": 0, "ICD": 0}
+    assert (scores["See"]["difference"], scores["See"]["turned"]) == (-1, 1)
 
 
 @pytest.mark.usefixtures("no_model")

@@ -26,8 +26,8 @@ def test_rows_become_questions_whose_image_is_opened_when_asked(tmp_path: Path) 
     samples = load([write(tmp_path, ROW + ROW.replace("yes", "no"))], tmp_path)
     image = tmp_path / "COCO_val2014_000000000001.jpg"
     assert samples == [YesNo(image, "Is there a star?", present, "popular") for present in (True, False)]
-    found = compare(Scripted(lambda _: "Yes."), {"baseline": ()}, TASK.parts(samples), max_tokens=4, quiet=True)
-    assert {name: one["accuracy"]["value"] for name, one in found["baseline"]["existence"].items()} == {
+    results = compare(Scripted(lambda _: "Yes."), {"baseline": ()}, TASK.parts(samples), max_tokens=4, quiet=True)
+    assert {name: condition["accuracy"]["value"] for name, condition in results["baseline"]["existence"].items()} == {
         "all": 0.5,
         "popular": 0.5,
     }

@@ -40,8 +40,8 @@ class AskedQuestion:
     def of(cls, question: Question) -> AskedQuestion:
         *shots, last = question.chat
         text = last["content"][-1]["text"]
-        found = re.search(r"ball (\d+)\?", text)
-        assert found is not None
+        match = re.search(r"ball (\d+)\?", text)
+        assert match is not None
         sides = [side for side in mc2.SIDES if mc2.WORDINGS["paper"][side] in text]
         setting: str = sides[0] if sides else "plain"
         if mc2.CHAIN_REQUEST in text:
@@ -52,7 +52,7 @@ class AskedQuestion:
             setting = "context_only"
         elif not text.startswith("Text context: "):
             setting = "image_only"
-        return cls(int(found[1]), "A. blue" in text, setting, question.push, question)
+        return cls(int(match[1]), "A. blue" in text, setting, question.push, question)
 
 
 @dataclass

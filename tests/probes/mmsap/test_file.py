@@ -45,7 +45,7 @@ def test_the_three_parts_of_a_folder(folder: Path) -> None:
     letters = {"A": "Tom", "B": "Sorry, I can't help with it", "C": "Kitty"}
     write(folder, "beyond_vis_qa.json", {key: ROW[key] for key in ("image", "question")} | letters | {"answer": "B"})
     write(folder, "notes.json", {"no": "question"})
-    basic, beyond, know = sorted(load(folder), key=lambda one: one.part)
+    basic, beyond, know = sorted(load(folder), key=lambda sample: sample.part)
     assert (basic.id, basic.part, basic.subtask, basic.options, basic.answer) == (
         "basic 7", "basic", "Color", ("black", "white", "red"), "white",
     )  # fmt: skip
@@ -94,10 +94,10 @@ def test_unusable_rows_are_left_out_and_reported(folder: Path) -> None:
     (folder / "broken.jpg").write_bytes(b"no picture")
     rows = [ROW | {"id": number} for number in range(20)]
     write(folder, "BasicVisQA.json", *rows, ROW | {"image": "dog.jpg"}, ROW | {"image": "broken.jpg"})
-    wanted = Wanted(None, (), list)
+    conditions = Wanted(None, (), list)
     setup = Setup(ModelOptions("nothing"), 100, 0, True, folder)
-    left: list[str] = []
-    found = SapOptions(wanted, 1, str(folder / "BasicVisQA.json"), None, None).draw(setup, left)
-    assert {one.id for one in found} == {f"basic {number}" for number in range(20)}
-    assert ["there is no image" in left[0], "does not decode" in left[1], len(left)] == [True, True, 2]
-    assert found[0].expected == "white"
+    left_out: list[str] = []
+    samples = SapOptions(conditions, 1, str(folder / "BasicVisQA.json"), None, None).draw(setup, left_out)
+    assert {sample.id for sample in samples} == {f"basic {number}" for number in range(20)}
+    assert ["there is no image" in left_out[0], "does not decode" in left_out[1], len(left_out)] == [True, True, 2]
+    assert samples[0].expected == "white"

@@ -34,7 +34,7 @@ class Page(HTMLParser):
         self.tags.append((tag, dict(attrs)))
         if tag == "table":
             self.tables.append([])
-            self.around_tables.append(tuple(dict(seen).get("class") or "" for _, seen in self.tags[-2:-1]))
+            self.around_tables.append(tuple(dict(attributes).get("class") or "" for _, attributes in self.tags[-2:-1]))
         elif tag == "tr":
             self.tables[-1].append([])
         elif tag in ("td", "th"):

@@ -37,9 +37,9 @@ def verdicts(low: float, high: float) -> dict[int, bool]:
 def test_a_finding_appears_only_if_its_interval_excludes_zero() -> None:
     falls = {61}  # CHAIR's share of hallucinating descriptions
     measured = {8, 9, 60, 61, 62, 64}
-    assert {number for number, seen in verdicts(0.1, 0.3).items() if seen} == measured - falls
-    assert {number for number, seen in verdicts(-0.3, -0.1).items() if seen} == falls
-    assert {number for number, seen in verdicts(-0.1, 0.3).items() if seen} == set()
+    assert {number for number, appears in verdicts(0.1, 0.3).items() if appears} == measured - falls
+    assert {number for number, appears in verdicts(-0.3, -0.1).items() if appears} == falls
+    assert {number for number, appears in verdicts(-0.1, 0.3).items() if appears} == set()
 
 
 def test_each_row_has_a_run_or_a_reason() -> None:

@@ -54,7 +54,7 @@ def test_answers_by_both_rules(asked: TargetSample, answer: str, published: bool
 
 
 def test_the_picture_that_an_answer_names() -> None:
-    said = {
+    named = {
         "Picture 3.": 3,
         "3": 3,
         "image #12 and 4": 12,
@@ -62,18 +62,21 @@ def test_the_picture_that_an_answer_names() -> None:
         "There are 2 stars.": None,
         "": None,
     }
-    assert {answer: picture_named(answer) for answer in said} == said
+    assert {answer: picture_named(answer) for answer in named} == named
 
 
 def test_a_list_of_pictures_names_the_target() -> None:
-    asked = sample("TQA", "blue", CHOICES)
+    target_sample = sample("TQA", "blue", CHOICES)
     answers = {"[2]": (True, True), "[2, 3]": (True, False), "[12]": (True, False), "none": (False, False)}
-    found = {answer: tuple(names_target(asked, answer, how) for how in ("published", "robust")) for answer in answers}
-    assert found == answers
+    verdicts = {
+        answer: tuple(names_target(target_sample, answer, rule) for rule in ("published", "robust"))
+        for answer in answers
+    }
+    assert verdicts == answers
 
 
 def test_other_digits_are_read_off_a_needles_picture() -> None:
-    asked = sample(NEEDLE, "4711")
+    needle = sample(NEEDLE, "4711")
     answers = {
         "The code is 4171.": True,
         "It is in image 3": False,
@@ -81,5 +84,5 @@ def test_other_digits_are_read_off_a_needles_picture() -> None:
         "image 2 says 47": True,
         "?": False,
     }
-    assert {answer: reads_digits(asked, answer) for answer in answers} == answers
+    assert {answer: reads_digits(needle, answer) for answer in answers} == answers
     assert not reads_digits(sample("TQA", "blue", CHOICES), "4711")

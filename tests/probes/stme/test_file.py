@@ -47,8 +47,8 @@ def rows(folder: Path) -> Rows:
 
 
 def only(file: Path, folder: Path, **how: Any) -> TargetSample:
-    (sample,), left = load([file], folder, **how)
-    assert len(left) == 0
+    (sample,), left_out = load([file], folder, **how)
+    assert len(left_out) == 0
     return sample
 
 
@@ -85,13 +85,15 @@ def test_a_question_that_ends_otherwise_keeps_its_letters(folder: Path, rows: Ro
 
 def test_unusable_rows_are_left_out_and_named(folder: Path, rows: Rows, caplog: pytest.LogCaptureFixture) -> None:
     good = [CM | {"sample_id": number} for number in range(20)]
-    samples, left = load([rows(*good, TQA | {"target_id": None}, CM | {"raw_img_list": ["x.jpg", "a.jpg"]})], folder)
-    assert (len(samples), len(left)) == (20, 2)
-    said = "2 samples are left out: an image is missing: CM-1189; no image is the target: TQA-171"
-    assert caplog.messages == [said]
-    few = rows(CM, TQA | {"target_id": 3})
+    samples, left_out = load(
+        [rows(*good, TQA | {"target_id": None}, CM | {"raw_img_list": ["x.jpg", "a.jpg"]})], folder
+    )
+    assert (len(samples), len(left_out)) == (20, 2)
+    message = "2 samples are left out: an image is missing: CM-1189; no image is the target: TQA-171"
+    assert caplog.messages == [message]
+    few_rows = rows(CM, TQA | {"target_id": 3})
     with pytest.raises(ValueError, match=r"1 of 2 samples cannot be asked \(at most 10% may be missing\): no image"):
-        load([few], folder)
+        load([few_rows], folder)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from steering.accel.tensors import Bound
 from steering.decoder.kv import KVPool
 from steering.protocol.readout import REGISTRY
 from steering.vectors.vector import SteeringVector
-from tests.steering.accel.cpu.test_compiled import numbers
+from tests.steering.accel.cpu.conftest import check_alike
 from tests.steering.conftest import LoadMLLM, MakeEngine
 
 FAMILIES = ("qwen2_vl", "gemma3", "internvl")
@@ -28,23 +28,13 @@ FAMILIES = ("qwen2_vl", "gemma3", "internvl")
 
 def again(run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
     """Return a capture whose memory each replay overwrites."""
-    made = run()
+    outputs = run()
 
     def replay() -> None:
-        for kept, new in zip(made, run(), strict=True):
-            kept.copy_(new)
+        for kept_output, new in zip(outputs, run(), strict=True):
+            kept_output.copy_(new)
 
-    return replay, made
-
-
-def check_alike(expected: list[steering.Result], answers: list[steering.Result]) -> None:
-    """Compare the tokens, log-probabilities, reports and readouts of answers in the same order."""
-    for one, other in zip(expected, answers, strict=True):
-        a, b = one.choices[0], other.choices[0]
-        assert a.token_ids == b.token_ids
-        assert [x.logprob for x in b.logprobs] == pytest.approx([x.logprob for x in a.logprobs], abs=1e-4)
-        for said, found in ((a.applied, b.applied), (a.diagnostics, b.diagnostics)):
-            assert numbers(found) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)
+    return replay, outputs
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,10 +46,10 @@ def test_answers_from_graphs_equal_eager_answers(
     mllm = ours.mllm
     graphs = DecodeGraphs(mllm, captures=lambda: again)
     ours.core.runner.passes.use(graphs)
-    ones = torch.ones(mllm.num_layers)
+    unit = torch.ones(mllm.num_layers)
     direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
     steer = steering.Steer(
-        SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint), 0.5
+        SteeringVector("v", direction, unit, unit.clone(), unit.clone(), (1,), mllm.fingerprint), 0.5
     )
     see, think = See(alpha=0.4, shallow=1), Think(threshold=0.01)
     everything = Diagnose(frozenset(REGISTRY), causal=True)
@@ -92,15 +82,15 @@ def test_padding_rows_write_to_the_spare_column(load_mllm: LoadMLLM) -> None:
     pool = KVPool(4, 64)
     pool.allot(mllm.column())
     graphs = DecodeGraphs(mllm, captures=lambda: again)
-    before = [one.clone() for one in pool.tensors]
+    before = [tensor.clone() for tensor in pool.tensors]
     places = torch.tensor([3, 7, 5])
     with torch.inference_mode():
         computed = graphs.decode(Bound([]), None, torch.tensor([5, 6, 7]), places, places, 64, pool)
     assert computed is not None
     assert computed.logits is not None
     assert computed.logits.shape == (3, mllm.vocab_size)
-    for one, other in zip(pool.tensors, before, strict=True):
-        changed = (one != other).any(-1).any(1)  # (slots, columns)
+    for after, untouched in zip(pool.tensors, before, strict=True):
+        changed = (after != untouched).any(-1).any(1)  # (slots, columns)
         assert [row.nonzero()[:, 0].tolist() for row in changed] == [[3, 63], [7, 63], [5, 63], [63]]
 
 
@@ -171,7 +161,7 @@ def test_steps_that_cannot_be_captured_yet_run_eagerly(
     graphs.tried = True
     assert answered(engine, 60) == answered(plain, 60)
     assert answered(engine, 60) == answered(plain, 60)
-    assert [one.message for one in caplog.records if "captured" in one.message] == [
+    assert [record.message for record in caplog.records if "captured" in record.message] == [
         "no more decode steps are captured; the rest run eagerly: CUDA out of memory."
     ]
     assert len(graphs) == 2

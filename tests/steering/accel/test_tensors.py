@@ -42,14 +42,14 @@ def tree_spec_of(value: Any, other: Any = None) -> TreeSpec:
 
 
 def test_a_value_is_rebuilt_from_its_parts() -> None:
-    held = Held(4)
-    shape, tensors = taken_apart([held])
+    value = Held(4)
+    shape, tensors = taken_apart([value])
     assert len(tensors) == 3  # one of them is held twice
-    (made,) = put_together(shape.tree, tensors)
-    assert type(made) is Held
-    assert made.again is held.again is made.tables[torch.device("cpu")].one
-    assert (made.depth, made.nothing, made.device, made.kept) == (2, None, torch.device("cpu"), held.kept)
-    assert made.kept is not held.kept
+    (rebuilt,) = put_together(shape.tree, tensors)
+    assert type(rebuilt) is Held
+    assert rebuilt.again is value.again is rebuilt.tables[torch.device("cpu")].one
+    assert (rebuilt.depth, rebuilt.nothing, rebuilt.device, rebuilt.kept) == (2, None, torch.device("cpu"), value.kept)
+    assert rebuilt.kept is not value.kept
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_a_value_is_rebuilt_from_its_parts() -> None:
     [(Held(7), True), (Held(4, depth=3), False), (torch.zeros(4), False)],
 )
 def test_patterns_ignore_the_contents_of_tensors(other: Any, alike: bool) -> None:
-    one, two = taken_apart(Held(4))[0], taken_apart(other)[0]
-    assert (one == two) is alike
-    assert (one.text() == two.text()) is alike
+    first, two = taken_apart(Held(4))[0], taken_apart(other)[0]
+    assert (first == two) is alike
+    assert (first.text() == two.text()) is alike
 
 
 def test_patterns_differ_by_dtype_and_number_of_axes() -> None:
@@ -83,11 +83,11 @@ def test_values_other_than_tensors_and_constants_are_refused() -> None:
 
 def test_a_tree_spec_reads_only_values_of_its_pattern() -> None:
     _, tensors = taken_apart([Held(4)])
-    tree_spec, other = tree_spec_of([Held(4)], [Held(5)]), [Held(7)]
-    found, expected = tree_spec.tensors(other), taken_apart(other)[1]
-    assert found is not None
-    assert [one.data_ptr() for one in found] == [one.data_ptr() for one in expected]
-    assert len(found) == len(tensors)
+    tree_spec, fresh = tree_spec_of([Held(4)], [Held(5)]), [Held(7)]
+    read_tensors, expected = tree_spec.tensors(fresh), taken_apart(fresh)[1]
+    assert read_tensors is not None
+    assert [tensor.data_ptr() for tensor in read_tensors] == [tensor.data_ptr() for tensor in expected]
+    assert len(read_tensors) == len(tensors)
     twice = Held(4)
     twice.again = torch.zeros(4, 3)  # no longer the tensor that it was
     more = Held(4)
@@ -110,23 +110,23 @@ def test_a_tree_spec_refuses_tensors_of_other_sizes() -> None:
 
 
 def test_a_tree_spec_knows_which_parts_changed() -> None:
-    held = [Held(4)]
-    shape, tensors = taken_apart(held)
-    held[0].kept, held[0].depth = [], 2
-    held[0].made = torch.ones(1)  # type: ignore[attr-defined]
-    left, _ = taken_apart(held)
-    changes = TreeSpec(shape, fixed_sizes(tensors, tensors)).changes(left.tree)
+    values = [Held(4)]
+    shape, tensors = taken_apart(values)
+    values[0].kept, values[0].depth = [], 2
+    values[0].made = torch.ones(1)  # type: ignore[attr-defined]
+    pattern_after, _ = taken_apart(values)
+    changes = TreeSpec(shape, fixed_sizes(tensors, tensors)).changes(pattern_after.tree)
     assert [(number, name) for number, name, _ in changes] == [(0, "kept"), (0, "made")]
     assert put_together(changes[0][2], tensors) == []
 
 
 def test_reset_restores_changed_objects() -> None:
-    held = [Held(4)]
-    _, tensors = taken_apart(held)
-    bound, tree_spec = Bound(held), tree_spec_of(held)
+    values = [Held(4)]
+    _, tensors = taken_apart(values)
+    bound, tree_spec = Bound(values), tree_spec_of(values)
     assert bound.tensors(tree_spec) == tensors
-    tree_spec.change(held, [(0, "made", Leaf(0)), (0, "depth", 7)], tensors)
-    assert (bound.tensors(tree_spec), held[0].depth) == (tensors, 7)
-    assert tree_spec.tensors(held) is None
+    tree_spec.change(values, [(0, "made", Leaf(0)), (0, "depth", 7)], tensors)
+    assert (bound.tensors(tree_spec), values[0].depth) == (tensors, 7)
+    assert tree_spec.tensors(values) is None
     assert bound.tensors(tree_spec_of([Held(4)])) == tensors
     assert bound.tensors(tree_spec_of([1])) is None

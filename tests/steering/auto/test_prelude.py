@@ -55,10 +55,10 @@ def engine(make_engine: MakeEngine) -> Iterator[steering.Engine]:
 def test_a_prelude_is_replaced_by_its_result(engine: steering.Engine) -> None:
     (plain,) = engine.generate([Request(CHAT, SAMPLING)])[0].choices
     likeliest = (plain.logprobs or ())[0].top
-    avoid, other = Avoid(2), steering.Think(threshold=1e9)
-    decided = decide(engine, Request(CHAT, SAMPLING, (avoid, other)))
+    avoid, think = Avoid(2), steering.Think(threshold=1e9)
+    decided = decide(engine, Request(CHAT, SAMPLING, (avoid, think)))
     assert avoid.asked == [[likeliest[0].token_id] * 2, [likeliest[1].token_id] * 2], "the second round saw the first"
-    assert decided.asked == {"nudge": Nudge(token=likeliest[1].token_id, by=-100.0), "sage.think": other}
+    assert decided.asked == {"nudge": Nudge(token=likeliest[1].token_id, by=-100.0), "sage.think": think}
     (choice,) = engine.generate([decided])[0].choices
     assert choice.token_ids[0] == likeliest[0].token_id
     assert choice.applied is not None

@@ -87,8 +87,8 @@ def test_the_model_alone_computes_the_engines_logits(engine: Engine) -> None:
 def test_the_first_token_s_parts_are_the_whole() -> None:
     rows = list(rows_of("first token", TINY))
     assert "failed" not in [row.what for row in rows]
-    whole, processor, engine_s = (row.value for row in of(rows, "12 image tokens")[:3])
-    assert whole == pytest.approx(processor + engine_s)  # type: ignore[operator]
+    total, processor, engine_s = (row.value for row in of(rows, "12 image tokens")[:3])
+    assert total == pytest.approx(processor + engine_s)  # type: ignore[operator]
 
 
 def test_every_intervention_and_every_readout_is_measured() -> None:
@@ -109,9 +109,9 @@ def test_an_intervention_without_defaults_has_a_row_with_the_reason(monkeypatch:
 
 
 def test_only_pure_decode_steps_are_counted(engine: Engine) -> None:
-    found = answered(engine, [TINY.ask(tokens=5) for _ in range(3)])
-    assert len(found.steps) == 2  # two tokens come with the prompt, and the last step ends the answers
-    assert found.first + sum(found.steps) < found.whole
+    times = answered(engine, [TINY.ask(tokens=5) for _ in range(3)])
+    assert len(times.steps) == 2  # two tokens come with the prompt, and the last step ends the answers
+    assert times.first + sum(times.steps) < times.whole
     with pytest.raises(Fault, match="too short"):
         answered(engine, [TINY.ask(tokens=2)])
 
@@ -156,9 +156,7 @@ def test_kernels_copies_and_waits_are_told_apart() -> None:
 
 def test_operators_of_a_step_are_counted() -> None:
     rows = list(rows_of("launches", TINY))
-    plain, read = (
-        of(rows, f"decode, {called}, 1 at once: operators")[0].value for called in ("plain", "every readout")
-    )
+    plain, read = (of(rows, f"decode, {kind_}, 1 at once: operators")[0].value for kind_ in ("plain", "every readout"))
     assert 50 < plain < read  # type: ignore[operator]
     assert of(rows, "decode, plain, 1 at once: kernels")[0].note == "The profiler saw no kernels: only GPUs have them."
 
@@ -203,17 +201,17 @@ def ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
 def test_a_section_s_process_is_ended_with_its_budget(ending: Callable[[str], None]) -> None:
     ending("exec sleep 60")
-    found, begun = run.Sheet(), time.monotonic()
-    run.section(found, "limits", TINY, budget=1)
-    assert found.rows == [FIGURE, Gauge("limits", "ended", None, note="Its 1 seconds were over.")]
+    sheet, begun = run.Sheet(), time.monotonic()
+    run.section(sheet, "limits", TINY, budget=1)
+    assert sheet.rows == [FIGURE, Gauge("limits", "ended", None, note="Its 1 seconds were over.")]
     assert time.monotonic() - begun < 30
 
 
 def test_a_section_whose_process_dies_keeps_its_rows(ending: Callable[[str], None]) -> None:
     ending("echo 'no luck' >&2; exit 7")
-    found = run.Sheet()
-    run.section(found, "limits", TINY, budget=60)
-    assert found.rows == [FIGURE, Gauge("limits", "ended", None, note="Its process ended with status 7: no luck")]
+    sheet = run.Sheet()
+    run.section(sheet, "limits", TINY, budget=60)
+    assert sheet.rows == [FIGURE, Gauge("limits", "ended", None, note="Its process ended with status 7: no luck")]
 
 
 def test_a_process_writes_its_section_as_lines(
@@ -233,11 +231,11 @@ def test_the_command_writes_a_page_and_json(
     assert cli.main(["bench", "--quick", "--write", str(tmp_path / "found")]) == 0
     page = capsys.readouterr().out
     assert (tmp_path / "found.md").read_text() == page
-    kept = json.loads((tmp_path / "found.json").read_text())
-    assert kept["machine"] | {"seconds": 0} == {
+    written = json.loads((tmp_path / "found.json").read_text())
+    assert written["machine"] | {"seconds": 0} == {
         "device": "none", "model": "random tiny, float32, on cpu, quick", "seconds": 0,
     }  # fmt: skip
-    assert kept["rows"] == [asdict(FIGURE)] * len(run.usual())
+    assert written["rows"] == [asdict(FIGURE)] * len(run.usual())
     assert "| limits | one | 1.5 | GB/s |  |" in page
 
 

@@ -120,36 +120,38 @@ def test_cpu_kernels_apply_hooks_on_scores_as_eager_attention_does(
 ) -> None:
     heads, positions = Heads(0, SCALING, window, softcap), torch.tensor([3, 19, 0, 11])
     query, key, value = (random(4, count, 1, WIDTH, seed=count) for count in (HEADS, KV_HEADS, KV_HEADS))
-    asked = [Fused() if known else Louder() for known in hooks]
-    found = [
-        Decode(filled_pool(), positions, 20, Hooks.of(asked), kernel=kernel).attend(heads, query, key, value, None)
+    bound_hooks = [Fused() if fuses else Louder() for fuses in hooks]
+    outputs = [
+        Decode(filled_pool(), positions, 20, Hooks.of(bound_hooks), kernel=kernel).attend(
+            heads, query, key, value, None
+        )
         for kernel in (None, CpuDecode())
     ]
-    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(outputs[1], outputs[0])
 
 
 @pytest.mark.parametrize("window", [None, 4])
 def test_rows_that_read_their_own_columns_equal_rows_that_read_all(window: int | None) -> None:
     query, key, value = (random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     positions, heads = torch.tensor([3, 19, 0, 11]), Heads(0, SCALING, window, None)
-    whole = Decode(filled_pool(), positions, 20).attend(heads, query, key, value, None)
+    all_columns = Decode(filled_pool(), positions, 20).attend(heads, query, key, value, None)
     pool = filled_pool()
     keys, values = pool.layer(0, nothing(), nothing())
     keys[0, :, 4:], values[3, :, 12:] = torch.nan, torch.nan  # read by nobody, or masked
     values[2, :, 4:] = torch.nan
     got = Decode(pool, positions, 20, common=4, apart=((1, 20), (3, 12))).attend(heads, query, key, value, None)
-    torch.testing.assert_close(got, whole, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(got, all_columns, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_an_output_may_lie_in_memory_in_any_order(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs of some CUDA kernels have tokens as the outer and heads as the inner dimension."""
-    given = [random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    tensors = [random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     positions, heads = torch.tensor([3, 19, 0, 11]), Heads(0, SCALING, None, None)
 
     def out() -> torch.Tensor:
         hook = DecodeCapture(torch.ones(4, LENGTH, 1)) if captured else None
-        return Decode(filled_pool(), positions, 20, Hooks.of([hook])).attend(heads, *given, None)
+        return Decode(filled_pool(), positions, 20, Hooks.of([hook])).attend(heads, *tensors, None)
 
     expected, product = out(), torch.nn.functional.scaled_dot_product_attention
 
@@ -241,17 +243,17 @@ def test_blocks_are_copied_out_of_slots_and_into_others() -> None:
     keys, values = pool.layer(0, nothing(), nothing())
     blocks = KVBlocks(pool, 4, capacity=3 * 2 * KV_HEADS * 4 * WIDTH * 4 + 1)
     assert blocks.count == 3
-    wanted = [tensor[2, :, :12].clone() for tensor in (keys, values)]
+    expected = [tensor[2, :, :12].clone() for tensor in (keys, values)]
     blocks.save(2, 0, [1])
     blocks.save(2, 1, [0, 2])
-    kept = [tensor[0, :, 12:].clone() for tensor in (keys, values)]
+    saved = [tensor[0, :, 12:].clone() for tensor in (keys, values)]
     for tensor in (keys, values):
         tensor[2] = 0.0
     blocks.load(0, 0, [1])
     blocks.load(0, 1, [0, 2])
-    for tensor, first, rest in zip((keys, values), wanted, kept, strict=True):
+    for tensor, first, last in zip((keys, values), expected, saved, strict=True):
         assert torch.equal(tensor[0, :, :12], first)
-        assert torch.equal(tensor[0, :, 12:], rest)
+        assert torch.equal(tensor[0, :, 12:], last)
 
 
 @pytest.mark.parametrize("piece", [1, 3, 128])

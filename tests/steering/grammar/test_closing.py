@@ -80,25 +80,25 @@ def test_each_alternative_is_closed() -> None:
 def test_only_schemas_are_touched() -> None:
     """A property that is called as a keyword, and values that look like schemas."""
     schema = {"properties": {"properties": {"const": {"properties": {}}}, "items": {"enum": [A]}, "default": A}}
-    found = json.loads(json.dumps(schema))
-    close(found)
-    assert found == {"properties": {**schema["properties"], "default": A | SHUT}, **SHUT}
+    closed = json.loads(json.dumps(schema))
+    close(closed)
+    assert closed == {"properties": {**schema["properties"], "default": A | SHUT}, **SHUT}
 
 
 def test_dangling_and_circular_references_are_left_unchanged() -> None:
     for target in ("#/nothing/0", "#a", "http://x/", "#", 3):
         schema: dict[str, Any] = {"$ref": target, "allOf": [A, {"$ref": "#/allOf/1"}, 3], "anyOf": {}, "$defs": []}
-        found = copy.deepcopy(schema)
-        close(found)
-        assert found == schema
+        closed = copy.deepcopy(schema)
+        close(closed)
+        assert closed == schema
     tree: dict[str, Any] = {"properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "type": "object"}
     assert follows(tree, '{"next": {"next": null}}')
     assert not follows(tree, '{"next": {"more": null}}')
 
 
 def test_many_references_are_resolved_quickly() -> None:
-    both = {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}
-    schema = {"anyOf": [copy.deepcopy(both) for _ in range(1600)]}
+    twice = {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}
+    schema = {"anyOf": [copy.deepcopy(twice) for _ in range(1600)]}
     started = time.process_time()
     close(schema)
     assert time.process_time() - started < 1.0

@@ -141,22 +141,22 @@ def test_a_mixed_batch_is_exact_and_neighbours_keep_every_bit(
     family: str, make_engine: MakeEngine, load_plain: LoadPlain
 ) -> None:
     engine, plain = make_engine(family), load_plain(family)
-    messages, other = chat(family, 1), families.example_messages(family, 1, text="How many?")
+    messages, other_chat = chat(family, 1), families.example_messages(family, 1, text="How many?")
 
-    def answers(*asked: Any) -> list[steering.Choice]:
+    def answers(*options: Any) -> list[steering.Choice]:
         requests = [
-            steering.Request(messages, SAMPLING, asked[0]),
-            steering.Request(other, SAMPLING),
-            steering.Request(other, SAMPLING, asked[1]),
+            steering.Request(messages, SAMPLING, options[0]),
+            steering.Request(other_chat, SAMPLING),
+            steering.Request(other_chat, SAMPLING, options[1]),
         ]
         return [result.choices[0] for result in engine.generate(requests)]
 
     plainly = answers((), ())
     first, beside, third_one = answers((LookAt(bias=5.0, layers=[0]),), (LookAt(bias=-3.0, layers=[1, 2]),))
     assert beside.logprobs == plainly[1].logprobs
-    for choice, said, bias, layers in ((first, messages, 5.0, [0]), (third_one, other, -3.0, [1, 2])):
-        with biased(plain, image_columns(plain, said, 1), bias, layers):
-            assert_chosen_by(choice, logprobs_along(plain, said, choice.token_ids))
+    for choice, chat_of_choice, bias, layers in ((first, messages, 5.0, [0]), (third_one, other_chat, -3.0, [1, 2])):
+        with biased(plain, image_columns(plain, chat_of_choice, 1), bias, layers):
+            assert_chosen_by(choice, logprobs_along(plain, chat_of_choice, choice.token_ids))
 
 
 def test_a_bias_of_zero_is_exactly_off(make_engine: MakeEngine) -> None:
@@ -169,12 +169,12 @@ def test_a_bias_of_zero_is_exactly_off(make_engine: MakeEngine) -> None:
 def test_prefill_and_decode_agree_with_other_interventions(other: steering.Options, make_engine: MakeEngine) -> None:
     """An answer's tokens say the same as part of the prompt: what a prefill does to its rows is what decoding did."""
     engine, look = make_engine("llava"), LookAt(bias=2.0, layers=[0, 1, 2])
-    plain, beside = (only(engine, chat("llava"), *asked) for asked in ((other,), (other, look)))
+    plain, beside = (only(engine, chat("llava"), *options) for options in ((other,), (other, look)))
     assert beside.logprobs != plain.logprobs
     pieces = only(make_engine("llava", prefill_budget=7), chat("llava"), other, look)
     assert pieces.token_ids == beside.token_ids
-    for one, two in zip(pieces.logprobs or (), beside.logprobs or (), strict=True):
-        assert one.logprob == pytest.approx(two.logprob, abs=1e-4)
+    for token, two in zip(pieces.logprobs or (), beside.logprobs or (), strict=True):
+        assert token.logprob == pytest.approx(two.logprob, abs=1e-4)
 
 
 def test_prefill_composes_look_at_with_see_as_decode_does(make_engine: MakeEngine) -> None:
@@ -184,11 +184,11 @@ def test_prefill_composes_look_at_with_see_as_decode_does(make_engine: MakeEngin
     """
     engine, text = make_engine("qwen2_vl"), "The star is red, and so is the ball."
     every = list(range(engine.mllm.num_layers))
-    asked = (steering.See(alpha=0.9, shallow=len(every), spans="content"), LookAt(bias=3.0, layers=every))
+    options = (steering.See(alpha=0.9, shallow=len(every), spans="content"), LookAt(bias=3.0, layers=every))
     short = steering.Sampling(max_tokens=1)
-    (read,) = engine.generate([steering.Request(chat("qwen2_vl"), short, asked, reply=text)])[0].choices
+    (read,) = engine.generate([steering.Request(chat("qwen2_vl"), short, options, reply=text)])[0].choices
     spoken = steering.Sampling(logprobs=0)
-    (generated,) = engine.generate([steering.Request(chat("qwen2_vl"), spoken, asked, forced=text)])[0].choices
+    (generated,) = engine.generate([steering.Request(chat("qwen2_vl"), spoken, options, forced=text)])[0].choices
     scores = torch.tensor([step.logprob for step in generated.logprobs or ()])
     assert len(scores) > 5
     assert read.reply_logprobs is not None

@@ -68,21 +68,21 @@ def test_the_text_is_put_at_the_end_of_its_message(chat: list[Any], asked: dict[
 
 @pytest.mark.parametrize("place", ["user", "system"])
 def test_the_answer_is_to_the_changed_chat_and_the_baseline_to_the_original(place: Any, make_engine: Any) -> None:
-    engine, asked = make_engine("qwen2_vl"), RefusalPrompt(place=place)
+    engine, options = make_engine("qwen2_vl"), RefusalPrompt(place=place)
     chat, sampling = [user(PICTURE, text("What is it?"))], Sampling(max_tokens=5, logprobs=0, ignore_eos=True)
-    written, plain, both = engine.generate(
+    written, plain, with_both = engine.generate(
         [
-            Request(asked.chat(chat), sampling),
+            Request(options.chat(chat), sampling),
             Request(chat, sampling),
-            Request(chat, sampling, interventions=[asked], baseline=True, diagnose=["focus"]),
+            Request(chat, sampling, interventions=[options], baseline=True, diagnose=["focus"]),
         ]
     )
-    (choice,) = both.choices
+    (choice,) = with_both.choices
     assert choice.logprobs == written.choices[0].logprobs != plain.choices[0].logprobs
     assert choice.baseline is not None
     assert choice.baseline.logprobs == plain.choices[0].logprobs
     assert choice.applied == {"refusal_prompt": {"text": REFUSAL_PROMPT, "place": place}}
-    assert both.prompt_tokens == written.prompt_tokens > plain.prompt_tokens
+    assert with_both.prompt_tokens == written.prompt_tokens > plain.prompt_tokens
 
 
 def test_a_contrast_reads_the_changed_chat(make_engine: Any) -> None:

@@ -43,8 +43,8 @@ def test_an_unknown_family_without_a_template_is_refused_with_advice(root: Path,
 
 def test_a_file_takes_the_place_of_the_checkpoint_s_own(root: Path, tmp_path: Path) -> None:
     file = tmp_path / "own.jinja"
-    own = (families.checkpoint("llava", root) / "chat_template.jinja").read_text()
-    file.write_text(own.replace("ASSISTANT:", "Answer:"))
+    own_template = (families.checkpoint("llava", root) / "chat_template.jinja").read_text()
+    file.write_text(own_template.replace("ASSISTANT:", "Answer:"))
     for folder in (families.checkpoint("llava", root), without_template("llava", root, tmp_path / "llava")):
         mllm = steering.load(folder, device="cpu", chat_template=file)
         assert mllm.tokenizer.decode(build_prompt(mllm, CHAT).ids).endswith("Answer:")
@@ -71,13 +71,13 @@ def test_a_file_without_a_template_is_refused(content: bytes | None, reason: str
 @pytest.mark.parametrize("place", ["chat_template.json", "tokenizer_config.json", "processor_config.json"])
 def test_a_template_is_found_in_every_place_of_a_checkpoint(place: str, root: Path, tmp_path: Path) -> None:
     folder = without_template("llava", root, tmp_path / "llava")
-    own = (families.checkpoint("llava", root) / "chat_template.jinja").read_text()
+    own_template = (families.checkpoint("llava", root) / "chat_template.jinja").read_text()
     file = folder / place
     content = json.loads(file.read_text()) if file.is_file() else {}
-    file.write_text(json.dumps(content | {"chat_template": own}))
+    file.write_text(json.dumps(content | {"chat_template": own_template}))
     mllm = steering.load(folder, device="cpu")
-    whole = steering.load(families.checkpoint("llava", root), device="cpu")
-    assert build_prompt(mllm, CHAT).ids.tolist() == build_prompt(whole, CHAT).ids.tolist()
+    original = steering.load(families.checkpoint("llava", root), device="cpu")
+    assert build_prompt(mllm, CHAT).ids.tolist() == build_prompt(original, CHAT).ids.tolist()
     steering.Engine(mllm, slots=2, max_length=200)
 
 

@@ -45,8 +45,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def said(ran: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ran / "said.json").read_text())
-    return found
+    report: dict[str, Any] = json.loads((ran / "said.json").read_text())
+    return report
 
 
 @pytest.fixture(scope="module")

@@ -76,9 +76,9 @@ def refusal(model: MLLM) -> str:
     """Return the place where the check says that the engine first differs."""
     with pytest.raises(UnsupportedModel) as refused:
         selfcheck.check_model(model)
-    found = re.search(r"differ from the plain model's by .* of their range, first at (.*)\.$", str(refused.value))
-    assert found is not None, refused.value
-    return found[1]
+    match = re.search(r"differ from the plain model's by .* of their range, first at (.*)\.$", str(refused.value))
+    assert match is not None, refused.value
+    return match[1]
 
 
 @pytest.mark.parametrize("family", MROPE)
@@ -156,7 +156,7 @@ def test_a_slot_that_reads_its_neighbours_keys_is_refused(load_mllm: LoadMLLM, m
 
 
 @pytest.mark.parametrize(
-    ("family", "broken"), [*((one, 1) for one in (*OF_EACH_KIND, "glm4v", "mistral3")), ("qwen2_vl", 0)]
+    ("family", "broken"), [*((family, 1) for family in (*OF_EACH_KIND, "glm4v", "mistral3")), ("qwen2_vl", 0)]
 )
 def test_a_layer_one_percent_too_strong_is_refused(
     family: str, broken: int, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch

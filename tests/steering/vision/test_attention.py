@@ -18,15 +18,15 @@ def test_each_sequence_attends_within_itself(lengths: tuple[int, ...], dtype: to
     tokens = sum(lengths)
     query, key, value = (torch.randn(1, 3, tokens, 8, dtype=dtype) for _ in range(3))
     ends = torch.tensor([0, *lengths]).cumsum(0)
-    found, _ = attend(nn.Identity(), query, key, value, None, cu_seq_lens_q=ends, scaling=0.4, is_causal=False)
+    actual, _ = attend(nn.Identity(), query, key, value, None, cu_seq_lens_q=ends, scaling=0.4, is_causal=False)
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     scores = (query.double() @ key.double().transpose(2, 3) * 0.4).masked_fill(
         sequence[:, None] != sequence, -torch.inf
     )
     expected = (scores.softmax(-1) @ value.double()).transpose(1, 2)
-    assert found.dtype == dtype
+    assert actual.dtype == dtype
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
-    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 def test_a_given_number_of_equal_sequences_replaces_their_ends() -> None:
@@ -34,8 +34,8 @@ def test_a_given_number_of_equal_sequences_replaces_their_ends() -> None:
     query, key, value = (torch.randn(1, 3, 15, 8) for _ in range(3))
     ends = torch.tensor([0, 5, 10, 15])
     expected, _ = attend(nn.Identity(), query, key, value, None, cu_seq_lens_q=ends)
-    found, _ = attend(nn.Identity(), query, key, value, None, cu_seq_lens_q=torch.zeros(0), alike=3)
-    assert torch.equal(found, expected)
+    actual, _ = attend(nn.Identity(), query, key, value, None, cu_seq_lens_q=torch.zeros(0), alike=3)
+    assert torch.equal(actual, expected)
 
 
 def test_sequences_of_one_length_attend_in_one_call() -> None:

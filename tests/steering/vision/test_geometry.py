@@ -21,11 +21,14 @@ def test_features_equal_the_plain_models_after_any_other_pictures(
         with torch.no_grad():
             expected = plain.model.model.get_image_features(**pictures, return_dict=True).pooler_output
         with torch.inference_mode():
-            found = mllm.image_features(pictures).pooler_output
-        for own, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+            features = mllm.image_features(pictures).pooler_output
+        for actual, wanted_features in zip(features, expected, strict=True):
+            torch.testing.assert_close(actual, wanted_features, rtol=1e-4, atol=1e-4)
     pixels = pictures["pixel_values"].clone().requires_grad_()  # what is kept was first made in another mode
-    sum(one.sum() for one in mllm.image_features({**pictures, "pixel_values": pixels}).pooler_output).backward()
+    sum(
+        features_of_picture.sum()
+        for features_of_picture in mllm.image_features({**pictures, "pixel_values": pixels}).pooler_output
+    ).backward()
     assert pixels.grad is not None
 
 

@@ -60,11 +60,11 @@ def test_code_that_traces_to_the_same_graph_has_the_same_key(mllm: MLLM, monkeyp
     def other(hook: SteerTokens, layer: int, *states: Any) -> torch.Tensor:
         return 2 * written_otherwise(hook, layer, *states)
 
-    own = key()
+    own_key = key()
     monkeypatch.setattr(SteerTokens, "after", written_otherwise)
-    assert key() == own
+    assert key() == own_key
     monkeypatch.setattr(SteerTokens, "after", other)
-    assert key() != own
+    assert key() != own_key
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
@@ -77,7 +77,7 @@ def test_packages_are_found_by_graph_after_code_changed(
     monkeypatch.setattr(start, "VARIANTS", VARIANTS[:2])
     monkeypatch.setattr(steps, "code_digest", lambda: "other code")
     monkeypatch.setenv("CXX", "nowhere-c++")
-    made: steering.Engine = engine(mllm, copy)
-    assert made.compilation.state == "compiling"
-    assert made.compilation.wait(300)
-    assert made.stats()["compiled_in_use"] == 2
+    restarted: steering.Engine = engine(mllm, copy)
+    assert restarted.compilation.state == "compiling"
+    assert restarted.compilation.wait(300)
+    assert restarted.stats()["compiled_in_use"] == 2

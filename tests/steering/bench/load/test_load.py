@@ -45,12 +45,12 @@ def test_callers_ask_at_once_and_each_one_after_the_other() -> None:
         with lock:
             running -= 1
 
-    seen = ask_all(ask, [3] * 7, callers=3)
+    times = ask_all(ask, [3] * 7, callers=3)
     assert most == 3
-    assert (len(seen.first), len(seen.gaps)) == (7, 14)
-    assert 0.02 <= seen.median_first < seen.whole
-    assert seen.whole >= 3 * 0.04
-    assert 0.01 <= seen.long_gap == max(seen.gaps)
+    assert (len(times.first), len(times.gaps)) == (7, 14)
+    assert 0.02 <= times.median_first < times.whole
+    assert times.whole >= 3 * 0.04
+    assert 0.01 <= times.long_gap == max(times.gaps)
 
 
 def test_an_error_of_a_caller_is_raised() -> None:
@@ -104,7 +104,7 @@ def test_bodies_over_http_ask_for_each_kind(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(rows) == 3 * len(kinds()) * len(TINY.size.callers)
     assert all(isinstance(row.value, float) and row.value > 0 for row in rows)
     fields = [{name for name in body if name in ("steering", "sage", "diagnostics")} for body in Answering.bodies]
-    assert {frozenset(one) for one in fields} == {frozenset(kind.fields) for kind in kinds()}
+    assert {frozenset(kind_fields) for kind_fields in fields} == {frozenset(kind.fields) for kind in kinds()}
     pictures = [body["messages"][0]["content"][0]["image_url"]["url"] for body in Answering.bodies]
     assert len(set(pictures)) == len(pictures), "a new picture each"
 

@@ -43,16 +43,16 @@ def test_the_stream_between_attention_and_ffn_is_the_plain_model_s(
     plain, streams = load_plain(family), list[tuple[torch.Tensor, ...]]()
 
     def given(layer: Any) -> Iterator[Any]:
-        seen: dict[str, torch.Tensor] = {}
+        captured: dict[str, torch.Tensor] = {}
 
         def entered(module: Any, args: Any, kwargs: Any) -> None:
-            seen["in"] = args[0] if args else kwargs["hidden_states"]
+            captured["in"] = args[0] if args else kwargs["hidden_states"]
 
         def between(module: Any, args: Any, kwargs: Any) -> None:
-            seen.setdefault("mid", args[0] if args else kwargs["hidden_states"])
+            captured.setdefault("mid", args[0] if args else kwargs["hidden_states"])
 
         def left(module: Any, args: Any, output: torch.Tensor) -> None:
-            streams.append((seen["in"], seen.pop("mid"), output))
+            streams.append((captured["in"], captured.pop("mid"), output))
 
         yield layer.register_forward_pre_hook(entered, with_kwargs=True)
         yield layer.get_submodule(module).register_forward_pre_hook(between, with_kwargs=True)
@@ -65,7 +65,7 @@ def test_the_stream_between_attention_and_ffn_is_the_plain_model_s(
         handle.remove()
     expected: dict[str, list[float]] = {}
     for stream in streams:
-        before, middle, after = (one[0, -1] for one in stream)
+        before, middle, after = (state[0, -1] for state in stream)
         for name, value in {
             "mha_cosine": cosine_similarity(before, middle, dim=-1),
             "ffn_cosine": cosine_similarity(middle, after, dim=-1),
@@ -88,8 +88,8 @@ def _divergence(mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
 def test_think_damps_what_the_ffn_adds(family: str, load_mllm: LoadMLLM, load_plain: LoadPlain) -> None:
     """With a threshold of 0 and gamma 0 nothing of the FFN is left: each layer hands on the stream that the FFN is given."""
     engine = steering.Engine(load_mllm(family), slots=2, max_length=512, self_check=False)
-    asked = Request(CHAT, Sampling(max_tokens=1, logprobs=1), Think(gamma=0.0, threshold=0.0))
-    (choice,) = engine.generate([asked])[0].choices
+    request = Request(CHAT, Sampling(max_tokens=1, logprobs=1), Think(gamma=0.0, threshold=0.0))
+    (choice,) = engine.generate([request])[0].choices
 
     plain = load_plain(family)
 

@@ -45,23 +45,29 @@ def test_answers_with_kernels_equal_answers_without(
     steps = CompiledSteps(ours.mllm, 1)
     ours.core.runner.passes.use(steps)
     steps.loops = loops
-    called: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
     call = native.Loops.__call__
 
-    def counted(one: native.Loops, name: str, *given: Any) -> Any:
-        called[name] += 1
-        return call(one, name, *given)
+    def counted(native_loops: native.Loops, name: str, *arguments: Any) -> Any:
+        calls[name] += 1
+        return call(native_loops, name, *arguments)
 
     monkeypatch.setattr(native.Loops, "__call__", counted)
-    asked = {
+    requests = {
         name: Request(families.example_messages(family, 1), Sampling(max_tokens=4, ignore_eos=True, logprobs=2), **kind)
         for name, kind in KINDS.items()
     }
-    asked["words"] = Request(families.example_messages(family, 0), Sampling(max_tokens=4, ignore_eos=True, logprobs=2))
-    for several in (*([one] for one in asked), ["plain", "words", "transfer", "content"], ["words", "read", "scale"]):
-        check_same_answers(ours, plain, [asked[name] for name in several])
+    requests["words"] = Request(
+        families.example_messages(family, 0), Sampling(max_tokens=4, ignore_eos=True, logprobs=2)
+    )
+    for several in (
+        *([name] for name in requests),
+        ["plain", "words", "transfer", "content"],
+        ["words", "read", "scale"],
+    ):
+        check_same_answers(ours, plain, [requests[name] for name in several])
     causal = family != "gemma3"
-    assert all((called[loop.__name__] > 0) == causal for loop in WITHIN)
+    assert all((calls[loop.__name__] > 0) == causal for loop in WITHIN)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -45,5 +45,5 @@ def test_an_error_of_torch_is_raised_with_its_message(message: str, said: str, t
 
 def test_torchs_interface_is_as_the_library_assumes() -> None:
     headers = [Path(folder) / "torch/csrc/inductor/aoti_runtime/interface.h" for folder in include_paths()]
-    (header,) = [one for one in headers if one.exists()]
+    (header,) = [path for path in headers if path.exists()]
     assert "AOTInductorGetLastError(const char** error_msg);" in header.read_text()

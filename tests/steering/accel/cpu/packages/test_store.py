@@ -13,9 +13,9 @@ from steering.accel.cpu.packages.store import Store, Unsafe, default_folder
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Store:
-    made = Store(tmp_path / "own" / "compiled")
-    keep(made, "key", b"code")
-    return made
+    store = Store(tmp_path / "own" / "compiled")
+    keep(store, "key", b"code")
+    return store
 
 
 def keep(into: Store, key: str, code: bytes) -> None:
