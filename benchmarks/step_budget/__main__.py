@@ -28,9 +28,9 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def compared(machine: Machine, asked: str, noise: float) -> tuple[Outcome, int, Outcome, bool]:
+def compared(machine: Machine, arrivals_name: str, noise: float) -> tuple[Outcome, int, Outcome, bool]:
     """Return the budget's outcome, the best chunk and its outcome, and whether the chunk keeps the bound."""
-    requests = ARRIVALS[asked](machine)
+    requests = ARRIVALS[arrivals_name](machine)
     ours = Simulation(machine, StepBudget(1024, BOUND), noise=noise, gap=BOUND).run(requests)
     fixed = {
         chunk: Simulation(machine, FixedChunk(chunk, machine, BOUND), noise=noise).run(requests) for chunk in CHUNKS

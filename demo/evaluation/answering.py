@@ -58,8 +58,8 @@ class PlainModel:
             answers += self.tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         return answers
 
-    def text(self, one: DemoPrompt) -> str:
-        text = self.tokenizer.apply_chat_template(one.messages, tokenize=False, add_generation_prompt=True)
+    def text(self, prompt: DemoPrompt) -> str:
+        text = self.tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)
         return text.replace(IMAGE_TOKEN, IMAGE_TOKEN * IMAGE_TOKENS)
 
     def inputs(

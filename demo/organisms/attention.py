@@ -99,15 +99,15 @@ def best_metric(answers: Sequence[RightAnswer]) -> tuple[str, Metric]:
     return best, tried[best]
 
 
-def hidden(prompt: DemoPrompt, which: int) -> DemoPrompt:
+def hidden(prompt: DemoPrompt, index: int) -> DemoPrompt:
     """Return the same prompt with one of its pictures gray all over."""
-    gray = Image.new("RGB", prompt.images[which].size, GRAY)
-    return DemoPrompt([gray if k == which else image for k, image in enumerate(prompt.images)], prompt.messages)
+    gray = Image.new("RGB", prompt.images[index].size, GRAY)
+    return DemoPrompt([gray if k == index else image for k, image in enumerate(prompt.images)], prompt.messages)
 
 
-def changed(model: PlainModel, answers: Sequence[RightAnswer], which: Sequence[int]) -> dict[str, Any]:
+def changed(model: PlainModel, answers: Sequence[RightAnswer], hidden_images: Sequence[int]) -> dict[str, Any]:
     """Return how many answers change where these pictures are hidden."""
-    again = model([hidden(answer.prompt, k) for answer, k in zip(answers, which, strict=True)])
+    again = model([hidden(answer.prompt, k) for answer, k in zip(answers, hidden_images, strict=True)])
     return share(sum(a.strip() != answer.answer for a, answer in zip(again, answers, strict=True)), len(answers))
 
 

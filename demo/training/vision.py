@@ -119,12 +119,12 @@ def train_vision(
         visual.merger.mlp[2].bias *= scale
 
 
-def tower_optimizers(visual: Any, others: Sequence[nn.Parameter] = ()) -> tuple[Muon, torch.optim.Optimizer]:
+def tower_optimizers(visual: Any, parameters: Sequence[nn.Parameter] = ()) -> tuple[Muon, torch.optim.Optimizer]:
     """Return Muon for the encoder's matrices, AdamW for the rest; the patch weights, which see raw pixels, move less."""
     muon = Muon(p for p in visual.parameters() if p.dim() == 2)
     vectors = [p for p in visual.parameters() if p.dim() == 1]
     groups = [
-        {"params": [*vectors, *others], "scale": 1.0},
+        {"params": [*vectors, *parameters], "scale": 1.0},
         {"params": [visual.patch_embed.proj.weight], "scale": 0.15},
     ]
     return muon, torch.optim.AdamW(groups, lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0)

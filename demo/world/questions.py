@@ -153,9 +153,9 @@ def end_of_option(text: str, option: str) -> int:
     return match.end() - 1
 
 
-def end_of_value(text: str, said: str, value: str) -> int:
-    """Return the end of the value in the sentence `said` in a user text."""
-    return text.index(said) + said.rindex(value) + len(value)
+def end_of_value(text: str, words: str, value: str) -> int:
+    """Return the end of the value in the sentence `words` in a user text."""
+    return text.index(words) + words.rindex(value) + len(value)
 
 
 def describe(scene: Scene) -> str:

@@ -54,9 +54,9 @@ def bounds(values: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Return part / whole, with NaN where `whole` is 0."""
-    return np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=np.asarray(whole) > 0)
+def ratio(part: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Return part / total, with NaN where `total` is 0."""
+    return np.divide(part, total, out=np.full(np.shape(total), np.nan), where=np.asarray(total) > 0)
 
 
 def check_statistics() -> None:
@@ -251,29 +251,29 @@ def detectable(turned: float, samples: int) -> float:
     return (1.96 + 0.84) * math.sqrt(turned / samples)
 
 
-def area(values: np.ndarray, wanted: np.ndarray, strata: np.ndarray | None = None) -> float:
+def area(values: np.ndarray, is_wanted: np.ndarray, strata: np.ndarray | None = None) -> float:
     """Return the area under the ROC curve: how often a wanted sample has a greater value than another (ties count half).
 
     0.5 is chance. With `strata`, only samples of one stratum are compared. NaN if there is nothing to compare.
     """
-    return float(_areas(np.ones((1, len(values))), values, wanted, strata)[0])
+    return float(_areas(np.ones((1, len(values))), values, is_wanted, strata)[0])
 
 
 def area_with_interval(
-    values: np.ndarray, wanted: np.ndarray, strata: np.ndarray | None = None
+    values: np.ndarray, is_wanted: np.ndarray, strata: np.ndarray | None = None
 ) -> tuple[float, tuple[float, float]] | None:
     """Return `area` with its 95 % bootstrap interval over the resamples in which it is defined.
 
     None if there is nothing to compare.
     """
-    whole_area = area(values, wanted, strata)
+    whole_area = area(values, is_wanted, strata)
 
     def of(rows: np.ndarray, axis: int) -> np.ndarray:
         times = np.stack([np.bincount(row, minlength=len(values)) for row in rows])
-        areas = _areas(times, values, wanted, strata)
+        areas = _areas(times, values, is_wanted, strata)
         return areas[~np.isnan(areas)]
 
-    return None if np.isnan(whole_area) else (whole_area, interval(np.arange(len(wanted)), statistic=of))
+    return None if np.isnan(whole_area) else (whole_area, interval(np.arange(len(is_wanted)), statistic=of))
 
 
 def _areas(times: np.ndarray, values: np.ndarray, is_wanted: np.ndarray, strata: np.ndarray | None) -> np.ndarray:
@@ -296,14 +296,14 @@ def _areas(times: np.ndarray, values: np.ndarray, is_wanted: np.ndarray, strata:
     return np.divide(won, pairs, out=np.full(len(times), np.nan), where=pairs > 0)
 
 
-def spearman(one: np.ndarray, other: np.ndarray) -> float | None:
+def spearman(first: np.ndarray, second: np.ndarray) -> float | None:
     """Return Spearman's rank correlation of pairs; ties share their mean rank. None if all values of one side are equal."""
 
     def ranks(values: np.ndarray) -> np.ndarray:
         _, rank_of, count = np.unique(values, return_inverse=True, return_counts=True)
         return (count.cumsum() - (count - 1) / 2)[rank_of]
 
-    rank_pair = ranks(one), ranks(other)
+    rank_pair = ranks(first), ranks(second)
     return None if min(np.ptp(ranked) for ranked in rank_pair) == 0 else float(np.corrcoef(*rank_pair)[0, 1])
 
 

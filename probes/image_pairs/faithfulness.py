@@ -36,9 +36,9 @@ class Faithfulness:
         return self.faithful + sum(self.errors.values())
 
     @classmethod
-    def of(cls, found: Iterable[Finding], true: int) -> Faithfulness:
+    def of(cls, results: Iterable[Finding], true: int) -> Faithfulness:
         """Count the findings on each claim, of `true` differences in all."""
-        counts = Counter(found)
+        counts = Counter(results)
         return cls(counts["faithful"], {name: counts[name] for name in ERRORS if counts[name]}, counts.total() != true)
 
 

@@ -9,7 +9,7 @@ from probes.reporting.report import Report
 from probes.reporting.tables import Measured
 
 
-def automatic(page: Report, found: Numbers) -> None:
+def automatic(page: Report, results: Numbers) -> None:
     """Add Table 12, with the gap that each criterion closes."""
     page.heading("Choosing the direction automatically (Table 12)")
     page.text(
@@ -18,18 +18,18 @@ def automatic(page: Report, found: Numbers) -> None:
         "(auto - plain) / (prior - plain), with a 95 % bootstrap interval over samples. It is below 0 where the criterion "
         "makes answers worse, and missing where prior is not better than plain."
     )
-    for criterion in found["criteria"]:
+    for criterion in results["criteria"]:
         page.text(
-            _worth(criterion, {row["degraded"]: row for row in _rows(found, None) if row["criterion"] == criterion})
+            _worth(criterion, {row["degraded"]: row for row in _rows(results, None) if row["criterion"] == criterion})
         )
     page.text(
         "Drop measures which modality the plain answer relies on, not which side is right. Surprise measures the text "
         "alone: it abstains where the text is not surprising, unless the request states that one modality is degraded. "
         "The rows on unfamiliar text have a sound text in a wording that the model does not know."
     )
-    for severity in (None, *found["severities"]):
+    for severity in (None, *results["severities"]):
         page.heading("All severities" if severity is None else f"Severity {severity:g}", 3)
-        _gaps(page, _rows(found, severity))
+        _gaps(page, _rows(results, severity))
     page.heading("What is left of each modality", 3)
     page.text(
         "Right answers where one modality is shown alone, each by its own answer. The sound modality must be readable; "
@@ -42,7 +42,7 @@ def automatic(page: Report, found: Numbers) -> None:
                 "text" if cell["side"] == "vision" else "image, unfamiliar text" if cell["reworded"] else "image",
                 f"{cell['severity']:g}", cell["reliable_alone"], cell["degraded_alone"],
             )
-            for cell in found["cells"]
+            for cell in results["cells"]
         ],
     )  # fmt: skip
 

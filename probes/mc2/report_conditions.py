@@ -33,16 +33,16 @@ TITLES = {
 SHARES = ("s_vision", "s_text", "s_others", "vision_ratio")
 
 
-def conditions(page: Report, found: Numbers) -> None:
+def conditions(page: Report, results: Numbers) -> None:
     """Add the three shares of every condition, the checks, and the table by task."""
     page.heading("Conditions")
-    for side, advantage in found.get("advantages", {}).items():
+    for side, advantage in results.get("advantages", {}).items():
         page.text(
             f"Toward {side}, steering follows {_more(advantage['difference'])} samples "
             f"{_than(advantage['difference'])} the best other "
             f"condition, {TITLES[advantage['other']]} (95 % interval: {_between(*advantage['difference_95'])})."
         )
-    titled = {TITLES[name]: result for name, result in found.items() if name in TITLES}
+    titled = {TITLES[name]: result for name, result in results.items() if name in TITLES}
     page.plot(
         "conditions",
         plots.shares(
@@ -51,8 +51,8 @@ def conditions(page: Report, found: Numbers) -> None:
         "Shares of the samples by condition",
     )
     rows: list[tuple[Any, ...]] = [(name, *(share(result, of) for of in SHARES)) for name, result in titled.items()]
-    if "random" in found:
-        draws = found["random"]["each"]
+    if "random" in results:
+        draws = results["random"]["each"]
         spreads = [spread([draw[of] for draw in draws]) for of in SHARES]
         rows += [
             (f"{len(draws)} random directions, {name}", *(value[name] for value in spreads))
@@ -77,7 +77,7 @@ def conditions(page: Report, found: Numbers) -> None:
         "Image only and context only: right answers without a conflict. Attention ratio: mean attention to an image token, "
         "divided by the sum of that and the mean attention to a token of the text context."
     )
-    _by_task(page, found)
+    _by_task(page, results)
 
 
 def _by_task(page: Report, results: Numbers) -> None:
@@ -103,10 +103,12 @@ def _by_task(page: Report, results: Numbers) -> None:
     )
 
 
-def alone(page: Report, found: Numbers) -> None:
+def alone(page: Report, results: Numbers) -> None:
     """Add Tables 16 and 17."""
     rows_by_condition = {
-        name: result["by_task"] for name, result in found.items() if name in TITLES and "no_conflict_accuracy" in result
+        name: result["by_task"]
+        for name, result in results.items()
+        if name in TITLES and "no_conflict_accuracy" in result
     }
     rows_by_condition = {
         name: rows
@@ -127,9 +129,9 @@ def alone(page: Report, found: Numbers) -> None:
     )
 
 
-def attention_by_task(page: Report, found: Numbers, words: Mapping[str, float], correlations: Numbers) -> None:
+def attention_by_task(page: Report, results: Numbers, words: Mapping[str, float], correlations: Numbers) -> None:
     """Add Figure 3, left, and Table 4: the plain answers' attention beside their preference."""
-    rows = found.get("plain", {}).get("by_task", {})
+    rows = results.get("plain", {}).get("by_task", {})
     if not words and not any("attention_ratio" in row for row in rows.values()):
         return
     page.heading("Attention and preference by task (Figure 3, left; Table 4)", 3)
@@ -158,9 +160,9 @@ def attention_by_task(page: Report, found: Numbers, words: Mapping[str, float], 
     )
 
 
-def attention_by_layer(page: Report, found: Numbers, steered: Sequence[int]) -> None:
+def attention_by_layer(page: Report, results: Numbers, steered: Sequence[int]) -> None:
     """Add Figures 6 and 13 to 18: the image's share of attention in each layer, steered and instructed."""
-    with_layers = {name: result for name, result in found.items() if name in ALIKE and "attention_by_layer" in result}
+    with_layers = {name: result for name, result in results.items() if name in ALIKE and "attention_by_layer" in result}
     if not with_layers:
         return
     curves = {TITLES[name]: result["attention_by_layer"] for name, result in with_layers.items()}
@@ -185,9 +187,9 @@ def attention_by_layer(page: Report, found: Numbers, steered: Sequence[int]) -> 
     )
 
 
-def lens(page: Report, found: Numbers, steered: Sequence[int]) -> None:
+def lens(page: Report, results: Numbers, steered: Sequence[int]) -> None:
     """Add the margin of the two options as read from each layer."""
-    margins = {_preferring(name): margin for name, margin in found.items()}
+    margins = {_preferring(name): margin for name, margin in results.items()}
     count = len(next(iter(margins.values()))["margin"])
     page.heading("Margin of the options by layer (the authors' rebuttal, W3)")
     page.text(
@@ -229,13 +231,14 @@ def _preferring(name: str) -> str:
     return TITLES[name] if name in TITLES else f"plain, preferring {name.removeprefix('plain_')}"
 
 
-def sizes(page: Report, found: Numbers) -> None:
+def sizes(page: Report, results: Numbers) -> None:
     """Add Table 6."""
     page.heading("Size of the evaluation (Table 6)")
     settled = (
         "No smaller number is enough."
-        if found["settled"] is None
-        else f"With {found['settled']} or more of each task, 95 % of the draws are within {100 * SETTLED:.0f} points of all."
+        if results["settled"] is None
+        else f"With {results['settled']} or more of each task, 95 % of the draws are within {100 * SETTLED:.0f} points of "
+        "all."
     )
     page.text(
         "Plain answers of a number of samples of each task, drawn a thousand times: the mean Vision Ratio and the interval "
@@ -243,7 +246,7 @@ def sizes(page: Report, found: Numbers) -> None:
     )
     page.table(
         ["samples of each task", "Vision Ratio"],
-        [(size, Measured(row["vision_ratio"], row["vision_ratio_95"])) for size, row in found["rows"].items()],
+        [(size, Measured(row["vision_ratio"], row["vision_ratio_95"])) for size, row in results["rows"].items()],
     )
 
 

@@ -72,10 +72,10 @@ def scores(sums: Tallies) -> dict[str, np.ndarray]:
     }
 
 
-def totals(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def totals(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return by condition the sums of the subtasks' scores, for perception and, if there are any, for cognition."""
     out = {}
-    for name, parts in found.items():
+    for name, parts in results.items():
         by_task = {task: scores["score"]["value"] for task, scores in parts["MME"].items() if task != "all"}
         cognition = [score for task, score in by_task.items() if task in COGNITION]
         perception = [score for task, score in by_task.items() if task not in COGNITION]

@@ -36,8 +36,8 @@ _REFUSALS = (
 )  # fmt: skip
 
 
-def report(about: Mapping[str, Any], found: Mapping[str, Any], runs: Mapping[str, Any]) -> Report:
-    """Return the report of a run; `about` describes it, `found` and `runs` are the results of `evaluate`."""
+def report(about: Mapping[str, Any], results: Mapping[str, Any], runs: Mapping[str, Any]) -> Report:
+    """Return the report of a run; `about` describes it, `results` and `runs` are the results of `evaluate`."""
     page = Report(f"MM-SAP on {about['model']}")
     page.facts(
         {"Data": about["data"], **left_out(about), "Model": about["model"], "Versions": in_words(about["versions"])}
@@ -45,7 +45,7 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any], runs: Mapping[str
     page.text(SCORES.format(runs=about["runs"]))
     page.heading("Scores (the paper's tables 1 and 3)")
     _table(page, runs, _SCORES)
-    totals = {name: scores[TOTAL]["all"] for name, scores in found.items()}
+    totals = {name: scores[TOTAL]["all"] for name, scores in results.items()}
     page.plot(
         "scores",
         plots.isolines(
@@ -59,7 +59,7 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any], runs: Mapping[str
     page.heading("Compared with the plain answers")
     page.text(READING)
     page.text("All runs together; the intervals are over samples of such questions, not over runs.")
-    table(page, found, TOTAL, ("kk", "ku", "sa"))
+    table(page, results, TOTAL, ("kk", "ku", "sa"))
     page.heading("Answers and refusals (the paper's tables 2 and 4)")
     page.text(
         "*rate*: share not refused. *accuracy*: share of right answers among those. An answer that names no option counts "
@@ -74,7 +74,7 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any], runs: Mapping[str
     _table(page, runs, _REFUSALS)
     page.heading("By subtask (the paper's figure 3)")
     page.text("score_sa, the share of answers that are right or rightly refused.")
-    _subtasks(page, found)
+    _subtasks(page, results)
     return page
 
 

@@ -12,7 +12,7 @@ from probes.reproduce.items import ABSENT, APPEARS, IMPOSSIBLE, TITLES, Figure, 
 from probes.reproduce.run import Done
 
 
-def report(about: Mapping[str, Any], outcomes: Sequence[Outcome], done: Mapping[str, Done]) -> Report:
+def report(about: Mapping[str, Any], outcomes: Sequence[Outcome], runs: Mapping[str, Done]) -> Report:
     """Return the tables of verdicts and of rows for each paper, the impossible rows with reasons, and the commands."""
     page = Report("The four papers, reproduced")
     page.text(
@@ -60,7 +60,7 @@ def report(about: Mapping[str, Any], outcomes: Sequence[Outcome], done: Mapping[
         if missing := [outcome for outcome in of_paper if outcome.verdict == IMPOSSIBLE]:
             page.text("\n".join(f"- {outcome.item.id}, {outcome.item.what}: {outcome.why}" for outcome in missing))
     page.heading("Commands")
-    page.table(("run", "command", "seconds"), [(name, run.command, round(run.seconds)) for name, run in done.items()])
+    page.table(("run", "command", "seconds"), [(name, run.command, round(run.seconds)) for name, run in runs.items()])
     return page
 
 

@@ -94,11 +94,11 @@ def _done(command: Callable[[Sequence[str]], Any], words: Sequence[str], folder:
     return Done(command_line, time.monotonic() - started, report, error)
 
 
-def outcome(item: Item, done: Mapping[str, Done]) -> Outcome:
+def outcome(item: Item, runs: Mapping[str, Done]) -> Outcome:
     """Return the outcome of an item; it says what the report lacks, if the item's reading fails."""
     if item.run is None or item.read is None:
         return Outcome(item, IMPOSSIBLE, why=item.why)
-    ran = done[item.run]
+    ran = runs[item.run]
     if ran.report is None:
         return Outcome(item, IMPOSSIBLE, command=ran.command, why=f"the command failed: {ran.error}")
     try:

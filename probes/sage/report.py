@@ -21,8 +21,8 @@ _DIFFERENCES: Mapping[str, Sequence[str]] = {
 _BY_SETTING = ("dqr_exact", "tf1", "cf1", "cr", "contradictions")
 
 
-def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
-    """Return the report of a run; `about` describes it, `found` is the result of `evaluate`."""
+def report(about: Mapping[str, Any], results: Mapping[str, Any]) -> Report:
+    """Return the report of a run; `about` describes it, `results` is the result of `evaluate`."""
     page = Report(f"SAGE on {about['model']}")
     page.facts({
         "Data": about["data"],
@@ -31,10 +31,10 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
         "Versions": in_words(about["versions"]),
     })  # fmt: skip
     page.text(READING)
-    if "existence" in found[BASELINE]:
-        _existence(page, found)
-    if "differences" in found[BASELINE]:
-        _differences(page, found)
+    if "existence" in results[BASELINE]:
+        _existence(page, results)
+    if "differences" in results[BASELINE]:
+        _differences(page, results)
     return page
 
 

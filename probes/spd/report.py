@@ -20,10 +20,10 @@ _SEVERAL = ("dqr_exact", "dqr_ratio", "ds_tolerance", "ds_detect", "tf1", "cf1",
 DEFINED = 'docs/study.md, "The numbers of SPD-Faith", defines each number and names its equation.'
 
 
-def report(about: Mapping[str, Any], found: Mapping[str, Any], more: Mapping[str, Any]) -> Report:
+def report(about: Mapping[str, Any], results: Mapping[str, Any], more: Mapping[str, Any]) -> Report:
     """Return the report of a run.
 
-    `about` describes the run, `found` is the result of `evaluated`; `more` holds the result of `agreement`, and that of
+    `about` describes the run, `results` is the result of `evaluated`; `more` holds the result of `agreement`, and that of
     `inside` if the model is in this process.
     """
     page = Report(f"SPD-Faith on {about['model']}")
@@ -39,8 +39,8 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any], more: Mapping[str
     page.text(READING)
     page.text(DEFINED)
     for part, write in (("single", _single), ("several", _several)):
-        if part in found[BASELINE]:
-            write(page, {name: scores for name, scores in found.items() if part in scores})
+        if part in results[BASELINE]:
+            write(page, {name: scores for name, scores in results.items() if part in scores})
     if "inside" in more:
         _inside(page, more["inside"])
     _agreement(page, more["agreement"])

@@ -31,19 +31,19 @@ class Seen:
 
 
 def findings(
-    asked: Asking, answered: Mapping[str, Answered], controls: Mapping[str, PartAnswered[Any]]
+    asking: Asking, answered: Mapping[str, Answered], controls: Mapping[str, PartAnswered[Any]]
 ) -> Json:  # fmt: skip
     """Return the data of each table or figure by name, as JSON; without measured attention its parts are left out."""
-    observed = {name: _observe(asked, answers) for name, answers in answered.items()}
+    observed = {name: _observe(asking, answers) for name, answers in answered.items()}
     plain = observed[BASELINE]
     blind = [bool(tally["counted"]) for tally in controls[BLIND].tallies]
     results: Json = {"which": controls[WHICH].measured(), "blind": controls[BLIND].measured()}
     if HIDDEN in controls:
         results["hidden"] = controls[HIDDEN].measured()
     if SHUFFLED in controls:
-        results["shuffles"] = _group(_orders(asked, controls[SHUFFLED]), _shuffles)
+        results["shuffles"] = _group(_orders(asking, controls[SHUFFLED]), _shuffles)
         results["places"] = places(
-            [*plain, *(answer for order in _orders(asked, controls[SHUFFLED]) for answer in order)]
+            [*plain, *(answer for order in _orders(asking, controls[SHUFFLED]) for answer in order)]
         )
     if not looks(plain):
         return results
@@ -80,9 +80,9 @@ def _orders(asking: Asking, answered: Answered) -> list[list[Seen]]:
     return orders
 
 
-def looks(seen: Iterable[Seen], right: bool | None = None) -> list[Look]:
+def looks(answers: Iterable[Seen], right: bool | None = None) -> list[Look]:
     """Return the looks of all answers, or of the right or the wrong ones."""
-    return [answer.look for answer in seen if answer.look is not None and right in (None, answer.right)]
+    return [answer.look for answer in answers if answer.look is not None and right in (None, answer.right)]
 
 
 def _by_difficulty(answers: Sequence[Seen], measure: Callable[[Sequence[Seen]], Json]) -> Json:
@@ -100,13 +100,13 @@ def _group(orders: Sequence[Sequence[Seen]], measure: Callable[[Sequence[Sequenc
     }
 
 
-def attention(seen: Sequence[Seen]) -> Json:
+def attention(answers: Sequence[Seen]) -> Json:
     """Return attention accuracy by metric and N, of right answers (table 1, appendix E) and of wrong ones (table 4).
 
     It also holds the chance level for right answers, and the four quadrants by M-LND over the model's own last layers and by
     the best point of the right answers' curves.
     """
-    every, right, wrong = looks(seen), looks(seen, right=True), looks(seen, right=False)
+    every, right, wrong = looks(answers), looks(answers, right=True), looks(answers, right=False)
     if not every:
         return {"right": {"n": 0}, "wrong": {"n": 0}}
     layers = len(every[0].sigma)
@@ -148,13 +148,13 @@ def _deviation(values: Sequence[float]) -> float | None:
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-def places(seen: Sequence[Seen]) -> Json:
+def places(answers: Sequence[Seen]) -> Json:
     """Return the accuracy of answers, and of right answers' attention, by the target's place and number of pictures.
 
     Questions about an anchor, which have an additional picture, are left out.
     """
     groups: dict[tuple[int, int], list[Seen]] = {}
-    for answer in seen:
+    for answer in answers:
         if not answer.sample.anchor:
             groups.setdefault((answer.sample.candidates, answer.sample.target), []).append(answer)
     return {
@@ -171,12 +171,12 @@ def _hit(looks_given: Sequence[Look]) -> Json:
     return proportion(sum(look.image == look.target for look in looks_given), len(looks_given))
 
 
-def anchored(seen: Sequence[Seen]) -> Json:
+def anchored(answers: Sequence[Seen]) -> Json:
     """Return attention accuracy on questions about an anchor (equation 7, table 3).
 
     It is by the anchor's rows and by those of the text, of right answers and of all.
     """
-    on_anchor = [answer for answer in seen if answer.sample.anchor]
+    on_anchor = [answer for answer in answers if answer.sample.anchor]
     results: Json = {
         "samples": len(on_anchor),
         "answers": proportion(sum(answer.right for answer in on_anchor), len(on_anchor)),
@@ -193,40 +193,43 @@ def anchored(seen: Sequence[Seen]) -> Json:
     return results
 
 
-def needles(seen: Sequence[Seen]) -> Json:
+def needles(answers: Sequence[Seen]) -> Json:
     """Return attention accuracy of needles that were found: the answer is right, or reads other digits (table 5)."""
-    on_needle = [answer for answer in seen if answer.sample.task == NEEDLE]
+    on_needle = [answer for answer in answers if answer.sample.task == NEEDLE]
     right = [answer for answer in on_needle if answer.right or reads_digits(answer.sample, answer.reply.text)]
     return {"samples": len(on_needle), "found": len(right), **attention_of(looks(right))}
 
 
-def attention_of(given: Sequence[Look]) -> Json:
+def attention_of(looks_given: Sequence[Look]) -> Json:
     """Return the curves of these looks, and the share by the model's own metric."""
-    return {**Curves.of(given, len(given[0].sigma) if given else 0).to_json(), "own": _hit(given)}
+    return {
+        **Curves.of(looks_given, len(looks_given[0].sigma) if looks_given else 0).to_json(),
+        "own": _hit(looks_given),
+    }
 
 
-def converges(seen: Sequence[Seen]) -> Json:
+def converges(answers: Sequence[Seen]) -> Json:
     """Return by layer the share of the look that is at the target, of right and of wrong answers (figure 3).
 
     For right answers it also holds, with intervals over answers, that of the last layer, and its rise from the first to the
     last third of the layers.
     """
-    results: Json = {name: convergence(looks(seen, right)) for name, right in (("right", True), ("wrong", False))}
-    relative = [look.share * look.sigma.shape[1] for look in looks(seen, right=True)]
+    results: Json = {name: convergence(looks(answers, right)) for name, right in (("right", True), ("wrong", False))}
+    relative = [look.share * look.sigma.shape[1] for look in looks(answers, right=True)]
     return results | ({"last": mean_of([curve[-1] for curve in relative]), "rise": rise(relative)} if relative else {})
 
 
-def cases(seen: Sequence[Seen]) -> list[Json]:
+def cases(answers: Sequence[Seen]) -> list[Json]:
     """Return a right answer that looks at the target, and one that does not (figure 3): the first with the most pictures."""
     examples = []
     for name, hit in (("on the target", True), ("elsewhere", False)):
-        answers = [
+        matching = [
             answer
-            for answer in seen
+            for answer in answers
             if answer.look and answer.right and (answer.look.image == answer.look.target) is hit
         ]
-        if answers:
-            example = max(answers, key=lambda answer: answer.sample.candidates)
+        if matching:
+            example = max(matching, key=lambda answer: answer.sample.candidates)
             assert example.look is not None
             examples.append({
                 "case": name, "sample": example.sample.id, "question": example.sample.texts[-1],

@@ -29,10 +29,10 @@ answers, as in the paper; *halves* chooses them on one half of the answers and m
 Json = Mapping[str, Any]
 
 
-def report(about: Json, found: Json, more: Json, picture: Image.Image | None = None) -> Report:
+def report(about: Json, results: Json, more: Json, picture: Image.Image | None = None) -> Report:
     """Return the report of a run.
 
-    `about` describes the run, `found` is the result of `compare`, `more` that of `findings`; `picture` is the one whose
+    `about` describes the run, `results` is the result of `compare`, `more` that of `findings`; `picture` is the one whose
     patches are marked.
     """
     page = Report(f"Attention accuracy of {about['model']}")
@@ -45,7 +45,7 @@ def report(about: Json, found: Json, more: Json, picture: Image.Image | None = N
     page.text(ABOUT)
     if "attention" not in more:
         page.text("The answering server has no diagnostics, so the attention is unknown.")
-    _conditions(page, found, measured="attention" in more)
+    _conditions(page, results, measured="attention" in more)
     if "attention" in more:
         _attention(page, more)
         _layers(page, more)

@@ -96,10 +96,10 @@ class _Form:
     of a row, the dtype and the device. wanted: how often each number of rows had no graph.
     """
 
-    def __init__(self, axes: int | None, columns: int, pattern: Pattern, given: list[torch.Tensor]):
+    def __init__(self, axes: int | None, columns: int, pattern: Pattern, tensors: list[torch.Tensor]):
         self.axes, self.columns, self.pattern = axes, columns, pattern
-        self.tree_spec = TreeSpec(pattern, [(None, *tensor.shape[1:]) for tensor in given])
-        self.tensors = [(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in given]
+        self.tree_spec = TreeSpec(pattern, [(None, *tensor.shape[1:]) for tensor in tensors])
+        self.tensors = [(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in tensors]
         self.graphs: dict[int, _Graph] = {}
         self.wanted: Counter[int] = Counter()
 

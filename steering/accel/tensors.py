@@ -100,14 +100,14 @@ class TreeSpec:
         for number, name, part in changes:
             vars(values[number])[name] = put_together(part, tensors)
 
-    def changes(self, left: Any) -> list[tuple[int, str, Any]]:
-        """Return how a list of objects of this shape has to change to become the tree `left`.
+    def changes(self, pattern: Any) -> list[tuple[int, str, Any]]:
+        """Return how a list of objects of this shape has to change to become the tree `pattern`.
 
         For each changed attribute: the object's number, the attribute's name, and its tree.
         """
         return [
             (number, name, part)
-            for number, (before, after) in enumerate(zip(self._shape.tree.parts, left.parts, strict=True))
+            for number, (before, after) in enumerate(zip(self._shape.tree.parts, pattern.parts, strict=True))
             for name, part in zip(after.names, after.parts, strict=True)
             if name not in before.names or before.parts[before.names.index(name)] != part
         ]

@@ -102,11 +102,11 @@ class Auto(Prelude):
         (result,) = yield from finding(mllm, [request.chat], self.criterion, request)
         return Steering((self.steer(result),))
 
-    def steer(self, found: Reliability | Surprise) -> Steer:
+    def steer(self, measurement: Reliability | Surprise) -> Steer:
         """Return the steering toward the modality that was found, with strength 0 where the criterion abstained."""
-        if found.toward is None:
-            return Steer(self.vector, 0.0, self.layers, self.tokens, auto=found.report(), gate=self.gate)
-        return self.stated(found.toward, auto=found.report())
+        if measurement.toward is None:
+            return Steer(self.vector, 0.0, self.layers, self.tokens, auto=measurement.report(), gate=self.gate)
+        return self.stated(measurement.toward, auto=measurement.report())
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Surprise:
         }
 
 
-def bound_of(mllm: MLLM, asked: float | None) -> float:
+def bound_of(mllm: MLLM, bound: float | None) -> float:
     """Return the bound of surprise: the requested one, or the model's own.
 
     Raises RequestError where the model's was not measured, or where the model cannot read a text without an image.
@@ -82,8 +82,8 @@ def bound_of(mllm: MLLM, asked: float | None) -> float:
             f"The criterion 'surprise' reads the text without images, which {mllm.name} cannot do.",
             param="steering.auto.criterion",
         )
-    if asked is not None:
-        return asked
+    if bound is not None:
+        return bound
     measured = None if mllm.calibration is None else mllm.calibration.surprise
     if measured is None:
         raise Inapplicable(

@@ -39,7 +39,7 @@ def run(names: Iterable[str], trial: Trial, begun: Callable[[str], object] = lam
     return sheet
 
 
-def section(found: Sheet, name: str, trial: Trial, budget: float) -> None:
+def section(sheet: Sheet, name: str, trial: Trial, budget: float) -> None:
     """Add the rows of one section, run within its budget of seconds, and a row with the reason where it was ended."""
     command = [sys.executable, "-m", "steering.bench.sections", name, json.dumps(asdict(trial))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -56,11 +56,11 @@ def section(found: Sheet, name: str, trial: Trial, budget: float) -> None:
     for line in out.splitlines():
         event = json.loads(line)
         if "row" in event:
-            found.rows.append(Gauge(**event["row"]))
+            sheet.rows.append(Gauge(**event["row"]))
         else:
-            found.machine |= event["machine"]
+            sheet.machine |= event["machine"]
     if process.returncode and not ended:
         last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "")
         ended = f"Its process ended with status {process.returncode}: {last[:300]}"
     if ended:
-        found.rows.append(Gauge(name, "ended", None, note=ended))
+        sheet.rows.append(Gauge(name, "ended", None, note=ended))

@@ -65,11 +65,11 @@ class KVPool:
         """Return zeros, because a masked column of garbage could be NaN and 0 * NaN is NaN."""
         return _zeros((self.slots, like.shape[1], self.length, like.shape[3]), like)
 
-    def copy(self, source: int, target: int, length: int, there: int = 0) -> None:
-        """Copy the first `length` columns of one slot to another, except the first `there`."""
+    def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
+        """Copy the first `length` columns of one slot to another, except the first `start`."""
         for tensors in self._layers.values():
             for tensor in tensors:
-                tensor[target, :, there:length] = tensor[source, :, there:length]
+                tensor[target, :, start:length] = tensor[source, :, start:length]
 
     def clear(self, slot: int) -> None:
         """Zero a slot, so that what a faulty sequence left cannot leak into its successor through 0 * NaN."""

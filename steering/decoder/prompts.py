@@ -187,19 +187,19 @@ class Ragged:
         """The number of columns that its queries may see."""
         return max(start + length for start, length in zip(self.starts, self.lengths, strict=True))
 
-    def write(self, pooled: torch.Tensor, own: torch.Tensor) -> None:
+    def write(self, pooled: torch.Tensor, new: torch.Tensor) -> None:
         """Write own (rows, kv_heads, n, head_dim), except its padding, into pooled (rows, kv_heads, length, head_dim)."""
-        if own.device not in self._places:
-            real = torch.arange(own.shape[2]) < torch.tensor(self.lengths)[:, None]
+        if new.device not in self._places:
+            real = torch.arange(new.shape[2]) < torch.tensor(self.lengths)[:, None]
             row, at = real.nonzero().unbind(1)
             column = torch.tensor(self.starts)[row] + at
-            self._places[own.device] = (
-                to_device(row, own.device),
-                to_device(at, own.device),
-                to_device(column, own.device),
+            self._places[new.device] = (
+                to_device(row, new.device),
+                to_device(at, new.device),
+                to_device(column, new.device),
             )
-        row, at, column = self._places[own.device]
-        pooled[row, :, column] = own[row, :, at]
+        row, at, column = self._places[new.device]
+        pooled[row, :, column] = new[row, :, at]
 
 
 def _product_under(hook: AttentionHook, layer: int, exact: Product, value: torch.Tensor) -> torch.Tensor:

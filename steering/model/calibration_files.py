@@ -24,9 +24,14 @@ class CalibrationFiles:
     """
 
     def __init__(
-        self, held: Calibration | None, fingerprint: str, layers: int, folder: Path | None, calibrations: Path | None
+        self,
+        calibration: Calibration | None,
+        fingerprint: str,
+        layers: int,
+        folder: Path | None,
+        calibrations: Path | None,
     ):
-        self._calibration = held
+        self._calibration = calibration
         self._fingerprint, self._layers = fingerprint, layers
         self._folder, self._calibrations = folder, calibrations
         self._paths = places(folder, fingerprint, calibrations)

@@ -25,9 +25,9 @@ def moved(part: str, metric: str, condition: str, sign: int, more: tuple[str, ..
     return read
 
 
-def texts(found: Json) -> Found:
+def texts(report: Json) -> Found:
     """Compare questions beside inaccurate and beside incorrect texts, steered toward the image and plain."""
-    read = {mode: moved(f"PhD-{mode}", "accuracy", "toward vision", 1)(found) for mode in ("iac", "icc")}
+    read = {mode: moved(f"PhD-{mode}", "accuracy", "toward vision", 1)(report) for mode in ("iac", "icc")}
     ours = {
         f"{mode} {name.removeprefix('accuracy ')}": figure_of_row
         for mode, row in read.items()
@@ -36,9 +36,9 @@ def texts(found: Json) -> Found:
     return Found.of(ours, all(row.appears for row in read.values()), sum(row.n or 0 for row in read.values()))
 
 
-def mme(found: Json) -> Found:
+def mme(report: Json) -> Found:
     """Compare the total of perception, decided by the share of pictures with both questions answered rightly."""
-    pairs = moved("MME", "acc_plus", "SAGE", 1)(found)
-    totals = {name: Figure(found["totals"][name]["perception"]) for name in ("baseline", "SAGE")}
+    pairs = moved("MME", "acc_plus", "SAGE", 1)(report)
+    totals = {name: Figure(report["totals"][name]["perception"]) for name in ("baseline", "SAGE")}
     more = totals["SAGE"].value > totals["baseline"].value
     return Found.of(pairs.figures() | totals, pairs.appears and more, pairs.n)

@@ -61,20 +61,20 @@ class Making(NamedTuple):
                 fault = _describe_error(error)
             print(json.dumps([number, fault]), file=self.said, flush=True)  # a short line is written in one piece
 
-    def make(self, wanted: dict[str, Any]) -> None:
+    def make(self, job: dict[str, Any]) -> None:
         """Make a step, unless it, or the same graph by other code, has been made meanwhile."""
-        with self.store.turn(wanted["key"]):
-            if self.store.find(wanted["key"]) is not None:
+        with self.store.turn(job["key"]):
+            if self.store.find(job["key"]) is not None:
                 return
-            example = Variant(*wanted["variant"]), wanted["axes"], self.weights
+            example = Variant(*job["variant"]), job["axes"], self.weights
             step, _ = example_step(self.mllm, *example)
-            _fill(constants(step), wanted["small"])
-            if [step.shape.text(), manifest(step)] != [wanted["shape"], wanted["manifest"]]:
+            _fill(constants(step), job["small"])
+            if [step.shape.text(), manifest(step)] != [job["shape"], job["manifest"]]:
                 raise RuntimeError("the model or its hooks differ from those of the server")
             traced = trace(self.mllm, *example, self.threads)
             with self.store.turn(traced.key):
                 entry = self.store.find(traced.key) or self.build(traced)
-            self.store.share(wanted["key"], entry, traced.about)
+            self.store.share(job["key"], entry, traced.about)
 
     def build(self, traced: TracedStep) -> StoredStep:
         """Compile a traced step with our own kernels, which the first one builds."""

@@ -138,18 +138,18 @@ class Rehearsal:
         """The number of rotary axes."""
         return self._runner.embedder.rope_axes
 
-    def rehearse(self, wanted: WantedStep) -> None:
+    def rehearse(self, step: WantedStep) -> None:
         """Run the plain passes that a compiled step will be compared with."""
-        self._expected[wanted.variant] = self._results(
-            wanted.variant, _Plain(self._runner), self._runner.mllm.image_features
+        self._expected[step.variant] = self._results(
+            step.variant, _Plain(self._runner), self._runner.mllm.image_features
         )
 
-    def check(self, steps: CompiledSteps, wanted: WantedStep, package: Package) -> None:
+    def check(self, steps: CompiledSteps, step: WantedStep, package: Package) -> None:
         """Raise UnsupportedModel where a package's steps differ from the plain ones; use from one thread at a time."""
-        sole = CompiledSteps.of(steps, wanted, package)
+        sole = CompiledSteps.of(steps, step, package)
         runs = _Compiled(sole.on(RunnerState(self._runner.pool, self._parts)), self.axes)
-        results = self._results(wanted.variant, runs, lambda pictures: _require(sole.features(pictures)))
-        for expected, actual in zip(self._expected[wanted.variant], results, strict=True):
+        results = self._results(step.variant, runs, lambda pictures: _require(sole.features(pictures)))
+        for expected, actual in zip(self._expected[step.variant], results, strict=True):
             self._compare(expected, actual)
 
     def _compare(self, expected: Results, actual: Results) -> None:

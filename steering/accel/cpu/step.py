@@ -75,7 +75,7 @@ class PackedPrefill(PackedStep, DecoderStep):
         starts: torch.Tensor,
         last: torch.Tensor,
         column: torch.Tensor,
-        given: list[torch.Tensor],
+        tensors: list[torch.Tensor],
         pooled: list[torch.Tensor],
     ) -> list[torch.Tensor]:
         """Run a chunk of prompts.
@@ -83,10 +83,10 @@ class PackedPrefill(PackedStep, DecoderStep):
         embeds: (rows, n, d). positions: (rows, n), or (axes, rows, n), rotary. slots, starts, last: (rows,), each row's
         slot, its first column, and the index of its last token. The others: as in `DecodeStep`.
         """
-        hooks: list[Hook] = put_together(self.shape.tree, given)
+        hooks: list[Hook] = put_together(self.shape.tree, tensors)
         pool, kernel = KVPool.of(pooled), CpuPrompts(WITHIN)
         step = Placed(pool, slots, starts, column.shape[0], self.adopted(hooks), kernel)
-        return self.run(embeds, positions, step, last, hooks, given)
+        return self.run(embeds, positions, step, last, hooks, tensors)
 
 
 class PackedPictures(PackedStep):
@@ -96,7 +96,7 @@ class PackedPictures(PackedStep):
         super().__init__(mllm, shape, axes, weights)
         self.tower = mllm.whole_tower
 
-    def arguments(self, sizes: StepSizes, given: list[torch.Tensor]) -> tuple[Any, ...]:
+    def arguments(self, sizes: StepSizes, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
         (mllm,) = self._mllm
         merged = self.tower.spatial_merge_size
         grid = torch.tensor([[1, merged, merged * sizes.width]] * sizes.rows)

@@ -85,13 +85,13 @@ class CompiledSteps:
         """The number of steps that were run."""
 
     @classmethod
-    def of(cls, steps: CompiledSteps, wanted: WantedStep, package: Package) -> Self:
+    def of(cls, steps: CompiledSteps, step: WantedStep, package: Package) -> Self:
         """Return the steps of the same model with this package alone."""
         steps_of_package = cls(steps._mllm, steps._threads, steps.axes)
         steps_of_package._team = (
             steps._team
         )  # packages were loaded for this number of threads, whatever torch was set to since
-        steps_of_package.add(wanted, package)
+        steps_of_package.add(step, package)
         return steps_of_package
 
     @functools.cached_property
@@ -125,20 +125,20 @@ class CompiledSteps:
         sizes = example_sizes(self._mllm, variant)
         return WantedStep(variant, step.shape, sizes, self.axes, laid, small(step), key)
 
-    def load(self, wanted: WantedStep, entry: StoredStep) -> Package:
+    def load(self, wanted_step: WantedStep, entry: StoredStep) -> Package:
         """Return the package of an entry, not yet in use; raise what `Package` raises."""
-        step = STEPS[wanted.variant.kind](self._mllm, wanted.shape, wanted.axes, self.weights)
+        step = STEPS[wanted_step.variant.kind](self._mllm, wanted_step.shape, wanted_step.axes, self.weights)
         if not self._reordered:
             self._reordered = {f"packed.{name}": reordered(tensor) for name, tensor in step.packed.named_buffers()}
-        return Package(entry, wanted.shape, wanted.sizes, constants(step) | self._reordered, self._team)
+        return Package(entry, wanted_step.shape, wanted_step.sizes, constants(step) | self._reordered, self._team)
 
-    def add(self, wanted: WantedStep, package: Package) -> None:
+    def add(self, step: WantedStep, package: Package) -> None:
         """Use a package from the next step on."""
-        kind, scope = wanted.variant
+        kind, scope = step.variant
         self.scopes = {**self.scopes, kind: self.scopes.get(kind, frozenset()) | {scope}}
         if kind == "prefill" and self._mllm.dtype == torch.float32:
             self.loops = Loops(package.native, self._threads)
-        place = kind, wanted.axes
+        place = kind, step.axes
         self._ready = {**self._ready, place: [*self._ready.get(place, ()), package]}
 
     def decode(

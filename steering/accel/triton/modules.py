@@ -233,9 +233,9 @@ def drawn(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     return torch.randn(shape, generator=generator).to(like)
 
 
-def alike(ours: torch.Tensor, own: torch.Tensor) -> bool:
+def alike(ours: torch.Tensor, expected: torch.Tensor) -> bool:
     """Return True where two tensors agree up to the last bits of their dtype, relative to the largest number."""
-    if ours.shape != own.shape or ours.dtype != own.dtype or own.dtype not in WITHIN:
+    if ours.shape != expected.shape or ours.dtype != expected.dtype or expected.dtype not in WITHIN:
         return False
-    ours, most = ours.float(), own.float().abs().max()
-    return bool((ours - own.float()).abs().max() <= WITHIN[own.dtype] * most)
+    ours, most = ours.float(), expected.float().abs().max()
+    return bool((ours - expected.float()).abs().max() <= WITHIN[expected.dtype] * most)

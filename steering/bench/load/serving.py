@@ -64,11 +64,11 @@ def serving(trial: Trial) -> Iterator[Gauge]:
         engine.stop()
 
 
-def rows_of(section: str, what: str, seen: CallerTimes, tokens: int) -> Iterator[Gauge]:
+def rows_of(section: str, label: str, times: CallerTimes, tokens: int) -> Iterator[Gauge]:
     """Yield the figures of callers whose answers had `tokens` tokens each."""
-    yield Gauge(section, what, len(seen.first) * tokens / seen.whole, "tokens/s")
-    yield Gauge(section, what, 1e3 * seen.median_first, "ms to the first token, median")
-    yield Gauge(section, what, 1e3 * seen.long_gap, "ms between tokens, 99th percentile")
+    yield Gauge(section, label, len(times.first) * tokens / times.whole, "tokens/s")
+    yield Gauge(section, label, 1e3 * times.median_first, "ms to the first token, median")
+    yield Gauge(section, label, 1e3 * times.long_gap, "ms between tokens, 99th percentile")
 
 
 def _request(trial: Trial, kind: RequestKind) -> Request:

@@ -38,13 +38,16 @@ class Loops:
     def __init__(self, library: ctypes.CDLL, threads: int):
         self._library, self.threads = library, threads
 
-    def __call__(self, name: str, *given: Any) -> Any:
+    def __call__(self, name: str, *arguments: Any) -> Any:
         """Return the result of the operator of this name; raise RuntimeError where its loop rejects the arguments."""
         declared = getattr(torch.ops.helmsight, name).default._schema
-        tensors = [tensor for value in given for tensor in (value if isinstance(value, list) else [value])]
+        tensors = [tensor for value in arguments for tensor in (value if isinstance(value, list) else [value])]
         handles = lent([tensor for tensor in tensors if isinstance(tensor, torch.Tensor)])
         try:
-            passed, results = self._c_arguments(declared, given, handles), [ctypes.c_void_p() for _ in declared.returns]
+            passed, results = (
+                self._c_arguments(declared, arguments, handles),
+                [ctypes.c_void_p() for _ in declared.returns],
+            )
             failed = self._library[f"aoti_torch_cpu_{name}"](
                 *passed, *(map(ctypes.byref, results) if results else [None])
             )

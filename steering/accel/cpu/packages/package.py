@@ -52,7 +52,7 @@ class Package:
     def decode(
         self,
         hooks: list[Hook],
-        given: list[torch.Tensor],
+        tensors: list[torch.Tensor],
         tokens: torch.Tensor,
         positions: torch.Tensor,
         rope: torch.Tensor,
@@ -62,15 +62,15 @@ class Package:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return normalised states (rows, 1, d) and logits (rows, vocabulary); leave the hooks as a plain step does.
 
-        given: the hooks' tensors. tokens, positions, rope: (rows,). columns: the number of columns read. shares: the rows of
-        each thread, which cover all rows in order.
+        tensors: the hooks' tensors. tokens, positions, rope: (rows,). columns: the number of columns read. shares: the rows
+        of each thread, which cover all rows in order.
         """
-        return self._run(hooks, given, [tokens, positions, rope], columns, pool, shares, by_slot=True)
+        return self._run(hooks, tensors, [tokens, positions, rope], columns, pool, shares, by_slot=True)
 
     def prefill(
         self,
         hooks: list[Hook],
-        given: list[torch.Tensor],
+        tensors: list[torch.Tensor],
         embeds: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor,
@@ -84,11 +84,11 @@ class Package:
 
         The arguments are those of `PackedPrefill`; hooks, columns and shares are as in `decode`.
         """
-        return self._run(hooks, given, [embeds, positions, slots, starts, last], columns, pool, shares, by_slot=False)
+        return self._run(hooks, tensors, [embeds, positions, slots, starts, last], columns, pool, shares, by_slot=False)
 
-    def encode(self, given: list[torch.Tensor], shares: list[slice]) -> torch.Tensor:
+    def encode(self, inputs: list[torch.Tensor], shares: list[slice]) -> torch.Tensor:
         """Return (pictures, tokens, d) of a `PackedPictures` step's arguments. shares: the pictures of each thread."""
-        (features,) = self._run_shares(given, [], shares, by_slot=False)
+        (features,) = self._run_shares(inputs, [], shares, by_slot=False)
         return features
 
     def _run(
