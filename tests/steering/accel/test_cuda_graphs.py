@@ -19,9 +19,9 @@ from steering.accel.cuda_graphs import LEAST, Captured, DecodeGraphs
 from steering.accel.tensors import Bound
 from steering.decoder.kv import KVPool
 from steering.protocol.readout import REGISTRY
-from steering.vectors.vector import SteeringVector
 from tests.steering.accel.cpu.conftest import check_alike
 from tests.steering.conftest import LoadMLLM, MakeEngine
+from tests.steering.interventions.pushes import unit_vector
 
 FAMILIES = ("qwen2_vl", "gemma3", "internvl")
 
@@ -46,11 +46,7 @@ def test_answers_from_graphs_equal_eager_answers(
     mllm = ours.mllm
     graphs = DecodeGraphs(mllm, captures=lambda: again)
     ours.core.runner.passes.use(graphs)
-    unit = torch.ones(mllm.num_layers)
-    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
-    steer = steering.Steer(
-        SteeringVector("v", direction, unit, unit.clone(), unit.clone(), (1,), mllm.fingerprint), 0.5
-    )
+    steer = steering.Steer(unit_vector(mllm), 0.5)
     see, think = See(alpha=0.4, shallow=1), Think(threshold=0.01)
     everything = Diagnose(frozenset(REGISTRY), causal=True)
     picture = Image.linear_gradient("L").resize((56, 56)).convert("RGB")

@@ -16,15 +16,14 @@ from tests import families
 from tests.server.api.choices import refused
 from tests.server.conftest import ask, data_uri
 from tests.steering.conftest import LoadPlain, MakeEngine
+from tests.steering.interventions.pushes import unit_vector
 
 FAMILY = "qwen2_vl"
 SAMPLING = Sampling(max_tokens=4, ignore_eos=True, logprobs=0)
 
 
 def drawn(mllm: steering.MLLM, seed: int) -> SteeringVector:
-    weights = [torch.ones(mllm.num_layers) for _ in range(3)]
-    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(seed))
-    return SteeringVector(f"drawn-{seed}", direction, *weights, (0, 1), mllm.fingerprint)
+    return unit_vector(mllm, seed, (0, 1), f"drawn-{seed}")
 
 
 @pytest.mark.parametrize("measure", ["cosine", "projection"])

@@ -6,15 +6,15 @@ import math
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
-from steering import Auto, Engine, Request, RequestError, Sampling, SteeringVector, decide, measure
+from steering import Auto, Request, RequestError, Sampling, decide, measure
 from steering.auto import reliability
 from steering.auto.reliability import TOKENS, Reliability
 from steering.prompt.chat import without_context, without_images
 from tests import families
 from tests.steering.conftest import LoadPlain, MakeEngine
+from tests.steering.interventions.pushes import unit_vector
 from tests.steering.plain import Plain, uncached
 
 
@@ -113,7 +113,7 @@ def test_an_answer_that_depends_on_neither_modality_is_not_steered(make_engine: 
     assert not Reliability(0.9, 0.80, 0.95).undecided
     assert not Reliability(0.9, 0.95, 0.80).undecided
     assert not Reliability(1e-9, 0.8e-9, 0.95e-9).undecided  # a long answer is improbable as a whole
-    vector = _vector(make_engine("qwen2_vl"))
+    vector = unit_vector(make_engine("qwen2_vl").mllm)
     abstained = Auto(vector, 0.5, (2,), "prompt").steer(Reliability(0.9, 0.82, 0.85))
     assert (abstained.scale, abstained.toward, abstained.layers, abstained.tokens) == (0, None, (2,), "prompt")
     assert abstained.auto is not None
@@ -122,15 +122,9 @@ def test_an_answer_that_depends_on_neither_modality_is_not_steered(make_engine: 
     assert Auto(vector, 0.5).steer(Reliability(0.9, 0.85, 0.1)).scale == 0.5
 
 
-def _vector(engine: Engine) -> SteeringVector:
-    unit = torch.ones(engine.mllm.num_layers)
-    direction = torch.randn(engine.mllm.num_layers, engine.mllm.hidden_size, generator=torch.Generator().manual_seed(0))
-    return SteeringVector("v", direction, unit, unit.clone(), unit.clone(), (1,), engine.mllm.fingerprint)
-
-
 def test_a_request_is_steered_by_reliability_and_reports_it(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
-    vector = _vector(engine)
+    vector = unit_vector(engine.mllm)
     auto = Auto(vector, 0.5, tokens="prompt")
     decided = decide(engine, Request(chats()[0], Sampling(max_tokens=3, ignore_eos=True), auto))
     (reliability,) = measure(engine, [chats()[0]])

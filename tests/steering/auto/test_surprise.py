@@ -14,14 +14,12 @@ import torch
 
 import steering
 from steering import (
-    MLLM,
     Auto,
     Criterion,
     Fault,
     Request,
     RequestError,
     Sampling,
-    SteeringVector,
     Surprise,
     UnsupportedModel,
     check_auto,
@@ -37,6 +35,7 @@ from steering.recorders import reply
 from tests import families
 from tests.steering.auto.test_reliability import part
 from tests.steering.conftest import LoadMLLM, LoadPlain, MakeEngine
+from tests.steering.interventions.pushes import unit_vector
 from tests.steering.plain import Plain
 
 Chat = list[dict[str, Any]]
@@ -252,9 +251,7 @@ def test_beyond_the_bound_the_text_is_distrusted(value: float, one_degraded: boo
 
 def test_a_request_is_steered_by_surprise_and_says_so(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     engine = make_engine("qwen2_vl")
-    unit, width = torch.ones(engine.mllm.num_layers), engine.mllm.hidden_size
-    direction = torch.randn(engine.mllm.num_layers, width, generator=torch.Generator().manual_seed(0))
-    vector = SteeringVector("v", direction, unit, unit.clone(), unit.clone(), (1,), engine.mllm.fingerprint)
+    vector = unit_vector(engine.mllm)
     chat, bare, context = cases()[0]
     value = -min(plain_logprobs(load_plain("qwen2_vl"), bare, context)[1:])
     request = Request(chat, Sampling(max_tokens=3, ignore_eos=True))
@@ -330,10 +327,7 @@ def test_without_an_image_or_a_context_there_is_nothing_to_weigh(make_engine: Ma
 
 def test_a_measurement_can_be_cancelled(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
-    unit, width = torch.ones(engine.mllm.num_layers), engine.mllm.hidden_size
-    vector = SteeringVector(
-        "v", torch.ones(len(unit), width), unit, unit.clone(), unit.clone(), (1,), engine.mllm.fingerprint
-    )
+    vector = unit_vector(engine.mllm)
     for criterion in (Criterion(), Criterion("surprise", bound=1.0)):
         before = engine.stats()["generated_tokens"]
         with pytest.raises(Fault, match="cancelled"):
@@ -364,17 +358,10 @@ def test_the_bound_is_a_quantile_and_is_kept(root: Path, tmp_path: Path) -> None
     engine = steering.Engine(mllm, slots=2, max_length=512, self_check=False)
     (surprise,) = find(engine, [cases()[0][0]], Criterion("surprise"))
     assert surprise.report()["bound"] == 98.0
-    check_auto(mllm, Auto(_vector_of(mllm), criterion=Criterion("surprise")))
+    check_auto(mllm, Auto(unit_vector(mllm), criterion=Criterion("surprise")))
     mllm.calibration = replace(with_divergence, surprise=None)
     with pytest.raises(RequestError, match="was not calibrated"):
-        check_auto(mllm, Auto(_vector_of(mllm), criterion=Criterion("surprise")))
-
-
-def _vector_of(mllm: MLLM) -> SteeringVector:
-    unit = torch.ones(mllm.num_layers)
-    return SteeringVector(
-        "v", torch.ones(len(unit), mllm.hidden_size), unit, unit.clone(), unit.clone(), (1,), mllm.fingerprint
-    )
+        check_auto(mllm, Auto(unit_vector(mllm), criterion=Criterion("surprise")))
 
 
 @pytest.mark.parametrize("bound", ["high", [3.0], True, math.nan])

@@ -25,6 +25,13 @@ def make_vector(mllm: MLLM, name: str = "test", *, seed: int = 0, layers: tuple[
     return SteeringVector(name, direction, weight, unit, unit, layers, mllm.fingerprint)
 
 
+def unit_vector(mllm: MLLM, seed: int = 0, layers: tuple[int, ...] = (1,), name: str = "v") -> SteeringVector:
+    """Return a random direction whose weights are 1."""
+    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(seed))
+    unit = torch.ones(mllm.num_layers)
+    return SteeringVector(name, direction, unit, unit, unit, layers, mllm.fingerprint)
+
+
 def by_hand(vector: SteeringVector, scale: float, layers: tuple[int, ...]) -> torch.Tensor:
     """Return c * w_l * v_l at the given layers, (layers, d)."""
     delta = torch.zeros_like(vector.direction)

@@ -28,10 +28,10 @@ from steering import (
 from steering.interventions.generate import Mask, chosen_patches, mask_of, masked_features, masked_pixels
 from steering.prompt.layout import ImageSpan, build_prompt
 from steering.protocol.sequence import State
-from steering.vectors.vector import SteeringVector
 from tests import families
 from tests.steering.conftest import OF_EACH_KIND, LoadMLLM, LoadPlain
 from tests.steering.inside import sequences
+from tests.steering.interventions.pushes import unit_vector
 from tests.steering.interventions.settings import check_refused
 from tests.steering.plain import Plain, uncached
 
@@ -172,7 +172,7 @@ def test_a_twin_that_joins_late_equals_one_from_the_start(
     request = Request(
         families.example_messages(family, 1),
         Sampling(max_tokens=7, ignore_eos=True, logprobs=0, presence_penalty=1.0, temperature=0.5, seed=3),
-        interventions=[a_vector(load_mllm(family)), ALL],
+        interventions=[Steer(unit_vector(load_mllm(family)), 0.4), ALL],
         diagnose=Diagnose(),
     )
     first = make_engine(family).generate([request])[0].choices[0]
@@ -216,12 +216,6 @@ def test_every_kind_of_family_can_contrast_and_weight_zero_is_plain(family: str,
     )
 
 
-def a_vector(mllm: MLLM) -> Steer:
-    unit = torch.ones(mllm.num_layers)
-    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
-    return Steer(SteeringVector("v", direction, unit, unit.clone(), unit.clone(), (1,), mllm.fingerprint), 0.4)
-
-
 def mixed(mllm: MLLM, family: str) -> list[Request]:
     """Plain, steered and SAGE requests of different lengths, with different settings."""
     sages = (
@@ -245,7 +239,7 @@ def mixed(mllm: MLLM, family: str) -> list[Request]:
         Request(
             families.example_messages(family, 1 + i % 2, seed=i, text="What is this? " * (1 + i % 4)),
             Sampling(max_tokens=4 + i % 3, ignore_eos=True, logprobs=1, seed=i, temperature=0.7 * (i % 2)),
-            interventions=[(a_vector(mllm),) * (i % 3 == 2), sage, contrasts.get(i)],
+            interventions=[(Steer(unit_vector(mllm), 0.4),) * (i % 3 == 2), sage, contrasts.get(i)],
             diagnose=Diagnose() if i % 2 else None,
             n=1 + (i == 2),
             baseline=i == 4,

@@ -22,8 +22,8 @@ from steering.accel.cpu.keys import surroundings
 from steering.accel.cpu.packages import team
 from steering.accel.cpu.packages.store import default_folder
 from steering.accel.cpu.step import Variant
-from steering.vectors.vector import SteeringVector
 from tests.families import build
+from tests.steering.interventions.pushes import unit_vector
 
 VARIANTS = [Variant("decode"), Variant("prefill"), Variant("decode", "every"), Variant("prefill", "every")]
 VARIANTS += [Variant("pictures")]
@@ -88,9 +88,7 @@ def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def requests(mllm: MLLM, count: int, diagnose: bool) -> list[Request]:
     """Prompts of different lengths and settings, every other one steered, some contrasted, the last with diagnostics."""
-    ones = torch.ones(mllm.num_layers)
-    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
-    vector = SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint)
+    vector = unit_vector(mllm)
     return [
         Request(
             [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what " * i}]}],

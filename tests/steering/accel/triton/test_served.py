@@ -26,6 +26,7 @@ from tests import families
 from tests.steering.accel.cpu.conftest import check_alike
 from tests.steering.accel.test_cuda_graphs import again
 from tests.steering.accel.triton.reference import DecodeAttention, Ops
+from tests.steering.interventions.pushes import unit_vector
 
 FAMILIES = ("qwen2_vl", "gemma3", "internvl")
 
@@ -57,9 +58,7 @@ def served(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.Monke
 
 
 def asked(mllm: steering.MLLM) -> list[Request]:
-    unit = torch.ones(mllm.num_layers)
-    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
-    vector = steering.SteeringVector("v", direction, unit, unit.clone(), unit.clone(), (1,), mllm.fingerprint)
+    vector = unit_vector(mllm)
     everything = Diagnose(frozenset(REGISTRY), causal=True)
     picture = Image.linear_gradient("L").resize((56, 56)).convert("RGB")
     words = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what"}]}]
