@@ -352,7 +352,7 @@ def test_workloads_are_the_same_for_every_server() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["b"], "'b' is not NAME=URL=MODEL"),
         (["b=127.0.0.1=m"], "is not NAME=URL=MODEL"),
@@ -363,11 +363,11 @@ def test_workloads_are_the_same_for_every_server() -> None:
     ],
 )
 def test_invalid_options_are_refused_before_any_request(
-    more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         run.main(["a=http://127.0.0.1:1/v1=m", *more])
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_reason_for_no_answers_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from server.cli import main
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["train", "--steps", "3"], "--steps 3: must be a multiple of 25"),
         (["train", "--steps", "0"], "--steps 0, --ranks 2: both must be at least 1"),
@@ -23,12 +23,12 @@ from server.cli import main
     ],
 )
 def test_errors_are_one_line(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("")
     assert main(["demo", *words]) == 1
-    assert capsys.readouterr().err == f"helmsight: {said}\n"
+    assert capsys.readouterr().err == f"helmsight: {message}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

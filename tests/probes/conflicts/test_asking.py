@@ -43,7 +43,7 @@ def test_replies_find_their_condition_sample_and_order(ahead: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "letters", "outcome"),
+    ("replies", "letters", "outcome"),
     [
         (lambda text: "red", ("A", "B"), "vision"),
         (lambda text: "blue", ("B", "A"), "text"),
@@ -53,8 +53,8 @@ def test_replies_find_their_condition_sample_and_order(ahead: int) -> None:
         (lambda text: "blue" if "A. red" in text else "B", ("B", "B"), "others"),
     ],
 )
-def test_letters_are_read_in_the_order_that_was_asked(said: Any, letters: Any, outcome: str) -> None:
-    (answers,) = ask(Scripted(lambda question: said(text_of(question))), make_samples(2), [Condition()], quiet=True)
+def test_letters_are_read_in_the_order_that_was_asked(replies: Any, letters: Any, outcome: str) -> None:
+    (answers,) = ask(Scripted(lambda question: replies(text_of(question))), make_samples(2), [Condition()], quiet=True)
     assert answers.letters == [letters] * 2
     assert answers.outcomes == [outcome] * 2
 

@@ -105,12 +105,12 @@ def test_fields_that_are_not_known_do_not_matter(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["image_id", "task", "question", "answer_vision", "answer_text", "context"])
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "expected"),
     [("absent", "None"), ("", "''"), (" \n", r"' \\n'"), (None, "None"), (["x"], r"\['x'\]"), (True, "True")],
 )
-def test_a_row_with_a_bad_field_is_named(folder: Path, name: str, value: object, shown: str) -> None:
+def test_a_row_with_a_bad_field_is_named(folder: Path, name: str, value: object, expected: str) -> None:
     bad = without(name) if value == "absent" else row(2, **{name: value})
-    with pytest.raises(ValueError, match=rf"mc2\.json, row 2: '{name}' must be a non-empty string, got {shown}$"):
+    with pytest.raises(ValueError, match=rf"mc2\.json, row 2: '{name}' must be a non-empty string, got {expected}$"):
         load(folder, [row(1), bad])
 
 

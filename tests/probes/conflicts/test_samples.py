@@ -117,16 +117,16 @@ def shot(number: int) -> ConflictSample:
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"), [("shots_vision", ["A", "B", "A", "B"]), ("shots_text", ["B", "A", "B", "A"])]
+    ("setting", "answers"), [("shots_vision", ["A", "B", "A", "B"]), ("shots_text", ["B", "A", "B", "A"])]
 )
 @pytest.mark.parametrize("swapped", [False, True])
 def test_four_shots_are_solved_turns_before_the_plain_question(
-    setting: mc2.Setting, said: list[str], swapped: bool
+    setting: mc2.Setting, answers: list[str], swapped: bool
 ) -> None:
     shots = [shot(number) for number in range(4)]
     chat = mc2.messages(SAMPLE, setting, swapped, shots)
     assert [message["role"] for message in chat] == ["user", "assistant"] * 4 + ["user"]
-    assert [message["content"] for message in chat[1::2]] == said
+    assert [message["content"] for message in chat[1::2]] == answers
     for number, turn in enumerate(chat[:-1:2]):
         image, text = turn["content"]
         assert image == {"type": "image", "image": shots[number].image}

@@ -75,9 +75,9 @@ def test_questions_about_one_picture_are_drawn_together() -> None:
 SHARES = {"share": Share("right", "n")}
 
 
-def half_width(found: bootstrap.Estimate) -> float:
-    assert found.interval is not None
-    return (found.interval[1] - found.interval[0]) / 2
+def half_width(estimate: bootstrap.Estimate) -> float:
+    assert estimate.interval is not None
+    return (estimate.interval[1] - estimate.interval[0]) / 2
 
 
 def test_a_share_has_wilsons_interval_and_its_difference_that_of_the_bootstrap() -> None:

@@ -33,16 +33,18 @@ def questions(*numbers: int) -> list[Question]:
     return [question(number) for number in numbers]
 
 
-def echo(one: Question) -> Reply:
+def echo(question: Question) -> Reply:
     """Return a reply with every field set, different for every question."""
-    text = text_of(one)
+    text = text_of(question)
     return Reply(f"Re: {text} ä\n", seen(len(text) / 7), {"toward": "text", "abstained": None, "drop_text": 1e-17})
 
 
-def run(path: Path, asked: list[Question], ahead: int = 0, identity: str = "scripted") -> tuple[list[Reply], list[str]]:
+def run(
+    path: Path, asked_questions: list[Question], ahead: int = 0, identity: str = "scripted"
+) -> tuple[list[Reply], list[str]]:
     """Return the replies of a new run, and the questions that it had to ask."""
     answerer = Scripted(echo, ahead=ahead, identity=identity)
-    replies = list(Remembering(answerer, path).answers(asked))
+    replies = list(Remembering(answerer, path).answers(asked_questions))
     return replies, [text_of(question) for question in answerer.asked]
 
 
@@ -108,15 +110,15 @@ def _mended(path: Path) -> None:
         assert set(json.loads(line)) == {"key", "text", "diagnostics", "auto", "logprobs"}
 
 
-@pytest.mark.parametrize("left", [1, 40, -2, -1])
+@pytest.mark.parametrize("cut", [1, 40, -2, -1])
 def test_a_line_that_was_cut_off_is_asked_again_and_removed(
-    tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "answers.jsonl"
     run(path, questions(1, 2, 3))
     content = path.read_bytes()
     *before, last = content.splitlines(keepends=True)
-    path.write_bytes(b"".join(before) + last[:left])
+    path.write_bytes(b"".join(before) + last[:cut])
     replies, new = run(path, questions(1, 2, 3))
     assert replies == [echo(question) for question in questions(1, 2, 3)]
     assert new == texts(3)

@@ -102,7 +102,7 @@ def test_phd_scores_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "expected"),
     [
         ("There are 3 stars.", 3),
         ("Twelve", 12),
@@ -113,8 +113,8 @@ def test_phd_scores_by_hand() -> None:
         ("9" * 5000, 10**9 - 1),
     ],
 )
-def test_a_number_is_read(answer: str, said: int | None) -> None:
-    assert numbers.number(answer) == said
+def test_a_number_is_read(answer: str, expected: int | None) -> None:
+    assert numbers.number(answer) == expected
 
 
 def test_tallyqa_scores_by_hand() -> None:

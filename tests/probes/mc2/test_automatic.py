@@ -41,31 +41,31 @@ VECTOR = simple_vector()
 SAMPLES = balls(4)
 
 
-def cell_of(one: AskedQuestion) -> tuple[str, bool]:
+def cell_of(question: AskedQuestion) -> tuple[str, bool]:
     """Return the modality that is left, picture or context, and whether it is reworded."""
-    sample = SAMPLES[one.ball]
-    plainly = f"Text context: {sample.context}\n" in one.text
-    if one.image is None:
-        return ("text", not plainly) if sample.context in one.text else ("vision", False)
-    if one.image.tobytes() == sample.picture().tobytes():
-        assert sample.context not in one.text
+    sample = SAMPLES[question.ball]
+    plainly = f"Text context: {sample.context}\n" in question.text
+    if question.image is None:
+        return ("text", not plainly) if sample.context in question.text else ("vision", False)
+    if question.image.tobytes() == sample.picture().tobytes():
+        assert sample.context not in question.text
         return "vision", False
-    assert one.setting == "image_only" or sample.context in one.text
-    return "text", one.setting != "image_only" and not plainly
+    assert question.setting == "image_only" or sample.context in question.text
+    return "text", question.setting != "image_only" and not plainly
 
 
-def rule(one: AskedQuestion) -> Reply:
-    cell, auto, setting_asked = cell_of(one), None, one.setting
-    if one.push is None:
-        setting_asked = "plain" if one.setting == "plain" else one.setting
-    elif one.push.toward != "auto":
-        assert one.push.toward == cell[0]
+def rule(question: AskedQuestion) -> Reply:
+    cell, auto, setting_asked = cell_of(question), None, question.setting
+    if question.push is None:
+        setting_asked = "plain" if question.setting == "plain" else question.setting
+    elif question.push.toward != "auto":
+        assert question.push.toward == cell[0]
         setting_asked = "prior"
     else:
-        setting_asked = one.push.criterion.name
-        assert one.push.criterion == NAMES[setting_asked]
-        auto = {"toward": WAYS[FOUND[cell][setting_asked][one.ball][one.swapped]], "criterion": setting_asked}
-    return Reply(said(SCRIPT[cell][setting_asked][one.ball], one.swapped), None, auto)
+        setting_asked = question.push.criterion.name
+        assert question.push.criterion == NAMES[setting_asked]
+        auto = {"toward": WAYS[FOUND[cell][setting_asked][question.ball][question.swapped]], "criterion": setting_asked}
+    return Reply(said(SCRIPT[cell][setting_asked][question.ball], question.swapped), None, auto)
 
 
 @pytest.fixture(scope="module")

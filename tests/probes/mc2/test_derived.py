@@ -69,12 +69,13 @@ def test_ranks_correlate_as_textbooks_have_it() -> None:
     assert spearman(np.array([1.0, 1]), np.array([1.0, 2])) is None
 
 
-def looked(one: AskedQuestion) -> Reply:
+def looked(question: AskedQuestion) -> Reply:
     """Answer by script; attention in two layers grows with the ball, and with a push toward the image."""
-    ratio = {"vision": 0.3, "text": -0.1}.get(one.push.toward if one.push else "", 0.1) + one.ball / 100
-    reply = by_script(one)
+    ratio = {"vision": 0.3, "text": -0.1}.get(question.push.toward if question.push else "", 0.1) + question.ball / 100
+    reply = by_script(question)
     return Reply(
-        reply.text, {"modality": {"attention_ratio": ratio, "by_layer": [ratio, None if one.ball == 3 else ratio / 2]}}
+        reply.text,
+        {"modality": {"attention_ratio": ratio, "by_layer": [ratio, None if question.ball == 3 else ratio / 2]}},
     )
 
 

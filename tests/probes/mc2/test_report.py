@@ -137,7 +137,7 @@ def test_steering_is_compared_with_the_best_other_condition(page: Report) -> Non
 
 
 @pytest.mark.parametrize(
-    ("difference", "interval", "said"),
+    ("difference", "interval", "expected"),
     [
         (-0.03, [-0.045, -0.01], "3.0 points fewer samples than the best other condition, instruction toward vision (95 % "
          "interval: 1.0 to 4.5 points fewer)"),
@@ -149,10 +149,12 @@ def test_steering_is_compared_with_the_best_other_condition(page: Report) -> Non
          "points)"),
     ],
 )  # fmt: skip
-def test_no_sign_stands_beside_more_or_fewer(page: Report, difference: float, interval: list[float], said: str) -> None:
+def test_no_sign_stands_beside_more_or_fewer(
+    page: Report, difference: float, interval: list[float], expected: str
+) -> None:
     advantage = {"other": "instruct_vision", "difference": difference, "difference_95": interval}
     report_conditions.conditions(page, EVALUATION.to_json() | {"advantages": {"vision": advantage}})
-    assert f"steering follows {said}." in page.markdown()
+    assert f"steering follows {expected}." in page.markdown()
 
 
 def test_a_report_may_have_one_condition(page: Report, tmp_path: Path) -> None:

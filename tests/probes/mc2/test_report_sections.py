@@ -39,11 +39,11 @@ def test_rows_of_an_ablation_carry_both_sides(page: Report) -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "said"),
+    ("least", "most", "expected"),
     [(96, 100, "4.0 points at most (within 5)"), (90, 100, "10.0 points at most (NOT within 5)"),
      (100, 90, "10.0 points at most (NOT within 5)")],
 )  # fmt: skip
-def test_the_least_probe_is_judged_by_the_worse_side(page: Report, least: int, most: int, said: str) -> None:
+def test_the_least_probe_is_judged_by_the_worse_side(page: Report, least: int, most: int, expected: str) -> None:
     fixed = (50, 25, 25)
     rows = {
         250: row(fixed, (0, most, 100 - most)),
@@ -51,7 +51,7 @@ def test_the_least_probe_is_judged_by_the_worse_side(page: Report, least: int, m
         25: row(fixed, (0, least, 100 - least)),
     }
     report_ablations.samples(page, {str(size): row.to_json() for size, row in rows.items()})
-    assert said in page.markdown()
+    assert expected in page.markdown()
 
 
 def test_one_task_only(page: Report) -> None:
@@ -63,7 +63,7 @@ def test_one_task_only(page: Report) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bend", "said"),
+    ("bend", "expected"),
     [
         (
             Knee(1.0, 0.5, -0.25, 2.0),
@@ -77,9 +77,9 @@ def test_one_task_only(page: Report) -> None:
         ),
     ],
 )
-def test_the_knee_in_words(page: Report, bend: Knee, said: str) -> None:
+def test_the_knee_in_words(page: Report, bend: Knee, expected: str) -> None:
     report_ablations.strength(page, strengths({0.0: row((1, 1, 0), (1, 1, 0)), 1.5: row((2, 0, 0), (0, 2, 0))}, bend))
-    assert said in page.markdown()
+    assert expected in page.markdown()
     (table,) = tables(page)
     assert list(table) == ["0.000", "1.500"]
     assert table["1.500"]["S_v toward vision"] == "1.000 (0.342 to 1.000)"
@@ -153,7 +153,7 @@ def test_the_gap_that_a_criterion_closes_in_words(page: Report) -> None:
 
 
 @pytest.mark.parametrize(
-    ("closed", "interval", "said"),
+    ("closed", "interval", "expected"),
     [
         (0.24, [0.2, 0.28], "closes 24 % of the gap (20 to 28 % closed)"),
         (0.24, [-0.05, 0.5], "closes 24 % of the gap (5 % wider to 50 % closed)"),
@@ -163,13 +163,13 @@ def test_the_gap_that_a_criterion_closes_in_words(page: Report) -> None:
     ],
 )
 def test_no_sign_stands_beside_closed_or_wider(
-    page: Report, closed: float | None, interval: list[float] | None, said: str
+    page: Report, closed: float | None, interval: list[float] | None, expected: str
 ) -> None:
     report = AUTOMATIC.to_json()
     for cell in report["rows"]:
         cell |= {"gap_closed": closed, "gap_closed_95": interval}
     report_automatic.automatic(page, report)
-    assert f"drop: {said}; with a degraded image it {said}, with" in page.markdown()
+    assert f"drop: {expected}; with a degraded image it {expected}, with" in page.markdown()
 
 
 def test_a_criterion_that_always_abstains_is_reported(page: Report, tmp_path: Path) -> None:

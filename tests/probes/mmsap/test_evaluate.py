@@ -26,19 +26,19 @@ CONDITIONS = {BASELINE: (), "refusal prompt": (RefusalPrompt(),)}
 SAMPLES = [sample(part, number, f"kind {number % 2}") for part in ("basic", "know", "beyond") for number in range(4)]  # type: ignore[arg-type]
 
 
-def choice(what: str, question: Question) -> str | None:
+def choice(label: str, question: Question) -> str | None:
     """Choose an answer by the part of the question.
 
     It knows all that can be seen; it refuses all of the questions of knowledge and knows the first; it makes up answers to
     unanswerable questions unless it is told that it may refuse.
     """
     is_told, forced = bool(question.interventions), REFUSAL not in options_of(question)
-    match what.split():
+    match label.split():
         case "basic", _:
             return "red"
         case "know", number:
             return ("red" if number == "0" else "blue") if forced else None
-    return None if is_told or what == "beyond 0" else "blue"
+    return None if is_told or label == "beyond 0" else "blue"
 
 
 @pytest.fixture(scope="module")

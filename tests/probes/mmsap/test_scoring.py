@@ -47,11 +47,12 @@ def test_nothing_is_right_where_no_picture_tells() -> None:
     assert [verdict(letter, OPTIONS, None) for letter in "ABCD"] == ["wrong", "wrong", "refused", "wrong"]
 
 
-def replies(asked: SapSample, *said: str | None) -> list[Reply]:
+def replies(sample: SapSample, *answers: str | None) -> list[Reply]:
     """Return the letters of these options as two runs of seed 3 offer them; None stands for no answer."""
-    offered = [options for run in range(2) for options in asked.offered(run, 3)]
+    offered = [options for run in range(2) for options in sample.offered(run, 3)]
     letters = [
-        None if option is None else "ABCD"[options.index(option)] for option, options in zip(said, offered, strict=True)
+        None if option is None else "ABCD"[options.index(option)]
+        for option, options in zip(answers, offered, strict=True)
     ]
     return [Reply(letter or "?") for letter in letters]
 

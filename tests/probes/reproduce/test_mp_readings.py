@@ -42,9 +42,9 @@ PLAIN = {
 ABOUT = {"samples": 80, "layers": [1]}
 
 
-def changed(found: dict[str, Any], value: Any, *path: Any) -> dict[str, Any]:
+def changed(report: dict[str, Any], value: Any, *path: Any) -> dict[str, Any]:
     """Return a copy with one value changed."""
-    copied = copy.deepcopy(found)
+    copied = copy.deepcopy(report)
     at: Any = copied
     for key in path[:-1]:
         at = at[key]

@@ -157,14 +157,14 @@ def test_the_rows_are_numbered_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "said"),
+    ("error", "status", "message"),
     [
         (KeyboardInterrupt(), 130, "again to continue"),
         (ValueError("no weights"), 1, "no run completed.* no weights"),
     ],
 )
 def test_if_every_run_fails_the_old_report_stays(
-    error: BaseException, status: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    error: BaseException, status: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     def fails(*_: Any, **__: Any) -> None:
@@ -177,7 +177,7 @@ def test_if_every_run_fails_the_old_report_stays(
     monkeypatch.setattr("probes.reproduce.run.ITEMS", [replace(HIGH, run="sage")])
     (tmp_path / "report.json").write_text("before")
     assert cli.main(["reproduce", "--quick", "--jobs", "1", "--out", str(tmp_path)]) == status
-    assert re.search(said, capsys.readouterr().err)
+    assert re.search(message, capsys.readouterr().err)
     assert (tmp_path / "report.json").read_text() == "before"
 
 

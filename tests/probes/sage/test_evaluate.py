@@ -36,13 +36,15 @@ def existence(*present: bool) -> list[YesNo]:
 CONDITIONS = {BASELINE: (), "See": (See(),)}
 
 
-def run(plain: dict[str, str], seeing: dict[str, str], asked: list[YesNo], pairs: list[Difference]) -> dict[str, Any]:
+def run(
+    plain: dict[str, str], seeing: dict[str, str], existence_questions: list[YesNo], pairs: list[Difference]
+) -> dict[str, Any]:
     """Evaluate answers that depend on the question's text, `seeing` ones under SAGE and `plain` ones otherwise."""
 
     def answer(question: Question) -> str:
         return (seeing if See() in question.interventions else plain)[text_of(question)]
 
-    return evaluate(Scripted(answer, ahead=3), CONDITIONS, asked, pairs, SHAPES, quiet=True)
+    return evaluate(Scripted(answer, ahead=3), CONDITIONS, existence_questions, pairs, SHAPES, quiet=True)
 
 
 def test_existence_by_hand() -> None:

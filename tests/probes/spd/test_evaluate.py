@@ -54,8 +54,8 @@ def run(manners: dict[str, Manner], pairs: list[PicturePair], **more: Any) -> tu
     return evaluated(answered), answerer
 
 
-def values(found: dict[str, Any], part: str, setting: str = "all", name: str = BASELINE) -> dict[str, Any]:
-    scores = found[name][part][setting]
+def values(results: dict[str, Any], part: str, setting: str = "all", name: str = BASELINE) -> dict[str, Any]:
+    scores = results[name][part][setting]
     return {metric: score["value"] for metric, score in scores.items() if isinstance(score, dict)}
 
 

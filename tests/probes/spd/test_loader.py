@@ -25,8 +25,8 @@ def write(folder: Path, *names: str, shade: int = 0) -> Path:
     return folder
 
 
-def rows(file: Path, *given: dict[str, Any]) -> Path:
-    file.write_text("\n".join(map(json.dumps, given)))
+def rows(file: Path, *table: dict[str, Any]) -> Path:
+    file.write_text("\n".join(map(json.dumps, table)))
     return file
 
 

@@ -15,9 +15,9 @@ def scene(seed: int, size: tuple[int, int] = (60, 48)) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def changed(one: Image.Image) -> Image.Image:
+def changed(picture: Image.Image) -> Image.Image:
     """Return the picture with another corner."""
-    changed_picture = one.copy()
+    changed_picture = picture.copy()
     changed_picture.paste((0, 0, 0), (0, 0, 12, 12))
     return changed_picture
 

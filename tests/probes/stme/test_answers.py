@@ -19,7 +19,7 @@ CHOICES = ("light blue", "blue", "red, green")
 
 
 @pytest.mark.parametrize(
-    ("asked", "answer", "published", "robust"),
+    ("target_sample", "answer", "published", "robust"),
     [
         # A caption: the authors read "image N", else a number of two digits, so that "2" and "Picture 2" are none.
         (sample(CAPTION, "2"), "The caption is of Image 2, not of image 3.", True, True),
@@ -49,8 +49,8 @@ CHOICES = ("light blue", "blue", "red, green")
         (sample(ANCHOR, "2"), "Picture 2.", True, True),
     ],
 )
-def test_answers_by_both_rules(asked: TargetSample, answer: str, published: bool, robust: bool) -> None:
-    assert (right(asked, answer, "published"), right(asked, answer, "robust")) == (published, robust)
+def test_answers_by_both_rules(target_sample: TargetSample, answer: str, published: bool, robust: bool) -> None:
+    assert (right(target_sample, answer, "published"), right(target_sample, answer, "robust")) == (published, robust)
 
 
 def test_the_picture_that_an_answer_names() -> None:

@@ -46,8 +46,8 @@ def rows(folder: Path) -> Rows:
     return written
 
 
-def only(file: Path, folder: Path, **how: Any) -> TargetSample:
-    (sample,), left_out = load([file], folder, **how)
+def only(file: Path, folder: Path, **options: Any) -> TargetSample:
+    (sample,), left_out = load([file], folder, **options)
     assert len(left_out) == 0
     return sample
 
@@ -97,7 +97,7 @@ def test_unusable_rows_are_left_out_and_named(folder: Path, rows: Rows, caplog: 
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("table", "message"),
     [
         ([CM, CM], "row 2: sample CM-1189 stands in .*, row 1 already"),
         ([CM | {"context": "Which image?"}], "row 1: 2 images for 0 times <ImageHere>"),
@@ -107,9 +107,9 @@ def test_unusable_rows_are_left_out_and_named(folder: Path, rows: Rows, caplog: 
         ([], "must be a list of samples"),
     ],
 )
-def test_wrong_rows_are_one_sentence(folder: Path, rows: Rows, given: list[Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        load([rows(*given)], folder)
+def test_wrong_rows_are_one_sentence(folder: Path, rows: Rows, table: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load([rows(*table)], folder)
 
 
 def test_a_file_that_is_no_json(folder: Path) -> None:

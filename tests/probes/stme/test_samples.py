@@ -74,14 +74,14 @@ def test_large_pictures_are_scaled_down() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"texts": ("", "")}, "sample 7: 3 pictures have 1 places"),
         ({"target": 4}, "sample 7: the target 4 is none of 3 pictures"),
     ],
 )
-def test_invalid_samples_are_refused(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_samples_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         sample(**wrong)
 
 

@@ -26,8 +26,7 @@ def drawn(mllm: steering.MLLM, seed: int) -> SteeringVector:
     return unit_vector(mllm, seed, (0, 1), f"drawn-{seed}")
 
 
-@pytest.mark.parametrize("measure", ["cosine", "projection"])
-@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize(("measure", "layer"), [("cosine", 0), ("projection", 1)])
 def test_it_steers_where_the_state_of_plain_transformers_says_so(
     make_engine: MakeEngine, load_plain: LoadPlain, measure: str, layer: int
 ) -> None:

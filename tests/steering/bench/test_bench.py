@@ -47,8 +47,8 @@ def engine() -> Engine:
     return TINY.engine(4)
 
 
-def of(rows: list[Gauge], what: str) -> list[Gauge]:
-    return [row for row in rows if row.what.startswith(what)]
+def of(rows: list[Gauge], label: str) -> list[Gauge]:
+    return [row for row in rows if row.what.startswith(label)]
 
 
 def test_decoding_is_compared_with_the_limit_of_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -348,8 +348,8 @@ def test_copying_moves_the_used_columns_and_clearing_forgets_even_nan() -> None:
 class Scaled(AttentionHook):
     """Weights of even, or of odd, columns are scaled in some rows, told as weights and as what they make of values."""
 
-    def __init__(self, factor: float, first: int, asked: list[bool], by_product: bool):
-        self.asked = torch.tensor(asked)[:, None, None, None]
+    def __init__(self, factor: float, first: int, flags: list[bool], by_product: bool):
+        self.asked = torch.tensor(flags)[:, None, None, None]
         self.factor, self.first, self.by_product = factor, first, by_product
         self.queries = None if by_product else torch.where(self.asked[:, 0, 0], torch.arange(7), -1)
 

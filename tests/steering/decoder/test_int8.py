@@ -144,12 +144,12 @@ def test_an_engine_that_rounds_otherwise_than_the_plain_model_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("options", "why"),
     [
         ({"quantization": "int4"}, "must be one of int8"),
         ({"quantization": "int8", "device_map": "auto"}, "mutually exclusive"),
     ],
 )
-def test_unsupported_uses_of_int8_are_refused(asked: dict[str, Any], why: str) -> None:
+def test_unsupported_uses_of_int8_are_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(UnsupportedModel, match=why):
-        steering.load(CHECKPOINT, **asked)
+        steering.load(CHECKPOINT, **options)

@@ -174,11 +174,11 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "said"), WRONG)
-def test_a_wrong_schema_is_refused_in_one_line(engine: Engine, schema: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("schema", "expected"), WRONG)
+def test_a_wrong_schema_is_refused_in_one_line(engine: Engine, schema: dict[str, Any], expected: str) -> None:
     with pytest.raises(RequestError) as caught:
         engine.submit(Request(CHAT, grammar=Grammar.json_schema(schema)))
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.code == "unsupported_value"
 
@@ -281,8 +281,8 @@ def test_grammars_of_a_hostile_client_do_not_fill_the_memory(engine: Engine) -> 
     assert resident_mib() - before < 300
 
 
-def large_schema(which: int) -> Grammar:
-    digests = [hashlib.sha256(b"%d %d" % (which, i)).hexdigest() for i in range(600)]
+def large_schema(number: int) -> Grammar:
+    digests = [hashlib.sha256(b"%d %d" % (number, i)).hexdigest() for i in range(600)]
     return Grammar.json_schema(
         {"properties": {digest[:8]: {"type": "number", "maximum": int(digest[8:12], 16)} for digest in digests}}
     )
@@ -329,7 +329,7 @@ def test_a_grammar_that_was_followed_for_long_or_failed_is_compiled_anew(
 
 
 @pytest.mark.parametrize(
-    ("grammar", "said"),
+    ("grammar", "expected"),
     [
         (Grammar.json_schema({"$ref": "#"}), "nothing matches it, or it refers to itself alone"),
         (Grammar.regex(r"[^\s\S]"), "nothing matches it, or it refers to itself alone"),
@@ -341,10 +341,10 @@ def test_a_grammar_that_was_followed_for_long_or_failed_is_compiled_anew(
     ],
 )
 def test_refusals_are_in_words_that_a_client_knows(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, grammar: Grammar, said: str
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, grammar: Grammar, expected: str
 ) -> None:
     monkeypatch.setattr(compiled, "MOST_FUEL", compiled.FUEL + 1)
-    with pytest.raises(RequestError, match=rf"^'grammar' cannot be enforced: .*{said}"):
+    with pytest.raises(RequestError, match=rf"^'grammar' cannot be enforced: .*{expected}"):
         engine.submit(Request(CHAT, grammar=grammar))
 
 

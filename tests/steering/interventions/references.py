@@ -133,6 +133,6 @@ def rounding(folder: Path, dtype: str) -> tuple[steering.Engine, Plain]:
     return steering.Engine(steering.load(folder, dtype=dtype, device="cpu"), slots=2, self_check=False), plain
 
 
-def only(engine: steering.Engine, messages: Messages, *asked: Any, **more: Any) -> steering.Choice:
+def only(engine: steering.Engine, messages: Messages, *interventions: Any, **more: Any) -> steering.Choice:
     """Return the only answer to a request that runs alone."""
-    return engine.generate([steering.Request(messages, SAMPLING, asked, **more)])[0].choices[0]
+    return engine.generate([steering.Request(messages, SAMPLING, interventions, **more)])[0].choices[0]

@@ -18,8 +18,8 @@ def user(*content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content[0] if isinstance(content[0], str) else list(content)}
 
 
-def text(said: str, **more: str) -> dict[str, str]:
-    return {"type": "text", "text": said, **more}
+def text(words: str, **more: str) -> dict[str, str]:
+    return {"type": "text", "text": words, **more}
 
 
 def test_the_default_text_is_the_published_prompt() -> None:
@@ -30,7 +30,7 @@ def test_the_default_text_is_the_published_prompt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chat", "asked", "expected"),
+    ("chat", "options", "expected"),
     [
         ([user("What?")], {}, [user(f"What?\n{REFUSAL_PROMPT}")]),
         ([user(f"What?\n{BY_LETTER}")], {}, [user(f"What?\n{REFUSAL_PROMPT}")]),  # its first sentence stands once
@@ -60,9 +60,11 @@ def test_the_default_text_is_the_published_prompt() -> None:
         ),
     ],
 )
-def test_the_text_is_put_at_the_end_of_its_message(chat: list[Any], asked: dict[str, Any], expected: list[Any]) -> None:
+def test_the_text_is_put_at_the_end_of_its_message(
+    chat: list[Any], options: dict[str, Any], expected: list[Any]
+) -> None:
     before = repr(chat)
-    assert RefusalPrompt(**asked).chat(chat) == expected
+    assert RefusalPrompt(**options).chat(chat) == expected
     assert repr(chat) == before
 
 

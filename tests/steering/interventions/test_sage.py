@@ -277,17 +277,17 @@ def test_see_in_half_precision_differs_by_rounding_alone(
         assert max(errors[1:]) <= 3 * errors[0], dict(zip(SEES, errors[1:], strict=True))
 
 
-@pytest.mark.parametrize("seen", [0.0, 1e-42, 1e-37, 1e-20, 1e-9, 0.3])
+@pytest.mark.parametrize("attention", [0.0, 1e-42, 1e-37, 1e-20, 1e-9, 0.3])
 @pytest.mark.parametrize("reading", ["transfer", "scale"])
-def test_attention_sums_to_one_even_if_a_head_hardly_looks(reading: str, seen: float) -> None:
+def test_attention_sums_to_one_even_if_a_head_hardly_looks(reading: str, attention: float) -> None:
     slots = SeeSlots("sage.see", a_pool(1, 4, 1))
     sequence = a_sequence([-1, FIRST_IMAGE, FIRST_IMAGE, QUESTION], See(alpha=0.5, reading=reading, shallow=1))
     slots.place(sequence)
     rows = slots.prefill(PrefillChunk([sequence], [0], [4], complete=True))
-    weights = torch.tensor([0.5, seen, seen / 2, 0.5 - 1.5 * seen])[None, None, None]
+    weights = torch.tensor([0.5, attention, attention / 2, 0.5 - 1.5 * attention])[None, None, None]
     enhanced = rows.weights(0, weights)[0, 0, 0]
     assert float(enhanced.sum()) == pytest.approx(1.0, abs=1e-6)
-    if seen > 1e-30:
+    if attention > 1e-30:
         assert float(enhanced[1] / enhanced[2]) == pytest.approx(2.0, rel=1e-4)
 
 

@@ -17,8 +17,8 @@ from steering.model.calibration_files import CalibrationFiles
 MEASURED = Calibration("f", surprise=3.0, contexts=5)
 
 
-def files(folder: Path, held: Calibration | None = None) -> CalibrationFiles:
-    return CalibrationFiles(held, "f", 2, folder / "model", folder / "own")
+def files(folder: Path, calibration: Calibration | None = None) -> CalibrationFiles:
+    return CalibrationFiles(calibration, "f", 2, folder / "model", folder / "own")
 
 
 def test_the_digest_depends_on_the_numbers_alone() -> None:

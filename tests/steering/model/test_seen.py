@@ -49,12 +49,12 @@ def chat(*pictures: Image.Image, **bounds: int) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
 
 
-def same(one: Prompt, other: Prompt) -> bool:
-    assert one.inputs.keys() == other.inputs.keys()
-    assert [picture.key for picture in one.pictures] == [picture.key for picture in other.pictures]
-    for a, b in zip(one.pictures, other.pictures, strict=True):
+def same(first: Prompt, second: Prompt) -> bool:
+    assert first.inputs.keys() == second.inputs.keys()
+    assert [picture.key for picture in first.pictures] == [picture.key for picture in second.pictures]
+    for a, b in zip(first.pictures, second.pictures, strict=True):
         assert all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors.keys() | b.tensors.keys())
-    return all(torch.equal(value, other.inputs[name]) for name, value in one.inputs.items())
+    return all(torch.equal(value, second.inputs[name]) for name, value in first.inputs.items())
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)

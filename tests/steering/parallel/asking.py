@@ -115,9 +115,9 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
     }
 
 
-def told(engine: steering.Engine, asked: dict[str, Request]) -> dict[str, Any]:
+def told(engine: steering.Engine, requests: dict[str, Request]) -> dict[str, Any]:
     """Return the results of an engine for all requests at once, as JSON."""
-    return {name: said(result) for name, result in zip(asked, engine.generate(asked.values()), strict=True)}
+    return {name: said(result) for name, result in zip(requests, engine.generate(requests.values()), strict=True)}
 
 
 def said(result: steering.Result) -> list[Any]:
@@ -141,16 +141,20 @@ def said(result: steering.Result) -> list[Any]:
     ]
 
 
-def differences(one: Any, other: Any, place: str = "", tolerance: float = 1e-4) -> list[str]:
+def differences(first: Any, second: Any, place: str = "", tolerance: float = 1e-4) -> list[str]:
     """Return the places where two values differ: numbers by more than a tolerance, relative if above 1."""
-    if isinstance(one, float) and isinstance(other, float):
-        near = math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance) or (math.isnan(one) and math.isnan(other))
-        return [] if near else [f"{place}: {one} and {other}"]
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+    if isinstance(first, float) and isinstance(second, float):
+        near = math.isclose(first, second, rel_tol=tolerance, abs_tol=tolerance) or (
+            math.isnan(first) and math.isnan(second)
+        )
+        return [] if near else [f"{place}: {first} and {second}"]
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
         return [
-            difference for key in one for difference in differences(one[key], other[key], f"{place}/{key}", tolerance)
+            difference
+            for key in first
+            for difference in differences(first[key], second[key], f"{place}/{key}", tolerance)
         ]
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        pairs = enumerate(zip(one, other, strict=True))
+    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        pairs = enumerate(zip(first, second, strict=True))
         return [difference for i, (a, b) in pairs for difference in differences(a, b, f"{place}/{i}", tolerance)]
-    return [] if one == other else [f"{place}: {one!r} and {other!r}"]
+    return [] if first == second else [f"{place}: {first!r} and {second!r}"]

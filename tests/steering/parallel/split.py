@@ -41,7 +41,7 @@ class TripSlots(Slots):
                 raise RuntimeError("tripped")
 
 
-def together(engine: Engine, asked: dict[str, Request]) -> dict[str, Any]:
+def together(engine: Engine, requests: dict[str, Request]) -> dict[str, Any]:
     """Run the same requests from several threads, while others arrive, fail and are cancelled."""
     chat_with_picture = chat(picture(9, 200, 90))
     long = Request(chat_with_picture, Sampling(max_tokens=100, ignore_eos=True, temperature=1.0))
@@ -68,7 +68,7 @@ def together(engine: Engine, asked: dict[str, Request]) -> dict[str, Any]:
         tripped = threads.submit(trip)
         answers = {
             name: threads.submit(lambda request=request: engine.submit(request).result())
-            for name, request in asked.items()
+            for name, request in requests.items()
         }
         answers_by_name = {name: said(answer.result()) for name, answer in answers.items()}
         for one_left in leaving:

@@ -18,14 +18,14 @@ from tests import families
 from tests.steering.conftest import MakeEngine
 
 
-def a_pool(length: int = 8192, each: int = 2048, layers: int = 8) -> Any:
-    return SimpleNamespace(length=length, column_bytes=each, layers=layers)
+def a_pool(length: int = 8192, column_bytes: int = 2048, layers: int = 8) -> Any:
+    return SimpleNamespace(length=length, column_bytes=column_bytes, layers=layers)
 
 
 def test_few_long_rows_are_read_separately_if_that_reads_less() -> None:
     columns = columns_of([1000] * 31 + [8000], a_pool(), "cpu")
     assert columns == Columns(8000, 1008, ((31, 8000),), (32 * (8000 - 1008) - 8000) * 2048 * 8)
-    assert columns_of([1000] * 31 + [8000], a_pool(each=0), "cpu") == Columns(8000, 8000)
+    assert columns_of([1000] * 31 + [8000], a_pool(column_bytes=0), "cpu") == Columns(8000, 8000)
     assert columns_of([1000] * 32, a_pool(), "cpu") == Columns(1008, 1008)
     assert columns_of([8191], a_pool(8191), "cpu") == Columns(8191, 8191)
 
@@ -39,7 +39,7 @@ def test_no_other_choice_reads_less() -> None:
     """Beside all subsets of rows that could read apart."""
     generator = torch.Generator().manual_seed(0)
     for call in (64, 300, 5000):
-        pool = a_pool(each=columns.CALL_BYTES["cpu"] // call)
+        pool = a_pool(column_bytes=columns.CALL_BYTES["cpu"] // call)
         for _ in range(20):
             lengths = torch.randint(1, 3000, (6,), generator=generator).tolist()
             needed = [-(-length // 16) * 16 for length in lengths]

@@ -38,9 +38,9 @@ CASES: list[tuple[str, str, list[ToolCall]]] = [
 ]
 
 
-def pairs(name: str, *given: tuple[str, str], gap: str = "\n") -> str:
+def pairs(name: str, *arguments: tuple[str, str], gap: str = "\n") -> str:
     """Return a call as GLM writes it."""
-    tags = "".join(f"<arg_key>{k}</arg_key>{gap}<arg_value>{v}</arg_value>{gap}" for k, v in given)
+    tags = "".join(f"<arg_key>{k}</arg_key>{gap}<arg_value>{v}</arg_value>{gap}" for k, v in arguments)
     return f"<tool_call>{name}{gap}{tags}</tool_call>"
 
 
@@ -75,16 +75,16 @@ FORMS: list[tuple[Format, str, str, list[ToolCall]]] = [
 """GLM's of `look` has a text, `at`; what else is no JSON is one, too."""
 
 
-@pytest.mark.parametrize(("form", "text", "said", "calls"), FORMS)
-def test_a_text_is_split_into_speech_and_calls(form: Format, text: str, said: str, calls: list[ToolCall]) -> None:
+@pytest.mark.parametrize(("form", "text", "speech", "calls"), FORMS)
+def test_a_text_is_split_into_speech_and_calls(form: Format, text: str, speech: str, calls: list[ToolCall]) -> None:
     stream = CallStream(form, NAMES, TEXTS)
     stream.feed(text, last=True)
-    assert (stream.text, stream.calls) == (said, calls)
+    assert (stream.text, stream.calls) == (speech, calls)
 
 
-@pytest.mark.parametrize(("form", "text", "said", "calls"), FORMS)
+@pytest.mark.parametrize(("form", "text", "speech", "calls"), FORMS)
 def test_streamed_pieces_add_up_wherever_the_text_is_cut(
-    form: Format, text: str, said: str, calls: list[ToolCall]
+    form: Format, text: str, speech: str, calls: list[ToolCall]
 ) -> None:
     rng = random.Random(0)
     for most in (1, 3, 9):
@@ -97,7 +97,7 @@ def test_streamed_pieces_add_up_wherever_the_text_is_cut(
             more, pieces = stream.feed(piece, last=not remaining)
             streamed += more
             got += pieces
-        assert streamed == said == stream.text
+        assert streamed == speech == stream.text
         assert [piece.name for piece in got if piece.name is not None] == [call_.name for call_ in calls]
         for number, expected_call in enumerate(calls):
             assert "".join(piece.arguments for piece in got if piece.number == number) == expected_call.arguments

@@ -124,7 +124,7 @@ def check_alike(expected: list[steering.Result], results: list[steering.Result],
 
 
 def check_same_answers(
-    engine: steering.Engine, plain: steering.Engine, asked: list[Request], rel: float = 2e-3
+    engine: steering.Engine, plain: steering.Engine, requests: list[Request], rel: float = 2e-3
 ) -> None:
     """Check that both engines answer alike."""
-    check_alike(plain.generate(asked), engine.generate(asked), rel)
+    check_alike(plain.generate(requests), engine.generate(requests), rel)

@@ -267,14 +267,14 @@ def test_the_next_start_loads_stored_packages(mllm: MLLM, folder: Path) -> None:
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(
-    ("fails", "said"),
+    ("fails", "expected"),
     [
         ("raise ValueError('it is too hard')", "ValueError: it is too hard"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "a compiling process exited with status -9"),
     ],
 )
 def test_a_step_that_cannot_be_compiled_does_not_prevent_others(
-    fails: str, said: str, mllm: MLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    fails: str, expected: str, mllm: MLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """The first, of processes that have the others from where they lie."""
@@ -296,7 +296,7 @@ sys.exit(child.main())
     assert not failing.compilation.wait(100)
     assert failing.compilation.state == "failed"
     assert failing.stats()["compiled_in_use"] == len(VARIANTS) - 1
-    assert said in caplog.text
+    assert expected in caplog.text
 
 
 @pytest.mark.usefixtures("compiled", "nothing_compiles")
@@ -317,7 +317,7 @@ def test_a_broken_package_is_compiled_again_and_no_answer_fails(mllm: MLLM, fold
 
 @pytest.mark.usefixtures("compiled", "nothing_compiles")
 @pytest.mark.parametrize(
-    ("off", "scaled", "said"),
+    ("off", "scaled", "expected"),
     [
         (lambda logits: logits + 0.01 * logits.abs().max(), lambda out: 1.01 * out, "differs from the eager one by"),
         (torch.Tensor.double, torch.Tensor.double, "the eager one returns TensorForm(dtype=torch.float32"),
@@ -325,7 +325,7 @@ def test_a_broken_package_is_compiled_again_and_no_answer_fails(mllm: MLLM, fold
     ],
 )
 def test_a_step_with_other_side_effects_is_not_used(
-    off: Any, scaled: Any, said: str,
+    off: Any, scaled: Any, expected: str,
     mllm: MLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     copy = tmp_path / "copy"
@@ -341,7 +341,7 @@ def test_a_step_with_other_side_effects_is_not_used(
     monkeypatch.setattr(Package, "encode", lambda *args, encode=Package.encode: scaled(encode(*args)))
     restarted = engine(mllm, copy)
     assert (restarted.compilation.wait(60), restarted.stats()["compiled_in_use"]) == (False, 0)
-    assert said in caplog.text
+    assert expected in caplog.text
     assert sum(1 for _ in copy.glob("*/step.so")) <= sum(1 for _ in folder.glob("*/step.so")) - len(VARIANTS)
 
 

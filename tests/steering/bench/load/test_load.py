@@ -26,8 +26,8 @@ from steering.bench.trial import Trial
 TINY = Trial("tiny", "cpu", "float32", quick=True)
 
 
-def values(rows: list[Gauge], what: str) -> list[float]:
-    return [row.value for row in rows if row.what.startswith(what) and isinstance(row.value, float)]
+def values(rows: list[Gauge], label: str) -> list[float]:
+    return [row.value for row in rows if row.what.startswith(label) and isinstance(row.value, float)]
 
 
 def test_callers_ask_at_once_and_each_one_after_the_other() -> None:

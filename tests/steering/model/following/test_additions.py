@@ -126,7 +126,7 @@ def scaled(root: Path, monkeypatch: pytest.MonkeyPatch) -> steering.MLLM:
 
 
 @pytest.mark.parametrize(
-    ("param", "asked"),
+    ("param", "options"),
     [
         ("diagnostics.residual", {"diagnose": WANTED}),
         ("diagnostics.drift", {"diagnose": Diagnose(["drift"]), "baseline": True}),
@@ -135,11 +135,11 @@ def scaled(root: Path, monkeypatch: pytest.MonkeyPatch) -> steering.MLLM:
     ],
 )
 def test_options_that_need_unknown_updates_are_refused_by_name(
-    param: str, asked: dict[str, Any], scaled: steering.MLLM
+    param: str, options: dict[str, Any], scaled: steering.MLLM
 ) -> None:
     engine = steering.Engine(scaled, slots=2, max_length=512)
     with pytest.raises(RequestError, match="add something else to the residual stream") as refused:
-        engine.submit(Request(CHAT, Sampling(max_tokens=2), **asked))
+        engine.submit(Request(CHAT, Sampling(max_tokens=2), **options))
     assert refused.value.param == param
     (choice,) = engine.generate([Request(CHAT, Sampling(max_tokens=2), See(), diagnose=["modality"])])[0].choices
     assert choice.diagnostics is not None

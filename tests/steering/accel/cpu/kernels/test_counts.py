@@ -23,12 +23,12 @@ COUNTED = torch.tensor([8, 4, -1, 3, NEVER])
 NEW = [True, False, True, False, False]
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found.double(), expected.double(), rtol=1e-5, atol=1e-5, equal_nan=True)
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def both(
-    loops: Loops, name: str, given: tuple[Any, ...], held: list[torch.Tensor]
+    loops: Loops, name: str, arguments: tuple[Any, ...], before: list[torch.Tensor]
 ) -> list[tuple[Any, list[torch.Tensor]]]:
     """Run a loop and its counterpart in torch, and return each one's result with its copies of the slots' tensors.
 
@@ -36,8 +36,8 @@ def both(
     """
     results = []
     for call in (lambda *args: loops(name, *args), getattr(stream if name == "count_stream" else counts, name)):
-        copies = [tensor.clone() for tensor in held]
-        returned = [call(*given, *copies) for _ in range(2)]
+        copies = [tensor.clone() for tensor in before]
+        returned = [call(*arguments, *copies) for _ in range(2)]
         results.append((returned[0], copies))
         if returned[0] is not None:
             assert torch.equal(returned[0], returned[1])

@@ -18,8 +18,8 @@ TOLERANCE = 2e-6
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance)
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
 def pooled(slots: int, heads: int, length: int, width: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:

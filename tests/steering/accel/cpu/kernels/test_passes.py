@@ -82,7 +82,7 @@ def test_kernels_built_for_fewer_threads_than_torch_uses_are_not_called(
         def __init__(self) -> None:
             self.threads = 1
 
-        def __call__(self, name: str, *given: Any) -> Any:
+        def __call__(self, name: str, *arguments: Any) -> Any:
             raise RuntimeError("it was called")
 
     steps.loops = Refusing()

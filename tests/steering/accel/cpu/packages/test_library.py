@@ -34,12 +34,12 @@ def failing(folder: Path, message: str) -> Library:
 
 
 @pytest.mark.parametrize(
-    ("message", "said"), [("a matrix is too wide\\nmore", "a matrix is too wide"), ("", "gives no reason")]
+    ("message", "expected"), [("a matrix is too wide\\nmore", "a matrix is too wide"), ("", "gives no reason")]
 )
-def test_an_error_of_torch_is_raised_with_its_message(message: str, said: str, tmp_path: Path) -> None:
+def test_an_error_of_torch_is_raised_with_its_message(message: str, expected: str, tmp_path: Path) -> None:
     library = failing(tmp_path, message)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=f"{said}$"):
+        with pytest.raises(RuntimeError, match=f"{expected}$"):
             library([torch.ones(4, 3)])
 
 
