@@ -86,7 +86,8 @@ def _options() -> argparse.ArgumentParser:
 def _alone(engine: Engine, bodies: Sequence[Mapping[str, Any]], clients: int) -> float:
     """Return the tokens a second of the engine without a server."""
     requests = [
-        Request(_shown(body["messages"]), Sampling(max_tokens=body["max_tokens"], ignore_eos=True)) for body in bodies
+        Request(_load_pictures(body["messages"]), Sampling(max_tokens=body["max_tokens"], ignore_eos=True))
+        for body in bodies
     ]
     prepared = {id(request): engine.processor.prepare(request, 0) for request in requests}
     prepare = engine.processor.prepare
@@ -108,7 +109,7 @@ def _alone(engine: Engine, bodies: Sequence[Mapping[str, Any]], clients: int) ->
         engine.processor.prepare = prepare  # type: ignore[method-assign]
 
 
-def _shown(chat: Messages) -> Messages:
+def _load_pictures(chat: Messages) -> Messages:
     """Return a chat with pictures in place of their URLs."""
 
     def part(part_of_message: dict[str, Any]) -> dict[str, Any]:

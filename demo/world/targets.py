@@ -93,7 +93,7 @@ def _ask(rng: random.Random, fact: Fact, target: int) -> str:
     return in_picture(rng, ask(rng, fact.kind, fact.key), f"picture {target + 1}")
 
 
-def _found(rng: random.Random, pictures: int) -> TargetQuestion | None:
+def _ask_of_all(rng: random.Random, pictures: int) -> TargetQuestion | None:
     """Ask for the colour or the place of a shape that only one picture shows, without naming the picture."""
     scenes, target, fact = _one_of(rng, pictures, ("color", "position"))
     if fact is None or any(thing.kind == fact.key for i, s in enumerate(scenes) if i != target for thing in s.shapes):
@@ -123,5 +123,5 @@ def _anchor(rng: random.Random, pictures: int) -> TargetQuestion | None:
 
 
 MAKERS: dict[str, Callable[[random.Random, int], TargetQuestion | None]] = {
-    CAPTION: _caption, "facts": _facts, NEEDLE: _needle, "options": _options, "found": _found, ANCHOR: _anchor,
+    CAPTION: _caption, "facts": _facts, NEEDLE: _needle, "options": _options, "found": _ask_of_all, ANCHOR: _anchor,
 }  # fmt: skip

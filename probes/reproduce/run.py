@@ -67,7 +67,7 @@ def reproduce(
         command_line = shlex.join(["helmsight", *words])
         if not quiet:
             print(command_line, file=sys.stderr, flush=True)
-        return _done(command, [*words, *(["--quiet"] if quiet or jobs > 1 else [])], folder / name, command_line)
+        return _run_command(command, [*words, *(["--quiet"] if quiet or jobs > 1 else [])], folder / name, command_line)
 
     first = [name for name in names if name == "probe"]  # others may steer by its vector
     alone = [name for name in names if RUNS[name].timed]
@@ -82,7 +82,9 @@ def reproduce(
     return [outcome(item, results) for item in items], results
 
 
-def _done(command: Callable[[Sequence[str]], Any], words: Sequence[str], folder: Path, command_line: str) -> Done:
+def _run_command(
+    command: Callable[[Sequence[str]], Any], words: Sequence[str], folder: Path, command_line: str
+) -> Done:
     started = time.monotonic()
     file = folder / "report.json"
     try:

@@ -54,7 +54,7 @@ def _refusals(report: Json) -> Found:
     return Found.of(ours, is_part, report["conditions"][PLAIN]["know"]["all"]["samples"])
 
 
-def _told(report: Json) -> Found:
+def _told_to_refuse(report: Json) -> Found:
     names = ("kk", "ku", "sa")
     ours = {f"{name} {way}": figure(_metric(report, "total", name, condition=condition))
             for way, condition in (("plain", PLAIN), ("told", TOLD)) for name in names}  # fmt: skip
@@ -126,7 +126,7 @@ ITEMS: tuple[Item, ...] = (
         "refusal prompt (Table 3)",
         "InfMLLM-7b: ku 14.49 to 22.83, kk 38.43 to 35.37, sa 52.92 to 58.21",
         "mm-sap",
-        _told,
+        _told_to_refuse,
         "ku rises, with its interval",
     ),
     Item(

@@ -68,7 +68,7 @@ def nodes_of(root: Schema) -> Iterator[Schema]:
 def _parts(root: Schema, node: Schema) -> list[list[Schema]]:
     """Return lists of the schemas that hold for a value besides the node's own keywords; of each list one must hold."""
     parts = [[part] for part in _list_of(node, "allOf")]
-    parts += [_list_of(node, "anyOf"), _list_of(node, "oneOf"), [_found(root, node.get("$ref"))]]
+    parts += [_list_of(node, "anyOf"), _list_of(node, "oneOf"), [_resolve(root, node.get("$ref"))]]
     return [schemas for part in parts if (schemas := [schema for schema in part if isinstance(schema, dict)])]
 
 
@@ -89,7 +89,7 @@ def _list_of(node: Schema, name: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _found(root: Schema, reference: Any) -> Any:
+def _resolve(root: Schema, reference: Any) -> Any:
     """Return the target of a reference within the schema; None where there is none."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None

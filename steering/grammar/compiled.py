@@ -72,19 +72,19 @@ class Matcher:
 
     def __init__(self, compiled: Compiled, inner: LLMatcher, param: str):
         self.inner = inner
-        self._compile = compiled
+        self._compiled = compiled
         self._param = param
 
     def copy(self) -> Matcher:
         """Return an independent matcher in the same state."""
-        return Matcher(self._compile, self.inner.deep_copy(), self._param)
+        return Matcher(self._compiled, self.inner.deep_copy(), self._param)
 
     def advance(self, token: int) -> None:
         """Advance by a generated token; raise RequestError where following the grammar becomes too costly."""
-        self._compile.followed += 1
+        self._compiled.followed += 1
         self.inner.consume_token(token)
         if self.inner.is_error():
-            self._compile.spoilt = True
+            self._compiled.spoilt = True
             raise _refusal(self._param, "became too complex while it was followed", self.inner)
 
 
@@ -100,13 +100,13 @@ class Grammars:
 
     def start(self, grammar: Grammar) -> Matcher:
         """Return a matcher at the start of a grammar's answers; raise RequestError where it cannot be compiled."""
-        compiled = self._found(grammar)
+        compiled = self._cached(grammar)
         if compiled is None:
             with self._compiling:  # one at a time: other requests with this grammar then find it cached
-                compiled = self._found(grammar) or self._make(grammar)
+                compiled = self._cached(grammar) or self._make(grammar)
         return Matcher(compiled, compiled.start.deep_copy(), grammar.param)
 
-    def _found(self, grammar: Grammar) -> Compiled | None:
+    def _cached(self, grammar: Grammar) -> Compiled | None:
         """Return the cached entry of a grammar, after removing worn ones."""
         with self._lock:
             for text in [text for text, compiled in self._cache.items() if compiled.worn]:

@@ -125,10 +125,10 @@ class Calibration:
         """
         if not fingerprint:
             return None
-        calibrations_found = [
+        loaded = [
             _read(path, fingerprint, layers) for path in places(folder, fingerprint, calibrations) if path.is_file()
         ]
-        return None if not calibrations_found else calibrations_found[0].beside(calibrations_found[-1])
+        return None if not loaded else loaded[0].beside(loaded[-1])
 
 
 _GROUPS = (("divergence", "samples", "tokens"), ("sinks", "images"), ("flags",), ("alarm",), ("surprise", "contexts"))

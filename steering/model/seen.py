@@ -70,8 +70,10 @@ class SeenPictures(ByteBoundedLRU[Any]):
                 return dict(plain.__call__(processor, images, **kwargs))
 
             if not self._apart:
-                return BatchFeature(self._kept(settings, flat, lambda _: processed(images_given)))
-            pictures = [self._kept(settings, [image], lambda alone: Picture.of(processed(alone))) for image in flat]
+                return BatchFeature(self._process_once(settings, flat, lambda _: processed(images_given)))
+            pictures = [
+                self._process_once(settings, [image], lambda alone: Picture.of(processed(alone))) for image in flat
+            ]
             noted += pictures
             return BatchFeature(
                 {name: _together(name, [picture.tensors[name] for picture in pictures]) for name in pictures[0].tensors}
@@ -80,7 +82,7 @@ class SeenPictures(ByteBoundedLRU[Any]):
         # A subclass, because processors save whatever attributes they hold.
         images.__class__ = type(plain.__name__, (plain,), {"__call__": called, "__module__": plain.__module__})
 
-    def _kept(
+    def _process_once(
         self, settings: str, images: list[Image.Image], make: Callable[[list[Image.Image]], Processed]
     ) -> Processed:
         """Return the processed pictures for such a call, from the cache or by `make`."""

@@ -122,14 +122,14 @@ class PrefixCache:
     def known(self, sequence: Sequence) -> int:
         """Return how many of a waiting prompt's first tokens are cached and need not run."""
         plan = self._plan(sequence)
-        return 0 if plan is None else len(self._found(plan)) * SIZE
+        return 0 if plan is None else len(self._find_blocks(plan)) * SIZE
 
     def awaits(self, sequence: Sequence, others: Iterable[Sequence]) -> bool:
         """Return True where a waiting prompt should run after one of these, whose beginning it shares."""
         plan = self._plan(sequence)
         if plan is None:
             return False
-        at = max(len(self._found(plan)) + WORTH, plan.least) - 1
+        at = max(len(self._find_blocks(plan)) + WORTH, plan.least) - 1
         fits = at < (plan.most if self._store is None else min(plan.most, self._store.count))
         plans = [self._plan(sequence) for sequence in others] if fits else []
         return any(
@@ -147,7 +147,7 @@ class PrefixCache:
             return
         positions = prompt.positions.reshape(-1, prompt.length).T  # (tokens, axes)
         self.queries += 1
-        blocks = self._found(plan)
+        blocks = self._find_blocks(plan)
         known_length = len(blocks) * SIZE
         if blocks and not bool((_positions(blocks) == positions[:known_length]).all()):
             return
@@ -248,7 +248,7 @@ class PrefixCache:
         least = -(-prompt.length // (SHARE * SIZE))
         return _Plan(settings_key, keys, least, rows // SIZE, frozenset(needed), generated)
 
-    def _found(self, plan: _Plan) -> list[_Block]:
+    def _find_blocks(self, plan: _Plan) -> list[_Block]:
         """Return the cached blocks of a prompt's beginning; none where they are too few to be useful."""
         blocks = []
         for key in plan.keys[: plan.most]:

@@ -141,9 +141,9 @@ class Runner:
     def _run_chunk(self, chunk: PrefillChunk, inputs: Embedded) -> Computed:
         """Run a chunk of some prompts, with these decoder inputs."""
         with self.threads.taken(len(chunk.sequences) * chunk.width):
-            return self._kept(chunk, self.passes.prompts(chunk, inputs))
+            return self._keep(chunk, self.passes.prompts(chunk, inputs))
 
-    def _kept(self, chunk: PrefillChunk, passed: Passed) -> Computed:
+    def _keep(self, chunk: PrefillChunk, passed: Passed) -> Computed:
         """Keep the measurements of a chunk."""
         self.prefixes.measured(chunk, passed.hooks, passed.computed)
         if chunk.complete:
@@ -160,7 +160,7 @@ class Runner:
         (sequence,) = chunk.sequences
         tokens = to_device(torch.tensor(generated), self.mllm.device)
         positions = torch.arange(len(tokens), device=tokens.device) + chunk.starts[0] + sequence.prefill.rope_delta
-        computed = self._kept(chunk, self.passes.generated(chunk, tokens[None], positions[None]))
+        computed = self._keep(chunk, self.passes.generated(chunk, tokens[None], positions[None]))
         sequence.computed += len(tokens)
         return computed.logits
 

@@ -74,7 +74,7 @@ class Pairs:
                 out += _json(value[: len(value) - held_back])[1:-1] + '"' * bool(ended)
                 text = behind if ended else text[len(text) - held_back :]
             elif ended:
-                out, text = out + _whole(value), behind
+                out, text = out + _json_line(value), behind
             if not ended:
                 return out, text, False
             self._within = None
@@ -89,7 +89,7 @@ def _json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _whole(value: str) -> str:
+def _json_line(value: str) -> str:
     """Return a value as JSON on one line."""
     try:
         return json.dumps(from_json(value), ensure_ascii=False, allow_nan=False)

@@ -97,7 +97,7 @@ class CallStream:
         if body is None:
             return False
         self._unread, self._part = behind, self._speech
-        calls = self._whole(body)
+        calls = self._read_calls(body)
         if calls is None:
             self._text_parts.append(self._form.start + body)
         for call in calls or ():
@@ -125,7 +125,7 @@ class CallStream:
         """Return the text in place of a call, to its end, and the text after it; None before its end has come."""
         mark = self._form.end or self._form.start
         at = self._unread.find(mark)
-        while self._form.again is not None and at >= 0 and self._whole(self._unread[: at + len(mark)]) is None:
+        while self._form.again is not None and at >= 0 and self._read_calls(self._unread[: at + len(mark)]) is None:
             at = self._unread.find(mark, at + 1)  # the end mark may occur within the arguments
         if at < 0:
             return (self._unread, "") if last else (None, "")
@@ -141,7 +141,7 @@ class CallStream:
             self._pieces.append(CallPiece(len(self.calls) - 1, None, arguments))
             self.calls[-1] = ToolCall(self.calls[-1].name, self.calls[-1].arguments + arguments)
 
-    def _whole(self, body: str) -> list[ToolCall] | None:
+    def _read_calls(self, body: str) -> list[ToolCall] | None:
         """Return the calls of a body whose keys are in another order or lack arguments; None where it is no call."""
         try:
             content = from_json(

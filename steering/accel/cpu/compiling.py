@@ -60,7 +60,7 @@ class Compiling:
         self._changed = threading.Condition()
         self._stopped = False
         self._own_folder: str | None = None
-        self._store = self._kept(folder)
+        self._store = self._open_store(folder)
         self._begun = time.monotonic()
         self.state: State = "compiling"
         missing = [step for step in wanted if not self._load_stored(step)]
@@ -91,7 +91,7 @@ class Compiling:
             self._thread.join(LEAVING)  # it removes unfinished files
         self._leave()
 
-    def _kept(self, folder: str | None) -> Store:
+    def _open_store(self, folder: str | None) -> Store:
         if folder != "off":
             try:
                 return Store(default_folder() if folder is None else Path(folder))

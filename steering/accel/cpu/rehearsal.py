@@ -180,7 +180,7 @@ class Rehearsal:
         parts = [form.slots for form in self._forms]
         return [tensor for part in parts for tensor in vars(part).values() if isinstance(tensor, torch.Tensor)]
 
-    def _kept(self) -> list[torch.Tensor]:
+    def _copy_state(self) -> list[torch.Tensor]:
         """Return a copy of the slots' tensors, because the next pass writes to them.
 
         For a model that rounds it leaves out measurements: an update near a threshold may be damped or not.
@@ -244,7 +244,7 @@ class Rehearsal:
             if isinstance(tensor, torch.Tensor)
         ]
         states = computed.hidden[0, : lengths[0]]
-        return (computed.logits, states, torch.cat(filled), *captured, *self._kept())
+        return (computed.logits, states, torch.cat(filled), *captured, *self._copy_state())
 
     def _run_decodes(self, rows: int, scope: Scope, runs: Runs) -> Results:
         runner, results = self._runner, Results()
@@ -262,7 +262,7 @@ class Rehearsal:
                 form.slots.record(batch, ran.hooks[form.name], ran.computed)
             runner.position[:rows] += 1
             assert ran.computed.logits is not None
-            results.append((ran.computed.logits, *self._kept()))
+            results.append((ran.computed.logits, *self._copy_state()))
             self._feed(sequences, ran.computed.logits)
         return results
 

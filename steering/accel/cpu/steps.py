@@ -153,7 +153,7 @@ class CompiledSteps:
     ) -> Computed | None:
         """Decode as `Package.decode`; None where no step for such hooks is ready."""
         shares = self._team.shares(len(tokens), SHARED_ROWS)
-        match = self._found("decode", hooks, axes)
+        match = self._match_step("decode", hooks, axes)
         if match is None:
             return None
         package, values, tensors = match
@@ -180,7 +180,7 @@ class CompiledSteps:
 
         embeds: (rows, n, d). positions: (rows, n) or (axes, rows, n).
         """
-        match = self._found("prefill", hooks, axes)
+        match = self._match_step("prefill", hooks, axes)
         if match is None:
             return None
         package, values, tensors = match
@@ -204,7 +204,7 @@ class CompiledSteps:
         least = -(-SHARED_TOKENS // tensors[0].shape[1:3].numel())
         return Features((*package.encode(tensors, self._team.shares(len(tensors[0]), least)),))
 
-    def _found(
+    def _match_step(
         self, kind: Kind, hooks: Bound, axes: int | None
     ) -> tuple[Package, list[Hook], list[torch.Tensor]] | None:
         """Return the step that is ready for such hooks, with the hooks and their tensors."""
