@@ -140,7 +140,7 @@ class Wanted:
                 chosen_conditions = {name: way for name, way in chosen_conditions.items() if name not in inside}
         ways = {name: self._with_vectors(name, way, session) for name, way in chosen_conditions.items()}
         available = {name: way for name, way in ways.items() if way is not None}
-        for text in _warn_uncalibrated(available, session):
+        for text in _describe_uncalibrated(available, session):
             session.lack(text)
         return available
 
@@ -168,7 +168,7 @@ class Wanted:
         return chosen(known() | steered | dict(self.own), self.patterns, self.more)
 
 
-def _warn_uncalibrated(conditions: Conditions, session: Session) -> list[str]:
+def _describe_uncalibrated(conditions: Conditions, session: Session) -> list[str]:
     """Return in words which conditions use a part of the model's calibration that was not measured."""
     using: dict[str, list[str]] = {}
     for name, way in conditions.items():
