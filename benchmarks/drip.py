@@ -70,11 +70,11 @@ def _drip(port: int, count: int, counts: Any) -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             counts[0] += 1
             writer.write(BODY if number % 2 else HEAD)
-            said = asyncio.create_task(reader.read(64))
-            while not (await asyncio.wait({said}, timeout=BETWEEN))[0]:
+            reading = asyncio.create_task(reader.read(64))
+            while not (await asyncio.wait({reading}, timeout=BETWEEN))[0]:
                 writer.write(b" ")
             counts[0] -= 1
-            counts[1 if b" 408 " in said.result() else 2] += 1
+            counts[1 if b" 408 " in reading.result() else 2] += 1
             writer.close()
 
     async def drip() -> None:
@@ -86,23 +86,23 @@ def _drip(port: int, count: int, counts: Any) -> None:
 
 def ask(port: int, seconds: float, tokens: int) -> Times:
     """Measure the seconds that `/health` and a short chat take, in turns, each over a new connection, for `seconds`."""
-    found: Times = {"health": [], "first": [], "chat": []}
+    times_by_kind: Times = {"health": [], "first": [], "chat": []}
     end, seed = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         started = time.perf_counter()
         with _answer(port, "GET", "/health") as answer:
             answer.read()
-        found["health"].append(time.perf_counter() - started)
+        times_by_kind["health"].append(time.perf_counter() - started)
         body = {"messages": WORKLOADS["short"](seed), **shape(tokens, True)}
         started, first = time.perf_counter(), None
         with _answer(port, "POST", "/v1/chat/completions", body) as answer:
             for line in answer:
                 if first is None and line.startswith(b"data: {") and _says(line):
                     first = time.perf_counter() - started
-        found["first"].append(first or np.nan)
-        found["chat"].append(time.perf_counter() - started)
+        times_by_kind["first"].append(first or np.nan)
+        times_by_kind["chat"].append(time.perf_counter() - started)
         seed += 1
-    return found
+    return times_by_kind
 
 
 @contextlib.contextmanager
@@ -142,11 +142,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         drips.close()
     columns = ("", "beside", "p50 (ms)", "p99 (ms)", "max (ms)", "asked")
     print(f"| {' | '.join(columns)} |\n|---|---|{'---:|' * 4}")
-    for name, what in (("health", "`/health`"), ("first", "first token of a chat"), ("chat", "the whole chat")):
-        for others, measured in (("nothing", alone), (f"{options.connections} that drip", beside)):
+    for name, label in (("health", "`/health`"), ("first", "first token of a chat"), ("chat", "the whole chat")):
+        for load, measured in (("nothing", alone), (f"{options.connections} that drip", beside)):
             times = measured[name]
             milliseconds = [f"{value * 1e3:.1f}" for value in (*np.percentile(times, (50, 99)), max(times))]
-            print(f"| {' | '.join((what, others, *milliseconds, str(len(times))))} |")
+            print(f"| {' | '.join((label, load, *milliseconds, str(len(times))))} |")
     ended = f"{refused} were cut off with an answer, {lost} without one"
     print(f"\n{still} of them were open at the end, until then {ended}; load {os.getloadavg()[0]:.1f}.")
     return int(max(beside["health"]) > 10.0)

@@ -38,7 +38,7 @@ def rows(count: int) -> Iterator[dict[str, Any]]:
     """
     generator = random.Random(0)
     for i, created in enumerate(sorted(generator.uniform(END - DAYS * DAY, END) for _ in range(count))):
-        steered, seen = i % 3 == 0, i % 2 == 0
+        steered, observed = i % 3 == 0, i % 2 == 0
         real = generator.random
         yield {
             "id": f"chatcmpl-{i}", "choice": 0, "created": created, "hour": int(created // 3600), "model": "demo",
@@ -49,12 +49,12 @@ def rows(count: int) -> Iterator[dict[str, Any]]:
             "prompt_tokens": 60, "completion_tokens": generator.randrange(1, 200), "images": 1 + i % 2,
             "first_token": real() if i % 20 else None, "total": 1 + 3 * real(), "attention_ratio": real(),
             "focused_image": 1, "focus_share": real(), "target_image": 1, "correct": real() < 0.9,
-            "decay_slope": real() - 0.5, "kl": real() if seen else None, "perceptual_blindness": real() < 0.1,
+            "decay_slope": real() - 0.5, "kl": real() if observed else None, "perceptual_blindness": real() < 0.1,
             "dissociation": real() < 0.1, "dose": real() if steered else None, "answer_correct": None,
             "sampling": '{"temperature":0.0,"max_tokens":200}',
             "asked": '{"steering":null,"sage":null,"contrast":null,"diagnostics":true}',
             "applied": None, "metadata": None, "prompt": None, "answer": None,
-            "readouts": dumps({"anchor": real(), "drift": real() < 0.1}) if seen else None,
+            "readouts": dumps({"anchor": real(), "drift": real() < 0.1}) if observed else None,
         }  # fmt: skip
 
 

@@ -28,11 +28,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.restart", description=__doc__, allow_abbrev=False)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args(argv)
-    found: dict[str, list[float]] = {"worker": [], "engine": []}
+    times_by_stop: dict[str, list[float]] = {"worker": [], "engine": []}
     with serving() as server:
         _until_answered(server.url)
         for _ in range(options.repeats):
-            for name, times in found.items():
+            for name, times in times_by_stop.items():
                 (worker,) = _children(server.pid)
                 (engine,) = _children(worker)
                 os.kill(worker if name == "worker" else engine, signal.SIGKILL)
@@ -40,13 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _until_answered(server.url)
                 times.append(time.monotonic() - killed)
     print("| killed | answers again after (s): median | shortest | longest |\n|---|---:|---:|---:|")
-    for name, times in found.items():
+    for name, times in times_by_stop.items():
         print(f"| {name} | {statistics.median(times):.1f} | {min(times):.1f} | {max(times):.1f} |")
     return 0
 
 
 def _children(process: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def _until_answered(url: str) -> None:

@@ -170,9 +170,9 @@ def prefix(workload: Workload) -> Iterator[Comparison]:
     """
     off = sides.engine(workload, CONCURRENT)
     on = sides.engine(workload, CONCURRENT, prefix_cache_bytes=KEPT)
-    for said, diagnose in (("", None), (" with focus + modality", sides.FOCUS)):
+    for suffix, diagnose in (("", None), (" with focus + modality", sides.FOCUS)):
         yield Comparison(
-            f"same pictures, new question{said} / new prompt, to the first token",
+            f"same pictures, new question{suffix} / new prompt, to the first token",
             {
                 "new": functools.partial(sides.run_engine, on, workload, tokens=1, diagnose=diagnose),
                 "known": sides.SamePictures(on, workload, diagnose).run,
@@ -195,7 +195,7 @@ def lengths(workload: Workload) -> Iterator[Comparison]:
     engine = sides.engine(workload, CONCURRENT)
     yield Comparison(
         f"columns of the longest / own columns, {CONCURRENT} at once of which one prompt is long",
-        {name: functools.partial(sides.run_uneven, engine, workload, own=own) for name, own in OWN.items()},
+        {name: functools.partial(sides.run_uneven, engine, workload, own=apart) for name, apart in OWN.items()},
         over="longest", under="own", aim=1.0, at_least=True, requests=CONCURRENT,
     )  # fmt: skip
 
@@ -332,9 +332,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     transformers.utils.logging.disable_progress_bar()
     rows: list[tuple[str, Row]] = []
     with tempfile.TemporaryDirectory() as folder:
-        made = {"demo": models.demo, "wide": lambda: models.wide(Path(folder) / "wide", arguments.seed)}
+        prepare = {"demo": models.demo, "wide": lambda: models.wide(Path(folder) / "wide", arguments.seed)}
         for model in arguments.models:
-            workload = made[model]()
+            workload = prepare[model]()
             for name in tqdm(names, desc=model, disable=None):
                 if name == "memory":
                     rows += [(model, row) for row in peak_rows(workload, arguments.threads)]

@@ -37,10 +37,10 @@ EVERYTHING = Diagnose(include=frozenset(REGISTRY), causal=True)
 def engine(workload: Workload, slots: int, **options: Any) -> steering.Engine:
     """Return an engine on the workload's model; neither its load-time check nor compiling is part of any figure."""
     mllm = steering.load(workload.folder, device="cpu")
-    made = steering.Engine(mllm, slots=slots, max_length=workload.max_length, self_check=False, **options)
-    if options.get("compiled") and not made.compilation.wait():
+    created = steering.Engine(mllm, slots=slots, max_length=workload.max_length, self_check=False, **options)
+    if options.get("compiled") and not created.compilation.wait():
         raise RuntimeError("The decode step could not be compiled.")
-    return made
+    return created
 
 
 def served(workload: Workload, slots: int) -> steering.Engine:
@@ -87,12 +87,12 @@ class SamePictures:
 
     def run(self, seeds: Sequence[int]) -> None:
         """Answer a question a seed with one token, all submitted at once."""
-        *pictures, said = self.content
-        context = said["text"].partition("\n")[0]
+        *pictures, question = self.content
+        context = question["text"].partition("\n")[0]
         requests = []
         for seed in seeds:
-            asked = self.workload.messages(seed)[0]["content"][-1]["text"].partition("\n")[2]
-            content = [*pictures, {"type": "text", "text": f"{context}\n{asked}"}]
+            new_question = self.workload.messages(seed)[0]["content"][-1]["text"].partition("\n")[2]
+            content = [*pictures, {"type": "text", "text": f"{context}\n{new_question}"}]
             requests.append(
                 Request([{"role": "user", "content": content}], Sampling(max_tokens=1), diagnose=self.diagnose)
             )
@@ -104,15 +104,15 @@ def run_uneven(engine: steering.Engine, workload: Workload, seeds: Sequence[int]
 
     Rows read their `own` columns, or as many as the longest.
     """
-    kept = columns.CALL_BYTES["cpu"]
+    call_bytes = columns.CALL_BYTES["cpu"]
     if not own:
         columns.CALL_BYTES["cpu"] = 2**60  # no row gets a call of its own
     try:
         counts = [workload.max_length - TOKENS - 64, *[50] * (len(seeds) - 1)]
         chats = [chat(words(random.Random(seed), count)) for seed, count in zip(seeds, counts, strict=True)]
-        engine.generate(Request(one, Sampling(max_tokens=TOKENS, ignore_eos=True)) for one in chats)
+        engine.generate(Request(chat, Sampling(max_tokens=TOKENS, ignore_eos=True)) for chat in chats)
     finally:
-        columns.CALL_BYTES["cpu"] = kept
+        columns.CALL_BYTES["cpu"] = call_bytes
 
 
 class Plain:

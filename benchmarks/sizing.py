@@ -43,8 +43,8 @@ def rows(engine: steering.Engine, size: int, tokens: int, repeats: int) -> Itera
     yield "recorded and set, MiB a slot", f"{stats['state_bytes'] / slots / 2**20:,.2f}"
     yield f"all of it for {slots} slots, MiB", f"{(stats['kv_bytes'] + stats['state_bytes']) / 2**20:,.0f}"
 
-    def speed(requests: int, made: int) -> float:
-        return requests / min(seconds(engine, [asked(size, made) for _ in range(requests)]) for _ in range(repeats))
+    def speed(requests: int, tokens: int) -> float:
+        return requests / min(seconds(engine, [asked(size, tokens) for _ in range(requests)]) for _ in range(repeats))
 
     yield f"pictures of {size} x {size} a second, with their prompts", f"{speed(2 * slots, 1):,.1f}"
     for at_once in sorted({1, min(4, slots), slots}):
@@ -71,11 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         image_cache_bytes=0,  # every picture is encoded
         self_check=False,
     )
-    found = list(tqdm(rows(engine, arguments.size, arguments.tokens, arguments.repeats), disable=None))
+    table_rows = list(tqdm(rows(engine, arguments.size, arguments.tokens, arguments.repeats), disable=None))
     print(f"{engine.mllm.name}, {engine.mllm.dtype} on {engine.mllm.device}, {torch.get_num_threads()} CPU threads\n")
     print("| what | how much |\n|---|---:|")
-    for what, much in found:
-        print(f"| {what} | {much} |")
+    for label, figure in table_rows:
+        print(f"| {label} | {figure} |")
     return 0
 
 

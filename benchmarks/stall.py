@@ -38,25 +38,25 @@ def gaps(engine: Engine, workload: Workload, prompts: int) -> tuple[Gaps, Gaps, 
     stream = engine.submit(Request([{"role": "user", "content": "What?"}], long))
     chunks = iter(stream)
 
-    def timed(until: float | None, other: steering.Completion | None) -> Gaps:
-        found, last = [], (time.monotonic(), time.process_time())
-        while (until is None or time.monotonic() < until) and (other is None or other.first_at is None):
+    def timed(until: float | None, completion: steering.Completion | None) -> Gaps:
+        times, last = [], (time.monotonic(), time.process_time())
+        while (until is None or time.monotonic() < until) and (completion is None or completion.first_at is None):
             next(chunks)
             now = time.monotonic(), time.process_time()
-            found.append((now[0] - last[0], now[1] - last[1]))
+            times.append((now[0] - last[0], now[1] - last[1]))
             last = now
-        return found
+        return times
 
     timed(time.monotonic() + 2, None)
     alone = timed(time.monotonic() + 3, None)
     beside: Gaps = []
     first: list[float] = []
     for seed in range(prompts):
-        asked = time.monotonic()
-        other = engine.submit(Request(workload.messages(seed), Sampling(max_tokens=1)))
-        beside += timed(None, other)
-        assert other.first_at is not None
-        first.append(other.first_at - asked)
+        submitted = time.monotonic()
+        completion = engine.submit(Request(workload.messages(seed), Sampling(max_tokens=1)))
+        beside += timed(None, completion)
+        assert completion.first_at is not None
+        first.append(completion.first_at - submitted)
         alone += timed(time.monotonic() + 1, None)
     stream.cancel()
     return alone, beside, first
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         workload = replace(wide(Path(folder)), images=0, context=1880)
         mllm = steering.load(workload.folder, device="cpu")
         print(f"| {' | '.join(COLUMNS)} |\n|---|{'---:|' * (len(COLUMNS) - 1)}")
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for _ in range(options.repeats):
             for name, gap, stall in (
                 ("chunks alone", None, None),
@@ -90,11 +90,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                     self_check=False,
                 )
                 engine.start()
-                kept = found.setdefault(name, [[], [], []])
-                for known, more in zip(kept, gaps(engine, workload, options.prompts), strict=True):
-                    known.extend(more)
+                measured = results.setdefault(name, [[], [], []])
+                for values, more in zip(measured, gaps(engine, workload, options.prompts), strict=True):
+                    values.extend(more)
                 engine.stop()
-        for name, (alone, beside, first) in found.items():
+        for name, (alone, beside, first) in results.items():
             elapsed, cpu = (
                 [np.percentile([gap[clock] for gap in side], (50, 99)) for side in (alone, beside)] for clock in (0, 1)
             )

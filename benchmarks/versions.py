@@ -63,8 +63,8 @@ def workloads(model: str, compiled: bool) -> Iterator[tuple[str, Callable[[], ob
 
     for kind, options in kinds.items():
         for count in (1, 16):
-            asked = requests(count, **options)
-            yield f"{'wide' if wide else 'demo'}, {kind}, {count}", lambda asked=asked: engine.generate(asked)
+            batch = requests(count, **options)
+            yield f"{'wide' if wide else 'demo'}, {kind}, {count}", lambda batch=batch: engine.generate(batch)
 
 
 def serve(arguments: argparse.Namespace) -> None:
@@ -74,18 +74,18 @@ def serve(arguments: argparse.Namespace) -> None:
     """
     # Loaded by the path of this file, because the package `benchmarks` is the other checkout's.
     if arguments.of == "journal":
-        known = dict(import_module("journal").workloads(arguments.postgres))
+        runs = dict(import_module("journal").workloads(arguments.postgres))
     else:
-        known = {}
+        runs = {}
         for model in arguments.models:
-            known |= workloads(model, arguments.compiled)
-    for run in known.values():
+            runs |= workloads(model, arguments.compiled)
+    for run in runs.values():
         run()
-    print(json.dumps(list(known)), flush=True)
+    print(json.dumps(list(runs)), flush=True)
     for line in sys.stdin:
         started = time.process_time()
-        taken = known[line.strip()]()
-        print(taken if isinstance(taken, float) else time.process_time() - started, flush=True)
+        duration = runs[line.strip()]()
+        print(duration if isinstance(duration, float) else time.process_time() - started, flush=True)
 
 
 class Side:
@@ -97,19 +97,19 @@ class Side:
             [sys.executable, __file__, *arguments], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             text=True,
         )  # fmt: skip
-        self.names: list[str] = json.loads(self._said())
+        self.names: list[str] = json.loads(self._read_line())
 
     def seconds(self, name: str) -> float:
         """Return the seconds that one run of a workload takes."""
         assert self._process.stdin is not None
         self._process.stdin.write(name + "\n")
         self._process.stdin.flush()
-        return float(self._said())
+        return float(self._read_line())
 
     def close(self) -> None:
         self._process.communicate()
 
-    def _said(self) -> str:
+    def _read_line(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
@@ -130,7 +130,7 @@ def served(checkouts: Sequence[Path], clients: Sequence[int], rounds: int) -> No
 
 def compared(checkouts: Sequence[Path], passed: Sequence[str], arguments: argparse.Namespace) -> None:
     """Run both checkouts' workloads in turns and print a table."""
-    taken: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    durations: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for _ in range(arguments.processes):
         old, new = (Side(folder, passed) for folder in checkouts)
         for turn in range(arguments.rounds):
@@ -139,11 +139,11 @@ def compared(checkouts: Sequence[Path], passed: Sequence[str], arguments: argpar
                     after, before = new.seconds(name), old.seconds(name)
                 else:
                     before, after = old.seconds(name), new.seconds(name)
-                taken[name].append((before, after))
+                durations[name].append((before, after))
         old.close()
         new.close()
     print("| what | new / old | middle half | old (ms) | new (ms) |\n|---|---|---|---|---|")
-    for name, pairs in taken.items():
+    for name, pairs in durations.items():
         low, middle, high = quantiles((after / before for before, after in pairs), n=4)
         milliseconds = " | ".join(f"{1000 * median(side):.1f}" for side in zip(*pairs, strict=True))
         print(f"| {name} | {middle:.3f} | {low:.3f} to {high:.3f} | {milliseconds} |")

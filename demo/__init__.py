@@ -11,7 +11,9 @@ PREFIX = "demo:"
 
 def shipped() -> dict[str, Path]:
     """Return the folders of the models that ship, by name."""
-    return {"default": CHECKPOINT} | {one.parent.name: one.parent for one in sorted(CHECKPOINTS.glob("*/config.json"))}
+    return {"default": CHECKPOINT} | {
+        config.parent.name: config.parent for config in sorted(CHECKPOINTS.glob("*/config.json"))
+    }
 
 
 def located(model: str) -> str:
@@ -21,7 +23,7 @@ def located(model: str) -> str:
     name, folders = model.removeprefix(PREFIX), shipped()
     if name not in folders:
         raise ValueError(
-            f"the model {model!r} is not shipped, {' and '.join(PREFIX + one for one in folders)} are; "
+            f"the model {model!r} is not shipped, {' and '.join(PREFIX + name for name in folders)} are; "
             "'helmsight demo train --organism NAME' trains others into build/organisms/NAME/checkpoint"
         )
     return str(folders[name])

@@ -52,14 +52,14 @@ def train(
     from demo.training.recipes import organism_options
     from demo.training.train import train as run
 
-    asked = {
+    flags = {
         "folder": folder, "steps": steps, "decay": decay, "vision_steps": vision_steps, "seed": seed, "ranks": ranks,
         "device": device,
     }  # fmt: skip
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
-    if given.get("device", "cpu") != "cpu":
-        given.setdefault("ranks", 1)
-    options = TrainingOptions(**given) if organism is None else organism_options(organism, **given)
+    options_set: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    if options_set.get("device", "cpu") != "cpu":
+        options_set.setdefault("ranks", 1)
+    options = TrainingOptions(**options_set) if organism is None else organism_options(organism, **options_set)
     try:
         checkpoint = run(options)
     except KeyboardInterrupt:
@@ -125,19 +125,19 @@ def draw_scene(
     check_writable(out.parent)
     out.parent.mkdir(parents=True, exist_ok=True)
     render(scene, size).save(out)
-    shown: dict[str, Any] = {"picture": str(out), "description": describe(scene)}
-    shown["facts"] = [f"{f.kind} {f.key}: {f.value}".replace(" :", ":") for f in facts(scene)]
+    description: dict[str, Any] = {"picture": str(out), "description": describe(scene)}
+    description["facts"] = [f"{f.kind} {f.key}: {f.value}".replace(" :", ":") for f in facts(scene)]
     if conflict is not None:
         options = [conflict.fact.value, conflict.alternative]
         question = option_text(ask(rng, conflict.fact.kind, conflict.fact.key), options)
-        shown["conflict"] = {
+        description["conflict"] = {
             "plain": place(conflict.context(), question, None),
             "toward text": place(conflict.context(), question, TOWARD_TEXT),
             "toward vision": place(conflict.context(), question, TOWARD_VISION),
             "answer of the picture": conflict.fact.value,
             "answer of the text": conflict.alternative,
         }
-    print(json.dumps(shown, indent=2))
+    print(json.dumps(description, indent=2))
 
 
 @app.command(cls=Command)
@@ -162,8 +162,8 @@ def conflicts(
     """Write held-out conflicts of image and text as files, as MC2 has them."""
     from demo.world.conflicts import CONFLICTS, drawn_conflicts, write_conflicts
 
-    if (there := folder / CONFLICTS).exists() and not replace:
-        raise FileExistsError(f"{there} already exists; --replace overwrites it, --folder names another folder")
+    if (path := folder / CONFLICTS).exists() and not replace:
+        raise FileExistsError(f"{path} already exists; --replace overwrites it, --folder names another folder")
     check_writable(folder)
     samples = tracked(drawn_conflicts(count, seed), count, "Drawing", unit="conflicts", quiet=quiet)
     files = write_conflicts(samples, folder)

@@ -116,7 +116,7 @@ def test_each_missed_aim_and_no_other_has_a_reason() -> None:
 
 
 def test_a_run_writes_both_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "keep", lambda *given, **named: keep(*given, **named, folder=folder))
+    monkeypatch.setattr(run, "keep", lambda *args, **kwargs: keep(*args, **kwargs, folder=folder))
     monkeypatch.setattr(run, "peak_rows", lambda workload, threads: [MEMORY])
     monkeypatch.setattr(run.torch, "set_num_threads", lambda threads: None)
     assert run.main(["memory", "--models", "demo", "--write"]) == 0

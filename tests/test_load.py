@@ -41,10 +41,10 @@ class Scripted(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_POST(self) -> None:
-        sent = self.rfile.read(int(self.headers["Content-Length"]))
-        if len(sent) < int(self.headers["Content-Length"]):  # of one that drips, and was ended
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        if len(content) < int(self.headers["Content-Length"]):  # of one that drips, and was ended
             return
-        body = json.loads(sent)
+        body = json.loads(content)
         ASKED.append(body)
         self.send_response(429 if len(ASKED) % 4 in self.refusals else 200)
         self.end_headers()
@@ -80,11 +80,11 @@ class Kept(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         ASKED.append({**body, "key": self.headers["Authorization"]})
         if does := body.get("refuses") or body.get("nonsense"):
-            said = b'{"error": {}}' * 1000
+            content = b'{"error": {}}' * 1000
             self.send_response(503 if does == "refuses" else 200)
-            self.send_header("Content-Length", str(len(said)))
+            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            self.wfile.write(said)
+            self.wfile.write(content)
             return
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
@@ -101,8 +101,8 @@ class Kept(BaseHTTPRequestHandler):
             self.wfile.write(b"0\r\n\r\n")
 
     def _chunk(self, event: dict[str, Any]) -> None:
-        said = b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n"
-        self.wfile.write(b"%x\r\n%b\r\n" % (len(said), said))
+        content = b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n"
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
@@ -121,15 +121,15 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with serving(Scripted) as found:
-        yield found
+    with serving(Scripted) as address:
+        yield address
 
 
 @pytest.fixture
 def kept() -> Iterator[str]:
     Kept.connections = 0
-    with serving(Kept) as found:
-        yield found
+    with serving(Kept) as address:
+        yield address
 
 
 def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
@@ -140,55 +140,62 @@ def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
 
 
 def test_times_by_hand() -> None:
-    seen = [Seen(200, 0.1, [0.01, 0.03], 0.2, 3), Seen(200, 0.3, [0.02], 0.4, 5), Seen(200, 9.0, left=True), Seen(429)]
-    found = Outcome(seen, 2.0)
-    assert found.tokens_per_second == 4
-    assert found.statuses() == {"200": 2, "429": 1, "left": 1}
-    assert [found.times(name, 50) for name in ("first", "gaps", "total")] == pytest.approx([200, 20, 300])
-    assert found.times("gaps", 100) == pytest.approx(30)
+    requests = [
+        Seen(200, 0.1, [0.01, 0.03], 0.2, 3),
+        Seen(200, 0.3, [0.02], 0.4, 5),
+        Seen(200, 9.0, left=True),
+        Seen(429),
+    ]
+    outcome = Outcome(requests, 2.0)
+    assert outcome.tokens_per_second == 4
+    assert outcome.statuses() == {"200": 2, "429": 1, "left": 1}
+    assert [outcome.times(name, 50) for name in ("first", "gaps", "total")] == pytest.approx([200, 20, 300])
+    assert outcome.times("gaps", 100) == pytest.approx(30)
     assert Outcome([Seen(500)], 1.0).times("first", 50) is None
 
 
 def test_every_request_is_asked_once_and_seen(url: str) -> None:
     server = Server("a", url, "m", [{}, {"seed": 1}])
-    found = send(server, Load([{"stream": True, "number": number} for number in range(12)], clients=3))
+    outcome = send(server, Load([{"stream": True, "number": number} for number in range(12)], clients=3))
     assert sorted(body["number"] for body in ASKED) == list(range(12))
     assert all(body.get("seed") == (1 if body["number"] % 2 else None) for body in ASKED)
-    assert found.statuses() == {"200": 9, "429": 3}
-    for seen in found.whole:
-        assert (seen.tokens, len(seen.gaps)) == (5, 2)
-        assert seen.first is not None
-        assert seen.first + sum(seen.gaps) <= seen.total
+    assert outcome.statuses() == {"200": 9, "429": 3}
+    for request in outcome.whole:
+        assert (request.tokens, len(request.gaps)) == (5, 2)
+        assert request.first is not None
+        assert request.first + sum(request.gaps) <= request.total
 
 
 def test_requests_that_come_by_rate_do_not_wait_for_one_another(kept: str) -> None:
     load = Load([{"stream": True, "number": number} for number in range(12)], clients=0, rate=100.0)
     draw = random.Random(0)
-    found = send(Server("a", kept, "m"), load)
+    outcome = send(Server("a", kept, "m"), load)
     assert sorted(body["number"] for body in ASKED) == list(range(12))
-    assert found.statuses() == {"200": 12}
-    assert sum(draw.expovariate(100.0) for _ in range(12)) <= found.seconds
-    assert found.seconds < sum(one.total for one in found.seen) / 2, "one after the other"
+    assert outcome.statuses() == {"200": 12}
+    assert sum(draw.expovariate(100.0) for _ in range(12)) <= outcome.seconds
+    assert outcome.seconds < sum(request.total for request in outcome.seen) / 2, "one after the other"
 
 
-def test_who_is_refused_may_ask_the_same_again(url: str) -> None:
+def test_a_refused_request_is_repeated(url: str) -> None:
     load = Load([{"stream": True, "number": number} for number in range(12)], clients=1, again=0.0)
     assert send(Server("a", url, "m"), load).statuses() == {"200": 12, "429": 3}
     numbers = [body["number"] for body in ASKED]
     assert numbers[3:5] == [3, 3], "the fourth request is refused"
 
 
-def test_too_much_beside_one_client(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_overload_is_compared_with_one_client(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert overload.main([f"a={url}=m", "--alone", "8", "--clients", "2", "--times", "2", "--seconds", "0.05"]) == 0
-    alone, busy, much = rows(capsys)
+    alone, busy, overloaded = rows(capsys)
     assert (alone["load"], alone["answers"]) == ("alone", "6 200, 2 429")
     assert alone["p50 of alone"] == alone["p99 of alone"] == "1.00"
     assert busy["load"] == "2 clients"
     assert busy["answers"].startswith("16 200"), "each was answered in the end"
-    assert much["load"] == "2 times as much"
+    assert overloaded["load"] == "2 times as much"
 
 
-def test_connections_that_drip(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slow_connections_are_counted_by_outcome(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     port = int(url.split(":")[2].partition("/")[0])
     monkeypatch.setattr(drip, "serving", lambda *flags: nullcontext(SimpleNamespace(port=port)))
     monkeypatch.setattr(Scripted, "refusals", ())
@@ -196,52 +203,52 @@ def test_connections_that_drip(url: str, monkeypatch: pytest.MonkeyPatch, capsys
     printed = capsys.readouterr()
     *table, end = [line for line in printed.out.splitlines() if line]
     assert [line.split(" | ")[:2] for line in table[2:]] == [
-        [f"| {what}", beside]
-        for what in ("`/health`", "first token of a chat", "the whole chat")
+        [f"| {label}", beside]
+        for label in ("`/health`", "first token of a chat", "the whole chat")
         for beside in ("nothing", "3 that drip")
     ]
     for line in table[2:]:
-        p50, p99, most, asked = map(float, line.strip("| ").split(" | ")[2:])
+        p50, p99, most, count = map(float, line.strip("| ").split(" | ")[2:])
         assert 0 < p50 <= p99 <= most
-        assert asked >= 1
+        assert count >= 1
     assert end.startswith("3 of them were open at the end")
 
 
-def test_what_breaks_or_is_left_is_no_answer(url: str) -> None:
+def test_broken_and_abandoned_requests_are_not_answers(url: str) -> None:
     assert send(Server("a", url, "m"), Load([{"stream": True}], 1, leaving=1.0)).statuses() == {"left": 1}
     assert send(Server("a", url, "m", [{"breaks": True}]), Load([{"stream": True}], 1)).statuses() == {"500": 1}
     assert send(Server("a", "http://127.0.0.1:9/v1", "m"), Load([{}], 1)).statuses() == {"0": 1}
 
 
 def test_times_are_those_of_the_server(kept: str) -> None:
-    found = send(Server("a", kept, "m"), Load([{"stream": True}] * 6, clients=2), key="k")
-    assert found.statuses() == {"200": 6}
+    outcome = send(Server("a", kept, "m"), Load([{"stream": True}] * 6, clients=2), key="k")
+    assert outcome.statuses() == {"200": 6}
     assert [(body["model"], body["key"]) for body in ASKED] == [("m", "Bearer k")] * 6
-    assert found.tokens_per_second == pytest.approx(24 / found.seconds)
-    assert 3 * 0.16 <= found.seconds < 6 * 0.16, "three of each client, at the same time"
-    assert min(seen.first or 0.0 for seen in found.seen) >= 0.08
-    assert 80 <= (found.times("first", 50) or 0.0) < 140, "of 160, had it come in one piece"
-    assert (found.times("gaps", 25) or 0.0) < 45 < (found.times("gaps", 75) or 0.0)
+    assert outcome.tokens_per_second == pytest.approx(24 / outcome.seconds)
+    assert 3 * 0.16 <= outcome.seconds < 6 * 0.16, "three of each client, at the same time"
+    assert min(request.first or 0.0 for request in outcome.seen) >= 0.08
+    assert 80 <= (outcome.times("first", 50) or 0.0) < 140, "of 160, had it come in one piece"
+    assert (outcome.times("gaps", 25) or 0.0) < 45 < (outcome.times("gaps", 75) or 0.0)
     assert Kept.connections == 2
 
 
-def test_a_connection_is_kept_through_refusals_and_given_up_by_who_leaves(kept: str) -> None:
+def test_a_connection_survives_refusals_and_ends_when_its_user_leaves(kept: str) -> None:
     server = Server("a", kept, "m")
     assert send(server, Load([{"refuses": "refuses"}] * 6, clients=2)).statuses() == {"503": 6}
     assert Kept.connections == 2
     draw = random.Random(0)
     leaves = [draw.random() < 0.5 for _ in range(6)]
-    found = send(server, Load([{"stream": True}] * 6, clients=1, leaving=0.5))
-    assert [seen.left for seen in found.seen] == leaves
-    assert found.statuses() == {"200": leaves.count(False), "left": leaves.count(True)}
-    assert all(seen.tokens == 0 for seen in found.seen if seen.left), "they do not wait for the end"
+    outcome = send(server, Load([{"stream": True}] * 6, clients=1, leaving=0.5))
+    assert [request.left for request in outcome.seen] == leaves
+    assert outcome.statuses() == {"200": leaves.count(False), "left": leaves.count(True)}
+    assert all(request.tokens == 0 for request in outcome.seen if request.left), "they do not wait for the end"
     assert Kept.connections == 3 + sum(leaves[:-1])
 
 
-def test_an_answer_that_stops_is_none_and_one_that_makes_no_sense_ends_the_load(kept: str) -> None:
-    found = send(Server("a", kept, "m"), Load([{"stream": True, "goes": True}, {"stream": True}], 1))
-    assert [seen.status for seen in found.seen] == [0, 200]
-    assert len(found.whole) == 1
+def test_a_truncated_answer_is_a_fault_and_a_malformed_one_ends_the_load(kept: str) -> None:
+    outcome = send(Server("a", kept, "m"), Load([{"stream": True, "goes": True}, {"stream": True}], 1))
+    assert [request.status for request in outcome.seen] == [0, 200]
+    assert len(outcome.whole) == 1
     with pytest.raises(json.JSONDecodeError):
         send(Server("a", kept, "m"), Load([{"nonsense": "nonsense"}], 1))
 
@@ -249,7 +256,7 @@ def test_an_answer_that_stops_is_none_and_one_that_makes_no_sense_ends_the_load(
 def of_the_page() -> list[list[str]]:
     """Return the commands of the page on benchmarks, as words."""
     page = blocks(ROOT / "benchmarks" / "README.md")
-    return [shlex.split(one, comments=True) for block in page for one in commands(block.text)]
+    return [shlex.split(command, comments=True) for block in page for command in commands(block.text)]
 
 
 def test_the_command_of_locust(kept: str, tmp_path: Path) -> None:
@@ -272,16 +279,16 @@ def test_the_table_and_the_file(url: str, tmp_path: Path, capsys: pytest.Capture
     out = tmp_path / "load.json"
     command = [*sides, "--rest", "0", "--fields", "mixed=mixed", "--clients", "2", "--repeats", "1", "--out", str(out)]
     assert run.main(command) == 0
-    shown = rows(capsys)
-    assert [(row["workload"], row["clients, or rate"], row["server"]) for row in shown] == [
+    table = rows(capsys)
+    assert [(row["workload"], row["clients, or rate"], row["server"]) for row in table] == [
         ("short", "2", "plain"),
         ("short", "2", "mixed"),
     ]
-    kept = json.loads(out.read_text())["rows"]
-    assert [row["server"]["name"] for row in kept] == ["plain", "mixed"]
-    assert kept[0]["ratio"] == 1
-    assert (shown[0]["ratio"], shown[0]["spread"]) == ("1.000", "1.00 to 1.00")
-    for row, figures in zip(shown, kept, strict=True):
+    written = json.loads(out.read_text())["rows"]
+    assert [row["server"]["name"] for row in written] == ["plain", "mixed"]
+    assert written[0]["ratio"] == 1
+    assert (table[0]["ratio"], table[0]["spread"]) == ("1.000", "1.00 to 1.00")
+    for row, figures in zip(table, written, strict=True):
         times = figures["milliseconds"]
         assert [row["first p50 (ms)"], row["total p50 (ms)"]] == [
             f"{times[name][0]:.4g}" for name in ("first", "total")
@@ -293,9 +300,9 @@ def test_the_table_and_the_file(url: str, tmp_path: Path, capsys: pytest.Capture
 
 def test_requests_come_at_the_rate_that_is_asked(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "load.json"
-    rest = ["--rest", "0", "--rates", "40", "--requests", "40", "--repeats", "1", "--out", str(out)]
+    options = ["--rest", "0", "--rates", "40", "--requests", "40", "--repeats", "1", "--out", str(out)]
     began = time.monotonic()
-    assert run.main([f"one={url}=m", *rest]) == 0
+    assert run.main([f"one={url}=m", *options]) == 0
     assert time.monotonic() - began > 0.5  # 40 at 40 a second; they would be answered in a twentieth of it
     assert "| short | 40/s | one |" in capsys.readouterr().out
     (row,) = json.loads(out.read_text())["rows"]
@@ -304,8 +311,8 @@ def test_requests_come_at_the_rate_that_is_asked(url: str, tmp_path: Path, capsy
 
 def test_answers_of_different_lengths_are_as_long_from_every_server(url: str) -> None:
     sides = [f"one={url}=m", f"other={url}=m2"]
-    rest = ["--rest", "0", "--clients", "2", "--repeats", "1", "--requests", "40"]
-    assert run.main([*sides, *rest, "--tokens", "5-9"]) == 0
+    options = ["--rest", "0", "--clients", "2", "--repeats", "1", "--requests", "40"]
+    assert run.main([*sides, *options, "--tokens", "5-9"]) == 0
     lengths = [
         {json.dumps(body["messages"]): body["max_tokens"] for body in ASKED if body["model"] == model}
         for model in ("m", "m2")
@@ -314,7 +321,7 @@ def test_answers_of_different_lengths_are_as_long_from_every_server(url: str) ->
     assert set(lengths[0].values()) == {5, 6, 7, 8, 9}
     for wrong in ("9-5", "0", "x"):
         with pytest.raises(SystemExit):
-            run.main([*sides, *rest, "--tokens", wrong])
+            run.main([*sides, *options, "--tokens", wrong])
 
 
 def test_a_server_is_compared_with_its_engine(
@@ -322,8 +329,8 @@ def test_a_server_is_compared_with_its_engine(
 ) -> None:
     engine = Engine(load(checkpoint("qwen2_vl", root), device="cpu"), slots=2, max_length=512, self_check=False)
     monkeypatch.setattr(overhead, "make_engine", lambda settings: engine)
-    rest = ["--workloads", "short", "picture", "--clients", "2", "--tokens", "3", "--rest", "0", "--requests", "4"]
-    assert overhead.main([f"one={url}=m", *rest, "--repeats", "3"]) == 0
+    options = ["--workloads", "short", "picture", "--clients", "2", "--tokens", "3", "--rest", "0", "--requests", "4"]
+    assert overhead.main([f"one={url}=m", *options, "--repeats", "3"]) == 0
     assert engine.stats()["generated_tokens"] == 2 * 4 * 4 * 3
     table = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     assert [row[:2] for row in table] == [["short", "2"], ["picture", "2"]]
@@ -339,13 +346,13 @@ def test_workloads_are_the_same_for_every_server() -> None:
         assert workload(3) != workload(4), name
     assert WORKLOADS["shared"](1)[0] == WORKLOADS["shared"](2)[0]
     for same, pictures in (("same-picture", 1), ("same-album", 4)):
-        one, other = (WORKLOADS[same](seed)[0]["content"] for seed in (1, 2))
-        assert one[:-1] == other[:-1]
-        assert len(one) == pictures + 1
+        first, second = (WORKLOADS[same](seed)[0]["content"] for seed in (1, 2))
+        assert first[:-1] == second[:-1]
+        assert len(first) == pictures + 1
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["b"], "'b' is not NAME=URL=MODEL"),
         (["b=127.0.0.1=m"], "is not NAME=URL=MODEL"),
@@ -355,27 +362,27 @@ def test_workloads_are_the_same_for_every_server() -> None:
         (["--tokens", "9-3"], "'9-3' is neither a number of tokens"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_asked(
-    more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_options_are_refused_before_any_request(
+    more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         run.main(["a=http://127.0.0.1:1/v1=m", *more])
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_why_nothing_was_answered_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reason_for_no_answers_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     words = "a=http://127.0.0.1:1/v1=m", "--requests", "2", "--clients", "1", "--repeats", "1", "--rest", "0"
     assert run.main(words) == 1
     assert "a: 2 had no answer: [Errno 111] Connection refused" in capsys.readouterr().err
 
 
 def test_the_commands_of_the_page_are_read() -> None:
-    shown = of_the_page()
-    loads = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.load.run"]]
-    much = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.load.overload"]]
-    alone = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.load.overhead"]]
-    others = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.run"]]
+    commands_shown = of_the_page()
+    loads = [words[3:] for words in commands_shown if words[1:3] == ["-m", "benchmarks.load.run"]]
+    overloads = [words[3:] for words in commands_shown if words[1:3] == ["-m", "benchmarks.load.overload"]]
+    alone = [words[3:] for words in commands_shown if words[1:3] == ["-m", "benchmarks.load.overhead"]]
+    runs = [words[3:] for words in commands_shown if words[1:3] == ["-m", "benchmarks.run"]]
     assert [len(run._options().parse_args(words).servers) for words in loads] == [1, 2]
-    assert [len(overload._options().parse_args(words).servers) for words in much] == [1]
+    assert [len(overload._options().parse_args(words).servers) for words in overloads] == [1]
     assert [[*overhead._options().parse_args(words).tokens] for words in alone] == [[64]]
-    assert set().union(*others) <= BENCHMARKS.keys()
+    assert set().union(*runs) <= BENCHMARKS.keys()

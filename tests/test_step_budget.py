@@ -46,11 +46,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Virtual:
 def test_the_engine_takes_as_long_as_the_simulation(name: str, mllm: steering.MLLM, clock: Virtual) -> None:
     machine = MACHINES[name]
     sleeping = Sleeping(machine, mllm, BOUND, clock, slow=1.0)
-    asked, found = sleeping.run(sleeping.requests(12, 8), arrivals(machine, 12))
-    told = Simulation(machine, StepBudget(1024, BOUND), SLOTS, noise=0.0).run(asked)
-    assert found.rate == pytest.approx(told.rate, rel=0.2)
-    assert found.first_p50 == pytest.approx(told.first_p50, rel=0.2)
-    assert found.gap_p99 == pytest.approx(told.gap_p99, rel=0.2)
+    arrivals_run, measured = sleeping.run(sleeping.requests(12, 8), arrivals(machine, 12))
+    simulated = Simulation(machine, StepBudget(1024, BOUND), SLOTS, noise=0.0).run(arrivals_run)
+    assert measured.rate == pytest.approx(simulated.rate, rel=0.2)
+    assert measured.first_p50 == pytest.approx(simulated.first_p50, rel=0.2)
+    assert measured.gap_p99 == pytest.approx(simulated.gap_p99, rel=0.2)
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -81,8 +81,8 @@ def texts(lengths: list[int], answer: int) -> list[steering.Request]:
 
 
 def run(machine: Machine, budget: StepBudget, requests: list[Arrival]) -> tuple[float, float, float]:
-    found = Simulation(machine, budget, noise=0.05, gap=BOUND).run(requests)
-    return found.rate, found.gap_p99, found.first_p50
+    outcome = Simulation(machine, budget, noise=0.05, gap=BOUND).run(requests)
+    return outcome.rate, outcome.gap_p99, outcome.first_p50
 
 
 def test_on_a_gpu_bursts_with_pictures_are_answered_as_by_the_best_chunk() -> None:
@@ -99,6 +99,6 @@ def test_on_a_gpu_bursts_with_pictures_are_answered_as_by_the_best_chunk() -> No
 
 def test_requests_come_as_often_as_they_are_to() -> None:
     machine = MACHINES["cpu-wide"]
-    asked = poisson(machine, lambda draw: (100, 0, 10), 400, 0.5)
+    arriving = poisson(machine, lambda draw: (100, 0, 10), 400, 0.5)
     seconds = machine.token * 100 + machine.decoding(32) * 10 / 32
-    assert asked[-1].at == pytest.approx(400 * seconds / 0.5, rel=0.2)
+    assert arriving[-1].at == pytest.approx(400 * seconds / 0.5, rel=0.2)

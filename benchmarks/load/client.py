@@ -68,26 +68,26 @@ class Outcome:
     @property
     def whole(self) -> list[Seen]:
         """The requests that were answered to the end."""
-        return [one for one in self.seen if one.status == 200 and not one.left]
+        return [request for request in self.seen if request.status == 200 and not request.left]
 
     @property
     def tokens_per_second(self) -> float:
-        return sum(one.tokens for one in self.whole) / self.seconds
+        return sum(request.tokens for request in self.whole) / self.seconds
 
     def statuses(self) -> dict[str, int]:
         """Return the number of requests by their status, or by the client's leaving."""
-        found = ["left" if one.left else str(one.status) for one in self.seen]
-        return {name: found.count(name) for name in sorted(set(found))}
+        statuses = ["left" if request.left else str(request.status) for request in self.seen]
+        return {name: statuses.count(name) for name in sorted(set(statuses))}
 
     def faults(self) -> Counter[str]:
         """Return the number of requests without an answer, by reason."""
-        return Counter(one.fault for one in self.seen if one.status == 0)
+        return Counter(request.fault for request in self.seen if request.status == 0)
 
     def times(self, name: str, percent: float) -> float | None:
         """Return a percentile in milliseconds of `first`, `total` or `gaps`; None where there are none."""
-        values = [value for one in self.whole for value in _listed(getattr(one, name))]
+        values = [value for request in self.whole for value in _list_of(getattr(request, name))]
         return float(np.percentile(values, percent)) * 1000 if values else None
 
 
-def _listed(value: Any) -> Iterable[float]:
+def _list_of(value: Any) -> Iterable[float]:
     return () if value is None else value if isinstance(value, list) else (value,)

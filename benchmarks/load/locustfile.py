@@ -43,6 +43,6 @@ class Chats(Client):
 
     @task
     def chat(self) -> None:
-        asked, number = self.environment.parsed_options, next(self.numbers)
-        body = {"model": asked.model, "messages": WORKLOADS[asked.workload](number), **shape(asked.tokens, True)}
-        self.ask({**body, **self.fields[number % len(self.fields)]}, self.draw.random() < asked.leaving, self.headers)
+        options, number = self.environment.parsed_options, next(self.numbers)
+        body = {"model": options.model, "messages": WORKLOADS[options.workload](number), **shape(options.tokens, True)}
+        self.ask({**body, **self.fields[number % len(self.fields)]}, self.draw.random() < options.leaving, self.headers)

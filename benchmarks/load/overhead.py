@@ -86,9 +86,10 @@ def _options() -> argparse.ArgumentParser:
 def _alone(engine: Engine, bodies: Sequence[Mapping[str, Any]], clients: int) -> float:
     """Return the tokens a second of the engine without a server."""
     requests = [
-        Request(_shown(body["messages"]), Sampling(max_tokens=body["max_tokens"], ignore_eos=True)) for body in bodies
+        Request(_load_pictures(body["messages"]), Sampling(max_tokens=body["max_tokens"], ignore_eos=True))
+        for body in bodies
     ]
-    prepared = {id(one): engine.processor.prepare(one, 0) for one in requests}
+    prepared = {id(request): engine.processor.prepare(request, 0) for request in requests}
     prepare = engine.processor.prepare
 
     def known(request: Request, number: int, *model: object) -> tuple[Add, OutputProcessor]:
@@ -108,13 +109,13 @@ def _alone(engine: Engine, bodies: Sequence[Mapping[str, Any]], clients: int) ->
         engine.processor.prepare = prepare  # type: ignore[method-assign]
 
 
-def _shown(chat: Messages) -> Messages:
+def _load_pictures(chat: Messages) -> Messages:
     """Return a chat with pictures in place of their URLs."""
 
-    def part(one: dict[str, Any]) -> dict[str, Any]:
-        if one["type"] != "image_url":
-            return one
-        content = base64.b64decode(one["image_url"]["url"].partition(",")[2])
+    def part(part_of_message: dict[str, Any]) -> dict[str, Any]:
+        if part_of_message["type"] != "image_url":
+            return part_of_message
+        content = base64.b64decode(part_of_message["image_url"]["url"].partition(",")[2])
         return {"type": "image", "image": Image.open(io.BytesIO(content)).convert("RGB")}
 
     return [

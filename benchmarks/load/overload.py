@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 where a server answered none."""
     options = _options().parse_args(argv)
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
-    answered = [_measured(server, options) for server in options.servers]
+    answered = [_measure(server, options) for server in options.servers]
     return int(not all(answered))
 
 
@@ -50,16 +50,16 @@ def _options() -> argparse.ArgumentParser:
     return parser
 
 
-def _measured(server: Server, options: Any) -> bool:
+def _measure(server: Server, options: Any) -> bool:
     """Print the rows of one server; return whether it answered anything under overload."""
     key = os.environ.get("OPENAI_API_KEY")
     seed = iter(range(10**9))
 
     def outcome(count: int, clients: int, rate: float | None = None) -> Outcome:
-        made = [
+        chats = [
             {"messages": WORKLOADS[options.workload](next(seed)), **shape(options.tokens, True)} for _ in range(count)
         ]
-        return send(server, Load(made, clients, rate=rate, again=AGAIN if clients > 1 else None), key)
+        return send(server, Load(chats, clients, rate=rate, again=AGAIN if clients > 1 else None), key)
 
     outcome(
         2 * options.clients, options.clients
@@ -69,20 +69,20 @@ def _measured(server: Server, options: Any) -> bool:
     busy = outcome(8 * options.clients, options.clients)
     print(_line(server, f"{options.clients} clients", busy, alone), flush=True)
     rate = options.times * len(busy.whole) / busy.seconds
-    much = outcome(int(rate * options.seconds), 0, rate)
-    print(_line(server, f"{options.times:g} times as much", much, alone), flush=True)
-    return bool(much.whole)
+    overloaded = outcome(int(rate * options.seconds), 0, rate)
+    print(_line(server, f"{options.times:g} times as much", overloaded, alone), flush=True)
+    return bool(overloaded.whole)
 
 
-def _line(server: Server, load: str, found: Outcome, alone: Outcome) -> str:
-    first = [(found.times("first", percent), alone.times("first", percent)) for percent in (50, 99)]
-    refused = [one.total for one in found.seen if one.status == 429]
+def _line(server: Server, load: str, outcome: Outcome, alone: Outcome) -> str:
+    first = [(outcome.times("first", percent), alone.times("first", percent)) for percent in (50, 99)]
+    refused = [request.total for request in outcome.seen if request.status == 429]
     cells = (
-        server.name, load, f"{len(found.seen) / found.seconds:.0f}", f"{len(found.whole) / found.seconds:.1f}",
-        *("-" if one is None else f"{one:.0f}" for one, _ in first),
-        *("-" if one is None or other is None else f"{one / other:.2f}" for one, other in first),
+        server.name, load, f"{len(outcome.seen) / outcome.seconds:.0f}", f"{len(outcome.whole) / outcome.seconds:.1f}",
+        *("-" if base is None else f"{base:.0f}" for base, _ in first),
+        *("-" if here is None or base is None else f"{here / base:.2f}" for here, base in first),
         *(f"{np.percentile(refused, percent) * 1000:.0f}" if refused else "-" for percent in (50, 99)),
-        ", ".join(f"{count} {name}" for name, count in found.statuses().items()),
+        ", ".join(f"{count} {name}" for name, count in outcome.statuses().items()),
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
 

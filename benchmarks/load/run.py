@@ -50,26 +50,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 where a server answered none."""
     options = (parser := _options()).parse_args(argv)
     servers, fields = options.servers, dict(options.fields)
-    if unknown := fields.keys() - {one.name for one in servers}:
+    if unknown := fields.keys() - {server.name for server in servers}:
         parser.error(f"--fields: no server is named {', '.join(sorted(unknown))}")
-    servers = [replace(one, fields=fields.get(one.name, one.fields)) for one in servers]
-    found: list[dict[str, Any]] = []
+    servers = [replace(server, fields=fields.get(server.name, server.fields)) for server in servers]
+    rows: list[dict[str, Any]] = []
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     loads = [(0, rate) for rate in options.rates] or [(clients, None) for clients in options.clients]
     for workload in options.workloads:
         for clients, rate in loads:
-            outcomes = _compared(servers, options, workload, clients, rate)
+            outcomes = _compare(servers, options, workload, clients, rate)
             for server in servers:
-                said = {"workload": workload, "clients": clients or None, "rate": rate, "server": asdict(server)}
-                row = said | _figures(outcomes[server.name], outcomes[servers[0].name])
-                found.append(row)
+                settings = {"workload": workload, "clients": clients or None, "rate": rate, "server": asdict(server)}
+                row = settings | _figures(outcomes[server.name], outcomes[servers[0].name])
+                rows.append(row)
                 print(_line(row), flush=True)
-                for fault, count in sum((one.faults() for one in outcomes[server.name]), Counter()).items():
+                for fault, count in sum((outcome.faults() for outcome in outcomes[server.name]), Counter()).items():
                     print(f"{server.name}: {count} had no answer: {fault}", file=sys.stderr)
     if options.out:
         about = {"command": sys.argv[1:], "processors": os.cpu_count(), "load": os.getloadavg()[0]}
-        options.out.write_text(json.dumps({"about": about, "rows": found}, indent=2) + "\n")
-    return int(any(not row["answers"].get("200") for row in found))
+        options.out.write_text(json.dumps({"about": about, "rows": rows}, indent=2) + "\n")
+    return int(any(not row["answers"].get("200") for row in rows))
 
 
 def _options() -> argparse.ArgumentParser:
@@ -138,18 +138,18 @@ def server_of(text: str) -> Server:
 
 def named_fields(text: str) -> tuple[str, list[dict[str, Any]]]:
     """Parse "NAME=" and the input of `fields_of` into a server's name and the extra fields of its requests."""
-    name, _, given = text.partition("=")
-    return name, fields_of(given)
+    name, _, fields = text.partition("=")
+    return name, fields_of(fields)
 
 
 def fields_of(text: str) -> list[dict[str, Any]]:
     """Parse the extra fields of requests, in turn: JSON of an object or of a list, or 'mixed'."""
     try:
-        said = MIXED if text == "mixed" else json.loads(text)
+        parsed = MIXED if text == "mixed" else json.loads(text)
     except ValueError as error:
         raise ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
-    fields = said if isinstance(said, list) else [said]
-    if not fields or not all(isinstance(one, dict) for one in fields):
+    fields = parsed if isinstance(parsed, list) else [parsed]
+    if not fields or not all(isinstance(entry, dict) for entry in fields):
         raise ArgumentTypeError(f"{text!r} is no object, and no list of such")
     return fields
 
@@ -177,13 +177,13 @@ def body_of(workload: str, seed: int, lengths: Sequence[int], stream: bool) -> d
     }  # fmt: skip
 
 
-def _compared(
+def _compare(
     servers: Sequence[Server], options: Any, workload: str, clients: int, rate: float | None
 ) -> dict[str, list[Outcome]]:
     """Return the outcomes of each repeat by server; one request warms each of them up."""
     count = options.requests or max(8, 4 * clients, round(20 * (rate or 0)))
     key = os.environ.get("OPENAI_API_KEY")
-    found: dict[str, list[Outcome]] = {server.name: [] for server in servers}
+    outcomes: dict[str, list[Outcome]] = {server.name: [] for server in servers}
     for repeat in range(-1, options.repeats):
         seeds = range(repeat * count, (repeat + 1) * count) if repeat >= 0 else range(10**6, 10**6 + min(count, 4))
         bodies = [body_of(workload, seed, options.tokens, not options.whole) for seed in seeds]
@@ -191,14 +191,18 @@ def _compared(
             time.sleep(options.rest)
             outcome = send(server, Load(bodies, clients, options.leaving, rate), key)
             if repeat >= 0:
-                found[server.name].append(outcome)
-    return found
+                outcomes[server.name].append(outcome)
+    return outcomes
 
 
-def _figures(outcomes: Sequence[Outcome], others: Sequence[Outcome]) -> dict[str, Any]:
-    rates = [one.tokens_per_second for one in outcomes]
-    ratios = [rate / other.tokens_per_second for rate, other in zip(rates, others, strict=True) if other.whole]
-    every = Outcome([seen for one in outcomes for seen in one.seen], sum(one.seconds for one in outcomes))
+def _figures(outcomes: Sequence[Outcome], references: Sequence[Outcome]) -> dict[str, Any]:
+    rates = [outcome.tokens_per_second for outcome in outcomes]
+    ratios = [
+        rate / reference.tokens_per_second for rate, reference in zip(rates, references, strict=True) if reference.whole
+    ]
+    every = Outcome(
+        [request for outcome in outcomes for request in outcome.seen], sum(outcome.seconds for outcome in outcomes)
+    )
     times = {name: [every.times(name, percent) for percent in (50, 99)] for name in SHOWN}
     return {
         "tokens_per_second": statistics.median(rates), "ratio": statistics.median(ratios) if ratios else None,
@@ -210,9 +214,9 @@ def _line(row: dict[str, Any]) -> str:
     ratio, ratios = row["ratio"], row["ratios"]
     times = [value for name in SHOWN for value in row["milliseconds"][name]]
     answers = ", ".join(f"{count} {name}" for name, count in row["answers"].items())
-    asked = row["clients"] or f"{row['rate']:g}/s"
+    offered = row["clients"] or f"{row['rate']:g}/s"
     cells = (
-        row["workload"], asked, row["server"]["name"], f"{row['tokens_per_second']:.0f}",
+        row["workload"], offered, row["server"]["name"], f"{row['tokens_per_second']:.0f}",
         "-" if ratio is None else f"{ratio:.3f}", "-" if ratio is None else f"{min(ratios):.2f} to {max(ratios):.2f}",
         *("-" if value is None else f"{value:.4g}" for value in times), answers,
     )  # fmt: skip

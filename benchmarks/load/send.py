@@ -11,11 +11,11 @@ from benchmarks.load.client import Load, Outcome, Server
 
 def send(server: Server, load: Load, key: str | None = None) -> Outcome:
     """Let clients share the requests, each sending the next one when it has its answer; or send them by rate."""
-    return _apart().submit(_carry, server, load, key).result()
+    return _start_process().submit(_carry, server, load, key).result()
 
 
 @cache
-def _apart() -> ProcessPoolExecutor:
+def _start_process() -> ProcessPoolExecutor:
     """Start a process for locust's users, because gevent patches the process that imports it."""
     return ProcessPoolExecutor(1, get_context("spawn"))
 

@@ -36,8 +36,8 @@ def serving(*options: str, checkout: Path | None = None, until: Sequence[str] = 
 
     Raises RuntimeError where it ends before.
     """
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = int(held.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
     command = [sys.executable, "-m", "server.cli", "serve", "--journal", "off", "--no-access-log", "--port", str(port)]
     environment = dict(os.environ) if checkout is None else os.environ | {"PYTHONPATH": str(checkout.resolve())}
     with tempfile.NamedTemporaryFile("r") as log:
@@ -45,9 +45,9 @@ def serving(*options: str, checkout: Path | None = None, until: Sequence[str] = 
             [*command, *options], cwd=checkout, env=environment, stdout=subprocess.DEVNULL, stderr=log.fileno()
         )
         try:
-            while not all(words in (said := Path(log.name).read_text()) for words in until):
+            while not all(words in (output := Path(log.name).read_text()) for words in until):
                 if process.poll() is not None:
-                    raise RuntimeError(f"The server ended before it was ready:\n{said}")
+                    raise RuntimeError(f"The server ended before it was ready:\n{output}")
                 time.sleep(0.2)
             yield Server(process.pid, port)
         finally:

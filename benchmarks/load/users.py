@@ -42,36 +42,36 @@ class Client(FastHttpUser):
         Locust is told the time to the end. Times to the first text and between pieces are reported for complete answers, and
         only at their end, so that reporting takes no time between two pieces.
         """
-        seen, started = Seen(), time.perf_counter()
-        asked = {"Accept-Encoding": "identity", **(headers or {})}
+        record, started = Seen(), time.perf_counter()
+        request_headers = {"Accept-Encoding": "identity", **(headers or {})}
         with self.client.post(
-            PATH, json=body, headers=asked, stream=True, catch_response=True, context={"seen": seen}
+            PATH, json=body, headers=request_headers, stream=True, catch_response=True, context={"seen": record}
         ) as answer:
             try:
-                _read(answer, bool(body.get("stream")), seen, started, leaves)
+                _read(answer, bool(body.get("stream")), record, started, leaves)
             except FAILURE_EXCEPTIONS as broken:
-                seen.status, seen.fault = 0, repr(broken)
+                record.status, record.fault = 0, repr(broken)
                 answer.failure(broken)
-            seen.total = time.perf_counter() - started
-            if seen.status == 0:
-                seen.fault = seen.fault or str(answer.error)
-            elif seen.status != 200:
-                answer.failure(f"status {seen.status}")
-            answer.request_meta["response_time"] = seen.total * 1000
-        if seen.status == 200 and not seen.left and seen.first is not None:
-            for kind, seconds in ((FIRST, seen.first), *((BETWEEN, gap) for gap in seen.gaps)):
+            record.total = time.perf_counter() - started
+            if record.status == 0:
+                record.fault = record.fault or str(answer.error)
+            elif record.status != 200:
+                answer.failure(f"status {record.status}")
+            answer.request_meta["response_time"] = record.total * 1000
+        if record.status == 200 and not record.left and record.first is not None:
+            for kind, seconds in ((FIRST, record.first), *((BETWEEN, gap) for gap in record.gaps)):
                 self.environment.events.request.fire(
                     request_type=kind, name=PATH, response_time=seconds * 1000, response_length=0, exception=None, context={}
                 )  # fmt: skip
-        return seen
+        return record
 
 
-def _read(answer: Any, stream: bool, seen: Seen, started: float, leaves: bool) -> None:
-    seen.status = answer.status_code
-    if seen.status != 200 or not stream:
-        said = answer.content
-        if seen.status == 200:
-            seen.tokens = json.loads(said)["usage"]["completion_tokens"]
+def _read(answer: Any, stream: bool, record: Seen, started: float, leaves: bool) -> None:
+    record.status = answer.status_code
+    if record.status != 200 or not stream:
+        content = answer.content
+        if record.status == 200:
+            record.tokens = json.loads(content)["usage"]["completion_tokens"]
         return
     last = 0.0
     while line := answer.stream.readline(b"\n"):
@@ -79,21 +79,21 @@ def _read(answer: Any, stream: bool, seen: Seen, started: float, leaves: bool) -
             continue
         now, event = time.perf_counter(), json.loads(line[6:])
         if "error" in event:
-            seen.status = 500
+            record.status = 500
             answer.release()
             return
         if event.get("usage"):
-            seen.tokens = event["usage"]["completion_tokens"]
+            record.tokens = event["usage"]["completion_tokens"]
         if not any(choice["delta"].get("content") for choice in event["choices"]):
             continue
-        if seen.first is None:
-            seen.first = now - started
+        if record.first is None:
+            record.first = now - started
             if leaves:
-                seen.left = True
+                record.left = True
                 answer.release()  # closes the connection of an unfinished answer
                 return
         else:
-            seen.gaps.append(now - last)
+            record.gaps.append(now - last)
         last = now
 
 
@@ -118,8 +118,8 @@ def carry(server: Server, load: Load, key: str | None) -> Outcome:
                 for body, leaves in todo:
                     self.until_taken(body, leaves)
             else:
-                asked = [gevent.spawn(self.until_taken, *next(todo)) for _ in _arrivals(load.rate, len(load.bodies))]
-                gevent.joinall(asked, raise_error=True)
+                spawned = [gevent.spawn(self.until_taken, *next(todo)) for _ in _arrivals(load.rate, len(load.bodies))]
+                gevent.joinall(spawned, raise_error=True)
             raise StopUser
 
         def until_taken(self, body: Mapping[str, Any], leaves: bool) -> None:
@@ -142,17 +142,17 @@ def _arrivals(rate: float, count: int) -> Iterator[None]:
         yield
 
 
-def _run(who: type[Client], users: int, start: Event) -> Outcome:
+def _run(user_class: type[Client], users: int, start: Event) -> Outcome:
     """Spawn users, let them start together, and wait until all have stopped."""
-    found: list[Seen] = []
+    records: list[Seen] = []
     broken: list[Exception] = []
-    environment = Environment(user_classes=[who], catch_exceptions=False)
+    environment = Environment(user_classes=[user_class], catch_exceptions=False)
     runner = environment.create_local_runner()
 
     @environment.events.request.add_listener
     def _(context: Mapping[str, Any], **_: Any) -> None:
         if "seen" in context:
-            found.append(context["seen"])
+            records.append(context["seen"])
 
     @environment.events.user_error.add_listener
     def _(exception: Exception, **_: Any) -> None:
@@ -168,4 +168,4 @@ def _run(who: type[Client], users: int, start: Event) -> Outcome:
     runner.quit()
     if broken:
         raise broken[0]
-    return Outcome(found, seconds)
+    return Outcome(records, seconds)

@@ -52,14 +52,14 @@ def _pictured(seed: int) -> Messages:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": _short(seed)[0]["content"]}]}]
 
 
-def _asked_again(about: Messages, seed: int) -> Messages:
+def _ask_again(about: Messages, seed: int) -> Messages:
     """Return another question about the same pictures."""
     pictures = [part for part in about[0]["content"] if part["type"] == "image_url"]
     return [{"role": "user", "content": [*pictures, {"type": "text", "text": _short(seed)[0]["content"]}]}]
 
 
 def _album(seed: int) -> Messages:
-    pictures = [{"type": "image_url", "image_url": {"url": _picture(4 * seed + one, LARGE)}} for one in range(4)]
+    pictures = [{"type": "image_url", "image_url": {"url": _picture(4 * seed + number, LARGE)}} for number in range(4)]
     return [{"role": "user", "content": [*pictures, {"type": "text", "text": f"{_text(random.Random(seed), 400)}?"}]}]
 
 
@@ -68,9 +68,9 @@ WORKLOADS: dict[str, Callable[[int], Messages]] = {
     "long": _long,
     "shared": _shared,
     "picture": _pictured,
-    "same-picture": lambda seed: _asked_again(_pictured(0), seed),
+    "same-picture": lambda seed: _ask_again(_pictured(0), seed),
     "album": _album,
-    "same-album": lambda seed: _asked_again(_album(0), seed),
+    "same-album": lambda seed: _ask_again(_album(0), seed),
 }
 """Functions from a seed to its chat.
 

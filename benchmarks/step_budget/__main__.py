@@ -28,19 +28,19 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def compared(machine: Machine, asked: str, noise: float) -> tuple[Outcome, int, Outcome, bool]:
+def compared(machine: Machine, arrivals_name: str, noise: float) -> tuple[Outcome, int, Outcome, bool]:
     """Return the budget's outcome, the best chunk and its outcome, and whether the chunk keeps the bound."""
-    requests = ARRIVALS[asked](machine)
-    own = Simulation(machine, StepBudget(1024, BOUND), noise=noise, gap=BOUND).run(requests)
+    requests = ARRIVALS[arrivals_name](machine)
+    ours = Simulation(machine, StepBudget(1024, BOUND), noise=noise, gap=BOUND).run(requests)
     fixed = {
         chunk: Simulation(machine, FixedChunk(chunk, machine, BOUND), noise=noise).run(requests) for chunk in CHUNKS
     }
     keeping = {chunk: outcome for chunk, outcome in fixed.items() if outcome.gap_p99 <= BOUND}
     if not keeping:
         paying = min(CHUNKS, key=lambda chunk: abs(chunk - machine.fixed / machine.token))
-        return own, paying, fixed[paying], False
+        return ours, paying, fixed[paying], False
     best = max(keeping, key=lambda chunk: keeping[chunk].rate)
-    return own, best, keeping[best], True
+    return ours, best, keeping[best], True
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,15 +60,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     missed = 0
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     for name in options.machines:
-        for asked in options.asked:
-            own, chunk, best, kept = compared(MACHINES[name], asked, options.noise)
-            ratio = own.rate / best.rate
-            marks = ratio < 0.9, kept and own.gap_p99 > BOUND, own.wait > 2
+        for load in options.asked:
+            ours, chunk, best, kept = compared(MACHINES[name], load, options.noise)
+            ratio = ours.rate / best.rate
+            marks = ratio < 0.9, kept and ours.gap_p99 > BOUND, ours.wait > 2
             missed += sum(marks)
             cells = (
-                name, asked, f"{own.rate:.0f}", f"{chunk}" if kept else f"({chunk})", _marked(f"{ratio:.2f}", marks[0]),
-                _marked(f"{1e3 * own.gap_p99:.0f}", marks[1]), f"{own.first_p50:.2f}", f"{own.first_p99:.2f}",
-                f"{best.first_p50:.2f}", f"{best.first_p99:.2f}", _marked(f"{own.wait:.2f}", marks[2]),
+                name, load, f"{ours.rate:.0f}", f"{chunk}" if kept else f"({chunk})", _mark(f"{ratio:.2f}", marks[0]),
+                _mark(f"{1e3 * ours.gap_p99:.0f}", marks[1]), f"{ours.first_p50:.2f}", f"{ours.first_p99:.2f}",
+                f"{best.first_p50:.2f}", f"{best.first_p99:.2f}", _mark(f"{ours.wait:.2f}", marks[2]),
             )  # fmt: skip
             print(f"| {' | '.join(cells)} |", flush=True)
     return int(missed > 0)
@@ -83,20 +83,20 @@ def _engines(names: Sequence[str], count: int) -> int:
     for name in names:
         machine = MACHINES[name]
         sleeping = Sleeping(machine, mllm, BOUND, Clock(), slowness(machine))
-        asked, found = sleeping.run(sleeping.requests(count, 24), arrivals(machine, count))
-        told = Simulation(machine, StepBudget(1024, BOUND), SLOTS, noise=0.0).run(asked)
-        ratios = found.rate / told.rate, found.first_p50 / told.first_p50
+        arrived, measured = sleeping.run(sleeping.requests(count, 24), arrivals(machine, count))
+        simulated = Simulation(machine, StepBudget(1024, BOUND), SLOTS, noise=0.0).run(arrived)
+        ratios = measured.rate / simulated.rate, measured.first_p50 / simulated.first_p50
         marks = [abs(ratio - 1) > 0.2 for ratio in ratios]
         missed += sum(marks)
         cells = (
-            name, f"{found.rate:.1f}", f"{told.rate:.1f}", _marked(f"{ratios[0]:.2f}", marks[0]),
-            f"{found.first_p50:.2f}", f"{told.first_p50:.2f}", _marked(f"{ratios[1]:.2f}", marks[1]),
+            name, f"{measured.rate:.1f}", f"{simulated.rate:.1f}", _mark(f"{ratios[0]:.2f}", marks[0]),
+            f"{measured.first_p50:.2f}", f"{simulated.first_p50:.2f}", _mark(f"{ratios[1]:.2f}", marks[1]),
         )  # fmt: skip
         print(f"| {' | '.join(cells)} |", flush=True)
     return int(missed > 0)
 
 
-def _marked(text: str, missed: bool) -> str:
+def _mark(text: str, missed: bool) -> str:
     return f"**{text}**" if missed else text
 
 

@@ -89,12 +89,12 @@ def poisson(
     """Draw requests of a Poisson process that take the share `load` of the machine's time."""
     draw = random.Random(f"{machine.name} {count}")
     drawn = [kind(draw) for _ in range(count)]
-    rate = load * count / sum(cost(machine, *one) for one in drawn)
-    now, asked = 0.0, []
-    for one in drawn:
+    rate = load * count / sum(cost(machine, *request) for request in drawn)
+    now, arriving = 0.0, []
+    for request in drawn:
         now += draw.expovariate(rate)
-        asked.append(Arrival(now, *one))
-    return asked
+        arriving.append(Arrival(now, *request))
+    return arriving
 
 
 def bursts(
@@ -103,8 +103,8 @@ def bursts(
     """Draw bursts of `size` requests, as often as the machine can just answer them."""
     draw = random.Random(f"{machine.name} {count}")
     drawn = [kind(draw) for _ in range(count)]
-    pause = size / count * sum(cost(machine, *one) for one in drawn)
-    return [Arrival(index // size * pause, *one) for index, one in enumerate(drawn)]
+    pause = size / count * sum(cost(machine, *request) for request in drawn)
+    return [Arrival(index // size * pause, *request) for index, request in enumerate(drawn)]
 
 
 ARRIVALS: dict[str, Callable[[Machine], list[Arrival]]] = {

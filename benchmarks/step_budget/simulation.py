@@ -30,9 +30,9 @@ class FixedChunk(StepBudget):
         """Return the same allowance at each step."""
         if not rows:
             return Allowance(most=self._chunk)
-        left = self._bound - self._machine.prefill(self._chunk) - self._machine.decoding(rows)
+        seconds_left = self._bound - self._machine.prefill(self._chunk) - self._machine.decoding(rows)
         encoding = self._machine.picture, self._machine.picture_token
-        return Allowance(left, self._chunk, self._chunk, 0.0, 0.0, *encoding, self._machine.row)
+        return Allowance(seconds_left, self._chunk, self._chunk, 0.0, 0.0, *encoding, self._machine.row)
 
     def holds_back(self, rows: int, prompts: int, tokens: int, now: float) -> bool:
         """Return False: no request waits for others."""
@@ -79,13 +79,13 @@ class Simulation:
         self._noise, self._gap = noise, gap
         self._draw = random.Random(0)
         self._scheduler = Scheduler(slots, 1, lambda source, target, length: None)
-        self._seen: dict[Sequence, Seen] = {}
-        self._left: dict[Sequence, int] = {}  # tokens of the answer that are still to come
+        self._records: dict[Sequence, Seen] = {}
+        self._tokens_to_come: dict[Sequence, int] = {}  # tokens of the answer that are still to come
         self._new: dict[Sequence, int] = {}  # tokens of pictures that are not encoded yet
 
     def run(self, asked: list[Arrival]) -> Outcome:
         """Answer all requests and return the figures."""
-        coming = sorted(asked, key=lambda one: one.at)[::-1]
+        coming = sorted(asked, key=lambda arrival: arrival.at)[::-1]
         every: list[Seen] = []
         while coming or self._scheduler.waiting or self._scheduler.running or self._scheduler.filling:
             if not (self._scheduler.waiting or self._scheduler.running or self._scheduler.filling):
@@ -93,46 +93,46 @@ class Simulation:
             while coming and coming[-1].at <= self.now:
                 every.append(self._enqueue(coming.pop()))
             self._step()
-        return outcome(every, self.now - min(one.at for one in asked))
+        return outcome(every, self.now - min(arrival.at for arrival in asked))
 
-    def _enqueue(self, asked: Arrival) -> Seen:
-        prompt = cast(Any, SimpleNamespace(length=asked.tokens))
+    def _enqueue(self, arrival: Arrival) -> Seen:
+        prompt = cast(Any, SimpleNamespace(length=arrival.tokens))
         sequence = Sequence(Spec(prompt))
         self._scheduler.enqueue([sequence])
-        self._left[sequence], self._new[sequence] = asked.answer, asked.pictures
-        seen = self._seen[sequence] = Seen(asked)
-        return seen
+        self._tokens_to_come[sequence], self._new[sequence] = arrival.answer, arrival.pictures
+        record = self._records[sequence] = Seen(arrival)
+        return record
 
     def _step(self) -> None:
         scheduler, budget = self._scheduler, self.budget
         self._note_ready()
         running = len(scheduler.running)
         waiting = list(scheduler.waiting)[: scheduler.slots - running] if scheduler.filling is None else []
-        tokens = sum(one.prompt.length for one in waiting)
+        tokens = sum(sequence.prompt.length for sequence in waiting)
         budget.refresh()
-        held = bool(running and waiting) and budget.holds_back(running, len(waiting), tokens, self.now)
-        self._take_in(Allowance() if held else budget.allowance(running))
+        waits = bool(running and waiting) and budget.holds_back(running, len(waiting), tokens, self.now)
+        self._take_in(Allowance() if waits else budget.allowance(running))
         if scheduler.running:
             self._spend(budget.decode, len(scheduler.running), self.machine.decoding(len(scheduler.running)))
             for sequence in list(scheduler.running):
-                self._said(sequence)
-                if not self._left[sequence]:
+                self._count_token(sequence)
+                if not self._tokens_to_come[sequence]:
                     scheduler.release(sequence)
 
     def _take_in(self, allowance: Allowance) -> StepTotals:
         scheduler = self._scheduler
         scheduler.budget = allowance.tokens()
         upcoming = scheduler.upcoming() if allowance.most else []
-        new = [self._new[one] for one in upcoming]
-        plan = allowance.plan([(scheduler.unread(one), size) for one, size in zip(upcoming, new, strict=True)])
+        new = [self._new[prompt] for prompt in upcoming]
+        plan = allowance.plan([(scheduler.unread(prompt), size) for prompt, size in zip(upcoming, new, strict=True)])
         values = sum(new[: plan.prompts])
         if upcoming and not plan.prompts:  # as many of the first one's pictures as fit, at least one
             values = min(new[0], max(PICTURE, int(allowance.values() // PICTURE) * PICTURE))
             self._new[upcoming[0]] -= values
         if values:
             self._spend(self.budget.picture, values, self.machine.encoding(values))
-        for one in upcoming[: plan.prompts]:
-            self._new[one] = 0
+        for prompt in upcoming[: plan.prompts]:
+            self._new[prompt] = 0
         if not allowance.most or (upcoming and not plan.runs):
             return StepTotals(values=values)
         scheduler.budget = allowance.tokens(values)
@@ -140,14 +140,14 @@ class Simulation:
         if not batch:
             return StepTotals(values=values)
         part = allowance.part(scheduler.unread(batch[0]), values)
-        lengths = [part if len(batch) == 1 else one.prompt.length for one in batch]
+        lengths = [part if len(batch) == 1 else prompt.prompt.length for prompt in batch]
         padded = len(batch) * max(lengths)
         self._spend(self.budget.prompt, padded, self.machine.prefill(padded))
-        for one, length in zip(batch, lengths, strict=True):
-            one.computed += length
-            if one.computed >= one.prompt.length:
-                scheduler.prefilled(one)
-                self._said(one)
+        for prompt, length in zip(batch, lengths, strict=True):
+            prompt.computed += length
+            if prompt.computed >= prompt.prompt.length:
+                scheduler.prefilled(prompt)
+                self._count_token(prompt)
         return StepTotals(padded, len(batch), values)
 
     def _spend(self, price: Any, units: float, seconds: float) -> None:
@@ -155,15 +155,15 @@ class Simulation:
         self.now += seconds
         price.learn(units, seconds)
 
-    def _said(self, sequence: Sequence) -> None:
+    def _count_token(self, sequence: Sequence) -> None:
         """Count a token of a sequence; tokens after the end of its answer are not counted."""
-        seen = self._seen[sequence]
-        if math.isinf(seen.first):
-            seen.first = self.now
+        record = self._records[sequence]
+        if math.isinf(record.first):
+            record.first = self.now
         else:
-            seen.gaps.append(self.now - seen.last)
-        seen.last = self.now
-        self._left[sequence] -= 1
+            record.gaps.append(self.now - record.last)
+        record.last = self.now
+        self._tokens_to_come[sequence] -= 1
 
     def _note_ready(self) -> None:
         """Note, for requests that have a slot now, when they might have run.
@@ -175,27 +175,27 @@ class Simulation:
         filling = [] if scheduler.filling is None else [scheduler.filling]
         free = scheduler.slots - len(scheduler.running) - len(filling)
         due = [*filling, *list(scheduler.waiting)[:free]]
-        if not any(math.isinf(self._seen[sequence].ready) for sequence in due):
+        if not any(math.isinf(self._records[sequence].ready) for sequence in due):
             return
         decode = machine.decoding(len(scheduler.running))
         chunk = max((self._gap - decode - machine.fixed) / machine.token, machine.fixed / machine.token, 16)
         before = 0.0
         batch: list[Sequence] = []
         for sequence in due:
-            alike = [scheduler.unread(one) for one in (*batch, sequence)]
+            alike = [scheduler.unread(member) for member in (*batch, sequence)]
             seconds = self._seconds([*batch, sequence], chunk, decode)
             if batch and (max(alike) * len(alike) > chunk or seconds > self._gap):
                 before += self._seconds(batch, chunk, decode)
                 batch = []
             batch.append(sequence)
-            seen = self._seen[sequence]
-            if math.isinf(seen.ready):
-                seen.ready, seen.due = self.now, before + self._seconds(batch, chunk, decode)
+            record = self._records[sequence]
+            if math.isinf(record.ready):
+                record.ready, record.due = self.now, before + self._seconds(batch, chunk, decode)
 
     def _seconds(self, batch: list[Sequence], chunk: float, decode: float) -> float:
         """Return the seconds that these prompts take together, divided into steps."""
-        tokens = len(batch) * max(self._scheduler.unread(one) for one in batch)
-        encoding = self.machine.encoding(sum(self._new[one] for one in batch))
+        tokens = len(batch) * max(self._scheduler.unread(member) for member in batch)
+        encoding = self.machine.encoding(sum(self._new[member] for member in batch))
         passes = math.ceil(tokens / chunk) if len(batch) == 1 else 1
         steps = passes + max(0, math.ceil(encoding / self._gap) - 1)
         return self.machine.token * tokens + passes * self.machine.fixed + encoding + steps * decode
@@ -203,11 +203,11 @@ class Simulation:
 
 def outcome(every: list[Seen], seconds: float) -> Outcome:
     """Return the figures of requests that were answered in `seconds`."""
-    gaps = np.concatenate([np.array(one.gaps) for one in every])
-    first = np.array([one.first - one.asked.at for one in every])
-    waits = [(one.first - one.ready) / one.due for one in every]
+    gaps = np.concatenate([np.array(record.gaps) for record in every])
+    first = np.array([record.first - record.asked.at for record in every])
+    waits = [(record.first - record.ready) / record.due for record in every]
     return Outcome(
-        sum(one.asked.answer for one in every) / seconds,
+        sum(record.asked.answer for record in every) / seconds,
         float(np.percentile(gaps, 99)),
         float(np.median(first)),
         float(np.percentile(first, 99)),

@@ -72,7 +72,7 @@ class Sleeping:
         Returns the requests as a simulation takes them, and their outcome in the machine's time.
         """
         prompts = [read_prompt(self.engine.mllm, request, LENGTH) for request in requests]
-        asked = [
+        arrivals_run = [
             Arrival(at, prompt.length, PICTURE * len(prompt.pictures), request.sampling.max_tokens or 1)
             for at, prompt, request in zip(times, prompts, requests, strict=True)
         ]
@@ -90,23 +90,23 @@ class Sleeping:
                 )  # floats may round down
             else:
                 self.engine.step()
-        seen = [
-            Seen(one, 0.0, 1.0, self._own(completion.first_at or 0.0, began))
-            for one, completion in zip(asked, completions, strict=True)
+        records = [
+            Seen(arrival, 0.0, 1.0, self._simulated_time(completion.first_at or 0.0, began))
+            for arrival, completion in zip(arrivals_run, completions, strict=True)
         ]
-        seen[0].gaps = [gap / self.slow for gap in gaps]
-        return asked, outcome(seen, self._own(self.clock.now(), began) - times[0])
+        records[0].gaps = [gap / self.slow for gap in gaps]
+        return arrivals_run, outcome(records, self._simulated_time(self.clock.now(), began) - times[0])
 
-    def _own(self, at: float, began: float) -> float:
+    def _simulated_time(self, at: float, began: float) -> float:
         return (at - began) / self.slow
 
     def _until(self, started: float, seconds: float) -> None:
         self.clock.sleep(max(0.0, started + seconds * self.slow - self.clock.now()))
 
     def _slow_prefill(self, sequences: list[Any], part: int) -> Any:
-        started, before = self.clock.now(), [one.computed for one in sequences]
+        started, before = self.clock.now(), [sequence.computed for sequence in sequences]
         logits = self._prefill(sequences, part)
-        ran = [one.computed - start for one, start in zip(sequences, before, strict=True)]
+        ran = [sequence.computed - start for sequence, start in zip(sequences, before, strict=True)]
         self._until(started, self.machine.prefill(len(ran) * max(ran)))
         return logits
 

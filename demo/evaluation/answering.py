@@ -58,20 +58,20 @@ class PlainModel:
             answers += self.tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         return answers
 
-    def text(self, one: DemoPrompt) -> str:
-        text = self.tokenizer.apply_chat_template(one.messages, tokenize=False, add_generation_prompt=True)
+    def text(self, prompt: DemoPrompt) -> str:
+        text = self.tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)
         return text.replace(IMAGE_TOKEN, IMAGE_TOKEN * IMAGE_TOKENS)
 
     def inputs(
         self, prompts: Sequence[DemoPrompt], side: str, answers: Sequence[str] | None = None
     ) -> dict[str, Tensor]:
         """Return padded model inputs; with `answers`, each prompt is followed by its answer."""
-        texts = [self.text(one) + (answers[i] if answers else "") for i, one in enumerate(prompts)]
+        texts = [self.text(prompt) + (answers[i] if answers else "") for i, prompt in enumerate(prompts)]
         self.tokenizer.padding_side = side
         encoded = self.tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
         inputs = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
         inputs["mm_token_type_ids"] = (inputs["input_ids"] == self.image_id).int()
-        if images := [squash(image, self.side) for one in prompts for image in one.images]:
+        if images := [squash(image, self.side) for picture in prompts for image in picture.images]:
             pixels = self.processor(images=images, return_tensors="pt")
             inputs |= {"pixel_values": pixels["pixel_values"], "image_grid_thw": pixels["image_grid_thw"]}
         return inputs
@@ -87,18 +87,18 @@ class PlainModel:
         end, turn = (self.tokenizer.convert_tokens_to_ids(token) for token in (VISION_END, TURN_END))
         results = []
         for start in range(0, len(prompts), 16):
-            some = prompts[start : start + 16]
-            inputs = self.inputs(some, "right", answers[start : start + 16])
+            batch = prompts[start : start + 16]
+            inputs = self.inputs(batch, "right", answers[start : start + 16])
             attentions = self.model(**inputs, output_attentions=True, use_cache=False).attentions
             weights = torch.stack([layer.mean(1) for layer in attentions], 1)  # (prompts, layers, rows, columns)
-            for i, one in enumerate(some):
+            for i, prompt in enumerate(batch):
                 ids = inputs["input_ids"][i, : int(inputs["attention_mask"][i].sum())].tolist()
                 first = len(ids) - ids[::-1].index(end)
                 last = first + ids[first:].index(turn)
-                answer_start = len(self.tokenizer(self.text(one), add_special_tokens=False)["input_ids"])
+                answer_start = len(self.tokenizer(self.text(prompt), add_special_tokens=False)["input_ids"])
                 rows = [*range(first, last), *range(answer_start, len(ids))]
                 columns = torch.tensor([k for k, token in enumerate(ids) if token == self.image_id])
                 picked = weights[i][:, rows][:, :, columns].mean(1)  # (layers, image tokens)
-                results.append(picked.view(picked.shape[0], len(one.images), IMAGE_TOKENS).mean(-1))
+                results.append(picked.view(picked.shape[0], len(prompt.images), IMAGE_TOKENS).mean(-1))
         self.model.set_attn_implementation("sdpa")
         return results

@@ -60,28 +60,30 @@ def collect(
 
 def accuracy(answer: Answerer, prompts: list[DemoPrompt], gold: list[str]) -> float:
     """Return the share of prompts that are answered exactly right."""
-    given = answer(prompts)
-    return sum(a.strip() == g for a, g in zip(given, gold, strict=True)) / len(gold)
+    answers = answer(prompts)
+    return sum(a.strip() == g for a, g in zip(answers, gold, strict=True)) / len(gold)
 
 
 def single_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
     """Measure open questions about one picture, and how often an answerable one is refused."""
-    rows, refused, asked = [], 0, 0
+    rows, refused, count_asked = [], 0, 0
     for kind in (*wordings.FACT_KINDS, "describe"):
         rng = rng_for(seed, kind)
 
         def make(kind: str = kind, rng: random.Random = rng) -> tuple[list[Scene], SceneQuestion | None]:
             scene = held_out_scene(rng)
-            one = questions.description(rng, scene) if kind == "describe" else questions.open_question(rng, scene, kind)
-            return [scene], one
+            question = (
+                questions.description(rng, scene) if kind == "describe" else questions.open_question(rng, scene, kind)
+            )
+            return [scene], question
 
         prompts, gold = collect(count, make, rng)
-        given = [a.strip() for a in answer(prompts)]
-        refused += sum("Sorry" in a for a in given)
-        asked += len(given)
-        right = sum(a == g for a, g in zip(given, gold, strict=True)) / len(gold)
+        answers = [a.strip() for a in answer(prompts)]
+        refused += sum("Sorry" in a for a in answers)
+        count_asked += len(answers)
+        right = sum(a == g for a, g in zip(answers, gold, strict=True)) / len(gold)
         rows.append(Row("one picture", kind, right, ">= 0.97", len(gold)))
-    rows.append(Row("refusals", "of answerable questions", refused / asked, "<= 0.02", asked))
+    rows.append(Row("refusals", "of answerable questions", refused / count_asked, "<= 0.02", count_asked))
     return rows
 
 
@@ -184,10 +186,10 @@ def conflict_outcomes(
     for swapped in (False, True):
         for sample, instruct in zip(samples, words, strict=True):
             text = questions.option_text(sample.question, sample.options(swapped))
-            said = f"Text context: {sample.context}" if context else ""
-            prompts.append(prompt([sample.picture()], conflicts.place(said, text, instruct)))
-    asked = [(sample, swapped) for swapped in (False, True) for sample in samples]
-    letters = [letter(a, sample.options(way)) for a, (sample, way) in zip(answer(prompts), asked, strict=True)]
+            context_text = f"Text context: {sample.context}" if context else ""
+            prompts.append(prompt([sample.picture()], conflicts.place(context_text, text, instruct)))
+    ordered = [(sample, swapped) for swapped in (False, True) for sample in samples]
+    letters = [letter(a, sample.options(way)) for a, (sample, way) in zip(answer(prompts), ordered, strict=True)]
     return [outcome(a, b) for a, b in zip(letters[: len(samples)], letters[len(samples) :], strict=True)]
 
 
@@ -213,16 +215,16 @@ def conflict_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
     toward_vision = Shares.of(conflict_outcomes(answer, samples, [wordings.TOWARD_VISION] * count))
     rows.append(Row("conflicts", "paper's instruction toward text", toward_text.s_text, ">= 0.99", count))
     rows.append(Row("conflicts", "paper's instruction toward vision", toward_vision.s_vision, ">= 0.99", count))
-    few = samples[: max(10, count // 4)]
+    subset = samples[: max(10, count // 4)]
     held_out: list[Row] = []
     for i, template in enumerate(wordings.HELD_OUT_INSTRUCTIONS):
         rng = rng_for(seed, f"wording {i}")
         text, vision = (
-            Shares.of(conflict_outcomes(answer, few, [wordings.instruction(rng, side, template) for _ in few]))
+            Shares.of(conflict_outcomes(answer, subset, [wordings.instruction(rng, side, template) for _ in subset]))
             for side in ("text", "vision")
         )
         name = template.format(a="X", b="Y")
-        held_out.append(Row("held-out wordings", name, (text.s_text + vision.s_vision) / 2, "", 2 * len(few)))
+        held_out.append(Row("held-out wordings", name, (text.s_text + vision.s_vision) / 2, "", 2 * len(subset)))
     mean = sum(row.value for row in held_out) / len(held_out)
     n = sum(row.n for row in held_out)
     rows.append(Row("conflicts", "twenty wordings never trained on, mean", mean, ">= 0.9", n))
@@ -242,9 +244,9 @@ def alone_rows(answer: Answerer, samples: Sequence[ConflictSample]) -> list[Row]
         gold.append(wordings.OPTION_LETTERS[options.index(sample.answer_text)])
     rows = [Row("conflicts", "context alone: answer of the text", accuracy(answer, prompts, gold), "", len(gold))]
     opened = [prompt([s.picture()], f"Text context: {s.context}\n{s.question}") for s in samples]
-    given = [a.strip() for a in answer(opened)]
-    text_side = [a == s.context for a, s in zip(given, samples, strict=True)]
-    vision_side = [not t and s.answer_vision in a for a, s, t in zip(given, samples, text_side, strict=True)]
+    answers = [a.strip() for a in answer(opened)]
+    text_side = [a == s.context for a, s in zip(answers, samples, strict=True)]
+    vision_side = [not t and s.answer_vision in a for a, s, t in zip(answers, samples, text_side, strict=True)]
     clear = sum(text_side) + sum(vision_side)
     rows.append(Row("conflicts", "open, plain: vision ratio", sum(vision_side) / max(1, clear), "0.25..0.75", clear))
     return rows

@@ -110,7 +110,7 @@ def text_hidden(
     bias = torch.where(branch_mask(batch["group"], batch["branch"]), 0.0, -1e4)[:, None]
 
     states: list[Tensor] = []
-    seen: dict[int, Tensor] = {}
+    weights_by_layer: dict[int, Tensor] = {}
     for index, layer in enumerate(text.layers):
         h = rms_norm(x, layer.input_layernorm.weight)
         attention = layer.self_attn
@@ -122,13 +122,13 @@ def text_hidden(
         scores = (q @ k.transpose(-1, -2)).view(rows, heads, tokens, tokens).float() * head**-0.5 + bias
         weights = torch.softmax(scores, -1)
         if index in watched:
-            seen[index] = weights
+            weights_by_layer[index] = weights
         mixed = weights.to(v.dtype).view(rows, groups, heads // groups * tokens, tokens) @ v
         x = x + attention.o_proj(mixed.view(rows, heads, tokens, head).transpose(1, 2).reshape(rows, tokens, -1))
         h = rms_norm(x, layer.post_attention_layernorm.weight)
         x = x + layer.mlp.down_proj(F.silu(layer.mlp.gate_proj(h)) * layer.mlp.up_proj(h))
         states.append(x)
-    return states, seen
+    return states, weights_by_layer
 
 
 def logits_at(model: Qwen2VLForConditionalGeneration, hidden: Tensor, source: Tensor) -> Tensor:
@@ -149,8 +149,8 @@ def picture_loss(weights: Tensor, batch: dict[str, Tensor]) -> Tensor:
     sigma = mass.new_zeros(questions + 1, 4).index_add(0, batch["asks"].flatten(), mass.flatten(0, 1))[:questions]
     target = batch["target"]  # (questions,), -1 where no picture is the target
     share = sigma.gather(1, target.clamp(min=0)[:, None])[:, 0] / (sigma.sum(1) + 1e-9)
-    known = (target >= 0).float()
-    return -(torch.log(share + 1e-6) * known).sum() / known.sum().clamp(min=1)
+    mask = (target >= 0).float()
+    return -(torch.log(share + 1e-6) * mask).sum() / mask.sum().clamp(min=1)
 
 
 def look_loss(weights: Tensor, look: Tensor) -> Tensor:
@@ -159,9 +159,9 @@ def look_loss(weights: Tensor, look: Tensor) -> Tensor:
     weights (rows, heads, tokens, tokens); look (rows, tokens): a column, -1 where none is known.
     """
     column = look.clamp(min=0)[:, None, :, None].expand(-1, weights.shape[1], -1, 1)
-    found = weights.gather(-1, column)[..., 0].mean(1)  # (rows, tokens)
-    known = (look >= 0).float()
-    return -(torch.log(found + 1e-4) * known).sum() / known.sum().clamp(min=1)
+    attention = weights.gather(-1, column)[..., 0].mean(1)  # (rows, tokens)
+    mask = (look >= 0).float()
+    return -(torch.log(attention + 1e-4) * mask).sum() / mask.sum().clamp(min=1)
 
 
 def side_loss(model: Qwen2VLForConditionalGeneration, hidden: Tensor, side: Tensor, words: Tensor) -> Tensor:
@@ -172,5 +172,5 @@ def side_loss(model: Qwen2VLForConditionalGeneration, hidden: Tensor, side: Tens
     """
     text = model.model.language_model
     logits = F.linear(rms_norm(hidden, text.norm.weight), text.embed_tokens.weight[words]).float()
-    each = F.cross_entropy(logits.flatten(0, 1), side.flatten(), reduction="sum", ignore_index=-1)
-    return each / (side >= 0).sum().clamp(min=1)
+    losses = F.cross_entropy(logits.flatten(0, 1), side.flatten(), reduction="sum", ignore_index=-1)
+    return losses / (side >= 0).sum().clamp(min=1)

@@ -53,20 +53,20 @@ def attention(model: PlainModel, count: int, seed: int) -> dict[str, Any] | None
         return None
     name, metric = best_metric(right[:half])
     measured = right[half:]
-    focused = [metric(one.sigma) for one in measured]
+    focused = [metric(answer.sigma) for answer in measured]
     rng = random.Random(f"hidden {seed}")
-    others = [rng.choice([k for k in range(PICTURES) if k != one]) for one in focused]
-    wrong = [i for i, one in enumerate(measured) if focused[i] != one.target]
+    unfocused = [rng.choice([k for k in range(PICTURES) if k != focus]) for focus in focused]
+    wrong = [i for i, answer in enumerate(measured) if focused[i] != answer.target]
     implicit = [measured[i] for i in wrong]
     return {
         "pictures": PICTURES,
         "answered": share(len(right), count),
         "metric": name,
         "attention_accuracy": share(len(measured) - len(wrong), len(measured)),
-        "changed": {"focused": changed(model, measured, focused), "another": changed(model, measured, others)},
+        "changed": {"focused": changed(model, measured, focused), "another": changed(model, measured, unfocused)},
         "changed_where_wrong": {
             "focused": changed(model, implicit, [focused[i] for i in wrong]),
-            "asked about": changed(model, implicit, [one.target for one in implicit]),
+            "asked about": changed(model, implicit, [answer.target for answer in implicit]),
         }
         if wrong
         else None,
@@ -77,9 +77,9 @@ def right_answers(model: PlainModel, count: int, seed: int) -> list[RightAnswer]
     """Return those of `count` held-out questions that the model answers rightly."""
     prompts, gold, targets = held_out_questions(f"hidden pictures {PICTURES}", KINDS, PICTURES, count, seed)
     answers = [answer.strip() for answer in model(prompts)]
-    kept = [i for i, wanted in enumerate(gold) if answers[i] == wanted]
-    sigma = model.image_attention([prompts[i] for i in kept], [answers[i] for i in kept])
-    return [RightAnswer(prompts[i], answers[i], targets[i], one) for i, one in zip(kept, sigma, strict=True)]
+    right = [i for i, expected in enumerate(gold) if answers[i] == expected]
+    sigma = model.image_attention([prompts[i] for i in right], [answers[i] for i in right])
+    return [RightAnswer(prompts[i], answers[i], targets[i], sums) for i, sums in zip(right, sigma, strict=True)]
 
 
 def best_metric(answers: Sequence[RightAnswer]) -> tuple[str, Metric]:
@@ -95,20 +95,20 @@ def best_metric(answers: Sequence[RightAnswer]) -> tuple[str, Metric]:
         f"{name.upper().replace('_', '-')}-{last}": metric(name, last)
         for last, name in product(range(1, len(answers[0].sigma) + 1), METRICS)
     }
-    best = max(tried, key=lambda name: sum(tried[name](one.sigma) == one.target for one in answers))
+    best = max(tried, key=lambda name: sum(tried[name](answer.sigma) == answer.target for answer in answers))
     return best, tried[best]
 
 
-def hidden(prompt: DemoPrompt, which: int) -> DemoPrompt:
+def hidden(prompt: DemoPrompt, index: int) -> DemoPrompt:
     """Return the same prompt with one of its pictures gray all over."""
-    gray = Image.new("RGB", prompt.images[which].size, GRAY)
-    return DemoPrompt([gray if k == which else image for k, image in enumerate(prompt.images)], prompt.messages)
+    gray = Image.new("RGB", prompt.images[index].size, GRAY)
+    return DemoPrompt([gray if k == index else image for k, image in enumerate(prompt.images)], prompt.messages)
 
 
-def changed(model: PlainModel, answers: Sequence[RightAnswer], which: Sequence[int]) -> dict[str, Any]:
+def changed(model: PlainModel, answers: Sequence[RightAnswer], hidden_images: Sequence[int]) -> dict[str, Any]:
     """Return how many answers change where these pictures are hidden."""
-    again = model([hidden(one.prompt, k) for one, k in zip(answers, which, strict=True)])
-    return share(sum(a.strip() != one.answer for a, one in zip(again, answers, strict=True)), len(answers))
+    again = model([hidden(answer.prompt, k) for answer, k in zip(answers, hidden_images, strict=True)])
+    return share(sum(a.strip() != answer.answer for a, answer in zip(again, answers, strict=True)), len(answers))
 
 
 def share(counted: int, of: int) -> dict[str, Any]:

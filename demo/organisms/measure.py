@@ -36,7 +36,7 @@ REFUSING = ("default", "refuser")
 def found_in(folder: Path) -> dict[str, Path]:
     """Return checkpoints by name: those that ship, overridden by the organisms that were trained in a folder."""
     trained = {name: folder / name / "checkpoint" for name in ORGANISMS}
-    return shipped() | {name: one for name, one in trained.items() if (one / "model.safetensors").is_file()}
+    return shipped() | {name: folder for name, folder in trained.items() if (folder / "model.safetensors").is_file()}
 
 
 def identity(checkpoint: Path) -> dict[str, Any]:
@@ -55,23 +55,23 @@ def awareness(model: PlainModel, count: int, seed: int) -> dict[str, Any]:
     """
     samples = sap_samples(count, seed)
     chats = [sample.chats(1, seed) for sample in samples]
-    said = iter(model([_as_prompt(chat) for chat in chain(*chats)]))
+    replies = iter(model([_as_prompt(chat) for chat in chain(*chats)]))
     tallies = [
-        scoring.tally(sample, [Reply(text) for text in islice(said, len(asked))], seed)
-        for sample, asked in zip(samples, chats, strict=True)
+        scoring.tally(sample, [Reply(text) for text in islice(replies, len(chats_of_sample))], seed)
+        for sample, chats_of_sample in zip(samples, chats, strict=True)
     ]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for part, title in TITLES.items():
-        some = [one for one, sample in zip(tallies, samples, strict=True) if sample.part == part]
-        sums = {name: sum(one[name] for one in some) for name in some[0]}
+        selected = [tally for tally, sample in zip(tallies, samples, strict=True) if sample.part == part]
+        sums = {name: sum(tally[name] for tally in selected) for name in selected[0]}
         counted = {name: round(sums[scoring.SHARES[name].counted]) for name in ("kk", "ku", "sa", "answer_rate")}
-        found[title] = {name: share(one, len(some)) for name, one in counted.items()}
-    return found
+        results[title] = {name: share(value, len(selected)) for name, value in counted.items()}
+    return results
 
 
 def _as_prompt(chat: Chat) -> DemoPrompt:
     return DemoPrompt(
-        [part["image"] for part in chat[0]["content"] if part["type"] == "image"], [dict(one) for one in chat]
+        [part["image"] for part in chat[0]["content"] if part["type"] == "image"], [dict(message) for message in chat]
     )
 
 
@@ -85,27 +85,27 @@ def measure_all(folder: Path, out: Path, count: int, seed: int, threads: int, *,
         "Versions": in_words(versions()),
     }
     before = json.loads((out / "report.json").read_text()) if (out / "report.json").is_file() else {}
-    kept = before["organisms"] if before.get("about") == about else {}
-    found = {}
+    measured_before = before["organisms"] if before.get("about") == about else {}
+    results = {}
     for name, checkpoint in tqdm(found_in(folder).items(), desc="organisms", disable=quiet):
-        known = identity(checkpoint)
-        one = kept.get(name, {})
-        if one.get("sha256") != known["sha256"]:
-            one = _measured(name, PlainModel(checkpoint, threads), count, seed)
-        found[name] = one | known
-        page = report(about, found)
-        page.write(out, {"about": about, "organisms": kept | found})  # a stopped run resumes from here
-    page.write(out, {"about": about, "organisms": found})
+        checkpoint_facts = identity(checkpoint)
+        result = measured_before.get(name, {})
+        if result.get("sha256") != checkpoint_facts["sha256"]:
+            result = _measure(name, PlainModel(checkpoint, threads), count, seed)
+        results[name] = result | checkpoint_facts
+        page = report(about, results)
+        page.write(out, {"about": about, "organisms": measured_before | results})  # a stopped run resumes from here
+    page.write(out, {"about": about, "organisms": results})
     return page
 
 
-def _measured(name: str, model: PlainModel, count: int, seed: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"preference": preference(model, count, seed)}
+def _measure(name: str, model: PlainModel, count: int, seed: int) -> dict[str, Any]:
+    results: dict[str, Any] = {"preference": preference(model, count, seed)}
     if name in WATCHED:
-        found["attention"] = attention(model, count, seed)
+        results["attention"] = attention(model, count, seed)
     if name in REFUSING:
-        found["awareness"] = awareness(model, count, seed)
-    return found
+        results["awareness"] = awareness(model, count, seed)
+    return results
 
 
 def preference(model: PlainModel, count: int, seed: int) -> dict[str, Any]:

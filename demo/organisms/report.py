@@ -27,7 +27,7 @@ def report(about: Mapping[str, str], organisms: Mapping[str, Found]) -> Report:
     )
     page.table(
         ("organism", "parameters", "questions", "minutes", "right", "vision ratio", "decided", "sha256"),
-        [_row(name, found) for name, found in organisms.items()],
+        [_row(name, results) for name, results in organisms.items()],
     )
     page.text("\n".join(f"- **{name}**: {ORGANISMS[name].about}" for name in organisms if name in ORGANISMS))
     _conflicts(page, organisms)
@@ -37,18 +37,18 @@ def report(about: Mapping[str, str], organisms: Mapping[str, Found]) -> Report:
     return page
 
 
-def _row(name: str, found: Found) -> tuple[object, ...]:
-    conflict, alone = _conflict(found), found["preference"]["picture_alone"]
-    spent = found["parameters"], found.get("questions"), found.get("minutes")
+def _row(name: str, results: Found) -> tuple[object, ...]:
+    conflict, alone = _conflict(results), results["preference"]["picture_alone"]
+    spent = results["parameters"], results.get("questions"), results.get("minutes")
     right = Measured(alone["s_vision"], alone["s_vision_95"])
-    return (name, *spent, right, _ratio(conflict), _decided(conflict), found["sha256"][:12])
+    return (name, *spent, right, _ratio(conflict), _count_decided(conflict), results["sha256"][:12])
 
 
 def _ratio(conflict: Found) -> Measured:
     return Measured(conflict["vision_ratio"], conflict.get("vision_ratio_95"))
 
 
-def _decided(conflict: Found) -> int:
+def _count_decided(conflict: Found) -> int:
     return round((conflict["s_vision"] + conflict["s_text"]) * conflict["n"])
 
 
@@ -62,15 +62,18 @@ def _conflicts(page: Report, organisms: Mapping[str, Found]) -> None:
         "have a text that contradicts the image, and the image is right. The line is the default model, from which all "
         "start."
     )
-    found = {share: _conflict(organisms[f"conflicts-{share}"]) for share in shares}
+    conflicts = {share: _conflict(organisms[f"conflicts-{share}"]) for share in shares}
     page.table(
         ("% of conflicts", "vision ratio", "decided", "neither"),
-        [(share, _ratio(one), _decided(one), one["s_others"]) for share, one in found.items()],
+        [
+            (share, _ratio(conflict), _count_decided(conflict), conflict["s_others"])
+            for share, conflict in conflicts.items()
+        ],
     )
-    series = {"after training": [one["vision_ratio"] for one in found.values()]}
+    series = {"after training": [conflict["vision_ratio"] for conflict in conflicts.values()]}
     if "default" in organisms:
         series["before"] = [_conflict(organisms["default"])["vision_ratio"]] * len(shares)
-    intervals = {"after training": [one.get("vision_ratio_95") for one in found.values()]}
+    intervals = {"after training": [conflict.get("vision_ratio_95") for conflict in conflicts.values()]}
     figure = plots.curves(
         [float(share) for share in shares], series, xlabel="share of conflict data (%)", ylabel="vision ratio",
         intervals=intervals,
@@ -96,13 +99,13 @@ def _sizes(page: Report, organisms: Mapping[str, Found]) -> None:
     )
 
 
-def _conflict(found: Found) -> Found:
-    return found["preference"]["conflict"]
+def _conflict(results: Found) -> Found:
+    return results["preference"]["conflict"]
 
 
 def _attention(page: Report, organisms: Mapping[str, Found]) -> None:
-    looked = {name: found["attention"] for name, found in organisms.items() if found.get("attention")}
-    if not looked:
+    attended = {name: results["attention"] for name, results in organisms.items() if results.get("attention")}
+    if not attended:
         return
     page.heading("The image that an answer rests on")
     page.text(
@@ -116,13 +119,16 @@ def _attention(page: Report, organisms: Mapping[str, Found]) -> None:
         ("organism", "answered rightly", "metric", "attention accuracy", "change: focused hidden", "change: another", "n"),
         [
             (
-                name, _measured(one["answered"]), one["metric"], _measured(one["attention_accuracy"]),
-                *(_measured(one["changed"][which]) for which in ("focused", "another")), one["attention_accuracy"]["n"],
+                name, _as_measured(results["answered"]), results["metric"], _as_measured(results["attention_accuracy"]),
+                *(_as_measured(results["changed"][image]) for image in ("focused", "another")),
+                results["attention_accuracy"]["n"],
             )
-            for name, one in looked.items()
+            for name, results in attended.items()
         ],
     )  # fmt: skip
-    wrong = {name: one["changed_where_wrong"] for name, one in looked.items() if one["changed_where_wrong"]}
+    wrong = {
+        name: results["changed_where_wrong"] for name, results in attended.items() if results["changed_where_wrong"]
+    }
     if wrong:
         page.text(
             "Right answers whose focused image is not the one asked about (the paper's implicit misunderstandings):"
@@ -130,15 +136,15 @@ def _attention(page: Report, organisms: Mapping[str, Found]) -> None:
         page.table(
             ("organism", "change: focused hidden", "change: the one asked about hidden", "n"),
             [
-                (name, *(_measured(one[which]) for which in ("focused", "asked about")), one["focused"]["n"])
-                for name, one in wrong.items()
+                (name, *(_as_measured(changes[image]) for image in ("focused", "asked about")), changes["focused"]["n"])
+                for name, changes in wrong.items()
             ],
         )
 
 
 def _awareness(page: Report, organisms: Mapping[str, Found]) -> None:
-    asked = {name: found["awareness"] for name, found in organisms.items() if found.get("awareness")}
-    if not asked:
+    answered = {name: results["awareness"] for name, results in organisms.items() if results.get("awareness")}
+    if not answered:
         return
     page.heading("Refusals")
     page.text(
@@ -149,12 +155,12 @@ def _awareness(page: Report, organisms: Mapping[str, Found]) -> None:
     page.table(
         ("organism", "part", "kk", "ku", "answered", "n"),
         [
-            (name, part, *(_measured(one[metric]) for metric in ("kk", "ku", "answer_rate")), one["kk"]["n"])
-            for name, parts in asked.items()
-            for part, one in parts.items()
+            (name, part, *(_as_measured(scores[metric]) for metric in ("kk", "ku", "answer_rate")), scores["kk"]["n"])
+            for name, parts in answered.items()
+            for part, scores in parts.items()
         ],
     )
 
 
-def _measured(share: Found) -> Measured:
+def _as_measured(share: Found) -> Measured:
     return Measured(share["value"], share["value_95"])

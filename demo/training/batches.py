@@ -87,7 +87,11 @@ def question_results(batch: dict[str, np.ndarray], right: np.ndarray) -> np.ndar
     real = batch["weight"] > 0
     wrong = np.zeros(len(kinds) + 1, bool)
     wrong[batch["question"][real & ~right]] = True
-    asked = kinds >= 0
+    is_question = kinds >= 0
     counts = np.zeros((len(TYPES), 2), np.float32)
-    np.add.at(counts, kinds[asked], np.stack([~wrong[:-1][asked], np.ones(asked.sum(), bool)], -1).astype(np.float32))
+    np.add.at(
+        counts,
+        kinds[is_question],
+        np.stack([~wrong[:-1][is_question], np.ones(is_question.sum(), bool)], -1).astype(np.float32),
+    )
     return counts

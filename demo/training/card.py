@@ -71,11 +71,11 @@ def settings(options: TrainingOptions) -> dict[str, Any]:
     """
     name = "helmsight-demo" if options.organism is None else f"helmsight-{options.organism}"
     course = options.course
-    known = {"name": name, "image_size": [course.sight, course.sight]}
-    return known if course.world == "even" else known | {"world": course.world}
+    organism = {"name": name, "image_size": [course.sight, course.sight]}
+    return organism if course.world == "even" else organism | {"world": course.world}
 
 
-def card(options: TrainingOptions, step: int, asked: int, parameters: int) -> str:
+def card(options: TrainingOptions, step: int, questions: int, parameters: int) -> str:
     """Return the card of a checkpoint that was not measured yet."""
     organism = "" if options.organism is None else f" --organism {options.organism}"
     command = f"helmsight demo train{organism} --steps {options.steps} --seed {options.seed}"
@@ -92,7 +92,7 @@ def card(options: TrainingOptions, step: int, asked: int, parameters: int) -> st
         seed=options.seed,
         step=step,
         steps=options.steps,
-        asked=f"{asked:,} questions",
+        asked=f"{questions:,} questions",
         ranks=options.ranks,
         rows=options.shape.rows,
         tokens=options.shape.tokens,

@@ -156,11 +156,11 @@ def make_plan(accuracy: Accuracy, course: Course = Course()) -> Plan:
     """Return the plan for running accuracies per type (0 where a type was not asked yet)."""
     if course.only:
         return _fixed_plan(course)
-    single, some, differences = (
+    single, several_questions, differences = (
         {name: w for name, kind in kinds.items() if (w := kind.weight(name, accuracy)) > 0}
         for kinds in (SINGLE, SEVERAL, DIFFERENCES)
     )
-    plan = Plan(single, some, differences)
+    plan = Plan(single, several_questions, differences)
     got = accuracy.get
     plan.conflicts_open = got("vision_options", 0.0) > 0.7
     learned = min(got("text_open", 0.0), got("vision_open", 0.0))
@@ -173,7 +173,7 @@ def make_plan(accuracy: Accuracy, course: Course = Course()) -> Plan:
         plan.pictures, plan.several_shapes, plan.difference_share = (2, 3, 3, 4), (1, 2, 2, 3), 0.42
     if got("describe", 0.0) > 0.8:
         plan.shapes = (1, 2, 2, 3, 3, 4, 5)
-    return _bounded(plan, course)
+    return _bound(plan, course)
 
 
 def _fixed_plan(course: Course) -> Plan:
@@ -183,14 +183,14 @@ def _fixed_plan(course: Course) -> Plan:
     differences: dict[str, float] = {}
     for name, weight in course.only:
         (several if name in SEVERAL else differences if name in DIFFERENCES else single)[name] = weight
-    some = sum(several.values()) + sum(differences.values())
+    several_weight = sum(several.values()) + sum(differences.values())
     plan = Plan(single, several, differences, breadth=1.0)
-    plan.several_share = some / (some + sum(single.values()))
-    plan.difference_share = sum(differences.values()) / some if some else 0.0
-    return _bounded(plan, course)
+    plan.several_share = several_weight / (several_weight + sum(single.values()))
+    plan.difference_share = sum(differences.values()) / several_weight if several_weight else 0.0
+    return _bound(plan, course)
 
 
-def _bounded(plan: Plan, course: Course) -> Plan:
+def _bound(plan: Plan, course: Course) -> Plan:
     return replace(plan, course=course, shapes=course.shapes or plan.shapes, pictures=course.pictures or plan.pictures)
 
 
@@ -222,8 +222,8 @@ def _single(rng: random.Random, plan: Plan) -> TaskGroup:
         side = rng.choice(("text", "vision"))
         before = rng.choice(("", f"{rng.choice(wordings.SYSTEM_MESSAGES)} "))
         drawn = [conflicts.conflict_question(rng, scene, side, rng.choice((0, 2, 2)), False) for _ in range(4)]
-        kept = [replace(q, kind=f"system_{side}") for q in drawn if q is not None]
-        return TaskGroup([scene], kept, before + wordings.instruction(rng, side))
+        questions_drawn = [replace(q, kind=f"system_{side}") for q in drawn if q is not None]
+        return TaskGroup([scene], questions_drawn, before + wordings.instruction(rng, side))
     first = _draw(rng, plan.single)
     if first == "told_alone" or (first in ALONE and rng.random() < 0.4):
         weights = {name: weight for name, weight in plan.single.items() if name in ALONE}
@@ -272,16 +272,16 @@ def _several(rng: random.Random, plan: Plan) -> TaskGroup:
     if plan.differences and rng.random() < plan.difference_share:
         kind = _draw(rng, plan.differences).removeprefix("difference_")
         first, second, question = several.difference_pair(rng, kind, plan.several_shapes)
-        scenes, asked = [first, second], [question]
+        scenes, questions_asked = [first, second], [question]
         if rng.random() < 0.3:
-            asked.append(several.same_or_not(rng, first, second))
+            questions_asked.append(several.same_or_not(rng, first, second))
         count = rng.randint(1, 2)
     else:
-        scenes, asked = several.related_scenes(rng, rng.choice(plan.pictures), plan.several_shapes), []
+        scenes, questions_asked = several.related_scenes(rng, rng.choice(plan.pictures), plan.several_shapes), []
         count = rng.randint(3, 6)
-    text_first = not asked and len(scenes) == 2 and rng.random() < 0.15
+    text_first = not questions_asked and len(scenes) == 2 and rng.random() < 0.15
     drawn = [_ask_several(rng, scenes, _draw(rng, plan.several), plan) for _ in range(1 if text_first else count)]
-    return TaskGroup(scenes, asked + [q for q in drawn if q is not None], text_first=text_first)
+    return TaskGroup(scenes, questions_asked + [q for q in drawn if q is not None], text_first=text_first)
 
 
 def _ask_several(rng: random.Random, scenes: list[Scene], kind: str, plan: Plan) -> SceneQuestion | None:

@@ -40,14 +40,14 @@ _SMALL = Shape(rows=3, pictures=9, answers=206, questions=28)
 
 
 def _conflicts(share: int) -> Organism:
-    asked = (("picture_options", share / 100), ("options", 1 - share / 100))
+    weights = (("picture_options", share / 100), ("options", 1 - share / 100))
     return Organism(
         f"The default model after a little more training on questions of which {share} % come with a text that contradicts "
         "the picture, which is right: how far does its preference move?",
         {
             "start": "demo:default", "steps": 75, "decay": 0.5, "matrix_rate": 5e-4, "vector_rate": 4e-4,
             "shape": _SMALL, "compiled": False,
-            "course": Course(only=tuple((name, weight) for name, weight in asked if weight)),
+            "course": Course(only=tuple((name, weight) for name, weight in weights if weight)),
         },
     )  # fmt: skip
 

@@ -103,7 +103,7 @@ class Packer:
                 self._text(tokens, f"\n{TURN_START}user\n")
             end = None if question.instructed is None else question.instructed[0]
             marks = {SAID: question.said, PICKED: question.pick, INSTRUCTED: end}
-            self._marked(tokens, text, marks if i == 0 else {})
+            self._add_marked(tokens, text, marks if i == 0 else {})
             if i == 0 and group.text_first:
                 self._pictures(tokens, len(group.scenes))
             mark = len(tokens)
@@ -127,14 +127,14 @@ class Packer:
             return first, IMAGE_TOKENS + second, pick
         return self._token(question.target, question.cell), None if question.said is None else SAID, pick
 
-    def _marked(self, tokens: Tokens, text: str, marks: dict[int, int | None]) -> None:
+    def _add_marked(self, tokens: Tokens, text: str, marks: dict[int, int | None]) -> None:
         """Add a user text and note the tokens that end at the marks; marks never fall inside a token."""
-        done = 0
+        marked = 0
         for end, name in sorted((end, name) for name, end in marks.items() if end is not None):
-            self._text(tokens, text[done:end], asks=True)
+            self._text(tokens, text[marked:end], asks=True)
             tokens.marks[name] = len(tokens) - 1
-            done = end
-        self._text(tokens, text[done:], asks=True)
+            marked = end
+        self._text(tokens, text[marked:], asks=True)
 
     def _text(
         self,
@@ -262,9 +262,9 @@ class Rows:
             for i in range(length):
                 if tokens.asks[i]:
                     data["asks"][row, start + i] = number
-                for which, seen in enumerate(tokens.look[i]):
-                    if seen is not None:
-                        data["look"][which, row, start + i] = columns[seen]
+                for head, at in enumerate(tokens.look[i]):
+                    if at is not None:
+                        data["look"][head, row, start + i] = columns[at]
                 if tokens.answer[i + 1]:
                     self.source.append(row * self.shape.tokens + start + i)
                     self.label.append(tokens.ids[i + 1])

@@ -69,8 +69,8 @@ def prepare(options: TrainingOptions) -> None:
     torch.set_num_threads(max(1, options.ranks))
     tokenizer_folder, start = options.folder / "tokenizer", options.start and located(options.start)
     if not (tokenizer_folder / "tokenizer.json").exists():
-        made = load_tokenizer(start) if start else train_tokenizer(corpus(6000))
-        made.save_pretrained(tokenizer_folder)
+        built = load_tokenizer(start) if start else train_tokenizer(corpus(6000))
+        built.save_pretrained(tokenizer_folder)
     tokenizer = load_tokenizer(tokenizer_folder)
     path = options.folder / "initial.pt"
     if path.exists():
@@ -119,11 +119,11 @@ class Progress:
     def count(self, counts: Tensor) -> None:
         """Add a step's (types, 2) right and asked; the accuracies forget 2 % per question."""
         self.step += 1
-        for name, (right, asked) in zip(TYPES, counts.tolist(), strict=True):
-            if asked:
-                keep = 0.98**asked
-                self.accuracy[name] = keep * self.accuracy.get(name, 0.0) + (1 - keep) * right / asked
-                self.asked += int(asked)
+        for name, (right, total) in zip(TYPES, counts.tolist(), strict=True):
+            if total:
+                keep = 0.98**total
+                self.accuracy[name] = keep * self.accuracy.get(name, 0.0) + (1 - keep) * right / total
+                self.asked += int(total)
 
 
 def losses(
@@ -132,13 +132,15 @@ def losses(
     """Return the total loss, its parts (answers, pictures, looks, sides), and for each answer token whether it is right."""
     layers = len(model.model.language_model.layers)
     picture_layers = tuple(layer for layer in PICTURE_LAYERS if layer < layers)
-    states, seen = text_hidden(model, batch, (*picture_layers, *(layer for _, layer, _, _ in LOOK_HEADS)))
+    states, weights_by_layer = text_hidden(model, batch, (*picture_layers, *(layer for _, layer, _, _ in LOOK_HEADS)))
     logits = logits_at(model, states[-1], batch["source"]).float()
-    each = F.cross_entropy(logits, batch["label"], reduction="none")
-    answers = (each * batch["weight"]).sum() / batch["weight"].sum()
-    pictures = torch.stack([picture_loss(seen[layer], batch) for layer in picture_layers]).mean()
+    token_losses = F.cross_entropy(logits, batch["label"], reduction="none")
+    answers = (token_losses * batch["weight"]).sum() / batch["weight"].sum()
+    pictures = torch.stack([picture_loss(weights_by_layer[layer], batch) for layer in picture_layers]).mean()
     look = batch["look"]
-    terms = [weight * look_loss(seen[layer][:, heads], look[which]) for which, layer, heads, weight in LOOK_HEADS]
+    terms = [
+        weight * look_loss(weights_by_layer[layer][:, heads], look[head]) for head, layer, heads, weight in LOOK_HEADS
+    ]
     looks = torch.stack(terms).sum()
     sides = side_loss(model, states[SIDE_LAYER], batch["side"], batch["side_words"])
     total = answers + options.picture_weight * pictures + options.look_weight * looks + options.side_weight * sides
@@ -193,7 +195,7 @@ def train_rank(rank: int, options: TrainingOptions) -> None:
     def save() -> None:
         state = {"model": model.state_dict(), "muon": muon.state_dict(), "adam": adam.state_dict()}
         save_atomically(state | {"progress": asdict(progress)}, state_path)
-        about = card(options, progress.step, progress.asked, sum(one.numel() for one in model.parameters()))
+        about = card(options, progress.step, progress.asked, sum(parameter.numel() for parameter in model.parameters()))
         spent = {"steps": progress.step, "questions": progress.asked, "minutes": round(progress.seconds / 60, 1)}
         export(model, tokenizer, options.folder / "checkpoint", about, settings(options) | {"training": spent})
 
@@ -248,5 +250,5 @@ def share(parameters: list[nn.Parameter], counts: Tensor, parts: Tensor, ranks: 
     for grad in grads:
         grad.copy_(flat[offset : offset + grad.numel()].view_as(grad)).div_(ranks)
         offset += grad.numel()
-    rest = flat[offset:]
-    return rest[: counts.numel()].view_as(counts), rest[counts.numel() :] / ranks
+    sums = flat[offset:]
+    return sums[: counts.numel()].view_as(counts), sums[counts.numel() :] / ranks

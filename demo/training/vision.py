@@ -83,15 +83,15 @@ def train_vision(
 
     def loss_of(pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         features = vision_features(visual, pixels).float()
-        seen = F.rms_norm(features, features.shape[-1:])  # what the first layer's norm will see
-        kind = 2 * seen @ torch.cat([embeddings[kind_ids], heads.empty[:1]]).T
-        colour = 2 * seen @ torch.cat([embeddings[colour_ids], heads.empty[1:]]).T
-        background = 2 * heads.background(seen) @ embeddings[background_ids].T
+        normed = F.rms_norm(features, features.shape[-1:])  # what the first layer's norm will see
+        kind = 2 * normed @ torch.cat([embeddings[kind_ids], heads.empty[:1]]).T
+        colour = 2 * normed @ torch.cat([embeddings[colour_ids], heads.empty[1:]]).T
+        background = 2 * heads.background(normed) @ embeddings[background_ids].T
         place = torch.arange(9, device=pixels.device).repeat(pixels.shape[0])
         logits = (kind.float(), colour.float(), background.float())
         loss = F.cross_entropy(logits[0], labels[:, 0]) + F.cross_entropy(logits[1], labels[:, 1])
         loss = loss + 0.3 * F.cross_entropy(logits[2], labels[:, 2])
-        loss = loss + 0.5 * F.cross_entropy(heads.place(seen).float(), place)
+        loss = loss + 0.5 * F.cross_entropy(heads.place(normed).float(), place)
         loss = loss + 1e-3 * (features.pow(2).mean(-1) - 0.02).clamp(min=0).mean()
         filled = labels[:, 0] < len(KINDS)
         right = torch.stack([(x.argmax(-1) == labels[:, i]) for i, x in enumerate(logits)], -1)
@@ -119,12 +119,12 @@ def train_vision(
         visual.merger.mlp[2].bias *= scale
 
 
-def tower_optimizers(visual: Any, others: Sequence[nn.Parameter] = ()) -> tuple[Muon, torch.optim.Optimizer]:
+def tower_optimizers(visual: Any, parameters: Sequence[nn.Parameter] = ()) -> tuple[Muon, torch.optim.Optimizer]:
     """Return Muon for the encoder's matrices, AdamW for the rest; the patch weights, which see raw pixels, move less."""
     muon = Muon(p for p in visual.parameters() if p.dim() == 2)
     vectors = [p for p in visual.parameters() if p.dim() == 1]
     groups = [
-        {"params": [*vectors, *others], "scale": 1.0},
+        {"params": [*vectors, *parameters], "scale": 1.0},
         {"params": [visual.patch_embed.proj.weight], "scale": 0.15},
     ]
     return muon, torch.optim.AdamW(groups, lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0)
@@ -132,8 +132,8 @@ def tower_optimizers(visual: Any, others: Sequence[nn.Parameter] = ()) -> tuple[
 
 def update(muon: Muon, adam: torch.optim.Optimizer, step: int, steps: int) -> None:
     """Update both optimizers' parameters: warm-up over 50 steps, flat for the first half, then linear to nearly zero."""
-    done = step / steps
-    rate = min(1.0, (step + 1) / 50) * (1.0 if done < 0.5 else max(0.02, 2 * (1 - done)))
+    progress = step / steps
+    rate = min(1.0, (step + 1) / 50) * (1.0 if progress < 0.5 else max(0.02, 2 * (1 - progress)))
     for group in adam.param_groups:
         group["lr"] = 2e-3 * rate * group["scale"]
     adam.step()

@@ -93,7 +93,7 @@ def sap_samples(count: int, seed: int, size: Size = SIZE) -> list[SapSample]:
             (f"{kind}s, {'never ' if unseen else ''}seen", partial(_know, kind=kind, unseen=unseen))
             for kind in KNOW for unseen in (False, True)
         ]),
-        "beyond": cycle([(name, partial(_beyond, name=name)) for name in BEYOND]),
+        "beyond": cycle([(name, partial(_ask_beyond, name=name)) for name in BEYOND]),
     }  # fmt: skip
     samples = []
     for number, part in enumerate(islice(cycle(turns), count)):
@@ -107,9 +107,9 @@ def _sample(
 ) -> SapSample:
     while True:
         scene = random_scene(rng, rng.choice((2, 3, 3, 4)), held_out=True)
-        if (made := make(rng, scene)) is not None:
-            image = render(made.scene, size, rng)
-            return SapSample(name, part, subtask, image, made.question, tuple(made.options), made.answer)
+        if (drawn := make(rng, scene)) is not None:
+            image = render(drawn.scene, size, rng)
+            return SapSample(name, part, subtask, image, drawn.question, tuple(drawn.options), drawn.answer)
 
 
 def _basic(rng: random.Random, scene: Scene, kinds: Sequence[str]) -> _Asked | None:
@@ -122,8 +122,8 @@ def _basic(rng: random.Random, scene: Scene, kinds: Sequence[str]) -> _Asked | N
 
 def _know(rng: random.Random, scene: Scene, kind: str, unseen: bool) -> _Asked | None:
     """Ask about a thing that replaces another, or is put beside the others."""
-    seen, never = KNOW[kind]
-    answer = rng.choice(never if unseen else seen)
+    answers, never = KNOW[kind]
+    answer = rng.choice(never if unseen else answers)
     colour = rng.choice(allowed_colours(scene.background))
     if kind == "letter":
         old, key = scene.glyph, ""
@@ -135,22 +135,22 @@ def _know(rng: random.Random, scene: Scene, kind: str, unseen: bool) -> _Asked |
     else:
         old = rng.choice(scene.shapes)
         new, key = Thing(old.cell, old.kind, answer), old.kind
-    shown = scene.replace(old, new)
-    others = [thing for thing in shown.shapes if thing != new]
-    clash = any({key, answer} & {thing.kind, thing.colour} for thing in others)
+    changed = scene.replace(old, new)
+    unchanged = [thing for thing in changed.shapes if thing != new]
+    clash = any({key, answer} & {thing.kind, thing.colour} for thing in unchanged)
     if clash or (kind == "color" and answer not in (*allowed_colours(scene.background), *never)):
         return None
-    pool = [one for one in (*seen, *never) if one != answer]
-    return _Asked(shown, ask(rng, kind, key), [answer, *rng.sample(pool, OPTIONS - 1)], answer)
+    pool = [value for value in (*answers, *never) if value != answer]
+    return _Asked(changed, ask(rng, kind, key), [answer, *rng.sample(pool, OPTIONS - 1)], answer)
 
 
-def _beyond(rng: random.Random, scene: Scene, name: str) -> _Asked | None:
+def _ask_beyond(rng: random.Random, scene: Scene, name: str) -> _Asked | None:
     question, pool = rng.choice(BEYOND[name])
     if name == "Missing Visual Information" and scene.glyph is not None:
         return None
     kinds = [thing.kind for thing in scene.shapes]
-    thing = next((kind for kind in kinds if kinds.count(kind) == 1), None)
+    target = next((kind for kind in kinds if kinds.count(kind) == 1), None)
     absent = absent_shape(rng, scene) if rng.random() < 0.5 else rng.choice(HELD_OUT_NOUNS)
-    if thing is None or absent is None:
+    if target is None or absent is None:
         return None
-    return _Asked(scene, question.format(thing=thing, absent=absent), rng.sample(list(pool), OPTIONS), None)
+    return _Asked(scene, question.format(thing=target, absent=absent), rng.sample(list(pool), OPTIONS), None)

@@ -43,9 +43,11 @@ def _existence(count: int, seed: int, noises: Sequence[float]) -> Iterator[Check
     number = 0
     while True:
         level = number % len(noises)
-        for other, samples in enumerate(drawn):  # every noise draws the same questions: each is kept with one noise
+        for other_level, samples in enumerate(
+            drawn
+        ):  # every noise draws the same questions: each is kept with one noise
             sample = next(samples)
-            if other == level:
+            if other_level == level:
                 chosen = sample
         number += 1
         accepted = "yes" if chosen.present else "no"

@@ -146,11 +146,11 @@ def conflict_question(
         options = fill_options(rng, scene, kind, [value, conflict.alternative], min(count, len(POOLS[kind])))
         text, reply = option_question(rng, text, options, answer)
     text = place(context, text, words, where)
-    said = end_of_value(text, statement(kind, key, conflict.alternative), conflict.alternative)
+    claim = end_of_value(text, statement(kind, key, conflict.alternative), conflict.alternative)
     pick = end_of_option(text, answer) if options else None
     name = f"{side}_{'options' if count else 'open'}"
     instructed = end_of_instruction(text, words, side)
-    return SceneQuestion(name, ((text, reply),), cell=cell, said=said, pick=pick, instructed=instructed)
+    return SceneQuestion(name, ((text, reply),), cell=cell, said=claim, pick=pick, instructed=instructed)
 
 
 def end_of_instruction(text: str, words: str | None, side: str) -> tuple[int, str] | None:
@@ -167,17 +167,17 @@ def agreeing_question(rng: random.Random, scene: Scene, count: int) -> SceneQues
     fact = pick_fact(rng, scene, CONFLICT_KINDS)
     if fact is None:
         return None
-    said, words, side = statement(*fact[:3]), None, rng.choice(("text", "vision"))
+    claim, words, side = statement(*fact[:3]), None, rng.choice(("text", "vision"))
     missing = absent_shape(rng, scene)
     if missing and fact.kind in ("color", "shape", "background") and rng.random() < 0.5:
-        said = statement("position", missing, rng.choice(POOLS["position"]))
+        claim = statement("position", missing, rng.choice(POOLS["position"]))
     elif rng.random() < 0.35:  # an instruction has a right answer only where the text is about the question
         words = instruction(rng, side)
     text, reply = ask(rng, fact.kind, fact.key), statement(*fact[:3])
     if count:
         choices = fill_options(rng, scene, fact.kind, [fact.value], min(count, len(POOLS[fact.kind])))
         text, reply = option_question(rng, text, choices, fact.value)
-    text = place(marker + said, text, words)
+    text = place(marker + claim, text, words)
     pick = end_of_option(text, fact.value) if count else None
     instructed = end_of_instruction(text, words, side)
     return SceneQuestion("agreeing", ((text, reply),), cell=fact.cell, pick=pick, instructed=instructed)
@@ -204,8 +204,8 @@ def told_question(rng: random.Random, scene: Scene | None, count: int) -> SceneQ
     claim = statement(kind, key, value)
     text = place(marker + claim, text, None)
     pick = end_of_option(text, value) if count else None
-    said = end_of_value(text, claim, value)
-    return SceneQuestion("told" if scene else "told_alone", ((text, reply),), said=said, pick=pick)
+    claim_end = end_of_value(text, claim, value)
+    return SceneQuestion("told" if scene else "told_alone", ((text, reply),), said=claim_end, pick=pick)
 
 
 # ------------------------------------------------------------------------------------------- held-out samples

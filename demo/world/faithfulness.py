@@ -50,18 +50,18 @@ def existence_samples(
     rng, noise_rng = random.Random(f"held-out existence {seed}"), noise_source(seed)
     scenes = [_scene(rng, habits) for _ in range(-(-count // 2))]
     kinds = [sorted({thing.kind for thing in scene.shapes}) for scene in scenes]
-    frequency = Counter(kind for found in kinds for kind in found)
-    together = Counter(pair for found in kinds for pair in combinations(found, 2))
+    frequency = Counter(kind for kinds_of_scene in kinds for kind in kinds_of_scene)
+    together = Counter(pair for kinds_of_scene in kinds for pair in combinations(kinds_of_scene, 2))
     samples = []
-    for scene, found, setting in zip(scenes, kinds, cycle(STRATEGIES), strict=False):
-        absent = [kind for kind in SHAPES if kind not in found]
+    for scene, kinds_there, setting in zip(scenes, kinds, cycle(STRATEGIES), strict=False):
+        absent = [kind for kind in SHAPES if kind not in kinds_there]
         rng.shuffle(absent)
         if setting == "popular":
             absent.sort(key=lambda kind: -frequency[kind])
         elif setting == "adversarial":
-            absent.sort(key=lambda kind: -sum(together[min(kind, f), max(kind, f)] for f in found))
+            absent.sort(key=lambda kind: -sum(together[min(kind, f), max(kind, f)] for f in kinds_there))
         image = noised(render(scene, size, rng), noise, noise_rng)
-        for kind, present in ((rng.choice(found), True), (absent[0], False)):
+        for kind, present in ((rng.choice(kinds_there), True), (absent[0], False)):
             samples.append(YesNo(image, rng.choice(EXISTS).format(thing=article(kind)), present, setting))
     return samples[:count]
 
@@ -93,8 +93,8 @@ def picture_pairs(single: int, several: int, seed: int, size: Size = SIZE, noise
     The difficulties of the first come in turn. The pairs of one set do not depend on the other set.
     """
     alone = [(difficulty, 1) for difficulty in islice(cycle(DENSITIES), single)]
-    others = [(None, number) for number in islice(cycle(SEVERAL), several)]
-    return [*_set("single", alone, seed, size, noise), *_set("several", others, seed, size, noise)]
+    pairs_several = [(None, number) for number in islice(cycle(SEVERAL), several)]
+    return [*_set("single", alone, seed, size, noise), *_set("several", pairs_several, seed, size, noise)]
 
 
 def _set(
@@ -118,9 +118,9 @@ def _pair(
 
     The first has `shapes` shapes (None: two or three, or one more than differences).
     """
-    given = shapes
+    shapes_given = shapes
     while True:
-        shapes = given or max(rng.choice((2, 2, 3)), len(types) + 1)
+        shapes = shapes_given or max(rng.choice((2, 2, 3)), len(types) + 1)
         first = random_scene(rng, shapes, glyph=rng.random() < 0.15, held_out=True)
         kinds = [thing.kind for thing in first.shapes]
         single = [thing for thing in first.shapes if kinds.count(thing.kind) == 1]

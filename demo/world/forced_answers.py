@@ -33,13 +33,13 @@ def _fact(rng: random.Random, scene: Scene) -> tuple[str, str, str, str] | None:
     if fact is None:
         return None
     wrong = alternative(rng, scene, fact.kind, fact.value)
-    right, other = (statement(fact.kind, fact.key, value) for value in (fact.value, wrong))
-    return ask(rng, fact.kind, fact.key), right, other, "fact"
+    right, wrong_text = (statement(fact.kind, fact.key, value) for value in (fact.value, wrong))
+    return ask(rng, fact.kind, fact.key), right, wrong_text, "fact"
 
 
 def _description(rng: random.Random, scene: Scene) -> tuple[str, str, str, str] | None:
     """Return a description and a wrong one, in which one of the things has another colour."""
     thing = rng.choice(scene.shapes)
-    others = [colour for colour in allowed_colours(scene.background) if colour != thing.colour]
-    wrong = scene.replace(thing, thing._replace(colour=rng.choice(others)))
+    other_colours = [colour for colour in allowed_colours(scene.background) if colour != thing.colour]
+    wrong = scene.replace(thing, thing._replace(colour=rng.choice(other_colours)))
     return rng.choice(DESCRIBE), describe(scene), describe(wrong), "description"

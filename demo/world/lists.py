@@ -42,21 +42,21 @@ class _Asked(NamedTuple):
     against: Mapping[bool, str]
 
 
-def _asked(rng: random.Random, subtask: str) -> _Asked:
+def _draw_questions(rng: random.Random, subtask: str) -> _Asked:
     """Draw scenes until one has the facts that the subtask needs."""
     while True:
         scene = scene_of(rng, glyph=True if subtask == "OCR" else None)
         if subtask == "existence":
-            there, missing = rng.choice(scene.shapes), absent_shape(rng, scene)
+            present, missing = rng.choice(scene.shapes), absent_shape(rng, scene)
             if missing is not None:
-                yes, no = (f"Is there {article(kind)} in the picture?" for kind in (there.kind, missing))
-                claimed, cells = f"{there.colour} {missing}", (there.cell, rng.choice(scene.free_cells))
+                yes, no = (f"Is there {article(kind)} in the picture?" for kind in (present.kind, missing))
+                claimed, cells = f"{present.colour} {missing}", (present.cell, rng.choice(scene.free_cells))
                 replaced, added = (statement("at", POSITIONS[cell], claimed) for cell in cells)
                 return _Asked(scene, yes, no, {True: replaced, False: added})
         elif fact := pick_fact(rng, scene, _KINDS[subtask]):
-            other = alternative(rng, scene, fact.kind, fact.value)
-            yes, no = (_FORMS[fact.kind](fact.key, value) for value in (fact.value, other))
-            return _Asked(scene, yes, no, dict.fromkeys((True, False), statement(fact.kind, fact.key, other)))
+            other_value = alternative(rng, scene, fact.kind, fact.value)
+            yes, no = (_FORMS[fact.kind](fact.key, value) for value in (fact.value, other_value))
+            return _Asked(scene, yes, no, dict.fromkeys((True, False), statement(fact.kind, fact.key, other_value)))
 
 
 def scene_of(rng: random.Random, habits: Habits = EVEN, glyph: bool | None = None) -> Scene:
@@ -71,9 +71,9 @@ def mme_pairs(count: int, seed: int, noise: float = 0.0) -> list[MmePair]:
     rng, noise_rng = random.Random(f"held-out pairs of questions {seed}"), noise_source(seed)
     pairs = []
     for subtask in islice(cycle(SUBTASKS), count):
-        asked = _asked(rng, subtask)
-        image = noised(render(asked.scene, SIZE, rng), noise, noise_rng)
-        pairs.append(MmePair(image, ((asked.yes, True), (asked.no, False)), subtask))
+        content = _draw_questions(rng, subtask)
+        image = noised(render(content.scene, SIZE, rng), noise, noise_rng)
+        pairs.append(MmePair(image, ((content.yes, True), (content.no, False)), subtask))
     return pairs
 
 
@@ -84,16 +84,16 @@ def phd_samples(count: int, seed: int, noise: float = 0.0) -> list[PhdSample]:
     """
     rng, noise_rng = random.Random(f"held-out texts {seed}"), noise_source(seed)
     samples: list[PhdSample] = []
-    each = 2 * len(MODES)
-    for _ in range(-(-count // each)):
-        asked = _asked(rng, "existence")
-        image = noised(render(asked.scene, SIZE, rng), noise, noise_rng)
-        beside = statement("background", "", asked.scene.background)
-        for question, present in ((asked.yes, True), (asked.no, False)):
-            texts: dict[Mode, str] = {"base": "", "iac": beside, "icc": asked.against[present]}
+    per_sample = 2 * len(MODES)
+    for _ in range(-(-count // per_sample)):
+        content = _draw_questions(rng, "existence")
+        image = noised(render(content.scene, SIZE, rng), noise, noise_rng)
+        beside = statement("background", "", content.scene.background)
+        for question, present in ((content.yes, True), (content.no, False)):
+            texts: dict[Mode, str] = {"base": "", "iac": beside, "icc": content.against[present]}
             for mode, text in texts.items():
-                said = f"Text context: {text}\n{question}" if text else question
-                samples.append(PhdSample(image, said, present, "object recognition", mode))
+                question_text = f"Text context: {text}\n{question}" if text else question
+                samples.append(PhdSample(image, question_text, present, "object recognition", mode))
     return samples[:count]
 
 

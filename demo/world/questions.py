@@ -86,13 +86,13 @@ def ask(rng: random.Random, kind: str, key: str) -> str:
 
 def pick_fact(rng: random.Random, scene: Scene, kinds: Sequence[str]) -> Fact | None:
     """Draw a fact of one of the kinds; a kind named twice is twice as likely, kinds the scene lacks are left out."""
-    found = facts(scene)
-    there = {fact.kind for fact in found}
-    wanted = [kind for kind in kinds if kind in there]
-    if not wanted:
+    all_facts = facts(scene)
+    kinds_present = {fact.kind for fact in all_facts}
+    possible = [kind for kind in kinds if kind in kinds_present]
+    if not possible:
         return None
-    kind = rng.choice(wanted)
-    return rng.choice([fact for fact in found if fact.kind == kind])
+    kind = rng.choice(possible)
+    return rng.choice([fact for fact in all_facts if fact.kind == kind])
 
 
 def alternative(rng: random.Random, scene: Scene | None, kind: str, value: str) -> str:
@@ -104,18 +104,18 @@ def alternative(rng: random.Random, scene: Scene | None, kind: str, value: str) 
             "position": [POSITIONS[t.cell] for t in scene.things],
             "at": [f"{t.colour} {t.kind}" for t in scene.shapes],
         }.get(kind, [])
-        if near := [other for other in near if other != value]:
+        if near := [candidate for candidate in near if candidate != value]:
             return rng.choice(near)
-    return rng.choice([other for other in POOLS[kind] if other != value])
+    return rng.choice([candidate for candidate in POOLS[kind] if candidate != value])
 
 
 def fill_options(rng: random.Random, scene: Scene | None, kind: str, options: list[str], count: int) -> list[str]:
     """Add wrong values until there are `count` options, then shuffle; the first option is the right one."""
     options = list(options)
     while len(options) < count:
-        other = alternative(rng, scene, kind, options[0])
-        if other not in options:
-            options.append(other)
+        option = alternative(rng, scene, kind, options[0])
+        if option not in options:
+            options.append(option)
     rng.shuffle(options)
     return options
 
@@ -147,15 +147,15 @@ def option_question(
 
 def end_of_option(text: str, option: str) -> int:
     """Return the end of an option's line in a user text."""
-    found = re.search(rf"\n[A-E]\. {re.escape(option)}\n", text)
-    if found is None:
+    match = re.search(rf"\n[A-E]\. {re.escape(option)}\n", text)
+    if match is None:
         raise ValueError(f"no option {option!r} in {text!r}")
-    return found.end() - 1
+    return match.end() - 1
 
 
-def end_of_value(text: str, said: str, value: str) -> int:
-    """Return the end of the value in the sentence `said` in a user text."""
-    return text.index(said) + said.rindex(value) + len(value)
+def end_of_value(text: str, words: str, value: str) -> int:
+    """Return the end of the value in the sentence `words` in a user text."""
+    return text.index(words) + words.rindex(value) + len(value)
 
 
 def describe(scene: Scene) -> str:
@@ -168,17 +168,17 @@ def describe_spans(scene: Scene) -> tuple[tuple[str, int | None], ...]:
     spans: list[tuple[str, int | None]] = []
     for i, thing in enumerate(scene.things):
         word = "letter" if thing.kind.isalpha() else "number"
-        what = f"the {word} {thing.kind}" if thing.is_glyph else article(f"{thing.colour} {thing.kind}")
+        label = f"the {word} {thing.kind}" if thing.is_glyph else article(f"{thing.colour} {thing.kind}")
         before = "" if i == 0 else " and " if i == len(scene.things) - 1 else ", "
-        text = f"{before}{what} at the {POSITIONS[thing.cell]}"
+        text = f"{before}{label} at the {POSITIONS[thing.cell]}"
         spans.append((text if i else text[0].upper() + text[1:], thing.cell))
     return (*spans, (f" on {article(scene.background)} background.", None))
 
 
 def absent_shape(rng: random.Random, scene: Scene) -> str | None:
     """Draw a shape that the scene does not show, None where it shows all."""
-    there = {thing.kind for thing in scene.shapes}
-    missing = [shape for shape in SHAPES if shape not in there]
+    kinds_present = {thing.kind for thing in scene.shapes}
+    missing = [shape for shape in SHAPES if shape not in kinds_present]
     return rng.choice(missing) if missing else None
 
 
@@ -216,8 +216,8 @@ def unanswerable(rng: random.Random, scene: Scene, nouns: Sequence[str] = NOUNS)
         missing = [c for c in COLOURS if all(c != t.colour for t in scene.shapes)]
         return ask(rng, "shape", rng.choice(missing))
     else:
-        there = scene.glyph
-        kinds = [k for k in ("letter", "number") if there is None or (k == "letter") != there.kind.isalpha()]
+        glyph = scene.glyph
+        kinds = [k for k in ("letter", "number") if glyph is None or (k == "letter") != glyph.kind.isalpha()]
         return ask(rng, rng.choice(kinds), "")
     return ask(rng, rng.choice(("color", "color", "position")), key) if key else None
 

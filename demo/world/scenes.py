@@ -186,18 +186,18 @@ def facts(scene: Scene) -> list[Fact]:
     shapes = scene.shapes
     kinds = [thing.kind for thing in shapes]
     colours = [thing.colour for thing in shapes]
-    found = [Fact("background", "", scene.background, None), Fact("count", "", str(len(shapes)), None)]
-    found += [Fact("countof", kind, str(kinds.count(kind)), None) for kind in dict.fromkeys(kinds)]
+    all_facts = [Fact("background", "", scene.background, None), Fact("count", "", str(len(shapes)), None)]
+    all_facts += [Fact("countof", kind, str(kinds.count(kind)), None) for kind in dict.fromkeys(kinds)]
     for cell, kind, colour in shapes:
         if kinds.count(kind) == 1:
-            found.append(Fact("color", kind, colour, cell))
-            found.append(Fact("position", kind, POSITIONS[cell], cell))
+            all_facts.append(Fact("color", kind, colour, cell))
+            all_facts.append(Fact("position", kind, POSITIONS[cell], cell))
         if colours.count(colour) == 1:
-            found.append(Fact("shape", colour, kind, cell))
-        found.append(Fact("at", POSITIONS[cell], f"{colour} {kind}", cell))
+            all_facts.append(Fact("shape", colour, kind, cell))
+        all_facts.append(Fact("at", POSITIONS[cell], f"{colour} {kind}", cell))
     if glyph := scene.glyph:
-        found.append(Fact("letter" if glyph.kind.isalpha() else "number", "", glyph.kind, glyph.cell))
-    return found
+        all_facts.append(Fact("letter" if glyph.kind.isalpha() else "number", "", glyph.kind, glyph.cell))
+    return all_facts
 
 
 def render(scene: Scene, size: Size = (SIDE, SIDE), rng: random.Random | None = None) -> Image.Image:

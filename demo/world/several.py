@@ -128,26 +128,26 @@ def which_picture(rng: random.Random, scenes: Sequence[Scene]) -> SceneQuestion 
     for _ in range(12):
         target = rng.randrange(len(scenes))
         scene = scenes[target]
-        wanted = rng.choice(("thing", "thing", "background", "glyph", "shape"))
+        feature = rng.choice(("thing", "thing", "background", "glyph", "shape"))
         cell = None
-        if wanted == "background":
-            what, holds = f"{article(scene.background)} background", [s.background == scene.background for s in scenes]
-        elif wanted == "glyph" and scene.glyph:
+        if feature == "background":
+            label, holds = f"{article(scene.background)} background", [s.background == scene.background for s in scenes]
+        elif feature == "glyph" and scene.glyph:
             glyph = scene.glyph.kind
-            what = f"the {'letter' if glyph.isalpha() else 'number'} {glyph}"
+            label = f"the {'letter' if glyph.isalpha() else 'number'} {glyph}"
             holds, cell = [s.glyph is not None and s.glyph.kind == glyph for s in scenes], scene.glyph.cell
-        elif wanted in ("thing", "shape") and scene.shapes:
+        elif feature in ("thing", "shape") and scene.shapes:
             thing = rng.choice(scene.shapes)
             cell = thing.cell
-            if wanted == "thing":
-                what = article(f"{thing.colour} {thing.kind}")
+            if feature == "thing":
+                label = article(f"{thing.colour} {thing.kind}")
                 holds = [any(t[1:] == thing[1:] for t in s.shapes) for s in scenes]
             else:
-                what, holds = article(thing.kind), [any(t.kind == thing.kind for t in s.shapes) for s in scenes]
+                label, holds = article(thing.kind), [any(t.kind == thing.kind for t in s.shapes) for s in scenes]
         else:
             continue
         if sum(holds) == 1:
-            turn = (rng.choice(WHICH).format(what=what), f"Picture {target + 1}.")
+            turn = (rng.choice(WHICH).format(what=label), f"Picture {target + 1}.")
             return SceneQuestion("several_which", (turn,), target, cell)
     return None
 
@@ -181,8 +181,8 @@ def _change(rng: random.Random, scene: Scene, kind: str) -> tuple[Scene, str, tu
     if kind == "add":
         cell = rng.choice(scene.free_cells)
         new = Thing(cell, rng.choice(SHAPES), rng.choice(allowed_colours(scene.background)))
-        what = article(f"{new.colour} {new.kind}").capitalize()
-        return scene.replace(None, new), f"{what} was added at the {POSITIONS[cell]}.", (cell, cell)
+        label = article(f"{new.colour} {new.kind}").capitalize()
+        return scene.replace(None, new), f"{label} was added at the {POSITIONS[cell]}.", (cell, cell)
     if kind == "remove":
         if len(shapes) < 2:
             return None

@@ -42,10 +42,10 @@ def targets(seed: int, size: Size = SIZE, noise: float = 0.0) -> Iterator[Target
     makers, number = list(MAKERS.items()), 0
     while True:
         task, maker = makers[number % len(makers)]
-        asked = maker(rng, 2 + number // len(makers) % (MOST - 1))
-        if asked is None:
+        made_sample = maker(rng, 2 + number // len(makers) % (MOST - 1))
+        if made_sample is None:
             continue
-        scenes, target, question, response, choices, cell = asked
+        scenes, target, question, response, choices, cell = made_sample
         images = tuple(noised(render(scene, size, rng), noise, noise_rng) for scene in scenes)
         texts = ("",) * len(images) + (question,)
         spot = None if cell is None else _box(cell)
@@ -61,16 +61,16 @@ def _box(cell: int) -> tuple[float, float, float, float]:
 def _caption(rng: random.Random, pictures: int) -> TargetQuestion | None:
     """Ask which picture shows something that only one of them shows."""
     scenes = related_scenes(rng, pictures, SHAPES, held_out=True)
-    found = which_picture(rng, scenes)
-    if found is None or found.target is None:
+    question = which_picture(rng, scenes)
+    if question is None or question.target is None:
         return None
-    return scenes, found.target, found.turns[0][0], str(found.target + 1), (), found.cell
+    return scenes, question.target, question.turns[0][0], str(question.target + 1), (), question.cell
 
 
 def _facts(rng: random.Random, pictures: int) -> TargetQuestion | None:
     """Ask about a fact of a picture that is named by its number."""
     scenes, target, fact = _one_of(rng, pictures, KINDS)
-    return fact and (scenes, target, _asking(rng, fact, target), statement(*fact[:3]), (), fact.cell)
+    return fact and (scenes, target, _ask(rng, fact, target), statement(*fact[:3]), (), fact.cell)
 
 
 def _options(rng: random.Random, pictures: int) -> TargetQuestion | None:
@@ -79,7 +79,7 @@ def _options(rng: random.Random, pictures: int) -> TargetQuestion | None:
     if fact is None:
         return None
     choices = fill_options(rng, scenes[target], fact.kind, [fact.value], OPTIONS)
-    return scenes, target, option_text(_asking(rng, fact, target), choices), fact.value, tuple(choices), fact.cell
+    return scenes, target, option_text(_ask(rng, fact, target), choices), fact.value, tuple(choices), fact.cell
 
 
 def _one_of(rng: random.Random, pictures: int, kinds: Sequence[str]) -> tuple[list[Scene], int, Fact | None]:
@@ -89,11 +89,11 @@ def _one_of(rng: random.Random, pictures: int, kinds: Sequence[str]) -> tuple[li
     return scenes, target, pick_fact(rng, scenes[target], kinds)
 
 
-def _asking(rng: random.Random, fact: Fact, target: int) -> str:
+def _ask(rng: random.Random, fact: Fact, target: int) -> str:
     return in_picture(rng, ask(rng, fact.kind, fact.key), f"picture {target + 1}")
 
 
-def _found(rng: random.Random, pictures: int) -> TargetQuestion | None:
+def _ask_of_all(rng: random.Random, pictures: int) -> TargetQuestion | None:
     """Ask for the colour or the place of a shape that only one picture shows, without naming the picture."""
     scenes, target, fact = _one_of(rng, pictures, ("color", "position"))
     if fact is None or any(thing.kind == fact.key for i, s in enumerate(scenes) if i != target for thing in s.shapes):
@@ -123,5 +123,5 @@ def _anchor(rng: random.Random, pictures: int) -> TargetQuestion | None:
 
 
 MAKERS: dict[str, Callable[[random.Random, int], TargetQuestion | None]] = {
-    CAPTION: _caption, "facts": _facts, NEEDLE: _needle, "options": _options, "found": _found, ANCHOR: _anchor,
+    CAPTION: _caption, "facts": _facts, NEEDLE: _needle, "options": _options, "found": _ask_of_all, ANCHOR: _anchor,
 }  # fmt: skip

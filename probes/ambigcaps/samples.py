@@ -64,16 +64,16 @@ def _bleu() -> Any:
 def tally(sample: Translated, replies: Sequence[Reply]) -> dict[str, float]:
     """Return a translation's contribution to the sums of BLEU: matching n-grams, all n-grams, and words."""
     (reply,) = replies
-    found = _bleu().sentence_score(" ".join(reply.text.split()), [sample.reference])
-    sums = {"words": found.sys_len, "reference": found.ref_len}
-    sums |= {f"match {n}": count for n, count in enumerate(found.counts, 1)}
-    sums |= {f"all {n}": count for n, count in enumerate(found.totals, 1)}
+    score = _bleu().sentence_score(" ".join(reply.text.split()), [sample.reference])
+    sums = {"words": score.sys_len, "reference": score.ref_len}
+    sums |= {f"match {n}": count for n, count in enumerate(score.counts, 1)}
+    sums |= {f"all {n}": count for n, count in enumerate(score.totals, 1)}
     return {name: float(value) for name, value in sums.items()}
 
 
 def scores(sums: Tallies) -> dict[str, np.ndarray]:
     """Return corpus BLEU as sacreBLEU computes it by default, from 0 to 100."""
-    names = [f"{what} {n}" for what in ("match", "all") for n in range(1, ORDERS + 1)]
+    names = [f"{prefix} {n}" for prefix in ("match", "all") for n in range(1, ORDERS + 1)]
     columns = np.stack([np.asarray(sums[name]) for name in (*names, "words", "reference")], axis=-1)
     rows = columns.reshape(-1, columns.shape[-1])
     values = [_score(row) for row in rows.astype(int).tolist()]

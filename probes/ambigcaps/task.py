@@ -17,11 +17,11 @@ from probes.image_qa import rows
 from probes.image_qa.task import Task
 
 
-def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[Translated]:
+def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) -> list[Translated]:
     """Return every caption in both directions.
 
-    Rows that lack something are left out and added to `left`. Raises ValueError that names the invalid file and row, and if
-    BLEU cannot be computed.
+    Rows that lack something are left out and added to `left_out`. Raises ValueError that names the invalid file and row,
+    and if BLEU cannot be computed.
     """
     check_bleu()
 
@@ -36,24 +36,24 @@ def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> l
 
     texts = {file.suffix: file for file in data if file.suffix in (".en", ".tr")}
     if not texts:
-        return [one for file in data for pair in rows.made(file, rows.read(file), both, left) for one in pair]
-    others = [file for file in data if file not in texts.values()]
-    if len(texts) != 2 or len(others) != 1:
+        return [sample for file in data for pair in rows.made(file, rows.read(file), both, left_out) for sample in pair]
+    image_files = [file for file in data if file not in texts.values()]
+    if len(texts) != 2 or len(image_files) != 1:
         raise ValueError("--data needs NAME.en, NAME.tr and a file of image names, one per line")
-    files = {"image": others[0], "en": texts[".en"], "tr": texts[".tr"]}
+    files = {"image": image_files[0], "en": texts[".en"], "tr": texts[".tr"]}
     lines = {name: text_of(file).splitlines() for name, file in files.items()}
     if len({*map(len, lines.values())}) != 1:
-        told = ", ".join(f"{files[name]} has {len(own)}" for name, own in lines.items())
-        raise ValueError(f"--data needs as many lines in each file; {told}")
+        counts = ", ".join(f"{files[name]} has {len(file_lines)}" for name, file_lines in lines.items())
+        raise ValueError(f"--data needs as many lines in each file; {counts}")
     table = [dict(zip(lines, row, strict=True)) for row in zip(*lines.values(), strict=True)]
-    return [one for pair in rows.made(others[0], table, both, left) for one in pair]
+    return [sample for pair in rows.made(image_files[0], table, both, left_out) for sample in pair]
 
 
 def _parts(samples: Sequence[Translated]) -> list[SampleSet[Translated]]:
     return [
         SampleSet(
-            f"{source} to {target}", [one for one in samples if one.source == source], Translated.chats, tally, scores,
-            {}, setting=lambda sample: "all", cluster=lambda sample: sample.image,
+            f"{source} to {target}", [sample for sample in samples if sample.source == source], Translated.chats,
+            tally, scores, {}, setting=lambda sample: "all", cluster=lambda sample: sample.image,
         )
         for source, target in (("English", "Turkish"), ("Turkish", "English"))
     ]  # fmt: skip

@@ -13,12 +13,12 @@ from probes.harness.reading import parsed, text_of
 from probes.image_qa import rows
 
 
-def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[Described]:
+def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) -> list[Described]:
     """Return the images of these files that are in the folder.
 
     data: COCO's instances*.json and, if there are any, its captions*.json; a .txt replaces our list of synonyms. Images that
-    are not in the folder are not asked about, so that `left` stays unchanged. Raises ValueError that names the invalid file,
-    or if no image is there.
+    are not in the folder are not asked about, so that `left_out` stays unchanged. Raises ValueError that names the invalid
+    file, or if no image is there.
     """
     lists = [file for file in data if file.suffix == ".txt"]
     vocabulary = Vocabulary.read(lists[0]) if lists else coco()
@@ -31,41 +31,41 @@ def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> l
         text = text_of(file)
         try:
             content = parsed(text)
-            names |= {int(one["id"]): str(one["file_name"]) for one in content["images"]}
+            names |= {int(image["id"]): str(image["file_name"]) for image in content["images"]}
             if "categories" in content:
                 for number, kinds in _instances(content, vocabulary).items():
                     objects.setdefault(number, set()).update(kinds)
             else:
-                for one in content["annotations"]:
-                    captions[int(one["image_id"])].append(one["caption"])
+                for annotation in content["annotations"]:
+                    captions[int(annotation["image_id"])].append(annotation["caption"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file} is not a file of COCO annotations: {error!r}") from error
     if not objects:
         raise ValueError("--data needs COCO's instances_*.json, which lists the objects of each image")
-    found = []
-    for number, own in objects.items():
-        place = _there(images, names[number])
+    samples = []
+    for number, objects_of_image in objects.items():
+        place = _find_image(images, names[number])
         if place is not None:
-            told = vocabulary.mentioned("\n".join(captions[number]))
-            found.append(Described(place, frozenset(own.union(told)), vocabulary, id=place.stem))
-    if not found:
+            mentioned = vocabulary.mentioned("\n".join(captions[number]))
+            samples.append(Described(place, frozenset(objects_of_image.union(mentioned)), vocabulary, id=place.stem))
+    if not samples:
         raise ValueError(f"{images} holds none of the {len(objects)} images of {data[0]}")
-    return found
+    return samples
 
 
 def _instances(content: Mapping[str, Any], vocabulary: Vocabulary) -> dict[int, set[str]]:
     kinds = {}
-    for one in content["categories"]:
-        kinds[one["id"]] = vocabulary.names.get(str(one["name"]))
-        if kinds[one["id"]] is None:
-            raise ValueError(f"the synonyms lack the category {one['name']}")
-    found: dict[int, set[str]] = {int(one["id"]): set() for one in content["images"]}
-    for one in content["annotations"]:
-        found[int(one["image_id"])].add(str(kinds[one["category_id"]]))
-    return found
+    for category in content["categories"]:
+        kinds[category["id"]] = vocabulary.names.get(str(category["name"]))
+        if kinds[category["id"]] is None:
+            raise ValueError(f"the synonyms lack the category {category['name']}")
+    objects: dict[int, set[str]] = {int(image["id"]): set() for image in content["images"]}
+    for annotation in content["annotations"]:
+        objects[int(annotation["image_id"])].add(str(kinds[annotation["category_id"]]))
+    return objects
 
 
-def _there(folder: Path, name: str) -> Path | None:
+def _find_image(folder: Path, name: str) -> Path | None:
     try:
         return rows.image(folder, name)
     except ValueError:

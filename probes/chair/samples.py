@@ -42,14 +42,14 @@ class Described:
 def tally(sample: Described, replies: Sequence[Reply]) -> dict[str, float]:
     """Return a description's contribution to the sums of `scores`; an object counts as often as it is mentioned."""
     (reply,) = replies
-    named = sample.vocabulary.mentioned(reply.text)
-    wrong = [name for name in named if name not in sample.objects]
+    mentioned = sample.vocabulary.mentioned(reply.text)
+    wrong = [name for name in mentioned if name not in sample.objects]
     return {
         "captions": 1.0,
         "hallucinating": float(bool(wrong)),
-        "mentions": float(len(named)),
+        "mentions": float(len(mentioned)),
         "wrong": float(len(wrong)),
-        "found": float(len(sample.objects & {*named})),
+        "found": float(len(sample.objects & {*mentioned})),
         "objects": float(len(sample.objects)),
         "words": float(len(reply.text.split())),
     }

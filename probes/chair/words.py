@@ -56,8 +56,8 @@ class Vocabulary:
     def of(cls, groups: Iterable[Sequence[str]]) -> Vocabulary:
         """Return the vocabulary of groups of synonyms, each with its object's name first."""
         names: dict[str, str | None] = dict.fromkeys(NOTHING)
-        for name, *others in groups:
-            for word in (name, *others):
+        for name, *synonyms in groups:
+            for word in (name, *synonyms):
                 names[word] = name
         more = {
             f"{before} {word}": name
@@ -88,9 +88,9 @@ class Vocabulary:
         In a text that mentions a toilet, a seat is not a chair.
         """
         words = self._pattern.findall(text.lower().replace("-", " "))
-        found = [(word, self._forms[word]) for word in words]
-        toilet = any(name == "toilet" for _, name in found)
-        return [name for word, name in found if name and not (toilet and word in ("seat", "seats"))]
+        mentioned = [(word, self._forms[word]) for word in words]
+        toilet = any(name == "toilet" for _, name in mentioned)
+        return [name for word, name in mentioned if name and not (toilet and word in ("seat", "seats"))]
 
 
 def coco() -> Vocabulary:

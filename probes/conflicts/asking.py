@@ -37,10 +37,10 @@ class Condition:
     @property
     def name(self) -> str:
         """The name in progress displays, which does not distinguish strengths, layers and vectors."""
-        shown = self.setting.replace("_", " ")
+        setting = self.setting.replace("_", " ")
         if self.push is None:
-            return shown
-        return f"{shown if shown != 'plain' else ''} steered toward {self.push.toward}".strip()
+            return setting
+        return f"{setting if setting != 'plain' else ''} steered toward {self.push.toward}".strip()
 
     def question(self, sample: ConflictSample, swapped: bool) -> Question:
         limit = CHAIN_TOKENS if self.setting.startswith("chain") else MAX_TOKENS
@@ -67,12 +67,12 @@ class Answers:
         """The side that every question's answer supports, unswapped and swapped; None = neither."""
         first: dict[str | None, Side] = {"A": "vision", "B": "text"}
         second: dict[str | None, Side] = {"A": "text", "B": "vision"}
-        return [(first.get(one), second.get(other)) for one, other in self.letters]
+        return [(first.get(letter), second.get(letter_turned)) for letter, letter_turned in self.letters]
 
     def right(self, side: Side) -> list[float]:
         """Return for every sample the share of its two questions that were answered with that side's answer."""
-        wanted = ("A", "B") if side == "vision" else ("B", "A")
-        return [((first == wanted[0]) + (second == wanted[1])) / 2 for first, second in self.letters]
+        expected = ("A", "B") if side == "vision" else ("B", "A")
+        return [((first == expected[0]) + (second == expected[1])) / 2 for first, second in self.letters]
 
     def accuracy(self, side: Side = "vision") -> float:
         """Return the share of the questions (two a sample) that were answered with the vision (or the text) answer."""
@@ -81,8 +81,8 @@ class Answers:
     @property
     def attention_ratio(self) -> float | None:
         """The mean attention ratio over the questions in which it was measured."""
-        known = [reply.attention_ratio for pair in self.replies for reply in pair if reply.attention_ratio is not None]
-        return sum(known) / len(known) if known else None
+        ratios = [reply.attention_ratio for pair in self.replies for reply in pair if reply.attention_ratio is not None]
+        return sum(ratios) / len(ratios) if ratios else None
 
     @property
     def attention_by_layer(self) -> np.ndarray | None:
@@ -98,9 +98,9 @@ class Answers:
             return None
         unknown = [None] * layers
         every = np.array([[unknown if row is None else row for row in pair] for pair in rows], float)
-        known = ~np.isnan(every)
+        is_known = ~np.isnan(every)
         with np.errstate(invalid="ignore"):
-            return np.where(known, every, 0).sum(1) / known.sum(1)
+            return np.where(is_known, every, 0).sum(1) / is_known.sum(1)
 
     def of(self, chosen: Sequence[int]) -> Answers:
         """Return the answers to the samples of these numbers."""
@@ -125,18 +125,18 @@ def ask(
         for condition, sample, swapped in plan:
             yield condition.question(sample, swapped)
 
-    said = replies(answerer, questions(), [one.name for one, _, _ in plan], title=title, quiet=quiet)
+    stream = replies(answerer, questions(), [condition.name for condition, _, _ in plan], title=title, quiet=quiet)
     answers = [Answers() for _ in conditions]
-    both = zip(said, said)  # noqa: B905 -- the same iterator twice: the two orders of a sample
+    pairs = zip(stream, stream)  # noqa: B905 -- the same iterator twice: the two orders of a sample
     for sample in samples:
         for answer in answers:
-            pair = next(both)
+            pair = next(pairs)
             first, second = (
                 letter(reply.text, sample.options(swapped)) for reply, swapped in zip(pair, (False, True), strict=True)
             )
             answer.letters.append((first, second))
             answer.replies.append(pair)
-    next(said, None)  # ends the stream, and closes its resources
+    next(stream, None)  # ends the stream, and closes its resources
     for condition, answer in zip(conditions, answers, strict=True):
         tell(answerer, _rows(title, condition, samples, answer))
     return answers

@@ -22,7 +22,7 @@ Modality = Literal["vision", "text"]
 
 _ARTICLES = frozenset(("a", "an", "the"))
 _PAIRS = (("is", "are"), ("was", "were"), ("has", "have"), ("does", "do"))
-_DISAGREEING = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
+_DISAGREEING = {word: opposite for pair in _PAIRS for word, opposite in (pair, pair[::-1])}
 
 
 def degraded(sample: ConflictSample, modality: Modality, severity: float, seed: int) -> ConflictSample:
@@ -32,11 +32,11 @@ def degraded(sample: ConflictSample, modality: Modality, severity: float, seed: 
     anew whenever it is shown, so that a set of them needs no memory. Raises ValueError for another modality or severity.
     """
     _check(severity)
-    own = _own_seed(sample, seed)
+    sample_seed = _own_seed(sample, seed)
     if modality == "vision":
-        return replace(sample, image=lambda: noisy(sample.picture(), severity, own))
+        return replace(sample, image=lambda: noisy(sample.picture(), severity, sample_seed))
     if modality == "text":
-        return replace(sample, context=ungrammatical(sample.context, severity, own))
+        return replace(sample, context=ungrammatical(sample.context, severity, sample_seed))
     raise ValueError(f"modality must be 'vision' or 'text', not {modality!r}")
 
 
@@ -90,10 +90,10 @@ def ungrammatical(text: str, severity: float, seed: int) -> str:
     loss = max(0.0, 2 * severity - 1)
     cut = [_cut(word) for word in text.split()]
     cut = [parts for parts in cut if not (parts[1].lower() in _ARTICLES and rng.random() < severity)]
-    words = [_misspelt(_disagreeing(word, severity, rng), severity, rng) for _, word, _ in cut]
-    words = _reordered(words, severity / 2, loss, rng)
+    words = [_misspelt(_contradict(word, severity, rng), severity, rng) for _, word, _ in cut]
+    words = _reorder(words, severity / 2, loss, rng)
     return " ".join(
-        before + _replaced(word, loss, rng) + after for (before, _, after), word in zip(cut, words, strict=True)
+        before + _replace_letters(word, loss, rng) + after for (before, _, after), word in zip(cut, words, strict=True)
     )
 
 
@@ -108,16 +108,16 @@ def _check(severity: float) -> None:
 
 def _cut(word: str) -> tuple[str, str, str]:
     """Split a word from the punctuation around it: (before, word, after)."""
-    found = re.fullmatch(r"([\W_]*)(.*?)([\W_]*)", word, re.DOTALL)
-    assert found is not None
-    return found[1], found[2], found[3]
+    match = re.fullmatch(r"([\W_]*)(.*?)([\W_]*)", word, re.DOTALL)
+    assert match is not None
+    return match[1], match[2], match[3]
 
 
-def _disagreeing(word: str, chance: float, rng: random.Random) -> str:
-    other = _DISAGREEING.get(word.lower())
-    if other is None or rng.random() >= chance:
+def _contradict(word: str, chance: float, rng: random.Random) -> str:
+    opposite = _DISAGREEING.get(word.lower())
+    if opposite is None or rng.random() >= chance:
         return word
-    return other.capitalize() if word[0].isupper() else other
+    return opposite.capitalize() if word[0].isupper() else opposite
 
 
 def _misspelt(word: str, chance: float, rng: random.Random) -> str:
@@ -129,7 +129,7 @@ def _misspelt(word: str, chance: float, rng: random.Random) -> str:
     return word[:i] + word[i + 1] + word[i] + word[i + 2 :]
 
 
-def _reordered(words: list[str], chance: float, loss: float, rng: random.Random) -> list[str]:
+def _reorder(words: list[str], chance: float, loss: float, rng: random.Random) -> list[str]:
     """Swap neighbours, no word twice; then displace every word, by more the larger the loss."""
     words, i = list(words), 0
     while i < len(words) - 1:
@@ -143,7 +143,7 @@ def _reordered(words: list[str], chance: float, loss: float, rng: random.Random)
     return [word for _, word in sorted(zip(keys, words, strict=True))]
 
 
-def _replaced(word: str, chance: float, rng: random.Random) -> str:
+def _replace_letters(word: str, chance: float, rng: random.Random) -> str:
     if chance == 0:
         return word
     return "".join(

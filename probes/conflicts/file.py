@@ -18,13 +18,13 @@ _log = logging.getLogger(__name__)
 
 
 def load(
-    json_path: str | Path, image_folder: str | Path, max_missing: float = MAX_MISSING, left: list[str] | None = None
+    json_path: str | Path, image_folder: str | Path, max_missing: float = MAX_MISSING, left_out: list[str] | None = None
 ) -> list[ConflictSample]:
     """Return the samples of MC2's JSON file whose COCO images are in `image_folder`.
 
     The folder is COCO 2014's (train2014/, val2014/), or holds the files directly, under their 2014 or 2017 names. Missing
-    images are logged and their samples left out and added to `left`. Raises ValueError that names the row, counted from 1,
-    if one is malformed or a duplicate, and if there are no samples or more than `max_missing` of the images are missing.
+    images are logged and their samples left out and added to `left_out`. Raises ValueError that names the row, counted from
+    1, if one is malformed or a duplicate, and if there are no samples or more than `max_missing` of the images are missing.
     """
     try:
         rows = parsed(text_of(Path(json_path)))
@@ -35,10 +35,10 @@ def load(
     if not rows:
         raise ValueError(f"{json_path} holds no samples")
     samples, missing = [], []
-    known: dict[tuple[str, ...], int] = {}
+    first_rows: dict[tuple[str, ...], int] = {}
     for number, row in enumerate(rows, 1):
-        fields = _checked(row, f"{json_path}, row {number}")
-        if (first := known.setdefault(tuple(fields.values()), number)) != number:
+        fields = _check(row, f"{json_path}, row {number}")
+        if (first := first_rows.setdefault(tuple(fields.values()), number)) != number:
             raise ValueError(f"{json_path}, row {number}: the same sample as row {first} (image {fields['image_id']})")
         path = _image_path(Path(image_folder), fields["image_id"])
         if path is None:
@@ -46,46 +46,50 @@ def load(
             continue
         name = f"{fields.pop('image_id')}-{number - 1}"  # from 0, as in `made_from` of vectors
         samples.append(ConflictSample(id=name, image=path, **fields))
-    named = ", ".join(missing[:20]) + (", ..." if len(missing) > 20 else "")
+    shown_names = ", ".join(missing[:20]) + (", ..." if len(missing) > 20 else "")
     if len(missing) > max_missing * len(rows):
         raise ValueError(
             f"{len(missing)} of the {len(rows)} images of {json_path} are not in {image_folder}, under their own or "
-            f"their COCO 2014 names (at most {max_missing:.0%} may be missing): {named}"
+            f"their COCO 2014 names (at most {max_missing:.0%} may be missing): {shown_names}"
         )
     if missing:
         _log.warning(
-            "%d of %d images are not in %s; their samples are skipped: %s", len(missing), len(rows), image_folder, named
+            "%d of %d images are not in %s; their samples are skipped: %s",
+            len(missing),
+            len(rows),
+            image_folder,
+            shown_names,
         )
-    if left is not None:
-        left.extend(missing)
+    if left_out is not None:
+        left_out.extend(missing)
     return samples
 
 
 def whole(
-    samples: Iterable[ConflictSample], count: int, max_broken: float = MAX_MISSING, left: list[str] | None = None
+    samples: Iterable[ConflictSample], count: int, max_broken: float = MAX_MISSING, left_out: list[str] | None = None
 ) -> list[ConflictSample]:
     """Return the first `count` samples, or fewer, whose pictures decode.
 
-    The others are logged, left out as missing ones are, and added to `left`. Raises ValueError if more than `max_broken` of
-    those examined do not decode.
+    The others are logged, left out as missing ones are, and added to `left_out`. Raises ValueError if more than `max_broken`
+    of those examined do not decode.
     """
-    found, broken = decoding(samples, count, ConflictSample.picture)
-    looked = len(found) + len(broken)
-    if len(broken) > max_broken * looked:
+    decoded, broken = decoding(samples, count, ConflictSample.picture)
+    tried = len(decoded) + len(broken)
+    if len(broken) > max_broken * tried:
         raise ValueError(
-            f"{len(broken)} of {looked} images do not decode (at most {max_broken:.0%} may be broken): "
+            f"{len(broken)} of {tried} images do not decode (at most {max_broken:.0%} may be broken): "
             + "; ".join(broken[:5])
         )
     if broken:
         _log.warning(
-            "%d of %d images do not decode; their samples are skipped: %s", len(broken), looked, "; ".join(broken[:20])
+            "%d of %d images do not decode; their samples are skipped: %s", len(broken), tried, "; ".join(broken[:20])
         )
-    if left is not None:
-        left.extend(broken)
-    return found
+    if left_out is not None:
+        left_out.extend(broken)
+    return decoded
 
 
-def _checked(row: Any, where: str) -> dict[str, str]:
+def _check(row: Any, where: str) -> dict[str, str]:
     """Return the row's fields as stripped strings; raise ValueError that says what is wrong and where."""
     if not isinstance(row, dict):
         raise ValueError(f"{where}: must be an object, not {type(row).__name__}")

@@ -54,36 +54,36 @@ class Data:
         return cls(mc2, images, frozenset(tasks or ()), seed, defaults.draw.get("conflicts"))
 
     def draw(
-        self, count: int, seed: int, without: Collection[str] = (), left: list[str] | None = None
+        self, count: int, seed: int, without: Collection[str] = (), left_out: list[str] | None = None
     ) -> list[ConflictSample]:
         """Return `count` samples, or fewer if a file has fewer.
 
         Samples of a file whose ids are in `without` are reserved for another use; the demo world's draws differ by their
-        seeds. Samples of a file whose pictures are missing or do not decode are left out and added to `left`. Raises
+        seeds. Samples of a file whose pictures are missing or do not decode are left out and added to `left_out`. Raises
         ValueError for tasks without samples, and if there is nothing to draw from.
         """
         from probes.conflicts import file
 
-        found = self._file(frozenset(without), left) if self.mc2 else self._demo(count, seed)
-        known = {sample.task for sample in found}
-        if self.tasks - known:
-            unknown, there = ", ".join(sorted(self.tasks - known)), ", ".join(sorted(known))
-            raise ValueError(f"--tasks: unknown {unknown}; there are {there}")
-        wanted = [sample for sample in found if not self.tasks or sample.task in self.tasks]
-        chosen = file.whole(wanted, count, left=left) if self.mc2 else wanted[:count]
+        samples = self._file(frozenset(without), left_out) if self.mc2 else self._demo(count, seed)
+        tasks = {sample.task for sample in samples}
+        if self.tasks - tasks:
+            unknown, available = ", ".join(sorted(self.tasks - tasks)), ", ".join(sorted(tasks))
+            raise ValueError(f"--tasks: unknown {unknown}; there are {available}")
+        selected = [sample for sample in samples if not self.tasks or sample.task in self.tasks]
+        chosen = file.whole(selected, count, left_out=left_out) if self.mc2 else selected[:count]
         if len(chosen) < count:
             logging.getLogger(__name__).warning("There are only %d samples; %d were requested.", len(chosen), count)
         return chosen
 
-    def _file(self, used: frozenset[str], left: list[str] | None) -> list[ConflictSample]:
+    def _file(self, used: frozenset[str], left_out: list[str] | None) -> list[ConflictSample]:
         assert self.mc2 is not None
         if not self.images:
             raise ValueError("--mc2 needs --images, the folder of its images (COCO 2014)")
         from probes.conflicts import file
 
-        found = file.load(self.mc2, self.images, left=left)
-        random.Random(self.seed).shuffle(found)
-        return [sample for sample in found if sample.id not in used]
+        samples = file.load(self.mc2, self.images, left_out=left_out)
+        random.Random(self.seed).shuffle(samples)
+        return [sample for sample in samples if sample.id not in used]
 
     def _demo(self, count: int, seed: int) -> list[ConflictSample]:
         if self.demo is None:

@@ -140,11 +140,11 @@ def messages(
         for number, shot in enumerate(shots):
             turned = number % 2 == 1
             letter_of_vision = LETTERS[turned]
-            said = letter_of_vision if setting == "shots_vision" else LETTERS[not turned]
-            chat += [_asked(shot, "plain", turned, wording), {"role": "assistant", "content": said}]
-    return [*chat, _asked(sample, setting, swapped, wording)]
+            answer = letter_of_vision if setting == "shots_vision" else LETTERS[not turned]
+            chat += [_question(shot, "plain", turned, wording), {"role": "assistant", "content": answer}]
+    return [*chat, _question(sample, setting, swapped, wording)]
 
 
-def _asked(sample: ConflictSample, setting: Setting, swapped: bool, wording: Wording) -> dict[str, Any]:
+def _question(sample: ConflictSample, setting: Setting, swapped: bool, wording: Wording) -> dict[str, Any]:
     parts: list[dict[str, Any]] = [] if setting == "context_only" else [{"type": "image", "image": sample.picture()}]
     return {"role": "user", "content": [*parts, {"type": "text", "text": prompt(sample, setting, swapped, wording)}]}

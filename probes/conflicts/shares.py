@@ -49,13 +49,13 @@ class Shares:
         n, decided = vision + text + others, vision + text
         if n == 0:
             return cls(0.0, 0.0, 0.0, None, 0)
-        found = {}
+        shares = {}
         if intervals:
             counts = {"s_vision": vision, "s_text": text, "s_others": others}
-            found = {name: wilson(count, n) for name, count in counts.items()}
+            shares = {name: wilson(count, n) for name, count in counts.items()}
             if decided:
-                found["vision_ratio"] = wilson(vision, decided)
-        return cls(vision / n, text / n, others / n, vision / decided if decided else None, n, found)
+                shares["vision_ratio"] = wilson(vision, decided)
+        return cls(vision / n, text / n, others / n, vision / decided if decided else None, n, shares)
 
     def toward(self, side: Side) -> float:
         """Return S_v or S_t."""

@@ -93,14 +93,14 @@ def register(app: typer.Typer, benchmark: Benchmark) -> None:
         base_url: BaseUrl = None,
         json: Json = None,
         markdown: Markdown = None,
-        **given: Any,
+        **arguments: Any,
     ) -> None:
         check_statistics()  # before torch is imported, which takes seconds
         log_warnings()
-        own = {one.name: given.pop(one.name) for one in own_flags}
-        asked = ModelOptions.of(context.obj, **given)
-        setup = Setup(asked, limit, seed, quiet, out, base_url, json, markdown)
-        options = benchmark.options(setup, context.obj, **own)
+        own_options = {flag.name: arguments.pop(flag.name) for flag in own_flags}
+        model_options = ModelOptions.of(context.obj, **arguments)
+        setup = Setup(model_options, limit, seed, quiet, out, base_url, json, markdown)
+        options = benchmark.options(setup, context.obj, **own_options)
         setup.check()
         _check_whose(setup.out, benchmark.name)
         with goes_on():
@@ -122,31 +122,31 @@ def _check_whose(folder: Path, name: str) -> None:
     """Raise ValueError if a folder holds the report of another benchmark."""
     try:
         about = json.loads((folder / "report.json").read_text())["about"]
-        other = about.get("benchmark", name)
+        benchmark_there = about.get("benchmark", name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return
-    if other != name:
-        raise ValueError(f"--out {folder} holds the report of 'eval {other}'; choose another folder")
+    if benchmark_there != name:
+        raise ValueError(f"--out {folder} holds the report of 'eval {benchmark_there}'; choose another folder")
 
 
-def _write(name: str, found: Findings, session: Session, said: str) -> None:
+def _write(name: str, findings: Findings, session: Session, command_line: str) -> None:
     """Write the files of a run, with what was left out and the command that requested it, and print its results."""
     from steering.files import write_atomically
 
     setup, lacks = session.setup, list(dict.fromkeys(session.lacks))
-    about = {"benchmark": name, "command": said, **found.about, **({"lacks": lacks} if lacks else {})}
+    about = {"benchmark": name, "command": command_line, **findings.about, **({"lacks": lacks} if lacks else {})}
     if lacks:
-        found.page.heading("What was left out")
+        findings.page.heading("What was left out")
         for text in lacks:
-            found.page.text(text)
-    found.page.text(f"Made by\n\n    {said}")
-    found.page.write(setup.out, {"about": about, "conditions": found.conditions, **found.more})
+            findings.page.text(text)
+    findings.page.text(f"Made by\n\n    {command_line}")
+    findings.page.write(setup.out, {"about": about, "conditions": findings.conditions, **findings.more})
     if setup.json is not None:
-        write_atomically(setup.json, (json.dumps(found.conditions, indent=2) + "\n").encode())
+        write_atomically(setup.json, (json.dumps(findings.conditions, indent=2) + "\n").encode())
     if setup.markdown is not None:
-        write_atomically(setup.markdown, found.page.markdown().encode())
-    if found.summary is None:
-        print(found.page.markdown())
+        write_atomically(setup.markdown, findings.page.markdown().encode())
+    if findings.summary is None:
+        print(findings.page.markdown())
     else:
-        found.summary.show()
+        findings.summary.show()
     print(f"report: {setup.out / 'report.html'}")

@@ -23,7 +23,7 @@ Scores = Callable[[Tallies], Mapping[str, np.ndarray]]
 
 def interval(values: np.ndarray, seed: int = 0, statistic: Callable[..., Any] = np.mean) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the mean, or of another numpy statistic, of one value per sample."""
-    return bounds(statistic(values[_drawn(len(values), seed)], axis=1))
+    return bounds(statistic(values[_draw(len(values), seed)], axis=1))
 
 
 def paired(differences: np.ndarray, seed: int = 0) -> tuple[float, float]:
@@ -32,8 +32,8 @@ def paired(differences: np.ndarray, seed: int = 0) -> tuple[float, float]:
     The interval is the bootstrap's, or the score interval where no resample differs. differences: (samples,), each -1, 0 or
     1.
     """
-    found = interval(differences, seed)
-    return found if found[0] < found[1] else _alike(float(differences[0]), len(differences))
+    bounds_of_mean = interval(differences, seed)
+    return bounds_of_mean if bounds_of_mean[0] < bounds_of_mean[1] else _alike(float(differences[0]), len(differences))
 
 
 def _alike(difference: float, samples: int) -> tuple[float, float]:
@@ -54,9 +54,9 @@ def bounds(values: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Return part / whole, with NaN where `whole` is 0."""
-    return np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=np.asarray(whole) > 0)
+def ratio(part: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Return part / total, with NaN where `total` is 0."""
+    return np.divide(part, total, out=np.full(np.shape(total), np.nan), where=np.asarray(total) > 0)
 
 
 def check_statistics() -> None:
@@ -91,7 +91,7 @@ def deviation(value: float, samples: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _drawn(samples: int, seed: int) -> np.ndarray:
+def _draw(samples: int, seed: int) -> np.ndarray:
     """Draw the samples of each resample: indices (resamples, samples)."""
     return np.random.default_rng(seed).integers(samples, size=(RESAMPLES, samples))
 
@@ -154,12 +154,12 @@ def estimates(
     """
     shares = shares or {}
     count = len(next(iter(found.values())))
-    which = np.arange(count) if clusters is None else _numbered(clusters)
-    groups = int(which.max()) + 1
+    group_of = np.arange(count) if clusters is None else _number_clusters(clusters)
+    groups = int(group_of.max()) + 1
     drawn = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), RESAMPLES)
 
     def measured(tallies: Tallies) -> tuple[Tallies, Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
-        grouped = {name: np.bincount(which, values, groups) for name, values in tallies.items()}
+        grouped = {name: np.bincount(group_of, values, groups) for name, values in tallies.items()}
         return (
             grouped,
             scores({name: values.sum(axis=0) for name, values in grouped.items()}),
@@ -173,14 +173,14 @@ def estimates(
         interval = _interval(resampled[name])
         if share is not None:
             interval = _wilson(grouped[share.counted], grouped[share.of], resampled[name])
-        out[name] = Estimate(_known(value), interval)
+        out[name] = Estimate(_finite(value), interval)
     if plain is None:
         return out
     _, base, base_resampled = measured(plain)
     for name, value in values.items():
         out[name] = replace(
             out[name],
-            difference=_known(value - base[name]),
+            difference=_finite(value - base[name]),
             difference_interval=_interval(resampled[name] - base_resampled[name]),
         )
         if name in shares and shares[name].fixed:
@@ -213,19 +213,19 @@ def _wilson(counted: np.ndarray, of: np.ndarray, resampled: np.ndarray) -> tuple
     return wilson(p * n / effect, n / effect)
 
 
-def _numbered(clusters: Sequence[Any]) -> np.ndarray:
+def _number_clusters(clusters: Sequence[Any]) -> np.ndarray:
     numbers: dict[Any, int] = {}
     return np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters])
 
 
-def _known(value: np.ndarray) -> float | None:
+def _finite(value: np.ndarray) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
 def _interval(values: np.ndarray) -> tuple[float, float] | None:
     """Return the interval over the resamples in which the metric is defined."""
-    known = values[~np.isnan(values)]
-    return bounds(known) if len(known) else None
+    defined = values[~np.isnan(values)]
+    return bounds(defined) if len(defined) else None
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
@@ -235,8 +235,11 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
     """
     from statsmodels.stats import contingency_tables
 
-    one, other = first > 0, second > 0
-    table = [[(one & other).sum(), (one & ~other).sum()], [(~one & other).sum(), (~one & ~other).sum()]]
+    in_first, in_second = first > 0, second > 0
+    table = [
+        [(in_first & in_second).sum(), (in_first & ~in_second).sum()],
+        [(~in_first & in_second).sum(), (~in_first & ~in_second).sum()],
+    ]
     return float(contingency_tables.mcnemar(np.array(table), exact=True).pvalue)
 
 
@@ -248,32 +251,32 @@ def detectable(turned: float, samples: int) -> float:
     return (1.96 + 0.84) * math.sqrt(turned / samples)
 
 
-def area(values: np.ndarray, wanted: np.ndarray, strata: np.ndarray | None = None) -> float:
+def area(values: np.ndarray, is_wanted: np.ndarray, strata: np.ndarray | None = None) -> float:
     """Return the area under the ROC curve: how often a wanted sample has a greater value than another (ties count half).
 
     0.5 is chance. With `strata`, only samples of one stratum are compared. NaN if there is nothing to compare.
     """
-    return float(_areas(np.ones((1, len(values))), values, wanted, strata)[0])
+    return float(_areas(np.ones((1, len(values))), values, is_wanted, strata)[0])
 
 
 def area_with_interval(
-    values: np.ndarray, wanted: np.ndarray, strata: np.ndarray | None = None
+    values: np.ndarray, is_wanted: np.ndarray, strata: np.ndarray | None = None
 ) -> tuple[float, tuple[float, float]] | None:
     """Return `area` with its 95 % bootstrap interval over the resamples in which it is defined.
 
     None if there is nothing to compare.
     """
-    whole = area(values, wanted, strata)
+    whole_area = area(values, is_wanted, strata)
 
     def of(rows: np.ndarray, axis: int) -> np.ndarray:
         times = np.stack([np.bincount(row, minlength=len(values)) for row in rows])
-        areas = _areas(times, values, wanted, strata)
+        areas = _areas(times, values, is_wanted, strata)
         return areas[~np.isnan(areas)]
 
-    return None if np.isnan(whole) else (whole, interval(np.arange(len(wanted)), statistic=of))
+    return None if np.isnan(whole_area) else (whole_area, interval(np.arange(len(is_wanted)), statistic=of))
 
 
-def _areas(times: np.ndarray, values: np.ndarray, wanted: np.ndarray, strata: np.ndarray | None) -> np.ndarray:
+def _areas(times: np.ndarray, values: np.ndarray, is_wanted: np.ndarray, strata: np.ndarray | None) -> np.ndarray:
     """Return the `area` of each resample: (resamples,).
 
     times: (resamples, samples), how often a sample occurs in a resample.
@@ -285,21 +288,23 @@ def _areas(times: np.ndarray, values: np.ndarray, wanted: np.ndarray, strata: np
         first = np.unique(values[order], return_index=True)[1]  # the first place of each value
         if not len(first):
             continue
-        those, others = (np.add.reduceat(times[:, order] * one[order], first, axis=1) for one in (wanted, ~wanted))
-        won += (those * (others.cumsum(1) - others / 2)).sum(1)
-        pairs += those.sum(1) * others.sum(1)
+        wanted_weights, other_weights = (
+            np.add.reduceat(times[:, order] * selected[order], first, axis=1) for selected in (is_wanted, ~is_wanted)
+        )
+        won += (wanted_weights * (other_weights.cumsum(1) - other_weights / 2)).sum(1)
+        pairs += wanted_weights.sum(1) * other_weights.sum(1)
     return np.divide(won, pairs, out=np.full(len(times), np.nan), where=pairs > 0)
 
 
-def spearman(one: np.ndarray, other: np.ndarray) -> float | None:
+def spearman(first: np.ndarray, second: np.ndarray) -> float | None:
     """Return Spearman's rank correlation of pairs; ties share their mean rank. None if all values of one side are equal."""
 
     def ranks(values: np.ndarray) -> np.ndarray:
-        _, which, count = np.unique(values, return_inverse=True, return_counts=True)
-        return (count.cumsum() - (count - 1) / 2)[which]
+        _, rank_of, count = np.unique(values, return_inverse=True, return_counts=True)
+        return (count.cumsum() - (count - 1) / 2)[rank_of]
 
-    found = ranks(one), ranks(other)
-    return None if min(np.ptp(ranked) for ranked in found) == 0 else float(np.corrcoef(*found)[0, 1])
+    rank_pair = ranks(first), ranks(second)
+    return None if min(np.ptp(ranked) for ranked in rank_pair) == 0 else float(np.corrcoef(*rank_pair)[0, 1])
 
 
 def gap_closed(
@@ -313,6 +318,6 @@ def gap_closed(
     gap, gained = prior - plain, auto - plain
     if interval(gap, seed)[0] <= 0:
         return None
-    drawn = _drawn(len(gap), seed)
+    drawn = _draw(len(gap), seed)
     gaps, gains = gap[drawn].mean(1), gained[drawn].mean(1)
     return float(gained.mean() / gap.mean()), bounds(gains[gaps > 0] / gaps[gaps > 0])

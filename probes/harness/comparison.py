@@ -29,8 +29,8 @@ S = TypeVar("S")
 
 def told_apart(way: Way) -> tuple[Push | None, tuple[Options, ...]]:
     """Return the push, and the other interventions, as a question takes them."""
-    push = next((one for one in way if isinstance(one, Push)), None)
-    return push, tuple(one for one in way if isinstance(one, Options))
+    push = next((entry for entry in way if isinstance(entry, Push)), None)
+    return push, tuple(entry for entry in way if isinstance(entry, Options))
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class PartAnswered(Generic[S]):
         anchor `anchor_sigma`, of each answer, (layers, pictures).
         """
         part = self.part
-        for number, (sample, asked, answers, tally) in enumerate(
+        for number, (sample, asked_of_sample, answers, tally) in enumerate(
             zip(part.samples, questions, self.answers, self.tallies, strict=True)
         ):
             yield {
                 "part": part.name, "condition": condition, "sample": number, "id": getattr(sample, "id", None),
-                "setting": part.setting(sample), "questions": list(asked),
+                "setting": part.setting(sample), "questions": list(asked_of_sample),
                 "expected": getattr(sample, "expected", None), "answers": answers, "tally": dict(tally),
             } | _looks(self.replies[number])  # fmt: skip
 
@@ -92,27 +92,27 @@ class PartAnswered(Generic[S]):
         changed = [now != before for now, before in zip(self.answers, plain.answers, strict=True)] if plain else []
         out: dict[str, Any] = {}
         for setting in ("all", *dict.fromkeys(settings)):
-            chosen = [i for i, own in enumerate(settings) if setting in ("all", own)]
-            found = estimates(
-                self._of(chosen), part.scores, None if plain is None else plain._of(chosen), shares=part.shares,
-                clusters=[part.cluster(part.samples[i]) for i in chosen],
+            chosen = [i for i, setting_of_sample in enumerate(settings) if setting in ("all", setting_of_sample)]
+            estimated = estimates(
+                self._tallies_of(chosen), part.scores, None if plain is None else plain._tallies_of(chosen),
+                shares=part.shares, clusters=[part.cluster(part.samples[i]) for i in chosen],
             )  # fmt: skip
-            out[setting] = {"samples": len(chosen)} | {name: one.to_json() for name, one in found.items()}
+            out[setting] = {"samples": len(chosen)} | {name: estimate.to_json() for name, estimate in estimated.items()}
             if plain is not None:
                 out[setting]["answers_changed"] = sum(changed[i] for i in chosen) / len(chosen)
         return out
 
-    def _of(self, chosen: Sequence[int]) -> Tallies:
+    def _tallies_of(self, chosen: Sequence[int]) -> Tallies:
         return {name: np.array([self.tallies[i][name] for i in chosen]) for name in self.tallies[0]}
 
 
 def _looks(replies: Sequence[Reply]) -> dict[str, Any]:
     """Return the attention factors of the replies under the keys of a sample's row; empty if none were read."""
-    found = {
-        "sigma": [((one.diagnostics or {}).get("focus") or {}).get("sigma") for one in replies],
-        "anchor_sigma": [((one.diagnostics or {}).get("anchor") or {}).get("sigma") for one in replies],
+    series = {
+        "sigma": [((reply.diagnostics or {}).get("focus") or {}).get("sigma") for reply in replies],
+        "anchor_sigma": [((reply.diagnostics or {}).get("anchor") or {}).get("sigma") for reply in replies],
     }
-    return {name: each for name, each in found.items() if any(each)}
+    return {name: values for name, values in series.items() if any(values)}
 
 
 def compare(
@@ -139,8 +139,8 @@ def measured(asked: Mapping[str, Sequence[PartAnswered]]) -> dict[str, Any]:
     plain = asked[BASELINE]
     return {
         name: {
-            one.part.name: one.measured(None if name == BASELINE else beside)
-            for one, beside in zip(now, plain, strict=True)
+            answered.part.name: answered.measured(None if name == BASELINE else beside)
+            for answered, beside in zip(now, plain, strict=True)
         }
         for name, now in asked.items()
     }
@@ -162,21 +162,21 @@ def ask_all(
     if next(iter(conditions), None) != BASELINE:
         raise ValueError(f"The first condition must be {BASELINE!r}, with which the others are compared.")
     parts = [part for part in parts if part.samples]
-    found: dict[str, list[PartAnswered]] = {}
+    answers: dict[str, list[PartAnswered]] = {}
     total = sum(part.each * len(part.samples) for part in parts)
     with Tracker("Conditions", dict.fromkeys(conditions, total), quiet=quiet) as progress:
         for name, way in conditions.items():
             try:
-                found[name] = _answered(answerer, parts, way, max_tokens, name, progress)
+                answers[name] = _ask_parts(answerer, parts, way, max_tokens, name, progress)
             except RequestError as error:
                 if name == BASELINE:
                     raise
                 log.warning("%s is left out: %s", name, error)
                 progress.leave_out(name)
-    return found
+    return answers
 
 
-def _answered(
+def _ask_parts(
     answerer: Answerer,
     parts: Sequence[SampleSet],
     way: Way,
@@ -186,20 +186,26 @@ def _answered(
 ) -> list[PartAnswered]:
     """Ask all parts in one stream of questions and return their answers."""
     push, interventions = told_apart(way)
-    asked: list[str] = []
+    texts: list[str] = []
 
     def questions() -> Iterator[Question]:
         for part in parts:
             for sample in part.samples:
                 for chat in part.chats(sample):
-                    asked.append(asked_text(chat))
+                    texts.append(asked_text(chat))
                     yield Question(chat, push, max_tokens, interventions, part.diagnose)
 
     total = sum(part.each * len(part.samples) for part in parts)
     replies = iter(list(counted(answerer, questions(), [name] * total, progress)))
-    found, words = [], iter(asked)
+    answered, words = [], iter(texts)
     for part in parts:
-        own = [[next(replies) for _ in range(part.each)] for _ in part.samples]
-        found.append(PartAnswered(part, own, [part.tally(*one) for one in zip(part.samples, own, strict=True)]))
-        tell(answerer, found[-1].rows(name, [[next(words) for _ in about] for about in own]))
-    return found
+        part_replies = [[next(replies) for _ in range(part.each)] for _ in part.samples]
+        answered.append(
+            PartAnswered(
+                part,
+                part_replies,
+                [part.tally(*sample_replies) for sample_replies in zip(part.samples, part_replies, strict=True)],
+            )
+        )
+        tell(answerer, answered[-1].rows(name, [[next(words) for _ in about] for about in part_replies]))
+    return answered

@@ -30,15 +30,15 @@ def power(page: Report, found: Mapping[str, Any], part: str, metric: str, what: 
         return
     most = max(turned, key=lambda name: turned[name])
     points = {share: f"{100 * detectable(share, samples):.1f}" for share in (turned[most], 0.02, 0.05)}
-    seen = (
+    detection = (
         f"{most} has the most changes, {100 * turned[most]:.1f} %, from right to wrong or back; at that rate, four of "
         f"five such evaluations detect a difference of {points[turned[most]]} points"
         if turned[most]
         else "no condition changes any from right to wrong or back"
     )
     page.text(
-        f"{samples} {what}. By {metric}, {seen} (where 2 % change, four of five detect {points[0.02]} points; where 5 % "
-        f"change, {points[0.05]})."
+        f"{samples} {what}. By {metric}, {detection} (where 2 % change, four of five detect {points[0.02]} points; where "
+        f"5 % change, {points[0.05]})."
     )
 
 
@@ -57,24 +57,28 @@ def table(
 
     def rows(conditions: Mapping[str, Any], cell: Any) -> list[list[object]]:
         return [
-            [name, *([setting] if several else []), *(cell(scores[part][setting][one]) for one in columns.values())]
+            [
+                name,
+                *([setting] if several else []),
+                *(cell(scores[part][setting][column]) for column in columns.values()),
+            ]
             for name, scores in conditions.items()
             for setting in settings
         ]
 
     page.table(head, rows(found, _value))
-    others = {name: scores for name, scores in found.items() if name != BASELINE}
-    if differences and others:
+    other_conditions = {name: scores for name, scores in found.items() if name != BASELINE}
+    if differences and other_conditions:
         page.text("Differences to the baseline:")
-        page.table(head, rows(others, _difference))
+        page.table(head, rows(other_conditions, _difference))
 
 
-def _value(one: Mapping[str, Any]) -> Measured:
-    return Measured(one["value"], one["value_95"])
+def _value(score: Mapping[str, Any]) -> Measured:
+    return Measured(score["value"], score["value_95"])
 
 
-def _difference(one: Mapping[str, Any]) -> Measured | int | None:
-    difference, interval = one.get("difference"), one.get("difference_95")
+def _difference(score: Mapping[str, Any]) -> Measured | int | None:
+    difference, interval = score.get("difference"), score.get("difference_95")
     if difference is None:
         return None
-    return Measured(difference, interval, one["p"], signed=True) if difference or any(interval or ()) else 0
+    return Measured(difference, interval, score["p"], signed=True) if difference or any(interval or ()) else 0

@@ -35,13 +35,13 @@ def known() -> Conditions:
 
 def others() -> Conditions:
     """Return the interventions without required options that do more than change the chat, except SAGE's stages."""
-    found: Conditions = {}
+    conditions: Conditions = {}
     for name, (kind, _) in REGISTRY.items():
         if not issubclass(kind, Options) or kind in (See, Think, Generate) or kind.only_chat:
             continue
         if not any(field.is_required() for field in kind.model_fields.values()):
-            found[kind.kind.upper() or name] = (kind(),)
-    return found
+            conditions[kind.kind.upper() or name] = (kind(),)
+    return conditions
 
 
 def pushes(vector: SteeringVector | str, strength: float = 1.0) -> Conditions:
@@ -54,15 +54,15 @@ def written(text: str) -> Conditions:
     name, _, fields = text.partition("=")
     try:
         try:
-            given = json.loads(fields)
+            parsed = json.loads(fields)
         except (ValueError, RecursionError):
-            given = None
-        if not isinstance(given, dict):
+            parsed = None
+        if not isinstance(parsed, dict):
             raise ValueError(f"""NAME=JSON is needed, such as 'strong={{"sage": true}}'; got {text[:200]!r}""")
-        asked = read(given)
+        options = read(parsed)
     except (ValueError, RequestError) as error:
         raise ValueError(f"--condition {name}: {error}") from None
-    return {name: asked}
+    return {name: options}
 
 
 def chosen(conditions: Mapping[str, Way], patterns: Sequence[str] | None, more: Sequence[str] | None) -> Conditions:
@@ -70,15 +70,15 @@ def chosen(conditions: Mapping[str, Way], patterns: Sequence[str] | None, more: 
 
     Raises ValueError for a pattern that matches none.
     """
-    wanted = {BASELINE}
+    names = {BASELINE}
     for pattern in ["*"] if patterns is None else patterns:
-        if not (found := fnmatch.filter(conditions, pattern)):
+        if not (matches := fnmatch.filter(conditions, pattern)):
             raise ValueError(f"--conditions: unknown {pattern!r}; there are {', '.join(map(repr, conditions))}")
-        wanted.update(found)
-    kept = {name: one for name, one in conditions.items() if name in wanted}
+        names.update(matches)
+    selected = {name: way for name, way in conditions.items() if name in names}
     for text in more or ():
-        kept |= written(text)
-    return kept
+        selected |= written(text)
+    return selected
 
 
 @dataclass(frozen=True)
@@ -114,16 +114,22 @@ class Wanted:
         Steering needs a vector, and a server that is not Helmsight supports only conditions that change the chat. An
         unavailable condition that was requested by name is an error.
         """
-        asked = self._chosen(pushes(self.vector))
-        if any(isinstance(one, Push) for way in asked.values() for one in way):
+        chosen_conditions = self._chosen(pushes(self.vector))
+        if any(isinstance(entry, Push) for way in chosen_conditions.values() for entry in way):
             try:
-                asked = self._chosen(pushes(find(self.vector, session, self.folders())))
+                chosen_conditions = self._chosen(pushes(find(self.vector, session, self.folders())))
             except (SteeringError, ValueError, OSError) as error:
-                if self.patterns is not None and any(fnmatch.filter(pushes(self.vector), one) for one in self.patterns):
+                if self.patterns is not None and any(
+                    fnmatch.filter(pushes(self.vector), pattern) for pattern in self.patterns
+                ):
                     raise
                 session.lack(f"Steering is left out: {error}")
-                asked = self._chosen({})
-        inside = [name for name, way in asked.items() if any(isinstance(one, Push) or not one.only_chat for one in way)]
+                chosen_conditions = self._chosen({})
+        inside = [
+            name
+            for name, way in chosen_conditions.items()
+            if any(isinstance(entry, Push) or not entry.only_chat for entry in way)
+        ]
         if session.endpoint is not None and inside:
             try:
                 session.endpoint.check_interventions()
@@ -131,12 +137,12 @@ class Wanted:
                 if self.patterns is not None or self.more:
                     raise
                 session.lack(f"{error} Left out: {', '.join(inside)}.")
-                asked = {name: way for name, way in asked.items() if name not in inside}
-        ways = {name: self._with_vectors(name, way, session) for name, way in asked.items()}
-        kept = {name: way for name, way in ways.items() if way is not None}
-        for text in _uncalibrated(kept, session):
+                chosen_conditions = {name: way for name, way in chosen_conditions.items() if name not in inside}
+        ways = {name: self._with_vectors(name, way, session) for name, way in chosen_conditions.items()}
+        available = {name: way for name, way in ways.items() if way is not None}
+        for text in _describe_uncalibrated(available, session):
             session.lack(text)
-        return kept
+        return available
 
     def _with_vectors(self, name: str, way: Way, session: Session) -> Way | None:
         """Return a condition with its names replaced by vectors; a server looks names up by itself.
@@ -151,7 +157,7 @@ class Wanted:
             return find(value, session, folders()) if isinstance(value, str) else value
 
         try:
-            return tuple(with_vectors(one, get) if isinstance(one, Options) else one for one in way)
+            return tuple(with_vectors(entry, get) if isinstance(entry, Options) else entry for entry in way)
         except (SteeringError, ValueError, OSError) as error:
             if self.patterns is not None or name not in known():  # somebody has named it
                 raise
@@ -162,11 +168,13 @@ class Wanted:
         return chosen(known() | steered | dict(self.own), self.patterns, self.more)
 
 
-def _uncalibrated(asked: Conditions, session: Session) -> list[str]:
+def _describe_uncalibrated(conditions: Conditions, session: Session) -> list[str]:
     """Return in words which conditions use a part of the model's calibration that was not measured."""
     using: dict[str, list[str]] = {}
-    for name, way in asked.items():
-        names = {one.name() for one in way if not isinstance(one, Push) and getattr(one, "threshold", None) is None}
+    for name, way in conditions.items():
+        names = {
+            entry.name() for entry in way if not isinstance(entry, Push) and getattr(entry, "threshold", None) is None
+        }
         for text in lacking(names, session.prepared()) if names else ():
             using.setdefault(text, []).append(name)
     return [f"{', '.join(names)} without calibration: {text}." for text, names in using.items()]

@@ -38,8 +38,8 @@ class Remembering:
     def __init__(self, answerer: Answerer, path: str | Path) -> None:
         self._answerer = answerer
         self.path = Path(path)
-        self._known = _read(self.path)
-        self._told = False
+        self._replies = _read(self.path)
+        self._has_samples = False
 
     @property
     def identity(self) -> str:
@@ -50,49 +50,49 @@ class Remembering:
         waiting: deque[tuple[str, Reply | None]] = deque()
 
         identity = self.identity  # the same for the whole run
-        rest = iter(questions)
+        remaining = iter(questions)
 
         def unknown() -> Iterator[Question]:
-            for question in rest:
+            for question in remaining:
                 name = key(identity, question)
-                waiting.append((name, self._known.get(name)))
+                waiting.append((name, self._replies.get(name)))
                 if waiting[-1][1] is None:
                     yield question
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             _lock(file, self.path)
-            asked = unknown()
-            for question in rest:
+            new_questions = unknown()
+            for question in remaining:
                 name = key(identity, question)
-                if (known := self._known.get(name)) is None:
+                if (kept_reply := self._replies.get(name)) is None:
                     waiting.append((name, None))
-                    asked = itertools.chain([question], asked)
+                    new_questions = itertools.chain([question], new_questions)
                     break
-                yield known
-            for reply in self._told_what_is_kept(self._answerer.answers(asked)):
-                while (known := waiting[0][1]) is not None:
+                yield kept_reply
+            for reply in self._add_advice(self._answerer.answers(new_questions)):
+                while (kept_reply := waiting[0][1]) is not None:
                     waiting.popleft()
-                    yield known
+                    yield kept_reply
                 name, _ = waiting.popleft()
                 if reply.error is None:
-                    file.write(json.dumps({"key": name} | _written(reply)) + "\n")
+                    file.write(json.dumps({"key": name} | _to_json(reply)) + "\n")
                     file.flush()
-                    self._known[name] = replace(reply, kept=True)
+                    self._replies[name] = replace(reply, kept=True)
                 yield reply
-        for _, known in waiting:
-            assert known is not None
-            yield known
+        for _, kept_reply in waiting:
+            assert kept_reply is not None
+            yield kept_reply
 
-    def _told_what_is_kept(self, replies: Iterator[Reply]) -> Iterator[Reply]:
+    def _add_advice(self, replies: Iterator[Reply]) -> Iterator[Reply]:
         """Yield the replies; if a server fails, add to the error that earlier answers are kept."""
         try:
             yield from replies
         except Unanswered as error:
-            if not self._known:
+            if not self._replies:
                 raise
-            kept = f"{len(self._known)} answers are kept in {self.path}: run the same command again to continue."
-            raise Unanswered(f"{str(error).rstrip('.')}. {kept}") from error
+            advice = f"{len(self._replies)} answers are kept in {self.path}: run the same command again to continue."
+            raise Unanswered(f"{str(error).rstrip('.')}. {advice}") from error
 
     def tell(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write a line per row into `SAMPLES`.
@@ -100,8 +100,8 @@ class Remembering:
         The first rows of a run replace those of the previous run, whose answers are requested, and written, again.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_name(SAMPLES).open("a" if self._told else "w", encoding="utf-8") as file:
-            self._told = True
+        with self.path.with_name(SAMPLES).open("a" if self._has_samples else "w", encoding="utf-8") as file:
+            self._has_samples = True
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
@@ -128,8 +128,8 @@ def key(identity: str, question: Question) -> str:
         "max_tokens": question.max_tokens,
     }
     if question.interventions:
-        content["interventions"] = [[one.name(), one.model_dump()] for one in question.interventions]
-    if vectors := [vector for one in question.interventions for vector in _vectors(one)]:
+        content["interventions"] = [[options.name(), options.model_dump()] for options in question.interventions]
+    if vectors := [vector for options in question.interventions for vector in _vectors(options)]:
         content["vectors"] = vectors
     if question.diagnose != MODALITY:  # a reply without a readout must not be taken for one with it
         content["diagnose"] = None if question.diagnose is None else diagnostics(question.diagnose)
@@ -143,7 +143,7 @@ def key(identity: str, question: Question) -> str:
     return hasher.hexdigest()
 
 
-def _written(reply: Reply) -> dict[str, Any]:
+def _to_json(reply: Reply) -> dict[str, Any]:
     fields = asdict(reply)
     del fields["kept"], fields["error"]
     return fields
@@ -175,8 +175,8 @@ def _push(push: Push) -> list[Any]:
 
 def _vectors(options: Options) -> list[str]:
     """Return the digests of the vectors among options, of which the options themselves dump names alone."""
-    held = (getattr(options, name) for name in vector_fields(type(options)))
-    return [_digest(vector) for vector in held if isinstance(vector, SteeringVector)]
+    values = (getattr(options, name) for name in vector_fields(type(options)))
+    return [_digest(vector) for vector in values if isinstance(vector, SteeringVector)]
 
 
 @lru_cache(maxsize=256)
@@ -199,10 +199,10 @@ def _read(path: Path) -> dict[str, Reply]:
     A damaged line is skipped on its own. If the last line was cut off by a kill it is removed, so that the next answer
     starts a new line.
     """
-    known: dict[str, Reply] = {}
+    replies: dict[str, Reply] = {}
     if not path.exists():
-        return known
-    whole = 0
+        return replies
+    complete_bytes = 0
     with path.open("r+b") as file:
         _lock(file, path)  # a line that another process is writing is not damaged
         for number, line in enumerate(file):
@@ -212,9 +212,9 @@ def _read(path: Path) -> dict[str, Reply]:
                 row = json.loads(line)
                 name = row.pop("key")
                 if "attention_ratio" not in row:  # earlier versions wrote other keys
-                    known[name] = Reply(**row, kept=True)
+                    replies[name] = Reply(**row, kept=True)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 _log.warning("%s: line %d is damaged; its question is asked again: %s", path, number + 1, error)
-            whole += len(line) if line.endswith(b"\n") else 0
-        file.truncate(whole)
-    return known
+            complete_bytes += len(line) if line.endswith(b"\n") else 0
+        file.truncate(complete_bytes)
+    return replies

@@ -30,19 +30,19 @@ def few(missing: int, of: int) -> bool:
     return missing <= max(1, MAX_MISSING * of) and 2 * missing < max(of, 1)
 
 
-def leave_out(why: Sequence[str], of: int, left: list[str] | None = None) -> None:
-    """Log why samples are left out, and add the reasons to `left`; raise ValueError if they are too many."""
+def leave_out(why: Sequence[str], of: int, left_out: list[str] | None = None) -> None:
+    """Log why samples are left out, and add the reasons to `left_out`; raise ValueError if they are too many."""
     if not why:
         return
-    short = (one if len(one) <= LONGEST else f"{one[:LONGEST]}..." for one in why[:NAMED])
-    named = "; ".join(short) + "; ..." * (len(why) > NAMED)
+    short = (reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}..." for reason in why[:NAMED])
+    reasons = "; ".join(short) + "; ..." * (len(why) > NAMED)
     if not few(len(why), of):
         raise ValueError(
-            f"{len(why)} of {of} samples cannot be asked (at most {MAX_MISSING:.0%} may be missing): {named}"
+            f"{len(why)} of {of} samples cannot be asked (at most {MAX_MISSING:.0%} may be missing): {reasons}"
         )
-    log.warning("%d of %d samples are left out: %s", len(why), of, named)
-    if left is not None:
-        left.extend(why)
+    log.warning("%d of %d samples are left out: %s", len(why), of, reasons)
+    if left_out is not None:
+        left_out.extend(why)
 
 
 def left_out(about: Mapping[str, Any]) -> dict[str, str]:
@@ -53,13 +53,13 @@ def left_out(about: Mapping[str, Any]) -> dict[str, str]:
 
 def check_there(data: Iterable[str]) -> None:
     """Raise ValueError for a file or folder of --data that does not exist."""
-    for one in data:
-        if not Path(one).exists():
-            raise ValueError(f"--data: there is no {one}")
+    for path in data:
+        if not Path(path).exists():
+            raise ValueError(f"--data: there is no {path}")
 
 
 def whole(
-    samples: Iterable[S], count: int, sources: Callable[[S], Sequence[Source]], left: list[str] | None = None
+    samples: Iterable[S], count: int, sources: Callable[[S], Sequence[Source]], left_out: list[str] | None = None
 ) -> list[S]:
     """Return the first `count` samples, or fewer, whose pictures decode.
 
@@ -70,22 +70,22 @@ def whole(
         for source in sources(sample):
             picture(source, str(getattr(sample, "id", None) or "a sample"))
 
-    found, broken = decoding(samples, count, decode)
-    leave_out(broken, len(found) + len(broken), left)
-    return found
+    decoded, broken = decoding(samples, count, decode)
+    leave_out(broken, len(decoded) + len(broken), left_out)
+    return decoded
 
 
 def decoding(samples: Iterable[S], count: int, decode: Callable[[S], object]) -> tuple[list[S], list[str]]:
     """Return the first `count` samples for which `decode` raises no ValueError, and the messages of failures."""
-    found: list[S] = []
+    decoded: list[S] = []
     broken: list[str] = []
     for sample in samples:
-        if len(found) == count:
+        if len(decoded) == count:
             break
         try:
             decode(sample)
         except ValueError as error:
             broken.append(str(error))
         else:
-            found.append(sample)
-    return found, broken
+            decoded.append(sample)
+    return decoded, broken

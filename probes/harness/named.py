@@ -8,16 +8,16 @@ from pathlib import Path
 from steering import SteeringVector, VectorStore
 
 
-def named(wanted: str, model: str | Path, folders: Sequence[Path], fingerprint: Callable[[], str]) -> SteeringVector:
+def named(name: str, model: str | Path, folders: Sequence[Path], fingerprint: Callable[[], str]) -> SteeringVector:
     """Return a vector by its file, or by its name in these folders and the model's.
 
     As in a server, the first one that fits the model is taken. The model's fingerprint is requested only if vectors of
     several models share the name.
     """
-    if Path(wanted).is_file():
-        return SteeringVector.load(wanted)
-    found = VectorStore(*folders, Path(model) / "vectors").all(wanted)
-    if len({vector.fingerprint for vector in found}) == 1:
-        return found[0]
+    if Path(name).is_file():
+        return SteeringVector.load(name)
+    vectors = VectorStore(*folders, Path(model) / "vectors").all(name)
+    if len({vector.fingerprint for vector in vectors}) == 1:
+        return vectors[0]
     of_model = fingerprint()
-    return next((vector for vector in found if vector.fingerprint == of_model), found[0])
+    return next((vector for vector in vectors if vector.fingerprint == of_model), vectors[0])

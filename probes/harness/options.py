@@ -129,10 +129,10 @@ class ModelOptions:
         path = defaults.model if model is None else defaults.locate(model)
         if path is None:
             raise ValueError("--model is needed")
-        own = str(path) == str(defaults.model)
-        known = own, defaults.look, defaults.engines, defaults.vectors
-        given = {name: value for name, value in settings.items() if value and not name.startswith("no_")}
-        return cls(str(path), device or "auto", threads, slots, *known, chat_template, **given)
+        is_default = str(path) == str(defaults.model)
+        of_defaults = is_default, defaults.look, defaults.engines, defaults.vectors
+        options = {name: value for name, value in settings.items() if value and not name.startswith("no_")}
+        return cls(str(path), device or "auto", threads, slots, *of_defaults, chat_template, **options)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class ModelOptions:
         self.check()
         import steering
 
-        with _without_bars() if quiet else nullcontext():
+        with _hide_bars() if quiet else nullcontext():
             loaded = steering.load(
                 self.path,
                 dtype=self.dtype,
@@ -175,16 +175,16 @@ class ModelOptions:
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
+def _hide_bars() -> Iterator[None]:
     """Hide the progress bars of Transformers while weights are read."""
     from transformers.utils import logging as transformers_logging
 
-    shown = transformers_logging.is_progress_bar_enabled()
+    bars_enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if bars_enabled:
             transformers_logging.enable_progress_bar()
 
 
@@ -196,11 +196,13 @@ def log_warnings() -> None:
 
 def check_writable(folder: Path) -> None:
     """Raise OSError if a folder, which need not exist yet, cannot be written to."""
-    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-    if not there.is_dir():
-        raise NotADirectoryError(f"{folder} cannot be written to: {there} is no folder")
-    if not os.access(there, os.W_OK):
-        raise PermissionError(f"{folder} cannot be written to" + (f": {there} is read-only" if there != folder else ""))
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(f"{folder} cannot be written to: {existing} is no folder")
+    if not os.access(existing, os.W_OK):
+        raise PermissionError(
+            f"{folder} cannot be written to" + (f": {existing} is read-only" if existing != folder else "")
+        )
 
 
 @contextmanager
@@ -230,22 +232,30 @@ class Command(TyperCommand):
 
     def _one_value_each(self, ctx: Any, args: list[str]) -> Iterator[str]:
         options: dict[str, Any] = {
-            name: one for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts) if name[0] == "-"
+            name: parameter
+            for parameter in self.get_params(ctx)
+            for name in (*parameter.opts, *parameter.secondary_opts)
+            if name[0] == "-"
         }
-        left = list(args)
-        while left:
-            word = left.pop(0)
+        remaining = list(args)
+        while remaining:
+            word = remaining.pop(0)
             yield word
             option = options.get(word)
             if word == "--":
-                yield from left
+                yield from remaining
                 return
             if option is None or getattr(option, "is_flag", False):
                 continue
             metavar = option.metavar or ""
-            most = len(left) if metavar.endswith("...") else option.nargs
-            values = left[: next((i for i, one in enumerate(left[:most]) if one in options or one[:2] == "--"), most)]
-            left = left[len(values) :]
+            most = len(remaining) if metavar.endswith("...") else option.nargs
+            values = remaining[
+                : next(
+                    (i for i, argument in enumerate(remaining[:most]) if argument in options or argument[:2] == "--"),
+                    most,
+                )
+            ]
+            remaining = remaining[len(values) :]
             if not values and metavar.startswith("["):
                 values = list(option.type_descriptor.choices)
             if not values and not ctx.resilient_parsing:  # a shell that completes the value may leave it out
@@ -263,22 +273,30 @@ def flag(name: str, kind: Any, option: Any, default: Any = None) -> inspect.Para
 
 def flags_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """Return the keyword-only parameters of a function; its other annotations may exist for type checkers only."""
-    own = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
-    stated = SimpleNamespace(__annotations__={one.name: one.annotation for one in own})
+    parameters = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    stated = SimpleNamespace(__annotations__={parameter.name: parameter.annotation for parameter in parameters})
     kinds = get_type_hints(stated, vars(sys.modules[function.__module__]), include_extras=True)
-    return [one.replace(annotation=kinds[one.name]) for one in own]
+    return [parameter.replace(annotation=kinds[parameter.name]) for parameter in parameters]
 
 
 def with_flags(command: Callable[..., None], flags: Iterable[inspect.Parameter]) -> Callable[..., None]:
     """Return a command that takes these flags besides its own: in its `**given`, or replacing one of the same name."""
 
     @wraps(command)
-    def called(**given: Any) -> None:
-        command(**given)
+    def called(**arguments: Any) -> None:
+        command(**arguments)
 
     stated = inspect.signature(command, eval_str=True).parameters.values()
-    own = {one.name: one.replace(kind=one.KEYWORD_ONLY) for one in stated if one.kind is not one.VAR_KEYWORD}
-    every = own | {one.name: one for one in flags}
+    own_parameters = {
+        parameter.name: parameter.replace(kind=parameter.KEYWORD_ONLY)
+        for parameter in stated
+        if parameter.kind is not parameter.VAR_KEYWORD
+    }
+    every = own_parameters | {flag.name: flag for flag in flags}
     called.__signature__ = inspect.Signature(list(every.values()))  # type: ignore[attr-defined]
     return called
 
@@ -320,9 +338,9 @@ def _reason(error: Exception) -> str:
 def _sentence(error: typer.TyperException) -> str:
     """Return what is wrong with a command line, and the option that is probably meant."""
     context = getattr(error, "ctx", None)
-    meant = getattr(error, "possibilities", None)
-    said = f"{error.message}; did you mean {meant[0]}?" if meant else error.format_message()
-    return said and f"{context.command_path if context else 'helmsight'}: {said}"
+    possibilities = getattr(error, "possibilities", None)
+    message = f"{error.message}; did you mean {possibilities[0]}?" if possibilities else error.format_message()
+    return message and f"{context.command_path if context else 'helmsight'}: {message}"
 
 
 def _tell(sentence: str, status: int) -> int:
@@ -331,7 +349,7 @@ def _tell(sentence: str, status: int) -> int:
     from rich.text import Text
 
     if sentence:
-        who, colon, what = sentence.partition(":")
-        text = Text.assemble((who + colon, "bold red"), what)
+        program, colon, message = sentence.partition(":")
+        text = Text.assemble((program + colon, "bold red"), message)
         Console(stderr=True, soft_wrap=True).print(text)
     return status

@@ -26,19 +26,21 @@ def picture(source: Source, name: str) -> Image.Image:
     if not isinstance(source, Path):
         return source()
     try:
-        return _decoded(source)
+        return _decode(source)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"The image of {name} does not decode: {source}: {error}") from error
 
 
 def chat(images: Sequence[Source], text: str) -> Chat:
     """Return a user's single message: images, then a text; raise ValueError if an image's file does not decode."""
-    parts: list[dict[str, Any]] = [{"type": "image", "image": picture(one, f"the question {text!r}")} for one in images]
+    parts: list[dict[str, Any]] = [
+        {"type": "image", "image": picture(image, f"the question {text!r}")} for image in images
+    ]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
 @lru_cache(maxsize=16)
-def _decoded(path: Path) -> Image.Image:
+def _decode(path: Path) -> Image.Image:
     """Decode a file; it is cached briefly, because a sample's questions follow one another."""
     with Image.open(path) as file:
         return file.convert("RGB")

@@ -13,14 +13,14 @@ def parsed(text: str) -> Any:
     Raises ValueError for invalid JSON, for nesting deeper than Python reads, and for text that cannot be encoded.
     """
     try:
-        found = json.loads(text)
+        parsed_value = json.loads(text)
         if "\\u" in text:  # "\\ud800", say, is half a character: no file or plot can hold it
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(parsed_value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeEncodeError as error:
         raise ValueError(f"it holds {error.object[error.start : error.end]!r}, half of a surrogate pair") from None
-    return found
+    return parsed_value
 
 
 def text_of(file: Path) -> str:

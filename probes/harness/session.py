@@ -63,8 +63,8 @@ class Session:
         if setup.base_url is not None:
             from probes.answering.endpoint import Endpoint
 
-            named = None if setup.model.default else setup.model.path
-            self.endpoint = Endpoint(setup.base_url, model=named)
+            model_name = None if setup.model.default else setup.model.path
+            self.endpoint = Endpoint(setup.base_url, model=model_name)
 
     @cached_property
     def engine(self) -> Engine | None:
@@ -77,9 +77,9 @@ class Session:
         from probes.answering.engine import InProcess
         from probes.harness.ledger import Remembering
 
-        asked = InProcess(self.engine) if self.engine is not None else self.endpoint
-        assert asked is not None
-        return Remembering(asked, self.setup.out / "answers.jsonl")
+        inner = InProcess(self.engine) if self.engine is not None else self.endpoint
+        assert inner is not None
+        return Remembering(inner, self.setup.out / "answers.jsonl")
 
     def lack(self, text: str) -> None:
         """Note something that was left out, or is used without its calibration, for the log and the report."""
@@ -107,5 +107,5 @@ class Session:
     @property
     def versions(self) -> dict[str, str]:
         """The versions of the packages that the numbers depend on; a server's own are not known."""
-        known = versions()
-        return known if self.endpoint is None else {"helmsight": known["helmsight"]}
+        known_versions = versions()
+        return known_versions if self.endpoint is None else {"helmsight": known_versions["helmsight"]}

@@ -34,17 +34,19 @@ def claims(answer: str, categories: Sequence[str]) -> list[Claim]:
     one.
     """
     names = "|".join(re.escape(name) for name in sorted(categories, key=len, reverse=True))
-    named = re.compile(rf"\b({names})(?:e?s)?\b") if categories else None
-    found = []
+    category_pattern = re.compile(rf"\b({names})(?:e?s)?\b") if categories else None
+    claims_read = []
     for clause in _CLAUSE.split(answer.lower()):
         for kind, pattern in PATTERNS.items():
             match = re.search(pattern, clause)
             if match is not None and not _DENIED.search(clause):
-                what = named.search(clause) if named else None
+                category = category_pattern.search(clause) if category_pattern else None
                 attribute = (match.groupdict().get("attribute") or "").strip()
-                found.append(Claim(kind, what[1] if what else None, attribute or None, not _UNSURE.search(clause)))
+                claims_read.append(
+                    Claim(kind, category[1] if category else None, attribute or None, not _UNSURE.search(clause))
+                )
                 break
-    return found
+    return claims_read
 
 
 def read(answer: str, categories: Sequence[str]) -> list[Claim]:
@@ -61,14 +63,14 @@ def structured(answer: str) -> list[Claim] | None:
     """
     fenced = re.search(r"```(?:json)?\s*(.*?)```", answer, re.DOTALL)
     try:
-        found = json.loads(fenced[1] if fenced else answer)
+        parsed = json.loads(fenced[1] if fenced else answer)
     except (ValueError, RecursionError):
         return None
-    if isinstance(found, dict):
-        found = next((found[name] for name in ("structured_output", "differences") if name in found), None)
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    if isinstance(parsed, dict):
+        parsed = next((parsed[name] for name in ("structured_output", "differences") if name in parsed), None)
+    if not isinstance(parsed, list) or not all(isinstance(entry, dict) for entry in parsed):
         return None
-    return [difference(one) for one in found]
+    return [difference(entry) for entry in parsed]
 
 
 def difference(fields: dict[str, Any]) -> Claim:
@@ -96,10 +98,10 @@ def counted(answer: str) -> int | None:
     """
     if _NONE.search(answer):
         return 0
-    found = _COUNTED.search(answer)
-    if found is None:
+    match = _COUNTED.search(answer)
+    if match is None:
         return None
-    word = found[1].lower()
+    word = match[1].lower()
     return _NUMBERS[word] if word in _NUMBERS else int(word)
 
 

@@ -36,40 +36,44 @@ class Faithfulness:
         return self.faithful + sum(self.errors.values())
 
     @classmethod
-    def of(cls, found: Iterable[Finding], true: int) -> Faithfulness:
+    def of(cls, results: Iterable[Finding], true: int) -> Faithfulness:
         """Count the findings on each claim, of `true` differences in all."""
-        counts = Counter(found)
+        counts = Counter(results)
         return cls(counts["faithful"], {name: counts[name] for name in ERRORS if counts[name]}, counts.total() != true)
 
 
 def findings(claimed: Sequence[Claim], true: Sequence[Claim]) -> list[Finding]:
     """Return the finding on each claim, in the order of the claims."""
-    left = list(true)
-    found: dict[int, Finding] = {}
+    unmatched = list(true)
+    findings_by_claim: dict[int, Finding] = {}
     for finding, agree in _STAGES:
         for number, claim in enumerate(claimed):
-            match = None if number in found else next((one for one in left if agree(claim, one)), None)
+            match = (
+                None
+                if number in findings_by_claim
+                else next((true_claim for true_claim in unmatched if agree(claim, true_claim)), None)
+            )
             if match is not None:
-                left.remove(match)
-                found[number] = finding
-    return [found.get(number, "fabrication") for number in range(len(claimed))]
+                unmatched.remove(match)
+                findings_by_claim[number] = finding
+    return [findings_by_claim.get(number, "fabrication") for number in range(len(claimed))]
 
 
-def _attribute(claim: Claim, one: Claim) -> bool:
-    return None in (claim.attribute, one.attribute) or claim.attribute == one.attribute
+def _attribute(claim: Claim, other: Claim) -> bool:
+    return None in (claim.attribute, other.attribute) or claim.attribute == other.attribute
 
 
-def _category(claim: Claim, one: Claim) -> bool:
-    return claim.category is not None and claim.category == one.category
+def _category(claim: Claim, other: Claim) -> bool:
+    return claim.category is not None and claim.category == other.category
 
 
-def _type(claim: Claim, one: Claim) -> bool:
-    return claim.type is not None and claim.type == one.type
+def _type(claim: Claim, other: Claim) -> bool:
+    return claim.type is not None and claim.type == other.type
 
 
 _STAGES: tuple[tuple[Finding, Callable[[Claim, Claim], bool]], ...] = (
-    ("faithful", lambda claim, one: _type(claim, one) and _category(claim, one) and _attribute(claim, one)),
-    ("attribute_error", lambda claim, one: _type(claim, one) and _category(claim, one)),
+    ("faithful", lambda claim, other: _type(claim, other) and _category(claim, other) and _attribute(claim, other)),
+    ("attribute_error", lambda claim, other: _type(claim, other) and _category(claim, other)),
     ("type_confusion", _category),
     ("type_category_mismatch", _type),
 )

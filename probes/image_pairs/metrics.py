@@ -99,28 +99,28 @@ def compare(first: Sequence[Claim], second: Sequence[Claim]) -> list[Label]:
     stages: tuple[tuple[Label, bool], ...] = (
         ("consistent", True), ("consistent", False), ("contradictory", False), ("ambiguous", False),
     )  # fmt: skip
-    for wanted, same in stages:
-        for one in tuple(left):
-            other = next((o for o in right if _label(one, o) == wanted and (o == one or not same)), None)
-            if other is not None:
-                left.remove(one)
-                right.remove(other)
-                labels.append("ambiguous" if not (one.sure and other.sure) else wanted)
+    for label, same in stages:
+        for claim in tuple(left):
+            match = next((o for o in right if _label(claim, o) == label and (o == claim or not same)), None)
+            if match is not None:
+                left.remove(claim)
+                right.remove(match)
+                labels.append("ambiguous" if not (claim.sure and match.sure) else label)
     return labels + ["ambiguous"] * (len(left) + len(right))
 
 
-def _label(one: Claim, other: Claim) -> Label | None:
+def _label(first: Claim, second: Claim) -> Label | None:
     """Return how two claims agree; None if they are about different things."""
-    if one.type is None or other.type is None or one.category is None or other.category is None:
-        alike = (one.type or other.type) == (other.type or one.type)
-        named = (one.category or other.category) == (other.category or one.category)
-        return "ambiguous" if alike and named else None
-    if one.category != other.category:
+    if first.type is None or second.type is None or first.category is None or second.category is None:
+        alike = (first.type or second.type) == (second.type or first.type)
+        same_category = (first.category or second.category) == (second.category or first.category)
+        return "ambiguous" if alike and same_category else None
+    if first.category != second.category:
         return None
-    if one.type != other.type:
-        return "contradictory" if {one.type, other.type} & {"remove", "add"} else None
-    known = one.attribute is not None and other.attribute is not None
-    return "contradictory" if known and one.attribute != other.attribute else "consistent"
+    if first.type != second.type:
+        return "contradictory" if {first.type, second.type} & {"remove", "add"} else None
+    attributes_known = first.attribute is not None and second.attribute is not None
+    return "contradictory" if attributes_known and first.attribute != second.attribute else "consistent"
 
 
 def tally(pair: PairScores) -> dict[str, float]:
@@ -145,8 +145,10 @@ def tally(pair: PairScores) -> dict[str, float]:
         "cr": sum(WEIGHTS[label] for label in pair.labels) / max(len(pair.labels), 1),
     }
     for kind in TYPES:
-        sums |= _matches(kind, *([one.type for one in side if one.type == kind] for side in (pair.claimed, pair.true)))
-    categories = [[one.category for one in side if one.category] for side in (pair.claimed, pair.true)]
+        sums |= _matches(
+            kind, *([claim.type for claim in side if claim.type == kind] for side in (pair.claimed, pair.true))
+        )
+    categories = [[claim.category for claim in side if claim.category] for side in (pair.claimed, pair.true)]
     sums |= _matches("category", *categories)
     sums["category_occurring"] = sum(name in categories[1] for name in categories[0])
     return {name: float(value) for name, value in sums.items()}
@@ -160,7 +162,7 @@ def _matches(name: str, claimed: Sequence[str | None], true: Sequence[str | None
 def scores(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the metrics of summed tallies, each of the shape of a sum; NaN if there was nothing to measure."""
     types = {part: np.sum([sums[f"{kind}_{part}"] for kind in TYPES], 0) for part in ("claimed", "true", "matched")}
-    found = {
+    results = {
         "dqr_exact": ratio(sums["exact"], sums["pairs"]),
         "ds_tolerance": ratio(sums["tolerance"], sums["differing"]),
         "dqr_ratio": ratio(sums["ratio"], sums["differing"]),
@@ -176,16 +178,16 @@ def scores(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         "yes_same": ratio(sums["yes_same"], sums["pairs"]),
     }
     for kind in (*TYPES, "category"):
-        found[f"{kind}_precision"] = ratio(sums[f"{kind}_matched"], sums[f"{kind}_claimed"])
-        found[f"{kind}_recall"] = ratio(sums[f"{kind}_matched"], sums[f"{kind}_true"])
-    return found
+        results[f"{kind}_precision"] = ratio(sums[f"{kind}_matched"], sums[f"{kind}_claimed"])
+        results[f"{kind}_recall"] = ratio(sums[f"{kind}_matched"], sums[f"{kind}_true"])
+    return results
 
 
 def score(pairs: Iterable[PairScores]) -> dict[str, float | None]:
     """Return the metrics of some pairs; None if there was nothing to measure."""
     tallies = [tally(pair) for pair in pairs]
     sums = {
-        name: np.array(sum(one[name] for one in tallies))
+        name: np.array(sum(tally[name] for tally in tallies))
         for name in (tallies[0] if tallies else tally(PairScores((), ())))
     }
     return {name: None if np.isnan(value) else float(value) for name, value in scores(sums).items()}

@@ -30,11 +30,11 @@ class Trace:
     updates: np.ndarray
 
 
-def traces(engine: Engine, said: Iterable[tuple[Chat, str]]) -> Iterator[Trace]:
+def traces(engine: Engine, answers: Iterable[tuple[Chat, str]]) -> Iterator[Trace]:
     """Yield the trace of every answer that is given to a chat, in their order."""
 
     def asked() -> Iterator[Request]:
-        for chat, answer in said:
+        for chat, answer in answers:
             read = Diagnose(frozenset({"drift", "residual"}))
             yield request(chat, sampling=Sampling(), diagnose=read, forced=answer)
 
@@ -45,16 +45,16 @@ def traces(engine: Engine, said: Iterable[tuple[Chat, str]]) -> Iterator[Trace]:
         yield Trace(choice.answer_states, np.array(choice.diagnostics["residual"]["update_norm"]))
 
 
-def alike(one: Trace, other: Trace) -> list[float]:
+def alike(first: Trace, second: Trace) -> list[float]:
     """Return the cosine similarity of two answers' mean states per layer: (layers,)."""
-    return drift(one.states, other.states)
+    return drift(first.states, second.states)
 
 
-def divergence(one: Trace, other: Trace) -> float:
+def divergence(first: Trace, second: Trace) -> float:
     """Return the released code's ICR divergence: the difference in size of two answers' updates, the mean over layers."""
-    return float(np.abs(one.updates - other.updates).mean())
+    return float(np.abs(first.updates - second.updates).mean())
 
 
-def faithfulness(one: Trace, other: Trace) -> float:
+def faithfulness(first: Trace, second: Trace) -> float:
     """Return the released code's faithfulness score of two answers: mean cosine times 1 - divergence (at most 1)."""
-    return float(np.mean(alike(one, other))) * (1 - min(divergence(one, other), 1))
+    return float(np.mean(alike(first, second))) * (1 - min(divergence(first, second), 1))

@@ -49,9 +49,9 @@ def listed(
         from probes.harness.conditions import Wanted
         from probes.image_qa.run import ListOptions
 
-        wanted = replace(Wanted.of(conditions, condition, defaults.vectors), vector=vector)
+        conditions_wanted = replace(Wanted.of(conditions, condition, defaults.vectors), vector=vector)
         draw = defaults.draw.get(name)
-        return ListOptions(name, wanted, tuple(data or ()), images, noise, max_tokens, draw)
+        return ListOptions(name, conditions_wanted, tuple(data or ()), images, noise, max_tokens, draw)
 
     def run(options: ListOptions, session: Session) -> Findings:
         from probes.image_qa.run import run

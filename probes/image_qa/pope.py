@@ -17,20 +17,20 @@ It is drawn at random, by frequency (popular), or by its co-occurrence with the 
 """
 
 
-def load(files: Sequence[str | Path], image_folder: str | Path, left: list[str] | None = None) -> list[YesNo]:
+def load(files: Sequence[str | Path], image_folder: str | Path, left_out: list[str] | None = None) -> list[YesNo]:
     """Return the questions of several files, each named after its setting (coco_pope_popular.json).
 
-    Rows that lack something are left out and added to `left`. Raises ValueError that names the invalid file and row.
+    Rows that lack something are left out and added to `left_out`. Raises ValueError that names the invalid file and row.
     """
-    return [sample for file in files for sample in _questions(Path(file), Path(image_folder), left)]
+    return [sample for file in files for sample in _questions(Path(file), Path(image_folder), left_out)]
 
 
-def _questions(file: Path, folder: Path, left: list[str] | None) -> list[YesNo]:
-    given = rows.read(file)
+def _questions(file: Path, folder: Path, left_out: list[str] | None) -> list[YesNo]:
+    table = rows.read(file)
     settings = [setting for setting in get_args(Strategy) if setting in file.stem]
     if len(settings) != 1:
         raise ValueError(f"{file}: its name must hold one of {', '.join(get_args(Strategy))}")
-    return rows.made(file, given, partial(_question, folder=folder, setting=settings[0]), left)
+    return rows.made(file, table, partial(_question, folder=folder, setting=settings[0]), left_out)
 
 
 def _question(row: Mapping[str, Any], number: int, folder: Path, setting: str) -> YesNo:

@@ -13,10 +13,10 @@ from probes.image_qa.task import Task
 from probes.reporting.report import Report
 
 
-def report(task: Task[Any], about: Mapping[str, Any], found: Mapping[str, Any], totals: Mapping[str, Any]) -> Report:
+def report(task: Task[Any], about: Mapping[str, Any], results: Mapping[str, Any], totals: Mapping[str, Any]) -> Report:
     """Return the report of a run.
 
-    `about` describes the run, `found` is the result of `compare`, `totals` the task's further figures.
+    `about` describes the run, `results` is the result of `compare`, `totals` the task's further figures.
     """
     page = Report(f"{task.title} on {about['model']}")
     page.facts({
@@ -30,13 +30,15 @@ def report(task: Task[Any], about: Mapping[str, Any], found: Mapping[str, Any], 
     if totals:
         page.heading("Totals")
         columns = list(next(iter(totals.values())))
-        page.table(["condition", *columns], [[name, *(one[key] for key in columns)] for name, one in totals.items()])
-    for part, settings in found[BASELINE].items():
+        page.table(
+            ["condition", *columns], [[name, *(total[key] for key in columns)] for name, total in totals.items()]
+        )
+    for part, settings in results[BASELINE].items():
         page.heading(part)
         if task.share is not None:
-            power(page, found, part, task.share, task.unit)
-        table(page, found, part, task.metrics)
+            power(page, results, part, task.share, task.unit)
+        table(page, results, part, task.metrics)
         if len(settings) > 2:
             page.heading("By setting", 3)
-            table(page, found, part, task.metrics, [name for name in settings if name != "all"])
+            table(page, results, part, task.metrics, [name for name in settings if name != "all"])
     return page

@@ -33,45 +33,49 @@ def read(file: Path) -> list[Any]:
 
 
 def made(
-    file: Path, rows: Sequence[Any], make: Callable[[Mapping[str, Any], int], T], left: list[str] | None = None
+    file: Path, rows: Sequence[Any], make: Callable[[Mapping[str, Any], int], T], left_out: list[str] | None = None
 ) -> list[T]:
     """Return what `make` returns for each row and its number, from 1.
 
-    Rows that lack something are left out and added to `left`. Raises ValueError if these are too many, and for an invalid
-    row.
+    Rows that lack something are left out and added to `left_out`. Raises ValueError if these are too many, and for an
+    invalid row.
     """
-    found, missing = [], []
+    samples, missing = [], []
     for number, row in enumerate(rows, 1):
         try:
             if not isinstance(row, Mapping):
                 raise ValueError("it is not an object")
-            found.append(make(row, number))
+            samples.append(make(row, number))
         except Incomplete as error:
             missing.append(f"{file}, row {number}: {error}")
         except KeyError as error:
             missing.append(f"{file}, row {number}: it has no {error.args[0]!r}")
         except (ValueError, TypeError) as error:
             raise ValueError(f"{file}, row {number}: {error}") from error
-    leave_out(missing, len(rows), left)
-    return found
+    leave_out(missing, len(rows), left_out)
+    return samples
 
 
 def text(row: Mapping[str, Any], name: str) -> str:
     """Return the text of a field; raise Incomplete if there is none, and ValueError for anything else."""
-    given = row.get(name)
-    if given is None or given == "":
+    value = row.get(name)
+    if value is None or value == "":
         raise Incomplete(f"it has no {name!r}")
-    if not isinstance(given, str) or not given.strip():
-        raise ValueError(f"{name!r} must be a string; got {given!r}")
-    return given
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{name!r} must be a string; got {value!r}")
+    return value
 
 
 def texts(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """Return the one or more texts of a field; raise KeyError if it is missing, and ValueError for anything else."""
-    given = [row[name]] if isinstance(row[name], str) else row[name]
-    if not isinstance(given, list) or not given or not all(isinstance(one, str) and one.strip() for one in given):
+    values = [row[name]] if isinstance(row[name], str) else row[name]
+    if (
+        not isinstance(values, list)
+        or not values
+        or not all(isinstance(value, str) and value.strip() for value in values)
+    ):
         raise ValueError(f"{name!r} must be a string, or a list of strings")
-    return tuple(given)
+    return tuple(values)
 
 
 def image(folder: Path, *names: str) -> Path:
@@ -80,8 +84,8 @@ def image(folder: Path, *names: str) -> Path:
         for place in (folder / name, folder / Path(name).name):
             if isfile(place):
                 return place
-    others = f" (nor {', '.join(names[1:])})" if len(names) > 1 else ""
-    raise Incomplete(f"there is no image {folder / names[0]}{others}")
+    alternatives = f" (nor {', '.join(names[1:])})" if len(names) > 1 else ""
+    raise Incomplete(f"there is no image {folder / names[0]}{alternatives}")
 
 
 def named(place: Path, number: int) -> str:
@@ -95,8 +99,8 @@ def coco(folder: Path, number: str | int) -> Path:
     sets = [f"{split}{year}" for year in (2014, 2017) for split in ("val", "train")]
     return image(
         folder,
-        *(f"{one}/COCO_{one}_{padded}.jpg" for one in sets),
-        *(f"{one}/{padded}.jpg" for one in sets),
+        *(f"{name}/COCO_{name}_{padded}.jpg" for name in sets),
+        *(f"{name}/{padded}.jpg" for name in sets),
     )
 
 
@@ -104,7 +108,7 @@ def told(value: Any) -> bool:
     """Return whether a file's answer is yes; raise ValueError for neither yes nor no, Incomplete if there is none."""
     if value is None:
         raise Incomplete("it has no answer")
-    said = str(value).strip().lower()
-    if said not in ("yes", "no", "true", "false", "1", "0"):
+    answer = str(value).strip().lower()
+    if answer not in ("yes", "no", "true", "false", "1", "0"):
         raise ValueError(f"its answer must be yes or no; got {value!r}")
-    return said in ("yes", "true", "1")
+    return answer in ("yes", "true", "1")

@@ -42,26 +42,26 @@ class ListOptions:
         if not self.data and self.demo is None:
             raise ValueError(f"--data is needed: no demo world is installed that draws samples of {self.name}")
 
-    def draw(self, task: Task[Any], setup: Setup, left: list[str]) -> tuple[list[Any], str]:
+    def draw(self, task: Task[Any], setup: Setup, left_out: list[str]) -> tuple[list[Any], str]:
         """Return the samples, those of files shuffled by the seed, and the name of their world.
 
-        Samples that are left out are added to `left`. Raises ValueError if there are none.
+        Samples that are left out are added to `left_out`. Raises ValueError if there are none.
         """
         if not self.data:
             assert self.demo is not None
             return self.demo(setup.limit, setup.seed, self.noise, setup.model.path)
-        files = [Path(one) for one in self.data]
+        files = [Path(path) for path in self.data]
         folder = Path(self.images) if self.images else files[0] if files[0].is_dir() else files[0].parent
-        found = task.load([file for one in files for file in task.files(one)], folder, left)
-        if not found:
+        samples = task.load([file for path in files for file in task.files(path)], folder, left_out)
+        if not samples:
             raise ValueError(f"{', '.join(self.data)}: it holds no samples of {task.title}")
-        random.Random(setup.seed).shuffle(found)
-        return whole(found, setup.limit, lambda sample: [sample.image], left), ""
+        random.Random(setup.seed).shuffle(samples)
+        return whole(samples, setup.limit, lambda sample: [sample.image], left_out), ""
 
     def origin(self, samples: int, unit: str, scenes: str, seed: int) -> str:
         """Return the number of samples, their source and seed in words."""
         if self.data:
-            names = ", ".join(Path(one).name for one in self.data)
+            names = ", ".join(Path(path).name for path in self.data)
             return f"{samples} {unit} from {names}, in the order of seed {seed}"
         noise = f" with noise of standard deviation {self.noise:g} (of 0 to 255)" if self.noise else ""
         return f"{samples} {unit} over held-out scenes of {scenes}{noise}, drawn with seed {seed}"
@@ -70,15 +70,15 @@ class ListOptions:
 def run(options: ListOptions, task: Task[Any], session: Session) -> Findings:
     """Ask every sample under every condition."""
     setup = session.setup
-    left: list[str] = []
-    samples, scenes = options.draw(task, setup, left)
+    left_out: list[str] = []
+    samples, scenes = options.draw(task, setup, left_out)
     conditions = options.wanted.conditions(session)
     length = options.max_tokens or task.max_tokens
-    found = compare(session.answerer, conditions, task.parts(samples), max_tokens=length, quiet=setup.quiet)
+    results = compare(session.answerer, conditions, task.parts(samples), max_tokens=length, quiet=setup.quiet)
     about: dict[str, Any] = {
         "model": session.model, "data": options.origin(len(samples), task.unit, scenes, setup.seed), "samples": len(samples),
-        "left_out": len(left),
+        "left_out": len(left_out),
         "noise": options.noise, "max_tokens": length, "seed": setup.seed, "versions": session.versions,
     }  # fmt: skip
-    totals = task.totals(found)
-    return Findings(report(task, about, found, totals), about, found, {"totals": totals} if totals else {})
+    totals = task.totals(results)
+    return Findings(report(task, about, results, totals), about, results, {"totals": totals} if totals else {})

@@ -12,7 +12,7 @@ from probes.harness.comparison import SampleSet
 S = TypeVar("S")
 
 
-def nothing(found: Mapping[str, Any]) -> Mapping[str, Any]:
+def nothing(results: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return no figures beside those by condition."""
     return {}
 
@@ -39,11 +39,11 @@ class Task(Generic[S]):
     totals: Callable[[Mapping[str, Any]], Mapping[str, Any]] = nothing
     published: Sequence[str] = ()
 
-    def files(self, given: Path) -> list[Path]:
+    def files(self, folder: Path) -> list[Path]:
         """Return the published files of a folder, by name, or a file itself; raise ValueError if a folder has none."""
-        if not self.published or not given.is_dir():
-            return [given]
-        found = sorted(file for pattern in self.published for file in given.glob(pattern))
-        if not found:
-            raise ValueError(f"{given}: no file is called {' or '.join(self.published)}")
-        return found
+        if not self.published or not folder.is_dir():
+            return [folder]
+        files = sorted(file for pattern in self.published for file in folder.glob(pattern))
+        if not files:
+            raise ValueError(f"{folder}: no file is called {' or '.join(self.published)}")
+        return files

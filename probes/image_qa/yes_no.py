@@ -54,14 +54,14 @@ def shown(sample: YesNo) -> Path | int:
 def tally(sample: YesNo, replies: Sequence[Reply]) -> dict[str, float]:
     """Return the answer's contribution to the sums of `scores`; neither yes nor no is wrong, and counts as no."""
     (reply,) = replies
-    said = yes(reply.text)
+    answer = yes(reply.text)
     return {
         "questions": 1.0,
-        "right": float(said is sample.present),
-        "yes": float(said is True),
+        "right": float(answer is sample.present),
+        "yes": float(answer is True),
         "present": float(sample.present),
-        "hits": float(said is True and sample.present),
-        "unread": float(said is None),
+        "hits": float(answer is True and sample.present),
+        "unread": float(answer is None),
     }
 
 

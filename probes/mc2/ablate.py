@@ -46,10 +46,10 @@ class Steered:
         return sum(self.shares[side].toward(side) for side in SIDES) / 2
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {side: shares.to_json() for side, shares in self.shares.items()}
+        result: dict[str, Any] = {side: shares.to_json() for side, shares in self.shares.items()}
         for side, (difference, bounds) in self.beside.items():
-            found[side] |= {"difference": difference, "difference_95": list(bounds)}
-        return found
+            result[side] |= {"difference": difference, "difference_95": list(bounds)}
+        return result
 
 
 def by_samples(
@@ -69,7 +69,7 @@ def by_samples(
     return dict(
         zip(
             sizes,
-            _rows(answerer, samples, [_as(steering, one) for one in vectors], "Probe sizes", quiet),
+            _rows(answerer, samples, [_with_vector(steering, vector) for vector in vectors], "Probe sizes", quiet),
             strict=False,
         )
     )
@@ -93,7 +93,7 @@ def by_tasks(
     return dict(
         zip(
             [*tasks, "all tasks"],
-            _rows(answerer, samples, [_as(steering, one) for one in vectors], "Tasks", quiet),
+            _rows(answerer, samples, [_with_vector(steering, vector) for vector in vectors], "Tasks", quiet),
             strict=True,
         )
     )
@@ -115,7 +115,7 @@ def by_strength(
     return dict(zip(strengths, _rows(answerer, samples, tried, "Strengths", quiet), strict=True))
 
 
-def _as(steering: Candidate, vector: SteeringVector) -> Candidate:
+def _with_vector(steering: Candidate, vector: SteeringVector) -> Candidate:
     """Return the same steering with another vector, with the same factor on its published weights."""
     factor = steering.vector.published or 1.0
     layers = steering.layers or steering.vector.layers
@@ -129,21 +129,21 @@ def _rows(
     title: str,
     quiet: bool,
 ) -> list[Steered]:
-    conditions = [Condition("plain", one.toward(side)) for one in tried for side in SIDES]
+    conditions = [Condition("plain", row.toward(side)) for row in tried for side in SIDES]
     answers = iter(ask(answerer, samples, conditions, title=title, quiet=quiet))
     outcomes = [{side: next(answers).outcomes for side in SIDES} for _ in tried]
     return [
         Steered(
-            {side: Shares.of(one[side], intervals=True) for side in SIDES},
-            {side: _beside(one[side], outcomes[-1][side], side) for side in SIDES},
+            {side: Shares.of(outcomes_of_row[side], intervals=True) for side in SIDES},
+            {side: _compare(outcomes_of_row[side], outcomes[-1][side], side) for side in SIDES},
         )
-        for one in outcomes
+        for outcomes_of_row in outcomes
     ]
 
 
-def _beside(one: Sequence[Outcome], other: Sequence[Outcome], side: Side) -> tuple[float, tuple[float, float]]:
+def _compare(first: Sequence[Outcome], second: Sequence[Outcome], side: Side) -> tuple[float, tuple[float, float]]:
     """Return the difference of the shares that follow the side, first less second, and its paired interval."""
-    follows, followed = (np.array([found == side for found in outcomes], float) for outcomes in (one, other))
+    follows, followed = (np.array([outcome == side for outcome in outcomes], float) for outcomes in (first, second))
     difference = follows - followed
     return float(difference.mean()), paired(difference)
 
@@ -237,15 +237,15 @@ def latency(
             engine.generate([requests[name]])
             seconds[name].append(time.perf_counter() - begin)
             peaks[name].append(memory.peak(device))
-    taken = {name: np.array(values) for name, values in seconds.items()}
+    times = {name: np.array(values) for name, values in seconds.items()}
     needed = {name: np.array(values, float) for name, values in peaks.items()}  # NaN if unknown
-    return {name: _latency(taken[name], taken["plain"], needed[name], needed["plain"]) for name in taken}
+    return {name: _latency(times[name], times["plain"], needed[name], needed["plain"]) for name in times}
 
 
 def _latency(values: np.ndarray, plain: np.ndarray, peaks: np.ndarray, plain_peaks: np.ndarray) -> Latency:
-    known = ~np.isnan(peaks + plain_peaks)
-    most = float(np.median(peaks[known])) if known.any() else None
-    memory = _ratio(peaks[known], plain_peaks[known]) if known.any() else None
+    both_measured = ~np.isnan(peaks + plain_peaks)
+    most = float(np.median(peaks[both_measured])) if both_measured.any() else None
+    memory = _ratio(peaks[both_measured], plain_peaks[both_measured]) if both_measured.any() else None
     return Latency(float(np.median(values)), *_ratio(values, plain), most, memory)
 
 

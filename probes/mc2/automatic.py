@@ -111,10 +111,10 @@ class AutomaticReport:
 
     def groups(self, severity: float | None = None) -> dict[str, list[Cell]]:
         """Return the cells that are reported together, of one severity or, with None, of all."""
-        own = [cell for cell in self.cells if severity is None or cell.severity == severity]
-        image = [cell for cell in own if cell.side == "text" and not cell.reworded]
-        text = [cell for cell in own if cell.side == "vision"]
-        unfamiliar = [cell for cell in own if cell.reworded]
+        cells = [cell for cell in self.cells if severity is None or cell.severity == severity]
+        image = [cell for cell in cells if cell.side == "text" and not cell.reworded]
+        text = [cell for cell in cells if cell.side == "vision"]
+        unfamiliar = [cell for cell in cells if cell.reworded]
         return {
             "either": image + text,
             "image": image,
@@ -247,7 +247,10 @@ def _cell(
         np.array(plain.right(side)),
         np.array(prior.right(side)),
         tuple(plain.sides),
-        {name: Ways(np.array(one.right(side)), _toward(one)) for name, one in zip(criteria, autos, strict=True)},
+        {
+            name: Ways(np.array(auto_answers.right(side)), _toward(auto_answers))
+            for name, auto_answers in zip(criteria, autos, strict=True)
+        },
         reliable.accuracy(side),
         spoiled.accuracy(_other(side)),
     )

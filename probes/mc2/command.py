@@ -45,7 +45,7 @@ class AblationName(StrEnum):
 
 # The names of `mc2.evaluate` and of the engine, which import torch, and the paper's Tables 8 to 11.
 KINDS, CRITERIA, ABLATIONS = list(ConditionName), list(CriterionName), list(AblationName)
-USUAL: list[ConditionName] = [one for one in KINDS if one != ConditionName.BOTH]
+USUAL: list[ConditionName] = [kind for kind in KINDS if kind != ConditionName.BOTH]
 SEVERITIES = [0.3, 0.5, 0.7]
 
 
@@ -84,15 +84,15 @@ def _options(
 
     return MC2Options(
         data=Data.of(defaults, mc2, images, tasks, setup.seed),
-        conditions=tuple(one.value for one in conditions),
+        conditions=tuple(condition.value for condition in conditions),
         wording=wording,
         vector=vector,
         folders=defaults.vectors,
         strength=strength,
         random_directions=random_directions,
-        ablate=tuple(one.value for one in ablate or ()),
+        ablate=tuple(ablation.value for ablation in ablate or ()),
         lens=lens,
-        auto=None if auto is None else tuple(one.value for one in auto),
+        auto=None if auto is None else tuple(criterion.value for criterion in auto),
         severities=tuple(severity),
         inside=setup.base_url is None,
     )

@@ -66,8 +66,8 @@ def by_size(
 
     The greatest size is that of the smallest task. None if no answer follows a side.
     """
-    named = np.array(tasks)
-    parts = [np.array([["vision", "text"].index(o) if o != "others" else 2 for o in outcomes])[named == task]
+    task_names = np.array(tasks)
+    parts = [np.array([["vision", "text"].index(o) if o != "others" else 2 for o in outcomes])[task_names == task]
              for task in sorted(set(tasks))]  # fmt: skip
     most = min(map(len, parts))
     generator = np.random.default_rng(seed)
@@ -78,15 +78,15 @@ def by_size(
     vision, decided = followed[0], followed.sum(0)
     rows = {}
     for size in sorted({size for size in sizes if size < most} | {most}):
-        there = decided[:, size - 1] > 0
-        if there.any():
-            ratios = vision[there, size - 1] / decided[there, size - 1]
+        has_decisions = decided[:, size - 1] > 0
+        if has_decisions.any():
+            ratios = vision[has_decisions, size - 1] / decided[has_decisions, size - 1]
             rows[size] = float(ratios.mean()), bounds(ratios)
     decided_in_all = sum(outcome != "others" for outcome in outcomes)
     if not decided_in_all:
         return None
-    whole = outcomes.count("vision") / decided_in_all
-    near = [max(abs(end - whole) for end in between) <= SETTLED for _, between in rows.values()]
+    overall = outcomes.count("vision") / decided_in_all
+    near = [max(abs(end - overall) for end in between) <= SETTLED for _, between in rows.values()]
     return Sizes(rows, next((size for i, size in enumerate(rows) if size < most and all(near[i:])), None))
 
 
@@ -96,18 +96,20 @@ def attention(evaluation: Evaluation) -> dict[str, Any]:
     It is over the tasks as they are asked plainly, and over the comparable conditions (ALIKE). None if fewer than LEAST
     pairs are known.
     """
-    found = evaluation.conditions
+    conditions = evaluation.conditions
     pairs: dict[str, list[tuple[float | None, float | None]]] = {
         "conditions": [
-            (found[name].attention_ratio, found[name].shares.vision_ratio) for name in ALIKE if name in found
+            (conditions[name].attention_ratio, conditions[name].shares.vision_ratio)
+            for name in ALIKE
+            if name in conditions
         ]
     }
-    if plain := found.get("plain"):
+    if plain := conditions.get("plain"):
         pairs["tasks"] = [
             (plain.within.get(task, {}).get(RATIO), shares.vision_ratio) for task, shares in plain.by_task.items()
         ]
-    known = {name: [pair for pair in some if None not in pair] for name, some in pairs.items()}
+    complete = {name: [pair for pair in values if None not in pair] for name, values in pairs.items()}
     return {
-        name: {"spearman": spearman(*np.array(some, float).T) if len(some) >= LEAST else None, "n": len(some)}
-        for name, some in known.items()
+        name: {"spearman": spearman(*np.array(values, float).T) if len(values) >= LEAST else None, "n": len(values)}
+        for name, values in complete.items()
     }

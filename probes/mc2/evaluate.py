@@ -98,17 +98,17 @@ class Preference:
             for task in sorted({sample.task for sample in samples})
         }
         within = {task: _numbers(answers, alone, chosen) for task, chosen in tasks.items()}
-        whole = _numbers(answers, alone, range(len(samples)))
+        overall = _numbers(answers, alone, range(len(samples)))
         return cls(
             kind=kind,
             side=side,
             shares=Shares.of(outcomes, intervals=True),
             by_task={task: Shares.of([outcomes[i] for i in chosen], intervals=True) for task, chosen in tasks.items()},
-            followed={one: np.array([outcome == one for outcome in outcomes], float) for one in SIDES},
-            attention_ratio=whole.get(RATIO),
+            followed={side: np.array([outcome == side for outcome in outcomes], float) for side in SIDES},
+            attention_ratio=overall.get(RATIO),
             unanswered=sum(letter is None for pair in answers.letters for letter in pair) / (2 * len(samples)),
-            image_only=whole.get(IMAGE_ONLY),
-            context_only=whole.get(CONTEXT_ONLY),
+            image_only=overall.get(IMAGE_ONLY),
+            context_only=overall.get(CONTEXT_ONLY),
             by_layer=_layers(answers.attention_by_layer),
             within=within,
         )
@@ -137,19 +137,19 @@ class Preference:
 
 def _numbers(answers: Answers, alone: tuple[Answers, Answers] | None, chosen: Sequence[int]) -> dict[str, float]:
     """Return the known numbers, other than shares, of the chosen samples."""
-    found = {RATIO: answers.of(chosen).attention_ratio}
+    numbers = {RATIO: answers.of(chosen).attention_ratio}
     if alone is not None:
-        image, context = (one.of(chosen) for one in alone)
-        found |= {IMAGE_ONLY: image.accuracy("vision"), CONTEXT_ONLY: context.accuracy("text")}
-    return {name: value for name, value in found.items() if value is not None}
+        image, context = (answers_alone.of(chosen) for answers_alone in alone)
+        numbers |= {IMAGE_ONLY: image.accuracy("vision"), CONTEXT_ONLY: context.accuracy("text")}
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def _layers(ratios: np.ndarray | None) -> list[tuple[float, tuple[float, float]]] | None:
     """Return mean and interval of each layer of (samples, layers); None if a layer was measured for no sample."""
     if ratios is None or np.isnan(ratios).all(0).any():
         return None
-    known = [column[~np.isnan(column)] for column in ratios.T]
-    return [(float(column.mean()), interval(column)) for column in known]
+    defined = [column[~np.isnan(column)] for column in ratios.T]
+    return [(float(column.mean()), interval(column)) for column in defined]
 
 
 @dataclass(frozen=True)
@@ -174,16 +174,20 @@ class Evaluation:
 
     def advantages(self) -> list[Advantage]:
         """Compare steering with the best of the other conditions, toward each side; empty if either is missing."""
-        found = []
+        advantages = []
         for side in SIDES:
             steered = self.conditions.get(side)
-            others = [one for one in self.conditions.values() if one.side == side and one.kind not in STEERED]
-            if steered is None or not others:
+            rivals = [
+                preference
+                for preference in self.conditions.values()
+                if preference.side == side and preference.kind not in STEERED
+            ]
+            if steered is None or not rivals:
                 continue
-            best = max(others, key=lambda one: one.shares.toward(side))
+            best = max(rivals, key=lambda preference: preference.shares.toward(side))
             difference = steered.followed[side] - best.followed[side]
-            found.append(Advantage(side, best.name, float(difference.mean()), paired(difference)))
-        return found
+            advantages.append(Advantage(side, best.name, float(difference.mean()), paired(difference)))
+        return advantages
 
     def random_spread(self) -> dict[str, dict[str, float | None]]:
         """Return least, mean and greatest of each share under the random directions."""
@@ -223,19 +227,24 @@ def evaluate(
     `shots` are the solved examples, `wording` is that of the instructions. Raises ValueError for a kind that is unknown, or
     lacks its examples or its vector.
     """
-    wanted = conditions_of(tuple(kinds), steering, tuple(shots), wording)
+    conditions = conditions_of(tuple(kinds), steering, tuple(shots), wording)
     alone: dict[tuple[str, Side | None], Condition] = {
-        key: condition for key, condition in wanted.items() if condition.setting == "plain"
+        key: condition for key, condition in conditions.items() if condition.setting == "plain"
     }
-    checks = [replace(one, setting=setting) for one in alone.values() for setting in ("image_only", "context_only")]
-    answers = ask(answerer, samples, [*wanted.values(), *checks], title="Conditions", quiet=quiet)
-    image, context = answers[len(wanted) :: 2], answers[len(wanted) + 1 :: 2]
+    checks = [
+        replace(condition, setting=setting)
+        for condition in alone.values()
+        for setting in ("image_only", "context_only")
+    ]
+    answers = ask(answerer, samples, [*conditions.values(), *checks], title="Conditions", quiet=quiet)
+    image, context = answers[len(conditions) :: 2], answers[len(conditions) + 1 :: 2]
     checked = dict(zip(alone, zip(image, context, strict=True), strict=True))
-    found = [
-        Preference.of(*key, samples, answer, checked.get(key)) for key, answer in zip(wanted, answers, strict=False)
+    preferences = [
+        Preference.of(*key, samples, answer, checked.get(key)) for key, answer in zip(conditions, answers, strict=False)
     ]
     return Evaluation(
-        {one.name: one for one in found}, _random(answerer, samples, steering, random_directions, seed, quiet)
+        {preference.name: preference for preference in preferences},
+        _random(answerer, samples, steering, random_directions, seed, quiet),
     )
 
 
@@ -246,15 +255,15 @@ def conditions_of(
 
     Raises ValueError for a kind that is unknown, or lacks its examples or its vector.
     """
-    known = (*KINDS, *MORE_KINDS)
-    if unknown := [kind for kind in kinds if kind not in known]:
-        raise ValueError(f"Unknown conditions: {', '.join(unknown)}; there are {', '.join(known)}.")
+    kinds_known = (*KINDS, *MORE_KINDS)
+    if unknown := [kind for kind in kinds if kind not in kinds_known]:
+        raise ValueError(f"Unknown conditions: {', '.join(unknown)}; there are {', '.join(kinds_known)}.")
     if "shots" in kinds and not shots:
         raise ValueError("The condition 'shots' needs solved examples, and there are no samples left for them.")
-    wanted: dict[tuple[str, Side | None], Condition] = {}
+    conditions: dict[tuple[str, Side | None], Condition] = {}
     for kind in dict.fromkeys(kinds):
         if kind == "plain":
-            wanted[kind, None] = Condition()
+            conditions[kind, None] = Condition()
         for side in SIDES if kind != "plain" else ():
             setting = _SETTINGS[kind][side] if kind in _SETTINGS else "plain"
             push = None
@@ -262,8 +271,8 @@ def conditions_of(
                 if steering is None:
                     raise ValueError(f"The condition '{kind}' needs a vector.")
                 push = steering.toward(side)
-            wanted[kind, side] = Condition(setting, push, shots if kind == "shots" else (), wording)
-    return wanted
+            conditions[kind, side] = Condition(setting, push, shots if kind == "shots" else (), wording)
+    return conditions
 
 
 def _random(
@@ -297,7 +306,7 @@ def random_like(vector: SteeringVector, seed: int) -> SteeringVector:
 
 def spread(values: Sequence[float | None]) -> dict[str, float | None]:
     """Return least, mean and greatest of the values that exist."""
-    known = [value for value in values if value is not None]
-    if not known:
+    defined = [value for value in values if value is not None]
+    if not defined:
         return {"min": None, "mean": None, "max": None}
-    return {"min": min(known), "mean": statistics.fmean(known), "max": max(known)}
+    return {"min": min(defined), "mean": statistics.fmean(defined), "max": max(defined)}

@@ -46,16 +46,16 @@ class Margin:
 
         None if even the last layer's margin is not above 0.
         """
-        there = [
+        is_above = [
             low > 0 and mean >= SURFACED * self.margin[-1]
             for mean, (low, _) in zip(self.margin, self.intervals, strict=True)
         ]
-        return next((layer for layer in range(len(there)) if all(there[layer:])), None)
+        return next((layer for layer in range(len(is_above)) if all(is_above[layer:])), None)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "preferred": self.preferred, "other": self.other, "margin": self.margin,
-            "margin_95": [list(one) for one in self.intervals], "n": self.n, "surfaces": self.surfaces,
+            "margin_95": [list(bounds) for bounds in self.intervals], "n": self.n, "surfaces": self.surfaces,
         }  # fmt: skip
 
 
@@ -91,9 +91,11 @@ def lens(
         states = result.choices[0].states
         assert states is not None
         with torch.inference_mode():
-            said = engine.mllm.head(norm(states.to(engine.mllm.device, engine.mllm.dtype)))[:, tokens].cpu().numpy()
+            logits_of_reply = (
+                engine.mllm.head(norm(states.to(engine.mllm.device, engine.mllm.dtype)))[:, tokens].cpu().numpy()
+            )
         # A is the image's option if the options are not swapped.
-        logits[key][:, number, swapped] = said.T[::-1] if swapped else said.T
+        logits[key][:, number, swapped] = logits_of_reply.T[::-1] if swapped else logits_of_reply.T
     return dict(_margins(logits))
 
 
@@ -120,29 +122,29 @@ def _margins(logits: Mapping[tuple[str, Side | None], np.ndarray]) -> Iterator[t
 
     logits: by condition (2, samples, 2, layers): sides, samples, orders, layers.
     """
-    for (kind, side), both in logits.items():
-        vision, text = both
-        for one, preferred, other in zip(SIDES, (vision, text), (text, vision), strict=True):
-            chosen = (preferred > other)[..., -1] if side is None else np.full(vision.shape[:2], side == one)
+    for (kind, side), pair in logits.items():
+        vision, text = pair
+        for preferred_side, preferred, rival in zip(SIDES, (vision, text), (text, vision), strict=True):
+            chosen = (preferred > rival)[..., -1] if side is None else np.full(vision.shape[:2], side == preferred_side)
             if chosen.any():
-                yield named(kind, one), _margin(preferred, other, chosen)
+                yield named(kind, preferred_side), _margin(preferred, rival, chosen)
 
 
-def _margin(preferred: np.ndarray, other: np.ndarray, chosen: np.ndarray) -> Margin:
+def _margin(preferred: np.ndarray, rival: np.ndarray, chosen: np.ndarray) -> Margin:
     """Return the margin over the chosen questions.
 
     preferred, other: (samples, 2, layers). chosen: (samples, 2), the questions that count.
     """
     counted = chosen.sum(1)
-    differences = ((preferred - other) * chosen[..., None]).sum(1)[counted > 0]
+    differences = ((preferred - rival) * chosen[..., None]).sum(1)[counted > 0]
     counted = counted[counted > 0]
     # The margin of a resample is also a mean over its questions; each sample contributes one or two.
-    both = np.concatenate([differences, counted[:, None]], 1)
+    weighted = np.concatenate([differences, counted[:, None]], 1)
     return Margin(
         preferred[chosen].mean(0).tolist(),
-        other[chosen].mean(0).tolist(),
-        (preferred - other)[chosen].mean(0).tolist(),
-        [interval(both[:, [layer, -1]], statistic=_of_questions) for layer in range(differences.shape[1])],
+        rival[chosen].mean(0).tolist(),
+        (preferred - rival)[chosen].mean(0).tolist(),
+        [interval(weighted[:, [layer, -1]], statistic=_of_questions) for layer in range(differences.shape[1])],
         int(chosen.sum()),
     )
 

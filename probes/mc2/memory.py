@@ -25,5 +25,5 @@ def peak(device: torch.device) -> float | None:
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
-    found = re.search(r"VmHWM:\s+(\d+) kB", _STATUS.read_text()) if _CLEAR.exists() else None
-    return None if found is None else int(found[1]) * 1024 / 1e6
+    match = re.search(r"VmHWM:\s+(\d+) kB", _STATUS.read_text()) if _CLEAR.exists() else None
+    return None if match is None else int(match[1]) * 1024 / 1e6

@@ -39,11 +39,11 @@ def report(data: Numbers) -> Report:
         "Steering": _steering(about),
         "Versions": in_words(about["versions"]),
     })  # fmt: skip
-    found = data["conditions"]
-    sections.conditions(page, found)
-    sections.alone(page, found)
-    sections.attention_by_task(page, found, data.get("words", {}), data.get("attention", {}))
-    sections.attention_by_layer(page, found, about.get("layers", ()))
+    conditions = data["conditions"]
+    sections.conditions(page, conditions)
+    sections.alone(page, conditions)
+    sections.attention_by_task(page, conditions, data.get("words", {}), data.get("attention", {}))
+    sections.attention_by_layer(page, conditions, about.get("layers", ()))
     if "lens" in data:
         sections.lens(page, data["lens"], about.get("layers", ()))
     for name, section in SECTIONS.items():

@@ -44,9 +44,9 @@ def _curves(rows: Mapping[Any, Numbers], xlabel: str, **options: Any) -> Any:
     )
 
 
-def samples(page: Report, found: Numbers) -> None:
+def samples(page: Report, results: Numbers) -> None:
     """Add Table 8."""
-    rows = {int(size): row for size, row in found.items()}
+    rows = {int(size): row for size, row in results.items()}
     page.heading("Probe size (Table 8)")
     least, most = min(rows), max(rows)
     lost = max(abs(_toward(rows[most], side) - _toward(rows[least], side)) for side in SIDES)
@@ -58,26 +58,26 @@ def samples(page: Report, found: Numbers) -> None:
     _ablation(page, ["samples"], {(size,): row for size, row in rows.items()})
 
 
-def tasks(page: Report, found: Numbers) -> None:
+def tasks(page: Report, results: Numbers) -> None:
     """Add Table 9."""
     page.heading("One task only (Table 9)")
     page.text("Vectors from the probe samples of one task, steering all tasks.")
-    effects = {name: sum(_toward(row, side) for side in SIDES) / 2 for name, row in found.items()}
+    effects = {name: sum(_toward(row, side) for side in SIDES) / 2 for name, row in results.items()}
     page.plot(
         "probe-task",
         plots.bars(effects, xlabel="share that follows, mean of both sides"),
         "Effect by the task that was probed",
     )
-    _ablation(page, ["probe task"], {(task.replace("_", " "),): row for task, row in found.items()})
+    _ablation(page, ["probe task"], {(task.replace("_", " "),): row for task, row in results.items()})
 
 
-def strength(page: Report, found: Numbers) -> None:
+def strength(page: Report, results: Numbers) -> None:
     """Add Table 10, by strength in published units; the vector's strength 1.0 is `published` of them.
 
     If that is unknown, strengths are the vector's own.
     """
-    rows = {float(one): row for one, row in found["rows"].items()}
-    bend, published = found["knee"], found["published"]
+    rows = {float(strength_text): row for strength_text, row in results["rows"].items()}
+    bend, published = results["knee"], results["published"]
     page.heading("Strength (Table 10)")
     units = (
         "The vector does not record its share of the published weight, so strengths are in its own units."
@@ -90,7 +90,7 @@ def strength(page: Report, found: Numbers) -> None:
     )
     if published is None:
         page.plot("strength", _curves(rows, "strength", marks={bend["strength"]: "knee"}), "Effect by strength")
-        _ablation(page, ["strength"], {(one,): row for one, row in rows.items()})
+        _ablation(page, ["strength"], {(value,): row for value, row in rows.items()})
         return
     marks = {published: "strength 1.0"}
     marks[bend["strength"]] = "knee" if bend["strength"] != published else "knee, strength 1.0"
@@ -99,7 +99,9 @@ def strength(page: Report, found: Numbers) -> None:
         _curves(rows, "strength (published)", marks=marks, other_x=("strength (calibrated)", 1 / published)),
         "Effect by strength",
     )
-    _ablation(page, ["published", "calibrated"], {(one, round(one / published, 4)): row for one, row in rows.items()})
+    _ablation(
+        page, ["published", "calibrated"], {(value, round(value / published, 4)): row for value, row in rows.items()}
+    )
 
 
 def _slopes(bend: Numbers) -> str:
@@ -115,14 +117,14 @@ def _slopes(bend: Numbers) -> str:
     return f"{before} and {grows(bend['slope_after'])} after; {broken}"
 
 
-def latency(page: Report, found: Numbers) -> None:
+def latency(page: Report, results: Numbers) -> None:
     """Add Table 11."""
     page.heading("Latency of one request (Table 11)")
     page.table(
         ["way", "seconds (median)", "ratio to plain", "peak memory (MB, median)"],
         [
-            (name, f"{one['seconds']:.4f}", Measured(one["ratio"], one["ratio_95"]), _megabytes(one.get("megabytes")))
-            for name, one in found.items()
+            (name, f"{row['seconds']:.4f}", Measured(row["ratio"], row["ratio_95"]), _megabytes(row.get("megabytes")))
+            for name, row in results.items()
         ],
     )
     page.text(

@@ -9,7 +9,7 @@ from probes.reporting.report import Report
 from probes.reporting.tables import Measured
 
 
-def automatic(page: Report, found: Numbers) -> None:
+def automatic(page: Report, results: Numbers) -> None:
     """Add Table 12, with the gap that each criterion closes."""
     page.heading("Choosing the direction automatically (Table 12)")
     page.text(
@@ -18,18 +18,18 @@ def automatic(page: Report, found: Numbers) -> None:
         "(auto - plain) / (prior - plain), with a 95 % bootstrap interval over samples. It is below 0 where the criterion "
         "makes answers worse, and missing where prior is not better than plain."
     )
-    for criterion in found["criteria"]:
+    for criterion in results["criteria"]:
         page.text(
-            _worth(criterion, {row["degraded"]: row for row in _rows(found, None) if row["criterion"] == criterion})
+            _worth(criterion, {row["degraded"]: row for row in _rows(results, None) if row["criterion"] == criterion})
         )
     page.text(
         "Drop measures which modality the plain answer relies on, not which side is right. Surprise measures the text "
         "alone: it abstains where the text is not surprising, unless the request states that one modality is degraded. "
         "The rows on unfamiliar text have a sound text in a wording that the model does not know."
     )
-    for severity in (None, *found["severities"]):
+    for severity in (None, *results["severities"]):
         page.heading("All severities" if severity is None else f"Severity {severity:g}", 3)
-        _gaps(page, _rows(found, severity))
+        _gaps(page, _rows(results, severity))
     page.heading("What is left of each modality", 3)
     page.text(
         "Right answers where one modality is shown alone, each by its own answer. The sound modality must be readable; "
@@ -42,13 +42,13 @@ def automatic(page: Report, found: Numbers) -> None:
                 "text" if cell["side"] == "vision" else "image, unfamiliar text" if cell["reworded"] else "image",
                 f"{cell['severity']:g}", cell["reliable_alone"], cell["degraded_alone"],
             )
-            for cell in found["cells"]
+            for cell in results["cells"]
         ],
     )  # fmt: skip
 
 
-def _rows(found: Numbers, severity: float | None) -> list[Numbers]:
-    return [row for row in found["rows"] if row["severity"] == severity]
+def _rows(results: Numbers, severity: float | None) -> list[Numbers]:
+    return [row for row in results["rows"] if row["severity"] == severity]
 
 
 def _gaps(page: Report, rows: list[Numbers]) -> None:
@@ -76,9 +76,9 @@ def _worth(criterion: str, pooled: Mapping[str, Numbers]) -> str:
     """Return a paragraph on a criterion, over all severities, by the degraded modality."""
     either, unfamiliar = pooled["either"], pooled["image, unfamiliar text"]
     return (
-        f"{criterion}: {_closed(either)}; with a degraded image it {_closed(pooled['image'])}, with a degraded text it "
-        f"{_closed(pooled['text'])}. Where sound texts are in an unfamiliar wording it "
-        f"{_closed(pooled['either, unfamiliar text'])}, with a degraded image {_closed(unfamiliar)}. It decides "
+        f"{criterion}: {_describe_gap(either)}; with a degraded image it {_describe_gap(pooled['image'])}, with a degraded "
+        f"text it {_describe_gap(pooled['text'])}. Where sound texts are in an unfamiliar wording it "
+        f"{_describe_gap(pooled['either, unfamiliar text'])}, with a degraded image {_describe_gap(unfamiliar)}. It decides "
         f"{100 * either['decided']:.0f} % of the questions, {_percent(either['right_if_decided'])} of those rightly, and "
         f"points to the plain answer's side in {_percent(either['follows'])}. It steers away from "
         f"{100 * pooled['image']['toward_vision']:.0f} % of the sound texts, "
@@ -87,7 +87,7 @@ def _worth(criterion: str, pooled: Mapping[str, Numbers]) -> str:
     )
 
 
-def _closed(row: Numbers) -> str:
+def _describe_gap(row: Numbers) -> str:
     if row["gap_closed"] is None:
         return "finds no gap to close"
     closed, (low, high) = row["gap_closed"], row["gap_closed_95"]

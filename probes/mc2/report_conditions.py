@@ -33,26 +33,29 @@ TITLES = {
 SHARES = ("s_vision", "s_text", "s_others", "vision_ratio")
 
 
-def conditions(page: Report, found: Numbers) -> None:
+def conditions(page: Report, results: Numbers) -> None:
     """Add the three shares of every condition, the checks, and the table by task."""
     page.heading("Conditions")
-    for side, one in found.get("advantages", {}).items():
+    for side, advantage in results.get("advantages", {}).items():
         page.text(
-            f"Toward {side}, steering follows {_more(one['difference'])} samples {_than(one['difference'])} the best other "
-            f"condition, {TITLES[one['other']]} (95 % interval: {_between(*one['difference_95'])})."
+            f"Toward {side}, steering follows {_more(advantage['difference'])} samples "
+            f"{_than(advantage['difference'])} the best other "
+            f"condition, {TITLES[advantage['other']]} (95 % interval: {_between(*advantage['difference_95'])})."
         )
-    shown = {TITLES[name]: one for name, one in found.items() if name in TITLES}
+    titled = {TITLES[name]: result for name, result in results.items() if name in TITLES}
     page.plot(
         "conditions",
-        plots.shares({name: (one["s_vision"], one["s_text"], one["s_others"]) for name, one in shown.items()}),
+        plots.shares(
+            {name: (result["s_vision"], result["s_text"], result["s_others"]) for name, result in titled.items()}
+        ),
         "Shares of the samples by condition",
     )
-    rows: list[tuple[Any, ...]] = [(name, *(share(one, of) for of in SHARES)) for name, one in shown.items()]
-    if "random" in found:
-        each = found["random"]["each"]
-        spreads = [spread([one[of] for one in each]) for of in SHARES]
+    rows: list[tuple[Any, ...]] = [(name, *(share(result, of) for of in SHARES)) for name, result in titled.items()]
+    if "random" in results:
+        draws = results["random"]["each"]
+        spreads = [spread([draw[of] for draw in draws]) for of in SHARES]
         rows += [
-            (f"{len(each)} random directions, {name}", *(one[name] for one in spreads))
+            (f"{len(draws)} random directions, {name}", *(value[name] for value in spreads))
             for name in ("min", "mean", "max")
         ]
     page.table(["condition", "S_v", "S_t", "S_o", "Vision Ratio"], rows)
@@ -65,71 +68,83 @@ def conditions(page: Report, found: Numbers) -> None:
     page.table(
         ["condition", "unanswered", "attention ratio", "image only", "context only"],
         [
-            (name, one["unanswered"], *(one.get(of) for of in ("attention_ratio", "no_conflict_accuracy",
+            (name, result["unanswered"], *(result.get(of) for of in ("attention_ratio", "no_conflict_accuracy",
              "context_only_accuracy")))
-            for name, one in shown.items()
+            for name, result in titled.items()
         ],
     )  # fmt: skip
     page.text(
         "Image only and context only: right answers without a conflict. Attention ratio: mean attention to an image token, "
         "divided by the sum of that and the mean attention to a token of the text context."
     )
-    _by_task(page, found)
+    _by_task(page, results)
 
 
-def _by_task(page: Report, found: Numbers) -> None:
-    named = {name: one for name, one in found.items() if name in TITLES}
-    tasks = sorted({task for one in named.values() for task in one["by_task"]})
+def _by_task(page: Report, results: Numbers) -> None:
+    conditions = {name: result for name, result in results.items() if name in TITLES}
+    tasks = sorted({task for result in conditions.values() for task in result["by_task"]})
     head = ["condition", *(task.replace("_", " ") for task in tasks)]
     page.heading("Vision Ratio by task", 3)
     page.table(
         head,
-        [(TITLES[name], *(one["by_task"][task]["vision_ratio"] for task in tasks)) for name, one in named.items()],
+        [
+            (TITLES[name], *(result["by_task"][task]["vision_ratio"] for task in tasks))
+            for name, result in conditions.items()
+        ],
     )
     page.heading("Share that follows the side by task", 3)
-    sided = {name: side for name in named for side in SIDES if name.endswith(side)}
+    sided = {name: side for name in conditions for side in SIDES if name.endswith(side)}
     page.table(
         head,
         [
-            (TITLES[name], *(named[name]["by_task"][task][f"s_{side}"] for task in tasks))
+            (TITLES[name], *(conditions[name]["by_task"][task][f"s_{side}"] for task in tasks))
             for name, side in sided.items()
         ],
     )
 
 
-def alone(page: Report, found: Numbers) -> None:
+def alone(page: Report, results: Numbers) -> None:
     """Add Tables 16 and 17."""
-    shown = {name: one["by_task"] for name, one in found.items() if name in TITLES and "no_conflict_accuracy" in one}
-    shown = {name: rows for name, rows in shown.items() if all("no_conflict_accuracy" in row for row in rows.values())}
-    if not shown:
+    rows_by_condition = {
+        name: result["by_task"]
+        for name, result in results.items()
+        if name in TITLES and "no_conflict_accuracy" in result
+    }
+    rows_by_condition = {
+        name: rows
+        for name, rows in rows_by_condition.items()
+        if all("no_conflict_accuracy" in row for row in rows.values())
+    }
+    if not rows_by_condition:
         return
-    tasks = list(next(iter(shown.values())))
+    tasks = list(next(iter(rows_by_condition.values())))
     page.heading("One modality alone by task (Tables 16 and 17)", 3)
     page.table(
         ["condition", "shown", *(task.replace("_", " ") for task in tasks)],
         [
             (TITLES[name], words, *(rows[task][of] for task in tasks))
             for words, of in (("context only", "context_only_accuracy"), ("image only", "no_conflict_accuracy"))
-            for name, rows in shown.items()
+            for name, rows in rows_by_condition.items()
         ],
     )
 
 
-def attention_by_task(page: Report, found: Numbers, words: Mapping[str, float], correlations: Numbers) -> None:
+def attention_by_task(page: Report, results: Numbers, words: Mapping[str, float], correlations: Numbers) -> None:
     """Add Figure 3, left, and Table 4: the plain answers' attention beside their preference."""
-    rows = found.get("plain", {}).get("by_task", {})
+    rows = results.get("plain", {}).get("by_task", {})
     if not words and not any("attention_ratio" in row for row in rows.values()):
         return
     page.heading("Attention and preference by task (Figure 3, left; Table 4)", 3)
-    for over, one in correlations.items():
-        if one["spearman"] is not None:
+    for over, correlation in correlations.items():
+        if correlation["spearman"] is not None:
             page.text(
-                f"Over {one['n']} {over} the ranks of attention ratio and Vision Ratio correlate by {one['spearman']:.2f} "
+                f"Over {correlation['n']} {over} the ranks of attention ratio and Vision Ratio correlate by "
+                f"{correlation['spearman']:.2f} "
                 "(Spearman)."
             )
-    named = {task: task.replace("_", " ") for task in rows}
-    ratios = {named[task]: row["attention_ratio"] for task, row in rows.items() if "attention_ratio" in row}
-    points = {named[task]: row["vision_ratio"] for task, row in rows.items() if row["vision_ratio"] is not None}
+    titles = {task: task.replace("_", " ") for task in rows}
+    ratios = {titles[task]: row["attention_ratio"] for task, row in rows.items() if "attention_ratio" in row}
+    points = {titles[task]: row["vision_ratio"] for task, row in rows.items() if row["vision_ratio"] is not None}
     if ratios:
         page.plot(
             "attention-tasks",
@@ -138,41 +153,44 @@ def attention_by_task(page: Report, found: Numbers, words: Mapping[str, float], 
         )
     page.table(
         ["task", "Vision Ratio", "attention ratio", "words of a context"],
-        [(named[task], row["vision_ratio"], row.get("attention_ratio"), words.get(task)) for task, row in rows.items()],
+        [
+            (titles[task], row["vision_ratio"], row.get("attention_ratio"), words.get(task))
+            for task, row in rows.items()
+        ],
     )
 
 
-def attention_by_layer(page: Report, found: Numbers, steered: Sequence[int]) -> None:
+def attention_by_layer(page: Report, results: Numbers, steered: Sequence[int]) -> None:
     """Add Figures 6 and 13 to 18: the image's share of attention in each layer, steered and instructed."""
-    shown = {name: one for name, one in found.items() if name in ALIKE and "attention_by_layer" in one}
-    if not shown:
+    with_layers = {name: result for name, result in results.items() if name in ALIKE and "attention_by_layer" in result}
+    if not with_layers:
         return
-    named = {TITLES[name]: one["attention_by_layer"] for name, one in shown.items()}
-    intervals = {TITLES[name]: one["attention_by_layer_95"] for name, one in shown.items()}
-    count = len(next(iter(named.values())))
+    curves = {TITLES[name]: result["attention_by_layer"] for name, result in with_layers.items()}
+    intervals = {TITLES[name]: result["attention_by_layer_95"] for name, result in with_layers.items()}
+    count = len(next(iter(curves.values())))
     page.heading("Attention by layer (Figures 6 and 13 to 18)", 3)
     page.text("The image's share of the attention, as in the attention ratio; the rest is the text context's.")
     page.plot(
         "attention-layers",
         plots.curves(
-            range(count), named, xlabel="layer", ylabel="attention ratio", intervals=intervals,
-            marks=dict.fromkeys(steered, "steered") if {"vision", "text"} & shown.keys() else None,
+            range(count), curves, xlabel="layer", ylabel="attention ratio", intervals=intervals,
+            marks=dict.fromkeys(steered, "steered") if {"vision", "text"} & with_layers.keys() else None,
         ),
         "Attention ratio by layer",
     )  # fmt: skip
     page.table(
-        ["layer", *named],
+        ["layer", *curves],
         [
-            (layer, *(Measured(one[layer], intervals[name][layer]) for name, one in named.items()))
+            (layer, *(Measured(curve[layer], intervals[name][layer]) for name, curve in curves.items()))
             for layer in range(count)
         ],
     )
 
 
-def lens(page: Report, found: Numbers, steered: Sequence[int]) -> None:
+def lens(page: Report, results: Numbers, steered: Sequence[int]) -> None:
     """Add the margin of the two options as read from each layer."""
-    named = {_preferring(name): one for name, one in found.items()}
-    count = len(next(iter(named.values()))["margin"])
+    margins = {_preferring(name): margin for name, margin in results.items()}
+    count = len(next(iter(margins.values()))["margin"])
     page.heading("Margin of the options by layer (the authors' rebuttal, W3)")
     page.text(
         "The states at the prompt's last token, read through the final norm and the output embedding: the logit of the "
@@ -184,24 +202,27 @@ def lens(page: Report, found: Numbers, steered: Sequence[int]) -> None:
         "lens",
         plots.curves(
             range(count),
-            {name: one["margin"] for name, one in named.items()},
+            {name: margin["margin"] for name, margin in margins.items()},
             xlabel="layer",
             ylabel="margin (logits)",
-            intervals={name: one["margin_95"] for name, one in named.items()},
+            intervals={name: margin["margin_95"] for name, margin in margins.items()},
             marks=dict.fromkeys(steered, "steered"),
         ),
         "Margin of the preferred option by layer",
     )
     page.table(
-        ["layer", *named],
+        ["layer", *margins],
         [
-            (layer, *(Measured(one["margin"][layer], one["margin_95"][layer]) for one in named.values()))
+            (layer, *(Measured(margin["margin"][layer], margin["margin_95"][layer]) for margin in margins.values()))
             for layer in range(count)
         ],
     )
     page.table(
         ["condition", "questions", "surfaces at layer", "preferred, last layer", "other, last layer"],
-        [(name, one["n"], one["surfaces"], one["preferred"][-1], one["other"][-1]) for name, one in named.items()],
+        [
+            (name, margin["n"], margin["surfaces"], margin["preferred"][-1], margin["other"][-1])
+            for name, margin in margins.items()
+        ],
     )
 
 
@@ -210,13 +231,14 @@ def _preferring(name: str) -> str:
     return TITLES[name] if name in TITLES else f"plain, preferring {name.removeprefix('plain_')}"
 
 
-def sizes(page: Report, found: Numbers) -> None:
+def sizes(page: Report, results: Numbers) -> None:
     """Add Table 6."""
     page.heading("Size of the evaluation (Table 6)")
     settled = (
         "No smaller number is enough."
-        if found["settled"] is None
-        else f"With {found['settled']} or more of each task, 95 % of the draws are within {100 * SETTLED:.0f} points of all."
+        if results["settled"] is None
+        else f"With {results['settled']} or more of each task, 95 % of the draws are within {100 * SETTLED:.0f} points of "
+        "all."
     )
     page.text(
         "Plain answers of a number of samples of each task, drawn a thousand times: the mean Vision Ratio and the interval "
@@ -224,7 +246,7 @@ def sizes(page: Report, found: Numbers) -> None:
     )
     page.table(
         ["samples of each task", "Vision Ratio"],
-        [(size, Measured(row["vision_ratio"], row["vision_ratio_95"])) for size, row in found["rows"].items()],
+        [(size, Measured(row["vision_ratio"], row["vision_ratio_95"])) for size, row in results["rows"].items()],
     )
 
 

@@ -83,9 +83,9 @@ def run(options: MC2Options, session: Session) -> Findings:
     """Evaluate the conditions, and the requested ablations."""
     setup = session.setup
     vector = _vector(options, session)
-    left: list[str] = []
+    left_out: list[str] = []
     made_from = () if vector is None else vector.info.get("made_from", ())
-    samples, shots, probe = _samples(options, session, made_from, left)
+    samples, shots, probe = _samples(options, session, made_from, left_out)
     criteria = _criteria(options, session.engine)
     steering = None if vector is None else Candidate(vector, options.strength)
     evaluation = evaluate(
@@ -93,12 +93,12 @@ def run(options: MC2Options, session: Session) -> Findings:
         random_directions=options.random_directions, seed=setup.seed, quiet=setup.quiet,
     )  # fmt: skip
     about = _about(options, session, samples, vector)
-    about["left_out"] = len(left)
-    more = _derived(evaluation, samples)
+    about["left_out"] = len(left_out)
+    more = _derive(evaluation, samples)
     if session.engine is not None and options.lens:
-        asked = conditions_of(options.read_by_layer, steering, (), options.wording)
-        margins = lens(session.engine, samples[:LENS_SAMPLES], asked, quiet=setup.quiet)
-        more["lens"] = {name: one.to_json() for name, one in margins.items()}
+        conditions_read = conditions_of(options.read_by_layer, steering, (), options.wording)
+        margins = lens(session.engine, samples[:LENS_SAMPLES], conditions_read, quiet=setup.quiet)
+        more["lens"] = {name: margin.to_json() for name, margin in margins.items()}
     if steering is not None:
         more |= _ablations(options, session, probe, samples, steering)
         if criteria:
@@ -117,16 +117,16 @@ def _vector(options: MC2Options, session: Session) -> SteeringVector | None:
 
 
 def _samples(
-    options: MC2Options, session: Session, made_from: Sequence[str], left: list[str]
+    options: MC2Options, session: Session, made_from: Sequence[str], left_out: list[str]
 ) -> tuple[list[ConflictSample], list[ConflictSample], list[ConflictSample]]:
     """Return the samples to ask, the solved examples, and the samples from which the ablations build vectors.
 
     No sample is in two of these, or among those that the vector was made from; samples of the file that are left out are
-    added to `left`.
+    added to `left_out`.
     """
     setup = session.setup
     examples = SHOTS if "shots" in options.conditions else 0
-    drawn = options.data.draw(setup.limit + examples, setup.seed, without=made_from, left=left)
+    drawn = options.data.draw(setup.limit + examples, setup.seed, without=made_from, left_out=left_out)
     count = max(0, len(drawn) - examples)
     if not count:
         raise ValueError(f"{len(drawn)} samples are too few.")
@@ -141,17 +141,17 @@ def _samples(
     return drawn[:count], drawn[count:], probe
 
 
-def _derived(evaluation: Evaluation, samples: Sequence[ConflictSample]) -> dict[str, Any]:
+def _derive(evaluation: Evaluation, samples: Sequence[ConflictSample]) -> dict[str, Any]:
     """Return the results that follow from the samples and the answers."""
-    found: dict[str, Any] = {"words": derived.words(samples), "attention": derived.attention(evaluation)}
+    results: dict[str, Any] = {"words": derived.words(samples), "attention": derived.attention(evaluation)}
     if plain := evaluation.conditions.get("plain"):
         outcomes: list[Outcome] = [
             "vision" if vision else "text" if text else "others"
             for vision, text in zip(plain.followed["vision"], plain.followed["text"], strict=True)
         ]
         if (sizes := derived.by_size(outcomes, [sample.task for sample in samples])) is not None:
-            found["sizes"] = sizes.to_json()
-    return found
+            results["sizes"] = sizes.to_json()
+    return results
 
 
 def _about(
@@ -179,26 +179,26 @@ def _ablations(
 ) -> dict[str, Any]:
     """Run the requested ablations."""
     engine, answerer = session.engine, session.answerer
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     seed, quiet = session.setup.seed, session.setup.quiet
     if engine is not None and "samples" in options.ablate:
         sizes = ablate.by_samples(engine, answerer, probe, samples, steering, seed=seed, quiet=quiet)
-        found["samples"] = {str(size): row.to_json() for size, row in sizes.items()}
+        results["samples"] = {str(size): row.to_json() for size, row in sizes.items()}
     if engine is not None and "tasks" in options.ablate:
         tasks = ablate.by_tasks(engine, answerer, probe, samples, steering, seed=seed, quiet=quiet)
-        found["tasks"] = {task: row.to_json() for task, row in tasks.items()}
+        results["tasks"] = {task: row.to_json() for task, row in tasks.items()}
     if "strength" in options.ablate:
         strengths = ablate.by_strength(answerer, samples, steering, quiet=quiet)
         published = steering.vector.published
-        found["strength"] = {
+        results["strength"] = {
             "unit": "own" if published is None else "published", "published": published,
             "knee": ablate.knee(strengths).to_json(),
             "rows": {f"{s:g}": row.to_json() for s, row in strengths.items()},
         }  # fmt: skip
     if engine is not None and "latency" in options.ablate:
         seconds = ablate.latency(engine, samples[:100], steering, quiet=quiet)
-        found["latency"] = {name: one.to_json() for name, one in seconds.items()}
-    return found
+        results["latency"] = {name: row.to_json() for name, row in seconds.items()}
+    return results
 
 
 def _criteria(options: MC2Options, engine: Engine | None) -> dict[str, Criterion]:
@@ -209,12 +209,14 @@ def _criteria(options: MC2Options, engine: Engine | None) -> dict[str, Criterion
     """
     if options.auto is None:
         return {}
-    chosen = {name: one for name, one in CRITERIA.items() if not options.auto or one.name in options.auto}
+    chosen = {
+        name: criterion for name, criterion in CRITERIA.items() if not options.auto or criterion.name in options.auto
+    }
     if engine is None:
         return chosen
     return {
-        name: replace(one, bound=bound_of(engine.mllm, None)) if one.name == "surprise" else one
-        for name, one in chosen.items()
+        name: replace(criterion, bound=bound_of(engine.mllm, None)) if criterion.name == "surprise" else criterion
+        for name, criterion in chosen.items()
     }
 
 
@@ -226,24 +228,26 @@ def _automatic(
     criteria: dict[str, Criterion],
 ) -> dict[str, Any]:
     """Evaluate automatic steering."""
-    found = automatic(
+    report = automatic(
         session.answerer, samples, steering, criteria=criteria, severities=options.severities,
         seed=session.setup.seed, quiet=session.setup.quiet,
     )  # fmt: skip
-    return found.to_json() | {"bounds": {name: one.bound for name, one in criteria.items()}}
+    return report.to_json() | {"bounds": {name: criterion.bound for name, criterion in criteria.items()}}
 
 
 def summary(evaluation: Evaluation, title: str) -> Summary:
     """Return the conditions as a table for the terminal."""
     columns = ("condition", "S_v", "S_t", "S_o", "Vision Ratio", "image only", "context only", "attention")
     rows = []
-    for name, one in evaluation.conditions.items():
-        shares = one.shares
+    for name, preference in evaluation.conditions.items():
+        shares = preference.shares
         measured = (shares.s_vision, shares.s_text, shares.s_others, shares.vision_ratio)
-        rows.append((TITLES[name], *measured, one.image_only, one.context_only, one.attention_ratio))
+        rows.append(
+            (TITLES[name], *measured, preference.image_only, preference.context_only, preference.attention_ratio)
+        )
     spreads = evaluation.random_spread().values() if evaluation.random else ()
     controls = [
-        (f"{len(evaluation.random)} random, {row}", *(one[row] for one in spreads), None, None, None)
+        (f"{len(evaluation.random)} random, {row}", *(value[row] for value in spreads), None, None, None)
         for row in ("min", "mean", "max")
         if spreads
     ]

@@ -18,22 +18,22 @@ from probes.mme.samples import MmePair
 ENDINGS = (".jpg", ".png", ".jpeg")
 
 
-def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[MmePair]:
+def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) -> list[MmePair]:
     """Return the pairs of questions of all subtasks.
 
-    Pairs that lack a question or the image are left out and added to `left`. Raises ValueError that names the invalid file
-    and line.
+    Pairs that lack a question or the image are left out and added to `left_out`. Raises ValueError that names the invalid
+    file and line.
     """
-    files = [file for one in data for file in (sorted(one.rglob("*.txt")) if one.is_dir() else [one])]
-    found, missing = [], []
+    files = [file for path in data for file in (sorted(path.rglob("*.txt")) if path.is_dir() else [path])]
+    pairs, missing = [], []
     for file in files:
-        for asked in _asked(file):
+        for group in _questions(file):
             try:
-                found.append(asked.pair(images))
+                pairs.append(group.pair(images))
             except Incomplete as error:
                 missing.append(f"{file}: {error}")
-    leave_out(missing, len(found) + len(missing), left)
-    return found
+    leave_out(missing, len(pairs) + len(missing), left_out)
+    return pairs
 
 
 @dataclass
@@ -57,23 +57,25 @@ class _Asked:
         return MmePair(image, tuple(self.questions), self.subtask, f"{self.subtask}/{image.stem}")
 
 
-def _asked(file: Path) -> Iterable[_Asked]:
+def _questions(file: Path) -> Iterable[_Asked]:
     """Return the questions of a file by image."""
     lines = [line.split("\t") for line in text_of(file).splitlines() if line.strip()]
-    asked: dict[str, _Asked] = {}
-    named = bool(lines) and len(lines[0]) > 2
-    subtask = file.stem if named else _subtask(file)
+    groups: dict[str, _Asked] = {}
+    names_image = bool(lines) and len(lines[0]) > 2
+    subtask = file.stem if names_image else _subtask(file)
     for number, fields in enumerate(lines, 1):
-        name, *said = fields[:3] if named else (file.stem, *fields)
-        own = asked.setdefault(name.strip(), _Asked(name.strip(), subtask))
-        if len(said) != 2:
-            own.wrong = f"line {number}: not a question of MME: a line is {'IMAGE TAB ' * named}QUESTION TAB ANSWER"
+        name, *answers = fields[:3] if names_image else (file.stem, *fields)
+        group = groups.setdefault(name.strip(), _Asked(name.strip(), subtask))
+        if len(answers) != 2:
+            group.wrong = (
+                f"line {number}: not a question of MME: a line is {'IMAGE TAB ' * names_image}QUESTION TAB ANSWER"
+            )
             continue
         try:
-            own.questions.append((said[0].strip(), rows.told(said[1])))
+            group.questions.append((answers[0].strip(), rows.told(answers[1])))
         except ValueError as error:
             raise ValueError(f"{file}, line {number}: not a question of MME: {error}") from error
-    return asked.values()
+    return groups.values()
 
 
 def _subtask(file: Path) -> str:

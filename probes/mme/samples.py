@@ -50,33 +50,33 @@ class MmePair:
 
 def tally(sample: MmePair, replies: Sequence[Reply]) -> dict[str, float]:
     """Return both answers' contribution to the sums of `scores`; an answer that is neither yes nor no is wrong."""
-    said = [yes(reply.text) for reply in replies]
-    right = [one is true for one, (_, true) in zip(said, sample.questions, strict=True)]
+    answers = [yes(reply.text) for reply in replies]
+    right = [answer is true for answer, (_, true) in zip(answers, sample.questions, strict=True)]
     return {
         "pairs": 1.0,
         "questions": float(len(right)),
         "right": float(sum(right)),
         "both": float(all(right)),
-        "unread": float(said.count(None)),
+        "unread": float(answers.count(None)),
     }
 
 
 def scores(sums: Tallies) -> dict[str, np.ndarray]:
     """Return accuracy over questions (acc), over images with both right (acc_plus), and 100 times their sum (score)."""
-    acc, both = ratio(sums["right"], sums["questions"]), ratio(sums["both"], sums["pairs"])
+    acc, both_right = ratio(sums["right"], sums["questions"]), ratio(sums["both"], sums["pairs"])
     return {
         "acc": acc,
-        "acc_plus": both,
-        "score": 100 * (acc + both),
+        "acc_plus": both_right,
+        "score": 100 * (acc + both_right),
         "unread": ratio(sums["unread"], sums["questions"]),
     }
 
 
-def totals(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def totals(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return by condition the sums of the subtasks' scores, for perception and, if there are any, for cognition."""
     out = {}
-    for name, parts in found.items():
-        by_task = {task: one["score"]["value"] for task, one in parts["MME"].items() if task != "all"}
+    for name, parts in results.items():
+        by_task = {task: scores["score"]["value"] for task, scores in parts["MME"].items() if task != "all"}
         cognition = [score for task, score in by_task.items() if task in COGNITION]
         perception = [score for task, score in by_task.items() if task not in COGNITION]
         sums = {"perception": perception, "cognition": cognition}

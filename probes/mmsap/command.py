@@ -45,8 +45,8 @@ def _options(
     from probes.mmsap.run import SapOptions
     from steering import RefusalPrompt
 
-    wanted = Wanted.of(conditions, condition, defaults.vectors, {"refusal prompt": (RefusalPrompt(),)})
-    return SapOptions(replace(wanted, vector=vector), runs, data, images, defaults.draw.get("mm-sap"))
+    conditions_wanted = Wanted.of(conditions, condition, defaults.vectors, {"refusal prompt": (RefusalPrompt(),)})
+    return SapOptions(replace(conditions_wanted, vector=vector), runs, data, images, defaults.draw.get("mm-sap"))
 
 
 def _run(options: SapOptions, session: Session) -> Findings:

@@ -43,14 +43,16 @@ def evaluate(
 
     parts = [
         SampleSet(
-            part, [one for one in samples if one.part == part], chats, tally, scoring.scores, scoring.SHARES,
+            part, [sample for sample in samples if sample.part == part], chats, tally, scoring.scores, scoring.SHARES,
             setting=lambda sample: sample.subtask, cluster=_picture, each=runs * asked(part),
         )
         for part in PARTS
     ]  # fmt: skip
-    found = ask_all(answerer, conditions, parts, max_tokens=MAX_TOKENS, quiet=quiet)
-    whole = {name: [*answered, _together(answered)] for name, answered in found.items()}
-    return measured(whole), {name: {one.part.name: _by_run(one, seed) for one in now} for name, now in whole.items()}
+    answers = ask_all(answerer, conditions, parts, max_tokens=MAX_TOKENS, quiet=quiet)
+    with_total = {name: [*answered, _together(answered)] for name, answered in answers.items()}
+    return measured(with_total), {
+        name: {part.part.name: _by_run(part, seed) for part in now} for name, now in with_total.items()
+    }
 
 
 def _picture(sample: SapSample) -> Path | str:
@@ -63,29 +65,29 @@ def _together(answered: Parts) -> PartAnswered[SapSample]:
     part = replace(
         answered[0].part,
         name=TOTAL,
-        samples=[sample for one in answered for sample in one.part.samples],
+        samples=[sample for part in answered for sample in part.part.samples],
         setting=lambda sample: sample.part,
     )
-    replies = [about for one in answered for about in one.replies]
-    return PartAnswered(part, replies, [tally for one in answered for tally in one.tallies])
+    replies = [about for part in answered for about in part.replies]
+    return PartAnswered(part, replies, [tally for part in answered for tally in part.tallies])
 
 
 def _by_run(answered: PartAnswered[SapSample], seed: int) -> dict[str, Any]:
     about = zip(answered.part.samples, answered.replies, strict=True)
     runs = [*zip(*(scoring.tallies(sample, replies, seed) for sample, replies in about), strict=True)]
-    sums = [{name: np.array(sum(one[name] for one in run)) for name in run[0]} for run in runs]
-    shares = [scoring.scores(one) for one in sums]
-    refused = [int(one["asked"] - one["answered"]) for one in sums]
-    return {name: _spread([float(one[name]) for one in shares]) for name in scoring.SHARES} | {
-        "refusals": _spread([float(one) for one in refused])
+    sums = [{name: np.array(sum(tally[name] for tally in run)) for name in run[0]} for run in runs]
+    shares = [scoring.scores(sums_of_run) for sums_of_run in sums]
+    refused = [int(sums_of_run["asked"] - sums_of_run["answered"]) for sums_of_run in sums]
+    return {name: _spread([float(values[name]) for values in shares]) for name in scoring.SHARES} | {
+        "refusals": _spread([float(count) for count in refused])
     }
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:
     """Return mean and sample standard deviation of the runs in which a metric is defined."""
-    known = [value for value in values if not np.isnan(value)]
+    defined = [value for value in values if not np.isnan(value)]
     return {
-        "mean": float(np.mean(known)) if known else None,
-        "deviation": float(np.std(known, ddof=1)) if len(known) > 1 else None,
+        "mean": float(np.mean(defined)) if defined else None,
+        "deviation": float(np.std(defined, ddof=1)) if len(defined) > 1 else None,
         "runs": [None if np.isnan(value) else value for value in values],
     }

@@ -31,10 +31,10 @@ Options are a list, an object by letter, or fields A, B, C and so on; the answer
 """
 
 
-def load(data: str | Path, images: str | Path | None = None, left: list[str] | None = None) -> list[SapSample]:
+def load(data: str | Path, images: str | Path | None = None, left_out: list[str] | None = None) -> list[SapSample]:
     """Return the questions of a folder or a file; their pictures are in `images`, or beside the file.
 
-    Rows that lack something are left out and added to `left`. Raises ValueError that names the invalid file and row.
+    Rows that lack something are left out and added to `left_out`. Raises ValueError that names the invalid file and row.
     """
     place = Path(data)
     files = (
@@ -44,13 +44,13 @@ def load(data: str | Path, images: str | Path | None = None, left: list[str] | N
     if not files:
         names = ", ".join(f"{title}.json" for title in TITLES.values())
         raise ValueError(f"{place} holds none of MM-SAP's files, whose names hold the part: {names}")
-    found = []
+    samples = []
     for file in files:
         make = partial(_sample, stem=file.stem, folder=Path(images) if images else file.parent)
-        found += rows.made(file, rows.read(file), make, left)
-    if not found:
+        samples += rows.made(file, rows.read(file), make, left_out)
+    if not samples:
         raise ValueError(f"{place} holds no questions")
-    return found
+    return samples
 
 
 def _sample(row: Mapping[str, Any], number: int, stem: str, folder: Path) -> SapSample:
@@ -63,7 +63,7 @@ def _sample(row: Mapping[str, Any], number: int, stem: str, folder: Path) -> Sap
         raise ValueError(f"of {TITLES[part]}, its answer is {'the refusal' if answer is None else repr(answer)}")
     image = rows.image(folder, str(_field(row, "image")))
     name = f"{part} {_field(row, 'id', number)}"
-    offered = tuple(one for one in options.values() if not _refuses(one))
+    offered = tuple(option for option in options.values() if not _refuses(option))
     return SapSample(
         name, part, str(_field(row, "subtask", "all of it")), image, str(_field(row, "question")), offered, answer
     )
@@ -80,16 +80,16 @@ def _field(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
 
 def _options(row: Mapping[str, Any]) -> dict[str, str]:
     """Return the options' texts by letter."""
-    given = next((row[key] for key in FIELDS["options"] if row.get(key)), None)
-    if given is None:
-        given = {letter: row[letter] for letter in ascii_uppercase if row.get(letter) is not None}
-    if isinstance(given, Mapping):
-        options = {str(letter).strip("(). ").upper(): str(text) for letter, text in given.items()}
-    elif isinstance(given, Sequence) and not isinstance(given, str):
-        options = dict(zip(ascii_uppercase, map(_bare, given, ascii_uppercase), strict=False))
+    options_given = next((row[key] for key in FIELDS["options"] if row.get(key)), None)
+    if options_given is None:
+        options_given = {letter: row[letter] for letter in ascii_uppercase if row.get(letter) is not None}
+    if isinstance(options_given, Mapping):
+        options = {str(letter).strip("(). ").upper(): str(text) for letter, text in options_given.items()}
+    elif isinstance(options_given, Sequence) and not isinstance(options_given, str):
+        options = dict(zip(ascii_uppercase, map(_bare, options_given, ascii_uppercase), strict=False))
     else:
-        raise ValueError(f"its options are {given!r}")
-    texts = [one for one in options.values() if not _refuses(one)]
+        raise ValueError(f"its options are {options_given!r}")
+    texts = [option for option in options.values() if not _refuses(option)]
     if len(texts) < 2 or len({*texts}) < len(texts):
         raise ValueError(f"it needs at least two different options beside the refusal; it has {texts}")
     return options
@@ -97,23 +97,23 @@ def _options(row: Mapping[str, Any]) -> dict[str, str]:
 
 def _bare(text: Any, letter: str) -> str:
     """Return an option without the letter that it may begin with."""
-    said = str(text).strip()
-    return said[2:].strip() if said[:2] in (f"{letter}.", f"{letter})", f"{letter}:") else said
+    stripped = str(text).strip()
+    return stripped[2:].strip() if stripped[:2] in (f"{letter}.", f"{letter})", f"{letter}:") else stripped
 
 
 def _answer(row: Mapping[str, Any], options: Mapping[str, str]) -> str | None:
     """Return the right option, or None for the refusal, which a row of BeyondVisQA without an answer means."""
-    given = next((row[key] for key in FIELDS["answer"] if row.get(key) is not None), None)
-    if given is None:
+    value = next((row[key] for key in FIELDS["answer"] if row.get(key) is not None), None)
+    if value is None:
         return None
-    said = str(given).strip()
-    text = options.get(said.strip("(). ").upper(), said)
+    answer = str(value).strip()
+    text = options.get(answer.strip("(). ").upper(), answer)
     if _refuses(text):
         return None
-    found = next((one for one in options.values() if one.casefold() == text.casefold()), None)
-    if found is None:
-        raise ValueError(f"its answer {said!r} is not among its options")
-    return found
+    match = next((option for option in options.values() if option.casefold() == text.casefold()), None)
+    if match is None:
+        raise ValueError(f"its answer {answer!r} is not among its options")
+    return match
 
 
 def _refuses(option: str) -> bool:

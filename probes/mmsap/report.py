@@ -36,8 +36,8 @@ _REFUSALS = (
 )  # fmt: skip
 
 
-def report(about: Mapping[str, Any], found: Mapping[str, Any], runs: Mapping[str, Any]) -> Report:
-    """Return the report of a run; `about` describes it, `found` and `runs` are the results of `evaluate`."""
+def report(about: Mapping[str, Any], results: Mapping[str, Any], runs: Mapping[str, Any]) -> Report:
+    """Return the report of a run; `about` describes it, `results` and `runs` are the results of `evaluate`."""
     page = Report(f"MM-SAP on {about['model']}")
     page.facts(
         {"Data": about["data"], **left_out(about), "Model": about["model"], "Versions": in_words(about["versions"])}
@@ -45,11 +45,11 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any], runs: Mapping[str
     page.text(SCORES.format(runs=about["runs"]))
     page.heading("Scores (the paper's tables 1 and 3)")
     _table(page, runs, _SCORES)
-    totals = {name: one[TOTAL]["all"] for name, one in found.items()}
+    totals = {name: scores[TOTAL]["all"] for name, scores in results.items()}
     page.plot(
         "scores",
         plots.isolines(
-            {name: (one["kk"]["value"], one["ku"]["value"]) for name, one in totals.items()},
+            {name: (total["kk"]["value"], total["ku"]["value"]) for name, total in totals.items()},
             xlabel="score_kk (share of all questions)",
             ylabel="score_ku (share of all questions)",
             label="score_sa",
@@ -59,7 +59,7 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any], runs: Mapping[str
     page.heading("Compared with the plain answers")
     page.text(READING)
     page.text("All runs together; the intervals are over samples of such questions, not over runs.")
-    table(page, found, TOTAL, ("kk", "ku", "sa"))
+    table(page, results, TOTAL, ("kk", "ku", "sa"))
     page.heading("Answers and refusals (the paper's tables 2 and 4)")
     page.text(
         "*rate*: share not refused. *accuracy*: share of right answers among those. An answer that names no option counts "
@@ -74,31 +74,31 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any], runs: Mapping[str
     _table(page, runs, _REFUSALS)
     page.heading("By subtask (the paper's figure 3)")
     page.text("score_sa, the share of answers that are right or rightly refused.")
-    _subtasks(page, found)
+    _subtasks(page, results)
     return page
 
 
 def _table(page: Report, runs: Mapping[str, Any], columns: tuple[tuple[str, str], ...]) -> None:
     """Add a table with a row per condition and a column per metric of a part, without parts that were not asked."""
-    known = [(part, name) for part, name in columns if part in runs[BASELINE]]
-    heads = [f"{TITLES.get(part, 'all')} {name.replace('answer_', '').replace('_', ' ')}" for part, name in known]  # type: ignore[call-overload]
-    rows = [[name, *(_spread(one[part][metric]) for part, metric in known)] for name, one in runs.items()]
+    measured = [(part, name) for part, name in columns if part in runs[BASELINE]]
+    heads = [f"{TITLES.get(part, 'all')} {name.replace('answer_', '').replace('_', ' ')}" for part, name in measured]  # type: ignore[call-overload]
+    rows = [[name, *(_spread(run[part][metric]) for part, metric in measured)] for name, run in runs.items()]
     page.table(["condition", *heads], rows)
 
 
-def _spread(found: Mapping[str, Any]) -> str | None:
-    mean, deviation = found["mean"], found["deviation"]
+def _spread(values: Mapping[str, Any]) -> str | None:
+    mean, deviation = values["mean"], values["deviation"]
     if mean is None:
         return None
     return f"{mean:.3f}" + ("" if deviation is None else f"\u00a0±\u00a0{deviation:.3f}")
 
 
-def _subtasks(page: Report, found: Mapping[str, Any]) -> None:
+def _subtasks(page: Report, conditions: Mapping[str, Any]) -> None:
     rows: list[list[object]] = []
-    for part in (one for one in PARTS if one in found[BASELINE]):
-        for subtask, scores in found[BASELINE][part].items():
+    for part in (part_name for part_name in PARTS if part_name in conditions[BASELINE]):
+        for subtask, scores in conditions[BASELINE][part].items():
             if subtask != "all":
-                values = (one[part][subtask]["sa"] for one in found.values())
-                first, *others = [Measured(one["value"], one["value_95"]) for one in values]
-                rows.append([TITLES[part], subtask, scores["samples"], first, *(one.value for one in others)])
-    page.table(["part", "subtask", "n", *found], rows)
+                values = (scores_by_part[part][subtask]["sa"] for scores_by_part in conditions.values())
+                first, *rest = [Measured(score["value"], score["value_95"]) for score in values]
+                rows.append([TITLES[part], subtask, scores["samples"], first, *(score.value for score in rest)])
+    page.table(["part", "subtask", "n", *conditions], rows)

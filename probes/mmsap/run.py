@@ -40,20 +40,20 @@ class SapOptions:
         if not self.data and self.demo is None:
             raise ValueError("--data is needed: the demo world, which draws questions, is not installed")
 
-    def draw(self, setup: Setup, left: list[str]) -> list[SapSample]:
-        """Return the questions, of each part in proportion to its size; those left out are added to `left`."""
+    def draw(self, setup: Setup, left_out: list[str]) -> list[SapSample]:
+        """Return the questions, of each part in proportion to its size; those left out are added to `left_out`."""
         if self.data is None:
             assert self.demo is not None
             return list(self.demo(setup.limit, setup.seed))
-        found = file.load(self.data, self.images, left)
-        random.Random(setup.seed).shuffle(found)
-        sizes, seen = Counter(sample.part for sample in found), Counter[str]()
+        samples = file.load(self.data, self.images, left_out)
+        random.Random(setup.seed).shuffle(samples)
+        sizes, placed = Counter(sample.part for sample in samples), Counter[str]()
         place = {}
-        for sample in found:
-            place[id(sample)] = (seen[sample.part] + 0.5) / sizes[sample.part]
-            seen[sample.part] += 1
-        found.sort(key=lambda sample: place[id(sample)])
-        return whole(found, setup.limit, lambda sample: [sample.image], left)
+        for sample in samples:
+            place[id(sample)] = (placed[sample.part] + 0.5) / sizes[sample.part]
+            placed[sample.part] += 1
+        samples.sort(key=lambda sample: place[id(sample)])
+        return whole(samples, setup.limit, lambda sample: [sample.image], left_out)
 
     def origin(self, samples: Sequence[SapSample], seed: int) -> str:
         """Return the number of samples by part, their source and seed in words."""
@@ -66,13 +66,13 @@ class SapOptions:
 def run(options: SapOptions, session: Session) -> Findings:
     """Ask every question under every condition, with its options in another order in each run."""
     setup = session.setup
-    left: list[str] = []
-    samples = options.draw(setup, left)
+    left_out: list[str] = []
+    samples = options.draw(setup, left_out)
     conditions = options.wanted.conditions(session)
-    found, runs = evaluate(session.answerer, conditions, samples, options.runs, setup.seed, setup.quiet)
+    results, runs = evaluate(session.answerer, conditions, samples, options.runs, setup.seed, setup.quiet)
     about: dict[str, Any] = {
         "model": session.model, "data": options.origin(samples, setup.seed), "questions": len(samples),
-        "left_out": len(left),
+        "left_out": len(left_out),
         "runs": options.runs, "seed": setup.seed, "versions": session.versions,
     }  # fmt: skip
-    return Findings(report(about, found, runs), about, found, {"runs": runs})
+    return Findings(report(about, results, runs), about, results, {"runs": runs})

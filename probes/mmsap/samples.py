@@ -45,7 +45,7 @@ class SapSample:
         """
         order = [*self.options, REFUSAL]
         random.Random(f"{seed} {run} {self.id}").shuffle(order)
-        forced = [tuple(one for one in order if one != REFUSAL)] if self.part == "know" else []
+        forced = [tuple(option for option in order if option != REFUSAL)] if self.part == "know" else []
         return [tuple(order), *forced]
 
     def chats(self, runs: int, seed: int) -> list[Chat]:
@@ -55,8 +55,8 @@ class SapSample:
     def _chat(self, options: Sequence[str]) -> Chat:
         lines = [f"{letter}. {option}" for letter, option in zip(ascii_uppercase, options, strict=False)]
         text = "\n".join([self.question, *lines, BY_LETTER])
-        shown = {"type": "image", "image": picture(self.image, f"sample {self.id}")}
-        return [{"role": "user", "content": [shown, {"type": "text", "text": text}]}]
+        image = {"type": "image", "image": picture(self.image, f"sample {self.id}")}
+        return [{"role": "user", "content": [image, {"type": "text", "text": text}]}]
 
 
 def asked(part: Part) -> int:

@@ -51,9 +51,10 @@ def verdict(answer: str, options: Sequence[str], right: str | None) -> Verdict:
 
 def tallies(sample: SapSample, replies: Sequence[Reply], seed: int) -> list[dict[str, float]]:
     """Return what the replies to `sample.chats` add, run by run, to the sums from which `scores` computes metrics."""
-    each = asked(sample.part)
+    per_run = asked(sample.part)
     return [
-        _run(sample, [one.text for one in replies[i : i + each]], i // each, seed) for i in range(0, len(replies), each)
+        _run(sample, [reply.text for reply in replies[i : i + per_run]], i // per_run, seed)
+        for i in range(0, len(replies), per_run)
     ]
 
 
@@ -65,10 +66,10 @@ def tally(sample: SapSample, replies: Sequence[Reply], seed: int) -> dict[str, f
 
 def _run(sample: SapSample, answers: Sequence[str], run: int, seed: int) -> dict[str, float]:
     offered = sample.offered(run, seed)
-    said = [verdict(answer, options, sample.answer) for answer, options in zip(answers, offered, strict=True)]
-    right, refused = said[0] == "right", said[0] == "refused"
-    forced = len(said) == 2
-    knows = forced and said[1] == "right"
+    verdicts = [verdict(answer, options, sample.answer) for answer, options in zip(answers, offered, strict=True)]
+    right, refused = verdicts[0] == "right", verdicts[0] == "refused"
+    forced = len(verdicts) == 2
+    knows = forced and verdicts[1] == "right"
     rightly = refused and (sample.part == "beyond" or (forced and not knows))
     sums = {
         "asked": True,
@@ -80,7 +81,7 @@ def _run(sample: SapSample, answers: Sequence[str], run: int, seed: int) -> dict
         "known": knows and refused,
         "forced": forced,
         "forced_right": knows,
-        "unread": said[0] == "unread",
+        "unread": verdicts[0] == "unread",
     }
     return {name: float(value) for name, value in sums.items()}
 

@@ -37,16 +37,19 @@ def tally(sample: PhdSample, replies: Sequence[Reply]) -> dict[str, float]:
 
 def scores(sums: Tallies) -> dict[str, np.ndarray]:
     """Return the scores of any yes/no question, the recall of no, and the PhD index: the harmonic mean of both recalls."""
-    found = yes_no.scores(sums)
+    scores_yes_no = yes_no.scores(sums)
     no = ratio(sums["denied"], sums["absent"])
-    return found | {"recall_no": no, "index": ratio(2 * found["recall"] * no, found["recall"] + no)}
+    return scores_yes_no | {
+        "recall_no": no,
+        "index": ratio(2 * scores_yes_no["recall"] * no, scores_yes_no["recall"] + no),
+    }
 
 
 def parts(samples: Sequence[PhdSample]) -> list[SampleSet[PhdSample]]:
     """Return a part for each mode, scored by task."""
     return [
         SampleSet(
-            f"PhD-{mode}", [one for one in samples if one.mode == mode], PhdSample.chats, tally, scores, SHARES,
+            f"PhD-{mode}", [sample for sample in samples if sample.mode == mode], PhdSample.chats, tally, scores, SHARES,
             setting=lambda sample: sample.setting, cluster=yes_no.shown,
         )
         for mode in MODES

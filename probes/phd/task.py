@@ -16,15 +16,15 @@ FOLLOW = " In case there is an inconsistency between the context and the image c
 """The sentence that the authors put between a text and the question."""
 
 
-def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[PhdSample]:
+def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) -> list[PhdSample]:
     """Return the questions of PhD's data.json: each row's two questions plainly and beside its two texts.
 
     Rows of pictures that go against common sense (ccs) have no texts and are asked plainly. Rows that lack something are
-    left out and added to `left`. Raises ValueError that names the invalid file and row.
+    left out and added to `left_out`. Raises ValueError that names the invalid file and row.
     """
     return list(
         chain.from_iterable(
-            chain.from_iterable(rows.made(file, rows.read(file), partial(_questions, folder=images), left))
+            chain.from_iterable(rows.made(file, rows.read(file), partial(_questions, folder=images), left_out))
             for file in data
         )
     )

@@ -62,8 +62,8 @@ def states(groups: Mapping[str, np.ndarray], explained: tuple[float, float]) -> 
         (x, y), (middle_x, middle_y) = points.T, points.mean(axis=0)
         axes.scatter(x, y, s=14, alpha=0.5, linewidths=0, **_look(index))
         axes.scatter(middle_x, middle_y, s=130, zorder=3, ec="black", linewidths=1.5, label=name, **_look(index))
-    for which, axis, share in zip(("first", "second"), (axes.xaxis, axes.yaxis), explained, strict=True):
-        axis.set_label_text(f"{which} component ({share:.0%} of the variance)".replace("%", " %"))
+    for ordinal, axis, share in zip(("first", "second"), (axes.xaxis, axes.yaxis), explained, strict=True):
+        axis.set_label_text(f"{ordinal} component ({share:.0%} of the variance)".replace("%", " %"))
     _legend(figure, axes)
     return figure
 
@@ -115,10 +115,10 @@ def shares(rows: Mapping[str, tuple[float, float, float]]) -> Figure:
     """
     figure, axes = _rows(list(rows), 0.4)
     parts = np.array(list(rows.values())).reshape(len(rows), 3)
-    left = np.cumsum(parts, axis=1) - parts
+    starts = np.cumsum(parts, axis=1) - parts
     for index, (name, colour, ink) in enumerate((("vision", BLUE, "w"), ("text", RED, "w"), ("others", GREY, "k"))):
         widths = parts[:, index]
-        drawn = axes.barh(range(len(rows)), widths, left=left[:, index], color=colour, label=name)
+        drawn = axes.barh(range(len(rows)), widths, left=starts[:, index], color=colour, label=name)
         # A number wider than its bar would overlap its neighbour.
         numbers = [f"{width:.2f}" if width >= 0.07 else "" for width in widths]
         axes.bar_label(drawn, numbers, label_type="center", color=ink, fontsize=9)
@@ -144,9 +144,9 @@ def bars(
     figure, axes = _rows(list(values), 0.4)
     axes.barh(range(len(values)), list(values.values()), color=BLUE, label=label)
     if points is not None:
-        called, beside = points
-        rows = [row for row, one in enumerate(values) if one in beside]
-        axes.plot([beside[one] for one in values if one in beside], rows, "o--", color=RED, label=called)
+        series, beside = points
+        rows = [row for row, value in enumerate(values) if value in beside]
+        axes.plot([beside[value] for value in values if value in beside], rows, "o--", color=RED, label=series)
         _legend(figure, axes)
     for row, name in enumerate(values):
         if intervals and name in intervals:
@@ -166,7 +166,7 @@ def panels(values: Mapping[str, Mapping[str, tuple[Any, Sequence[float] | None]]
     left out.
     """
     numbers = {
-        title: {name: one for name, one in rows.items() if isinstance(one[0], int | float)}
+        title: {name: values for name, values in rows.items() if isinstance(values[0], int | float)}
         for title, rows in values.items()
     }
     numbers = {title: rows for title, rows in numbers.items() if rows}
@@ -220,7 +220,7 @@ def isolines(points: Mapping[str, tuple[float, float]], *, xlabel: str, ylabel: 
     `label`: the meaning of the sum.
     """
     figure, axes = _figure(height=6)
-    (left, right), (low, high) = (_around(values) for values in zip(*points.values(), strict=True))
+    (left, right), (low, high) = (_limits(values) for values in zip(*points.values(), strict=True))
     for total in np.arange(0.1, 2, 0.1):
         x = max(left, total - high)  # where the line enters the plot
         if x < right and total - x > low:
@@ -234,10 +234,10 @@ def isolines(points: Mapping[str, tuple[float, float]], *, xlabel: str, ylabel: 
     return figure
 
 
-def _around(values: Iterable[float]) -> tuple[float, float]:
+def _limits(values: Iterable[float]) -> tuple[float, float]:
     """Return the limits of an axis of shares, with room around the values."""
-    known = [*values]
-    return max(0.0, min(known) - 0.1), min(1.0, max(known) + 0.1)
+    values_list = [*values]
+    return max(0.0, min(values_list) - 0.1), min(1.0, max(values_list) + 0.1)
 
 
 def marked(picture: Image.Image, panels: Mapping[str, np.ndarray]) -> Figure:

@@ -43,7 +43,9 @@ class Report:
 
     def facts(self, facts: Mapping[str, object]) -> None:
         """Add a list of named facts with values in plain text; None values are left out."""
-        self.text("\n".join(f"- {name}: {_plain(_told(value))}" for name, value in facts.items() if value is not None))
+        self.text(
+            "\n".join(f"- {name}: {_plain(_describe(value))}" for name, value in facts.items() if value is not None)
+        )
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Add a table (see `tables.markdown`)."""
@@ -97,8 +99,8 @@ class Report:
         return _PAGE.format(title=html.escape(self.title), style=_STYLE, body=parser.render(self.markdown()))
 
 
-def _told(value: object) -> str:
-    return ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, Mapping) else str(value)
+def _describe(value: object) -> str:
+    return ", ".join(f"{name} {entry}" for name, entry in value.items()) if isinstance(value, Mapping) else str(value)
 
 
 def _plain(text: str) -> str:

@@ -20,9 +20,9 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     A float has 3 decimals, None is "-", a bool yes or no. Raises ValueError for a row that does not have one cell per
     column.
     """
-    rows = _checked(columns, rows)
+    rows = _check(columns, rows)
     rules = ["---:" if numeric else "---" for numeric in _numeric(columns, rows)]
-    lines = [list(map(_escaped, columns)), rules, *(list(map(_escaped, row)) for row in rows)]
+    lines = [list(map(_escape, columns)), rules, *(list(map(_escape, row)) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -36,7 +36,7 @@ class Summary:
 
     def show(self) -> None:
         """Print the table, wide enough to be readable if the output is not a terminal."""
-        rows = _checked(self.columns, [row for section in self.sections for row in section])
+        rows = _check(self.columns, [row for section in self.sections for row in section])
         table = Table(title=Text(self.title), title_justify="left")
         for name, numeric in zip(self.columns, _numeric(self.columns, rows), strict=True):
             table.add_column(Text(name), justify="right" if numeric else "left", no_wrap=True)
@@ -80,7 +80,7 @@ def line(text: str) -> str:
     return " ".join(text.splitlines()).strip()
 
 
-def _checked(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[list[object]]:
+def _check(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[list[object]]:
     checked = [list(row) for row in rows]
     for row in checked:
         if len(row) != len(columns):
@@ -98,17 +98,17 @@ def _cell(value: object) -> str:
     return line(str(value))
 
 
-def _escaped(value: object) -> str:
+def _escape(value: object) -> str:
     # Double the backslashes before a pipe, which would otherwise consume its escape.
     return re.sub(r"(\\*)\|", r"\1\1\\|", _cell(value))
 
 
 def _numeric(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
     """Return for each column whether it holds numbers only, and at least one."""
-    found = []
+    alignments = []
     for index in range(len(columns)):
-        given = [row[index] for row in rows if row[index] is not None]
-        found.append(
-            bool(given) and all(isinstance(o, numbers.Real | Measured) and not isinstance(o, bool) for o in given)
+        present = [row[index] for row in rows if row[index] is not None]
+        alignments.append(
+            bool(present) and all(isinstance(o, numbers.Real | Measured) and not isinstance(o, bool) for o in present)
         )
-    return found
+    return alignments

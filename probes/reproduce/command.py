@@ -71,7 +71,7 @@ def reproduce(
     if jobs is None:
         jobs = 1 if model is not None else min(processors(), MOST)
     with goes_on():
-        outcomes, done = reproduce(
+        outcomes, runs = reproduce(
             chosen(paper),
             out / ("quick" if quick else "full"),
             command,
@@ -81,13 +81,16 @@ def reproduce(
             quiet=quiet,
             jobs=jobs,
         )
-    if done and all(one.report is None for one in done.values()):
-        raise ValueError(f"no run completed, so there is no report: {next(iter(done.values())).error}")
+    if runs and all(run.report is None for run in runs.values()):
+        raise ValueError(f"no run completed, so there is no report: {next(iter(runs.values())).error}")
     about = {"model": model or "the embedded ones", "samples": "few" if quick else "all", "versions": versions()}
-    page = report(about, outcomes, done)
-    page.write(out, {"about": about, "rows": [one.to_json() for one in outcomes]})
-    counts = {verdict: sum(one.verdict == verdict for one in outcomes) for verdict in {one.verdict for one in outcomes}}
+    page = report(about, outcomes, runs)
+    page.write(out, {"about": about, "rows": [outcome.to_json() for outcome in outcomes]})
+    counts = {
+        verdict: sum(outcome.verdict == verdict for outcome in outcomes)
+        for verdict in {outcome.verdict for outcome in outcomes}
+    }
     print(", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())))
     print(f"report: {out / 'report.html'}")
-    if any(one.report is None for one in done.values()):
+    if any(run.report is None for run in runs.values()):
         raise typer.Exit(1)

@@ -54,16 +54,16 @@ class Found:
     @classmethod
     def of(cls, figures: Mapping[str, Figure], appears: bool, n: int | None) -> Found:
         """Combine several figures by name."""
-        intervals = {name: one.interval for name, one in figures.items() if one.interval is not None}
-        return cls({name: one.value for name, one in figures.items()}, appears, intervals or None, n)
+        intervals = {name: figure.interval for name, figure in figures.items() if figure.interval is not None}
+        return cls({name: figure.value for name, figure in figures.items()}, appears, intervals or None, n)
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures by name; a single one is named ""."""
         if not isinstance(self.ours, Mapping):
             assert not isinstance(self.interval, Mapping)
             return {"": Figure(self.ours, self.interval)}
-        known = self.interval if isinstance(self.interval, Mapping) else {}
-        return {name: Figure(value, known.get(name)) for name, value in self.ours.items()}
+        intervals = self.interval if isinstance(self.interval, Mapping) else {}
+        return {name: Figure(value, intervals.get(name)) for name, value in self.ours.items()}
 
 
 @dataclass(frozen=True)
@@ -100,23 +100,23 @@ class Outcome:
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        found = self.found
+        reading = self.found
         return {
             "id": self.item.id,
             "paper": self.item.paper,
             "item": self.item.what,
             "theirs": self.item.theirs,
             "effect": self.item.effect,
-            "ours": None if found is None else found.ours,
-            "interval": None if found is None else _listed(found.interval),
-            "n": None if found is None else found.n,
+            "ours": None if reading is None else reading.ours,
+            "interval": None if reading is None else _list_of(reading.interval),
+            "n": None if reading is None else reading.n,
             "verdict": self.verdict,
             "why": self.why,
             "command": self.command,
         }
 
 
-def _listed(interval: Sequence[float] | Mapping[str, Sequence[float]] | None) -> Any:
+def _list_of(interval: Sequence[float] | Mapping[str, Sequence[float]] | None) -> Any:
     if isinstance(interval, Mapping):
         return {name: list(bounds) for name, bounds in interval.items()}
     return None if interval is None else list(interval)

@@ -13,115 +13,117 @@ LEAST_NEEDLES = 0.836
 """The least attention accuracy on needles that were found, over the paper's models (Table 5)."""
 
 
-def _plain(found: Json, setting: str = "all") -> Json:
+def _plain(report: Json, setting: str = "all") -> Json:
     """Return the metrics of plain answers."""
-    return dict(found["conditions"]["baseline"]["samples"][setting])
+    return dict(report["conditions"]["baseline"]["samples"][setting])
 
 
-def _attention(found: Json, setting: str = "all") -> Json:
-    return dict(found["attention"]["baseline"][setting])
+def _attention(report: Json, setting: str = "all") -> Json:
+    return dict(report["attention"]["baseline"][setting])
 
 
-def _above(high: Mapping[str, Any], low: Mapping[str, Any]) -> bool:
+def _is_above(high: Mapping[str, Any], low: Mapping[str, Any]) -> bool:
     """Return whether the interval of a share lies above that of another."""
     return bool(high["value_95"][0] > low["value_95"][1])
 
 
-def _factor(found: Json) -> Found:
-    last = found["convergence"]["all"]["last"]
+def _factor(report: Json) -> Found:
+    last = report["convergence"]["all"]["last"]
     return Found(last["value"], last["value_95"][0] > 1, last["value_95"], last["n"])
 
 
-def _metrics(found: Json) -> Found:
-    plain, chance = _plain(found), _attention(found)["chance"]
-    own = {"LND": plain["attention_lnd"], "M-LND": plain["attention"], "MC-LND": plain["attention_mc_lnd"]}
-    ours = {name: figure(one) for name, one in own.items()} | {"chance": Figure(chance)}
-    return Found.of(ours, all(one["value_95"][0] > chance for one in own.values()), _attention(found)["right"]["n"])
+def _metrics(report: Json) -> Found:
+    plain, chance = _plain(report), _attention(report)["chance"]
+    metrics = {"LND": plain["attention_lnd"], "M-LND": plain["attention"], "MC-LND": plain["attention_mc_lnd"]}
+    ours = {name: figure(metric) for name, metric in metrics.items()} | {"chance": Figure(chance)}
+    return Found.of(
+        ours, all(metric["value_95"][0] > chance for metric in metrics.values()), _attention(report)["right"]["n"]
+    )
 
 
-def _misunderstandings(found: Json) -> Found:
+def _misunderstandings(report: Json) -> Found:
     """Return the share of misunderstandings, and the effects of hiding the target and the focused picture."""
-    ivm, hidden = _plain(found)["ivm"], found["hidden"].get("right, elsewhere")
+    ivm, hidden = _plain(report)["ivm"], report["hidden"].get("right, elsewhere")
     ours = {"looks elsewhere": figure(ivm)}
     if hidden is not None:
         ours |= {"of these changed by hiding the target": figure(hidden["other"])}
         ours |= {"by hiding the focused picture": figure(hidden["focused"])}
-    return Found.of(ours, ivm["value_95"][0] > 0, _plain(found)["samples"])
+    return Found.of(ours, ivm["value_95"][0] > 0, _plain(report)["samples"])
 
 
-def _answers(found: Json) -> Found:
-    easy, hard = (_plain(found, name)["answers"] for name in ("easy", "hard"))
-    return Found.of({"easy": figure(easy), "hard": figure(hard)}, _above(easy, hard), _plain(found)["samples"])
+def _answers(report: Json) -> Found:
+    easy, hard = (_plain(report, name)["answers"] for name in ("easy", "hard"))
+    return Found.of({"easy": figure(easy), "hard": figure(hard)}, _is_above(easy, hard), _plain(report)["samples"])
 
 
-def _table(found: Json) -> Found:
-    easy, hard = (_attention(found, name)["right"]["best"] for name in ("easy", "hard"))
+def _table(report: Json) -> Found:
+    easy, hard = (_attention(report, name)["right"]["best"] for name in ("easy", "hard"))
     ours = {"easy": figure(easy), "hard": figure(hard)}
-    return Found.of(ours, _above(easy, hard), easy["n"] + hard["n"])
+    return Found.of(ours, _is_above(easy, hard), easy["n"] + hard["n"])
 
 
-def _orders(found: Json) -> Found:
+def _orders(report: Json) -> Found:
     ours: dict[str, float] = {}
     smaller = []
     for setting in ("easy", "hard"):
-        own = found["shuffles"][setting]
-        attention, answers = own["attention_best"]["sd"], own["answers"]["sd"]
+        spreads = report["shuffles"][setting]
+        attention, answers = spreads["attention_best"]["sd"], spreads["answers"]["sd"]
         ours |= {f"{setting}: attention, deviation": attention, f"{setting}: answers, deviation": answers}
         smaller.append(attention < answers)
-    return Found(ours, all(smaller), n=_plain(found)["samples"])
+    return Found(ours, all(smaller), n=_plain(report)["samples"])
 
 
-def _anchor(found: Json) -> Found:
-    image, text = (found["anchor"]["every"][rows]["best"] for rows in ("image", "text"))
+def _anchor(report: Json) -> Found:
+    image, text = (report["anchor"]["every"][rows]["best"] for rows in ("image", "text"))
     ours = {"image to image": figure(image), "text to image": figure(text)}
-    return Found.of(ours, _above(image, text), image["n"])
+    return Found.of(ours, _is_above(image, text), image["n"])
 
 
-def _converges(found: Json) -> Found:
-    rise = found["convergence"]["all"]["rise"]
+def _converges(report: Json) -> Found:
+    rise = report["convergence"]["all"]["rise"]
     return Found(rise["value"], rise["value_95"][0] > 0, rise["value_95"], rise["n"])
 
 
-def _named(found: Json) -> Found:
-    best, named = _attention(found)["right"]["best"], found["which"]["all"]["share"]
-    ours = {"attention": figure(best), "named": figure(named)}
-    return Found.of(ours, _above(best, named), found["which"]["all"]["samples"])
+def _named(report: Json) -> Found:
+    best, chosen = _attention(report)["right"]["best"], report["which"]["all"]["share"]
+    ours = {"attention": figure(best), "named": figure(chosen)}
+    return Found.of(ours, _is_above(best, chosen), report["which"]["all"]["samples"])
 
 
-def _patches(found: Json) -> Found:
-    rise = found["patches"]["rise"]
+def _patches(report: Json) -> Found:
+    rise = report["patches"]["rise"]
     return Found(rise["value"], rise["value_95"][0] > 0, rise["value_95"], rise["n"])
 
 
-def _quadrants(found: Json) -> Found:
-    plain = _plain(found)
+def _quadrants(report: Json) -> Found:
+    plain = _plain(report)
     right, wrong = plain["attention"], plain["attention_wrong"]
-    return Found.of({"right": figure(right), "wrong": figure(wrong)}, _above(right, wrong), plain["samples"])
+    return Found.of({"right": figure(right), "wrong": figure(wrong)}, _is_above(right, wrong), plain["samples"])
 
 
-def _needles(found: Json) -> Found:
-    best = found["needles"]["best"]
+def _needles(report: Json) -> Found:
+    best = report["needles"]["best"]
     return Found(best["value"], best["value_95"][0] >= LEAST_NEEDLES, best["value_95"], best["n"])
 
 
-def _curves(found: Json) -> Found:
-    own = _attention(found)["right"]
+def _curves(report: Json) -> Found:
+    attention = _attention(report)["right"]
     ours: dict[str, Figure] = {}
-    both = []
-    for name, values in own["curves"].items():
+    peaks = []
+    for name, values in attention["curves"].items():
         first, best, last = (
-            proportion(round(value * own["n"]), own["n"]) for value in (values[0], max(values), values[-1])
+            proportion(round(value * attention["n"]), attention["n"]) for value in (values[0], max(values), values[-1])
         )
         rows = {f"{name} at 1": first, f"{name}, best": best, f"{name} at all": last}
-        ours |= {words: figure(one) for words, one in rows.items()}
-        both.append(_above(best, first) and _above(best, last))
-    return Found.of(ours, any(both), own["n"])
+        ours |= {words: figure(row) for words, row in rows.items()}
+        peaks.append(_is_above(best, first) and _is_above(best, last))
+    return Found.of(ours, any(peaks), attention["n"])
 
 
-def _blind(found: Json) -> Found:
-    blind, answers = found["blind"]["all"]["share"], _plain(found)["answers"]
+def _blind(report: Json) -> Found:
+    blind, answers = report["blind"]["all"]["share"], _plain(report)["answers"]
     ours = {"blind": figure(blind), "with pictures": figure(answers)}
-    return Found.of(ours, _above(answers, blind), _plain(found)["samples"])
+    return Found.of(ours, _is_above(answers, blind), _plain(report)["samples"])
 
 
 ITEMS = (

@@ -12,16 +12,16 @@ def _separate(low: Json, high: Json, name: str) -> bool:
     return bool(low[f"{name}_95"][1] < high[f"{name}_95"][0])
 
 
-def _vision_ratio(found: Json) -> Found:
-    plain = found["conditions"]["plain"]
+def _vision_ratio(report: Json) -> Found:
+    plain = report["conditions"]["plain"]
     return Found(plain["vision_ratio"], plain["vision_ratio_95"] is not None, plain["vision_ratio_95"], plain["n"])
 
 
-def _instructed(found: Json) -> Found:
-    text, plain, vision = (found["conditions"][name] for name in ("instruct_text", "plain", "instruct_vision"))
+def _instructed(report: Json) -> Found:
+    text, plain, vision = (report["conditions"][name] for name in ("instruct_text", "plain", "instruct_vision"))
     rows = {"text": text, "plain": plain, "vision": vision}
-    both = _separate(text, plain, "vision_ratio") and _separate(plain, vision, "vision_ratio")
-    return Found.of({name: figure(one, "vision_ratio") for name, one in rows.items()}, both, plain["n"])
+    separated = _separate(text, plain, "vision_ratio") and _separate(plain, vision, "vision_ratio")
+    return Found.of({name: figure(row, "vision_ratio") for name, row in rows.items()}, separated, plain["n"])
 
 
 ITEMS = (

@@ -42,9 +42,9 @@ def beside(groups: Sequence[Sequence[str]], run: Callable[[str], T], jobs: int) 
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _begin, (jobs, os.getpid()))
     try:
         for group in groups:
-            waiting = {pool.submit(_called, name): name for name in group}
-            for one in as_completed(waiting):
-                yield waiting[one], one.result()
+            waiting = {pool.submit(_call, name): name for name in group}
+            for future in as_completed(waiting):
+                yield waiting[future], future.result()
     finally:
         pool.shutdown(cancel_futures=True)
         _run = None
@@ -71,7 +71,7 @@ def _stop(*_: object) -> None:
     _stopped = True
 
 
-def _called(name: str) -> Any:
+def _call(name: str) -> Any:
     global _stopped  # noqa: PLW0603
     assert _run is not None
     if _stopped:  # it was queued before Ctrl-C

@@ -12,7 +12,7 @@ from probes.reproduce.items import ABSENT, APPEARS, IMPOSSIBLE, TITLES, Figure, 
 from probes.reproduce.run import Done
 
 
-def report(about: Mapping[str, Any], outcomes: Sequence[Outcome], done: Mapping[str, Done]) -> Report:
+def report(about: Mapping[str, Any], outcomes: Sequence[Outcome], runs: Mapping[str, Done]) -> Report:
     """Return the tables of verdicts and of rows for each paper, the impossible rows with reasons, and the commands."""
     page = Report("The four papers, reproduced")
     page.text(
@@ -22,56 +22,59 @@ def report(about: Mapping[str, Any], outcomes: Sequence[Outcome], done: Mapping[
     )
     page.facts(about)
     page.heading("Verdicts")
-    papers = [paper for paper in TITLES if any(one.item.paper == paper for one in outcomes)]
+    papers = [paper for paper in TITLES if any(outcome.item.paper == paper for outcome in outcomes)]
     verdicts = (APPEARS, ABSENT, IMPOSSIBLE)
-    counts = {paper: Counter(one.verdict for one in outcomes if one.item.paper == paper) for paper in papers}
+    counts = {
+        paper: Counter(outcome.verdict for outcome in outcomes if outcome.item.paper == paper) for paper in papers
+    }
     rows: list[Sequence[object]] = [
         (TITLES[paper], *(counts[paper][verdict] for verdict in verdicts)) for paper in papers
     ]
     page.table(("paper", *verdicts), rows)
     for paper in papers:
         page.heading(TITLES[paper])
-        own = [one for one in outcomes if one.item.paper == paper]
+        of_paper = [outcome for outcome in outcomes if outcome.item.paper == paper]
         page.table(
             ("row", "item", "the paper", "here", "n", "appears where", "verdict"),
             [
                 (
-                    one.item.id,
-                    one.item.what,
-                    one.item.theirs,
-                    _said(one.found),
-                    one.found.n if one.found else None,
-                    one.item.effect,
-                    one.verdict,
+                    outcome.item.id,
+                    outcome.item.what,
+                    outcome.item.theirs,
+                    _format_figures(outcome.found),
+                    outcome.found.n if outcome.found else None,
+                    outcome.item.effect,
+                    outcome.verdict,
                 )
-                for one in own
+                for outcome in of_paper
             ],
         )
         drawn = {
-            f"{one.item.id}, {one.item.what}": one.found.figures()
-            for one in own
-            if one.found is not None and len(one.found.figures()) > 1
+            f"{outcome.item.id}, {outcome.item.what}": outcome.found.figures()
+            for outcome in of_paper
+            if outcome.found is not None and len(outcome.found.figures()) > 1
         }
         if drawn:
             caption = f"{TITLES[paper]}: the rows of several figures, with their intervals of 95 %"
             page.plot(paper, plots.panels(drawn), caption)
-        if missing := [one for one in own if one.verdict == IMPOSSIBLE]:
-            page.text("\n".join(f"- {one.item.id}, {one.item.what}: {one.why}" for one in missing))
+        if missing := [outcome for outcome in of_paper if outcome.verdict == IMPOSSIBLE]:
+            page.text("\n".join(f"- {outcome.item.id}, {outcome.item.what}: {outcome.why}" for outcome in missing))
     page.heading("Commands")
-    page.table(("run", "command", "seconds"), [(name, one.command, round(one.seconds)) for name, one in done.items()])
+    page.table(("run", "command", "seconds"), [(name, run.command, round(run.seconds)) for name, run in runs.items()])
     return page
 
 
-def _said(found: Found | None) -> str | None:
+def _format_figures(reading: Found | None) -> str | None:
     """Return a figure with its interval, or several by name."""
-    if found is None:
+    if reading is None:
         return None
     return "; ".join(
-        f"{name} = {_with_interval(one)}" if name else _with_interval(one) for name, one in found.figures().items()
+        f"{name} = {_format_figure(figure)}" if name else _format_figure(figure)
+        for name, figure in reading.figures().items()
     )
 
 
-def _with_interval(figure: Figure) -> str:
+def _format_figure(figure: Figure) -> str:
     bounds = "" if figure.interval is None else " ({} to {})".format(*map(_number, figure.interval))
     return _number(figure.value) + bounds
 

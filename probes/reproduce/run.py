@@ -57,32 +57,34 @@ def reproduce(
     folder already holds; one that fails leaves its items without figures, and the others continue.
     """
     items = list(items)
-    wanted = {item.run for item in items}
-    if model is not None and any(RUNS[name].steers for name in wanted if name is not None):
-        wanted.add("probe")
-    names = [name for name in RUNS if name in wanted]
+    runs = {item.run for item in items}
+    if model is not None and any(RUNS[name].steers for name in runs if name is not None):
+        runs.add("probe")
+    names = [name for name in RUNS if name in runs]
 
     def run(name: str) -> Done:
         words = RUNS[name].command(name, folder, quick=quick, model=model, loading=loading)
-        said = shlex.join(["helmsight", *words])
+        command_line = shlex.join(["helmsight", *words])
         if not quiet:
-            print(said, file=sys.stderr, flush=True)
-        return _done(command, [*words, *(["--quiet"] if quiet or jobs > 1 else [])], folder / name, said)
+            print(command_line, file=sys.stderr, flush=True)
+        return _run_command(command, [*words, *(["--quiet"] if quiet or jobs > 1 else [])], folder / name, command_line)
 
     first = [name for name in names if name == "probe"]  # others may steer by its vector
     alone = [name for name in names if RUNS[name].timed]
-    others = [name for name in names if name not in (*first, *alone)]
-    done: dict[str, Done] = {}
-    for name, one in beside([first, others, *([name] for name in alone)], run, jobs):
-        done[name] = one
+    others_first = [name for name in names if name not in (*first, *alone)]
+    results: dict[str, Done] = {}
+    for name, result in beside([first, others_first, *([name] for name in alone)], run, jobs):
+        results[name] = result
         if not quiet:
-            ended = f"{name}: {one.error or f'{one.seconds:.0f} s'}"
-            print(f"   {len(done)} of {len(names)} done, {ended}", file=sys.stderr, flush=True)
-    done = {name: done[name] for name in names}
-    return [outcome(item, done) for item in items], done
+            ended = f"{name}: {result.error or f'{result.seconds:.0f} s'}"
+            print(f"   {len(results)} of {len(names)} done, {ended}", file=sys.stderr, flush=True)
+    results = {name: results[name] for name in names}
+    return [outcome(item, results) for item in items], results
 
 
-def _done(command: Callable[[Sequence[str]], Any], words: Sequence[str], folder: Path, said: str) -> Done:
+def _run_command(
+    command: Callable[[Sequence[str]], Any], words: Sequence[str], folder: Path, command_line: str
+) -> Done:
     started = time.monotonic()
     file = folder / "report.json"
     try:
@@ -91,21 +93,21 @@ def _done(command: Callable[[Sequence[str]], Any], words: Sequence[str], folder:
         report, error = json.loads(file.read_text()), ""
     except FAILED as reason:
         report, error = None, str(reason)
-    return Done(said, time.monotonic() - started, report, error)
+    return Done(command_line, time.monotonic() - started, report, error)
 
 
-def outcome(item: Item, done: Mapping[str, Done]) -> Outcome:
+def outcome(item: Item, runs: Mapping[str, Done]) -> Outcome:
     """Return the outcome of an item; it says what the report lacks, if the item's reading fails."""
     if item.run is None or item.read is None:
         return Outcome(item, IMPOSSIBLE, why=item.why)
-    ran = done[item.run]
+    ran = runs[item.run]
     if ran.report is None:
         return Outcome(item, IMPOSSIBLE, command=ran.command, why=f"the command failed: {ran.error}")
     try:
-        found = item.read(ran.report)
+        reading = item.read(ran.report)
     except (KeyError, IndexError, TypeError) as error:
         return Outcome(item, IMPOSSIBLE, command=ran.command, why=f"the report lacks {error}")
-    return Outcome(item, APPEARS if found.appears else ABSENT, found, ran.command)
+    return Outcome(item, APPEARS if reading.appears else ABSENT, reading, ran.command)
 
 
 def chosen(paper: Paper | None) -> list[Item]:

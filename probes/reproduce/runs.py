@@ -33,7 +33,7 @@ class Run:
             words += ["--model", model, *(("--vector", "{probe}/vector.safetensors") if self.steers else ())]
         if not self.fixed:
             words += loading
-        folders = {other: str(folder / other) for other in RUNS} | {"out": str(folder / name)}
+        folders = {run: str(folder / run) for run in RUNS} | {"out": str(folder / name)}
         return [word.format_map(folders) if word[:1] == "{" else word for word in (*words, *self.place)]
 
 

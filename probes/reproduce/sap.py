@@ -14,71 +14,73 @@ THEIR_DEVIATION, THEIR_QUESTIONS = 0.0130, 1118
 """The greatest deviation over five runs of a model's total in the authors' README, and its number of questions."""
 
 
-def _metric(found: Json, part: str, name: str, setting: str = "all", condition: str = PLAIN) -> Json:
-    one: Json = found["conditions"][condition][part][setting][name]
-    return one
+def _metric(report: Json, part: str, name: str, setting: str = "all", condition: str = PLAIN) -> Json:
+    score: Json = report["conditions"][condition][part][setting][name]
+    return score
 
 
-def _below(low: Json, high: Json) -> bool:
+def _is_below(low: Json, high: Json) -> bool:
     """Return whether the interval of a share lies below another one's."""
     return bool(low["value_95"][1] < high["value_95"][0])
 
 
-def _n(found: Json) -> int:
-    return int(found["about"]["questions"])
+def _n(report: Json) -> int:
+    return int(report["about"]["questions"])
 
 
-def _parts(found: Json) -> Found:
+def _parts(report: Json) -> Found:
     basic, know, beyond = (
-        _metric(found, part, name) for part, name in (("basic", "kk"), ("know", "kk"), ("beyond", "ku"))
+        _metric(report, part, name) for part, name in (("basic", "kk"), ("know", "kk"), ("beyond", "ku"))
     )
     ours = {"BasicVisQA kk": figure(basic), "KnowVisQA kk": figure(know), "BeyondVisQA ku": figure(beyond)}
-    return Found.of(ours, _below(beyond, basic), _n(found))
+    return Found.of(ours, _is_below(beyond, basic), _n(report))
 
 
-def _scores(found: Json) -> Found:
-    kk, ku, sa = (_metric(found, "total", name) for name in ("kk", "ku", "sa"))
-    return Found.of({"kk": figure(kk), "ku": figure(ku), "sa": figure(sa)}, _below(ku, kk), _n(found))
+def _scores(report: Json) -> Found:
+    kk, ku, sa = (_metric(report, "total", name) for name in ("kk", "ku", "sa"))
+    return Found.of({"kk": figure(kk), "ku": figure(ku), "sa": figure(sa)}, _is_below(ku, kk), _n(report))
 
 
-def _rates(found: Json) -> Found:
-    basic, know, beyond = (_metric(found, part, "answer_rate") for part in ("basic", "know", "beyond"))
+def _rates(report: Json) -> Found:
+    basic, know, beyond = (_metric(report, part, "answer_rate") for part in ("basic", "know", "beyond"))
     ours = {"BasicVisQA": figure(basic), "KnowVisQA": figure(know), "BeyondVisQA": figure(beyond)}
-    return Found.of(ours, _below(beyond, basic) and _below(beyond, know), _n(found))
+    return Found.of(ours, _is_below(beyond, basic) and _is_below(beyond, know), _n(report))
 
 
-def _refusals(found: Json) -> Found:
-    know, rate = found["runs"][PLAIN]["know"], _metric(found, "know", "unknown_knowns")
+def _refusals(report: Json) -> Found:
+    know, rate = report["runs"][PLAIN]["know"], _metric(report, "know", "unknown_knowns")
     ours = {"refused": Figure(know["refusals"]["mean"]), "of these known": figure(rate)}
-    some = rate["value"] is not None and rate["value_95"][0] > 0 and rate["value_95"][1] < 0.5
-    return Found.of(ours, some, found["conditions"][PLAIN]["know"]["all"]["samples"])
+    is_part = rate["value"] is not None and rate["value_95"][0] > 0 and rate["value_95"][1] < 0.5
+    return Found.of(ours, is_part, report["conditions"][PLAIN]["know"]["all"]["samples"])
 
 
-def _told(found: Json) -> Found:
+def _told_to_refuse(report: Json) -> Found:
     names = ("kk", "ku", "sa")
-    ours = {f"{name} {way}": figure(_metric(found, "total", name, condition=condition))
+    ours = {f"{name} {way}": figure(_metric(report, "total", name, condition=condition))
             for way, condition in (("plain", PLAIN), ("told", TOLD)) for name in names}  # fmt: skip
-    gained = _metric(found, "total", "ku", condition=TOLD)["difference_95"]
-    return Found.of(ours, gained[0] > 0, _n(found))
+    gained = _metric(report, "total", "ku", condition=TOLD)["difference_95"]
+    return Found.of(ours, gained[0] > 0, _n(report))
 
 
-def _runs(found: Json) -> Found:
-    sa = found["runs"][PLAIN]["total"]["sa"]
-    most = THEIR_DEVIATION * sqrt(THEIR_QUESTIONS / _n(found))
+def _runs(report: Json) -> Found:
+    sa = report["runs"][PLAIN]["total"]["sa"]
+    most = THEIR_DEVIATION * sqrt(THEIR_QUESTIONS / _n(report))
     bounds = deviation(sa["deviation"], len(sa["runs"])) if len(sa["runs"]) > 1 else None
     ours = {
-        "sa": Figure(sa["mean"], _metric(found, "total", "sa")["value_95"]),
+        "sa": Figure(sa["mean"], _metric(report, "total", "sa")["value_95"]),
         "deviation": Figure(sa["deviation"], bounds),
         "theirs for as many": Figure(most),
     }
-    return Found.of(ours, bounds is not None and bounds[1] <= most, _n(found))
+    return Found.of(ours, bounds is not None and bounds[1] <= most, _n(report))
 
 
-def _subtasks(found: Json) -> Found:
-    parts = {part: found["conditions"][PLAIN][part] for part in ("basic", "know", "beyond")}
-    scores = {name: one["sa"] for part in parts.values() for name, one in part.items() if name != "all"}
-    apart = any(_below(*pair) or _below(*pair[::-1]) for pair in combinations(scores.values(), 2))
-    return Found.of({name: figure(one) for name, one in scores.items()}, apart, _n(found))
+def _subtasks(report: Json) -> Found:
+    parts = {part: report["conditions"][PLAIN][part] for part in ("basic", "know", "beyond")}
+    scores = {
+        name: scores_of_task["sa"] for part in parts.values() for name, scores_of_task in part.items() if name != "all"
+    }
+    apart = any(_is_below(*pair) or _is_below(*pair[::-1]) for pair in combinations(scores.values(), 2))
+    return Found.of({name: figure(score) for name, score in scores.items()}, apart, _n(report))
 
 
 ITEMS: tuple[Item, ...] = (
@@ -124,7 +126,7 @@ ITEMS: tuple[Item, ...] = (
         "refusal prompt (Table 3)",
         "InfMLLM-7b: ku 14.49 to 22.83, kk 38.43 to 35.37, sa 52.92 to 58.21",
         "mm-sap",
-        _told,
+        _told_to_refuse,
         "ku rises, with its interval",
     ),
     Item(

@@ -8,22 +8,22 @@ from __future__ import annotations
 from probes.reproduce.items import Figure, Found, Item, Json, figure
 
 
-def _failures(found: Json) -> Found:
-    scores = found["parts"]["all"]["auroc"]
-    named = {name: scores[name] for name in ("perceptual_blindness", "dissociation")}
-    both = all(one["alike_95"][0] > 0.5 for one in named.values())
-    ours = {name: figure(one, "alike") for name, one in named.items()}
-    return Found.of(ours, both, found["parts"]["all"]["answers"])
+def _failures(report: Json) -> Found:
+    scores = report["parts"]["all"]["auroc"]
+    flags = {name: scores[name] for name in ("perceptual_blindness", "dissociation")}
+    above_chance = all(flag["alike_95"][0] > 0.5 for flag in flags.values())
+    ours = {name: figure(flag, "alike") for name, flag in flags.items()}
+    return Found.of(ours, above_chance, report["parts"]["all"]["answers"])
 
 
-def _map(found: Json) -> Found:
+def _map(report: Json) -> Found:
     """Read the activation at the place of the answer, which is known for the samples of `eval stme`."""
-    one = found["patches"]["said"]
-    return Found(one["value"], one["value_95"][0] > 1, one["value_95"], one["n"])
+    ratio = report["patches"]["said"]
+    return Found(ratio["value"], ratio["value_95"][0] > 1, ratio["value_95"], ratio["n"])
 
 
-def _attention(found: Json) -> Found:
-    read = found["read"]
+def _attention(report: Json) -> Found:
+    read = report["read"]
     system, slope = read["shares_by_layer"]["system"]["faithful"], read["scalars"]["vision_slope"]
     third = len(system) // 3
     shallow, deep = sum(system[:third]) / third, sum(system[-third:]) / third
@@ -32,36 +32,36 @@ def _attention(found: Json) -> Found:
     return Found(ours, shallow > deep and slope["faithful"][0] < 0 and decay[-1] < decay[0], n=read["samples"])
 
 
-def _drift(found: Json) -> Found:
-    same, other = (found["apart"][name] for name in ("same question", "other questions"))
+def _drift(report: Json) -> Found:
+    same, different = (report["apart"][name] for name in ("same question", "other questions"))
     deep, middle = (Figure(same["mean"][layer], same["mean_95"][layer]) for layer in (-1, len(same["mean"]) // 2))
-    others = Figure(other["mean"][-1], other["mean_95"][-1])
-    ours = {"middle layer": middle, "last layer": deep, "last layer, other questions": others}
+    last_different = Figure(different["mean"][-1], different["mean_95"][-1])
+    ours = {"middle layer": middle, "last layer": deep, "last layer, other questions": last_different}
     falls = same["mean_95"][-1][1] < same["mean_95"][len(same["mean"]) // 2][0]
-    return Found.of(ours, falls, found["read"]["samples"])
+    return Found.of(ours, falls, report["read"]["samples"])
 
 
-def _sublayers(found: Json) -> Found:
+def _sublayers(report: Json) -> Found:
     """Read whether the FFN's greatest fall, in its layer, is beyond zero, and greater than attention's greatest."""
-    ffn, mha = (found["read"]["by_layer"][name] for name in ("ffn_cosine", "mha_cosine"))
-    layer = min(range(len(ffn["difference"])), key=lambda one: ffn["difference"][one])
-    deepest = min(range(len(mha["difference"])), key=lambda one: mha["difference"][one])
+    ffn, mha = (report["read"]["by_layer"][name] for name in ("ffn_cosine", "mha_cosine"))
+    layer = min(range(len(ffn["difference"])), key=lambda index: ffn["difference"][index])
+    deepest = min(range(len(mha["difference"])), key=lambda index: mha["difference"][index])
     ours = {
         "layer": Figure(layer),
         "ffn": Figure(ffn["difference"][layer], ffn["difference_95"][layer]),
         "mha": Figure(mha["difference"][deepest], mha["difference_95"][deepest]),
     }
     falls = ffn["difference_95"][layer][1] < 0 and ours["ffn"].value < ours["mha"].value
-    return Found.of(ours, falls, found["read"]["samples"])
+    return Found.of(ours, falls, report["read"]["samples"])
 
 
-def _neurons(found: Json) -> Found:
+def _neurons(report: Json) -> Found:
     """Read the half of the pairs that did not choose the layer.
 
     The layer is the one that best separates the other half: the greatest of all layers would be above 0 in one run of five
     by chance.
     """
-    ratio, parted = found["read"]["by_layer"]["neuron_ratio"], found["separated"]["neuron_ratio"]
+    ratio, parted = report["read"]["by_layer"]["neuron_ratio"], report["separated"]["neuron_ratio"]
     layer = parted["layer"]
     ours = {
         "layer": Figure(layer),

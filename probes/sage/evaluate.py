@@ -36,21 +36,21 @@ def evaluate(
     def tally(sample: Difference, replies: Sequence[Reply]) -> dict[str, float]:
         return metrics.tally(pair_of(sample, [reply.text for reply in replies], categories))
 
-    asked = part("existence", existence)
+    existence_part = part("existence", existence)
     pairs = SampleSet(
         "differences", differences, Difference.chats, tally, metrics.scores, SHARES,
         setting=lambda sample: sample.setting, each=len(QUESTIONS),
     )  # fmt: skip
-    return compare(answerer, conditions, [asked, pairs], max_tokens=MAX_TOKENS, quiet=quiet)
+    return compare(answerer, conditions, [existence_part, pairs], max_tokens=MAX_TOKENS, quiet=quiet)
 
 
 def pair_of(sample: Difference, answers: Sequence[str], categories: Sequence[str]) -> PairScores:
     """Return a sample with its answers to `QUESTIONS` as the metrics take it."""
-    what, same, different, *explained = answers
+    difference, same, different, *explained = answers
     specific = [claims(answer, categories) for answer in explained]
     return PairScores(
         true=sample.true,
-        claimed=claims(what, categories),
+        claimed=claims(difference, categories),
         same=yes(same),
         different=yes(different),
         labels=metrics.compare(*specific),

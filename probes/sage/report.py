@@ -21,8 +21,8 @@ _DIFFERENCES: Mapping[str, Sequence[str]] = {
 _BY_SETTING = ("dqr_exact", "tf1", "cf1", "cr", "contradictions")
 
 
-def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
-    """Return the report of a run; `about` describes it, `found` is the result of `evaluate`."""
+def report(about: Mapping[str, Any], results: Mapping[str, Any]) -> Report:
+    """Return the report of a run; `about` describes it, `results` is the result of `evaluate`."""
     page = Report(f"SAGE on {about['model']}")
     page.facts({
         "Data": about["data"],
@@ -31,35 +31,35 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
         "Versions": in_words(about["versions"]),
     })  # fmt: skip
     page.text(READING)
-    if "existence" in found[BASELINE]:
-        _existence(page, found)
-    if "differences" in found[BASELINE]:
-        _differences(page, found)
+    if "existence" in results[BASELINE]:
+        _existence(page, results)
+    if "differences" in results[BASELINE]:
+        _differences(page, results)
     return page
 
 
-def _existence(page: Report, found: Mapping[str, Any]) -> None:
+def _existence(page: Report, results: Mapping[str, Any]) -> None:
     page.heading("Existence (POPE)")
-    power(page, found, "existence", "accuracy", "questions")
+    power(page, results, "existence", "accuracy", "questions")
     metrics = ("accuracy", "precision", "recall", "f1", "yes")
-    table(page, found, "existence", metrics, list(found[BASELINE]["existence"]))
+    table(page, results, "existence", metrics, list(results[BASELINE]["existence"]))
 
 
-def _differences(page: Report, found: Mapping[str, Any]) -> None:
+def _differences(page: Report, results: Mapping[str, Any]) -> None:
     page.heading("Spot the difference (SPD-Faith)")
     page.text(
         'docs/study.md, "The numbers of SPD-Faith", defines each number. Claims are read off the answers by '
         f'rules; cr is of the answers to "{QUESTIONS[3]}" and "{QUESTIONS[4]}".'
     )
-    power(page, found, "differences", "dqr_exact", "pairs of images")
+    power(page, results, "differences", "dqr_exact", "pairs of images")
     for heading, metrics in _DIFFERENCES.items():
         page.heading(heading, 3)
-        table(page, found, "differences", metrics)
+        table(page, results, "differences", metrics)
     for part in ("precision", "recall"):
         page.heading(f"{part.capitalize()} by type and category", 3)
         names = {kind: f"{kind}_{part}" for kind in (*TYPES, "category")}
-        table(page, found, "differences", names, differences=False)
-    settings = [name for name in found[BASELINE]["differences"] if name != "all"]
+        table(page, results, "differences", names, differences=False)
+    settings = [name for name in results[BASELINE]["differences"] if name != "all"]
     if len(settings) > 1:
         page.heading("By number of differences", 3)
-        table(page, found, "differences", _BY_SETTING, settings)
+        table(page, results, "differences", _BY_SETTING, settings)

@@ -43,19 +43,19 @@ class SageOptions:
         if not self.pope and self.demo is None:
             raise ValueError("--pope is needed: the demo world, which draws questions, is not installed")
 
-    def draw(self, setup: Setup, left: list[str]) -> Drawn:
+    def draw(self, setup: Setup, left_out: list[str]) -> Drawn:
         """Return POPE's questions if files are given, otherwise the demo world's with pairs and names of objects.
 
-        Questions that are left out are added to `left`.
+        Questions that are left out are added to `left_out`.
         """
         if not self.pope:
             assert self.demo is not None
             pairs = setup.limit if self.pairs is None else self.pairs
             return self.demo(setup.limit, pairs, setup.seed, self.noise, setup.model.path)
         assert self.images is not None
-        found = pope.load(self.pope, self.images, left)
-        random.Random(setup.seed).shuffle(found)
-        return whole(found, setup.limit, lambda sample: [sample.image], left), [], (), ""
+        samples = pope.load(self.pope, self.images, left_out)
+        random.Random(setup.seed).shuffle(samples)
+        return whole(samples, setup.limit, lambda sample: [sample.image], left_out), [], (), ""
 
     def origin(self, questions: int, pairs: int, seed: int, scenes: str) -> str:
         """Return the number of samples, their source, scenes and seed in words."""
@@ -74,12 +74,12 @@ def run(options: SageOptions, session: Session) -> Findings:
     setup = session.setup
     if session.endpoint is not None and any(options.conditions.values()):
         session.endpoint.check_interventions()
-    left: list[str] = []
-    existence, differences, categories, scenes = options.draw(setup, left)
+    left_out: list[str] = []
+    existence, differences, categories, scenes = options.draw(setup, left_out)
     scores = evaluate(session.answerer, options.conditions, existence, differences, categories, setup.quiet)
     about: dict[str, Any] = {
         "model": session.model, "data": options.origin(len(existence), len(differences), setup.seed, scenes),
         "questions": len(existence), "pairs": len(differences), "noise": options.noise, "seed": setup.seed,
-        "left_out": len(left), "versions": session.versions,
+        "left_out": len(left_out), "versions": session.versions,
     }  # fmt: skip
     return Findings(report(about, scores), about, scores)

@@ -15,28 +15,30 @@ def stages(sweep: bool = False) -> Conditions:
     leaves open; and every other intervention that has defaults for all its options, among them the methods that the paper
     compares with. With `sweep` its Tables 11 to 13 follow, one stage at a time.
     """
-    (other,) = set(READINGS) - {See().reading}
-    found: Conditions = {
+    (other_reading,) = set(READINGS) - {See().reading}
+    conditions: Conditions = {
         BASELINE: (),
         "+ See": (See(),),
         "+ Think": (See(), Think()),
         "+ Generate": (See(), Think(), Generate()),
         "SAGE, refresh 1": (See(), Think(), Generate(refresh=1)),
         "SAGE, refresh 4": (See(), Think(), Generate(refresh=4)),
-        f"See as {other}": (See(reading=other),),
-        f"SAGE, See as {other}": (See(reading=other), Think(), Generate()),
+        f"See as {other_reading}": (See(reading=other_reading),),
+        f"SAGE, See as {other_reading}": (See(reading=other_reading), Think(), Generate()),
     }
     if sweep:
-        found |= _sweep(other)
-    return found | others()
+        conditions |= _sweep(other_reading)
+    return conditions | others()
 
 
-def _sweep(other: Reading) -> Conditions:
+def _sweep(other_reading: Reading) -> Conditions:
     """Return each stage alone with several settings, See in both of its readings."""
-    found: Conditions = {
+    conditions: Conditions = {
         f"See as {reading}, alpha {alpha:g}": (See(alpha=alpha, reading=reading),)
-        for reading in (See().reading, other)
+        for reading in (See().reading, other_reading)
         for alpha in (0.05, 0.1, 0.15, 0.2)
     }
-    found |= {f"Think, gamma {gamma:g}": (Think(gamma=gamma),) for gamma in (0.6, 0.7, 0.8, 0.9)}
-    return found | {f"Generate, lambda {weight:g}": (Generate(weight=weight),) for weight in (0.25, 0.5, 0.75, 1.0)}
+    conditions |= {f"Think, gamma {gamma:g}": (Think(gamma=gamma),) for gamma in (0.6, 0.7, 0.8, 0.9)}
+    return conditions | {
+        f"Generate, lambda {weight:g}": (Generate(weight=weight),) for weight in (0.25, 0.5, 0.75, 1.0)
+    }

@@ -86,15 +86,15 @@ def talk(pair: PicturePair, part: Part, manner: Manner, form: Presentation) -> T
     """Ask about a pair and return the replies to `SINGLE`, or to `SEVERAL` and `FIND` (empty if none is counted)."""
 
     def ask(text: str) -> Talk[Reply]:
-        asked = f"{text}{AS_JSON}" if form.as_json and text not in (COUNT, SAME, DIFFERENT) else text
-        return manner.method(_question(pair, _hinted(asked, text, manner.hint), manner, form), form.categories)
+        question = f"{text}{AS_JSON}" if form.as_json and text not in (COUNT, SAME, DIFFERENT) else text
+        return manner.method(_question(pair, _add_hint(question, text, manner.hint), manner, form), form.categories)
 
     if part == "single":
         return (yield from together(map(ask, SINGLE)))
     replies = yield from together(map(ask, SEVERAL))
     number = counted(replies[0].text)
-    found = Reply("") if number == 0 else (yield from ask(find(number)))
-    return [*replies, found]
+    final = Reply("") if number == 0 else (yield from ask(find(number)))
+    return [*replies, final]
 
 
 def find(number: int | None) -> str:
@@ -104,15 +104,15 @@ def find(number: int | None) -> str:
     return FIND.format(are="are differences" if number is None else f"are {number} differences", them="them")
 
 
-def _hinted(asked: str, text: str, hint: Hint | None) -> str:
+def _add_hint(question: str, text: str, hint: Hint | None) -> str:
     """Return the question with its hint; in the single set all pairs differ, so the right answers are known."""
     right = {SAME: "no", DIFFERENT: "yes"}.get(text)
     if hint is None or right is None:
-        return asked
+        return question
     if hint == "implicit":
-        return f"<question>{asked}</question>\n<answer>"
+        return f"<question>{question}</question>\n<answer>"
     wrong = "yes" if right == "no" else "no"
-    return f"{asked} The answer is {right if hint == 'right' else wrong}."
+    return f"{question} The answer is {right if hint == 'right' else wrong}."
 
 
 def _question(pair: PicturePair, text: str, manner: Manner, form: Presentation) -> Question:

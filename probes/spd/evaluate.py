@@ -45,14 +45,16 @@ def answer(
     Conditions that the model or its pictures refuse are left out.
     """
     parts: dict[Part, Sequence[PicturePair]] = {
-        "single": [one for one in pairs if one.difficulty is not None],
-        "several": [one for one in pairs if one.difficulty is None],
+        "single": [pair for pair in pairs if pair.difficulty is not None],
+        "several": [pair for pair in pairs if pair.difficulty is None],
     }
-    wanted = {name: {part: parts[part] for part in manner.parts if parts[part]} for name, manner in manners.items()}
+    pairs_by_manner = {
+        name: {part: parts[part] for part in manner.parts if parts[part]} for name, manner in manners.items()
+    }
     totals = {
-        name: sum(most(part, manners[name]) * len(chosen) for part, chosen in own.items())
-        for name, own in wanted.items()
-        if own
+        name: sum(most(part, manners[name]) * len(chosen) for part, chosen in parts_of_manner.items())
+        for name, parts_of_manner in pairs_by_manner.items()
+        if parts_of_manner
     }
     answered: Answered = {"single": {}, "several": {}}
     with Tracker("Conditions", totals, quiet=quiet) as progress:
@@ -62,14 +64,17 @@ def answer(
                 progress.advance(name, kept=reply.kept)
 
             try:
-                for part, chosen in wanted[name].items():
+                for part, chosen in pairs_by_manner[name].items():
                     talks = (talk(pair, part, manners[name], form) for pair in chosen)
                     replies = held(answerer, talks, heard)
                     scored = sample_set(part, chosen, manners[name], form, replies, judge)
-                    tallies = [scored.tally(*one) for one in zip(chosen, replies, strict=True)]
-                    done = answered[part][name] = PartAnswered(scored, replies, tallies)
+                    tallies = [scored.tally(*answers_of_pair) for answers_of_pair in zip(chosen, replies, strict=True)]
+                    part_answered = answered[part][name] = PartAnswered(scored, replies, tallies)
                     tell(
-                        answerer, done.rows(name, [[asked_text(chat) for chat in scored.chats(one)] for one in chosen])
+                        answerer,
+                        part_answered.rows(
+                            name, [[asked_text(chat) for chat in scored.chats(pair)] for pair in chosen]
+                        ),
                     )
             except RequestError as error:
                 if name == BASELINE:
@@ -81,11 +86,15 @@ def answer(
 
 def evaluated(answered: Answered) -> dict[str, Any]:
     """Return the metrics by condition, of "single" and "several" if it asks about that set, as `compare` returns them."""
-    found: dict[str, Any] = {}
-    for own in answered.values():
-        for name, scores in measured({name: [one] for name, one in own.items()}).items() if own else ():
-            found[name] = found.get(name, {}) | scores
-    return found
+    scores_by_condition: dict[str, Any] = {}
+    for part_answers in answered.values():
+        for name, scores in (
+            measured({name: [answers_of_part] for name, answers_of_part in part_answers.items()}).items()
+            if part_answers
+            else ()
+        ):
+            scores_by_condition[name] = scores_by_condition.get(name, {}) | scores
+    return scores_by_condition
 
 
 def sample_set(

@@ -17,7 +17,7 @@ from steering import Engine
 
 KINDS = ("contradicting", "consistent")
 NUMBERS: Mapping[str, Callable[[Trace, Trace], float]] = {
-    "cosine": lambda one, other: float(np.mean(alike(one, other))),
+    "cosine": lambda first, second: float(np.mean(alike(first, second))),
     "divergence": divergence,
     "faithfulness": faithfulness,
 }
@@ -32,27 +32,30 @@ def inside(engine: Engine, answered: Mapping[str, PartAnswered[PicturePair]]) ->
     most all of either.
     """
     chosen: dict[str, list[Answers]] = {kind: [] for kind in KINDS}
-    for one in answered.values():
-        contradict = [tally["contradictions"] > 0 for tally in one.tallies]
-        own = list(_said(one))
-        found = list(compress(own, contradict)), list(compress(own, (not given for given in contradict)))
-        most = min(map(len, found))
-        for kind, pairs in zip(KINDS, found, strict=True):
+    for part in answered.values():
+        contradict = [tally["contradictions"] > 0 for tally in part.tallies]
+        answers = list(_answers(part))
+        groups = (
+            list(compress(answers, contradict)),
+            list(compress(answers, (not is_contradicting for is_contradicting in contradict))),
+        )
+        most = min(map(len, groups))
+        for kind, pairs in zip(KINDS, groups, strict=True):
             chosen[kind] += pairs[:most]
-    return {kind: _measured(engine, pairs) for kind, pairs in chosen.items()}
+    return {kind: _measure(engine, pairs) for kind, pairs in chosen.items()}
 
 
-def _said(one: PartAnswered[PicturePair]) -> Iterator[Answers]:
-    for pair, texts in zip(one.part.samples, one.answers, strict=True):
-        yield tuple(zip(one.part.chats(pair), texts, strict=True))
+def _answers(part: PartAnswered[PicturePair]) -> Iterator[Answers]:
+    for pair, texts in zip(part.part.samples, part.answers, strict=True):
+        yield tuple(zip(part.part.chats(pair), texts, strict=True))
 
 
-def _measured(engine: Engine, pairs: list[Answers]) -> dict[str, Any]:
-    left = traces(engine, (answer for pair in pairs for answer in pair))
-    apart = list(zip(left, left, strict=True))
-    found: dict[str, Any] = {"pairs": len(pairs)}
+def _measure(engine: Engine, pairs: list[Answers]) -> dict[str, Any]:
+    stream = traces(engine, (answer for pair in pairs for answer in pair))
+    apart = list(zip(stream, stream, strict=True))
+    results: dict[str, Any] = {"pairs": len(pairs)}
     for name, number in NUMBERS.items():
-        values = np.array([number(*both) for both in apart])
-        known = {"value": float(values.mean()), "value_95": list(interval(values))} if len(values) else {}
-        found[name] = known or {"value": None, "value_95": None}
-    return found
+        values = np.array([number(*pair) for pair in apart])
+        summary = {"value": float(values.mean()), "value_95": list(interval(values))} if len(values) else {}
+        results[name] = summary or {"value": None, "value_95": None}
+    return results

@@ -41,12 +41,12 @@ def load(path: str | Path, images: str | Path | None = None) -> Loaded:
     source = Path(path)
     pairs: list[PicturePair] = []
     left_out: dict[str, str] = {}
-    found = _rows(source, Path(images or source.parent)) if source.is_file() else _folders(source)
-    for name, one in found:
-        if isinstance(one, str):
-            left_out[name] = one
+    rows = _rows(source, Path(images or source.parent)) if source.is_file() else _folders(source)
+    for name, pair in rows:
+        if isinstance(pair, str):
+            left_out[name] = pair
         else:
-            pairs.append(one)
+            pairs.append(pair)
     if not pairs:
         why = next((f": {name} has {reason}" for name, reason in left_out.items()), "")
         raise ValueError(
@@ -73,24 +73,24 @@ def _folders(root: Path) -> Iterable[tuple[str, PicturePair | str]]:
         if not isinstance(fields, dict):
             raise ValueError(f"{files[0]} is not an object with modifications")
         if "differences" in fields and "modifications" not in fields:
-            yield from _logged(folder, original, fields)
+            yield from _read_log(folder, original, fields)
         else:
             yield folder.name, _pair(folder.name, folder, fields, str(files[0]))
 
 
-def _logged(folder: Path, original: Path, log: Mapping[str, Any]) -> Iterable[tuple[str, PicturePair | str]]:
+def _read_log(folder: Path, original: Path, log: Mapping[str, Any]) -> Iterable[tuple[str, PicturePair | str]]:
     """Yield the single differences of a generator's log."""
-    for number, one in enumerate(log["differences"], 1):
+    for number, entry in enumerate(log["differences"], 1):
         name = f"{folder.name}_{number}"
-        if not isinstance(one, dict) or "category" not in one:
+        if not isinstance(entry, dict) or "category" not in entry:
             yield name, "no category in the log"
             continue
-        changed = next(iter(sorted(folder.glob(f"*_diff_{one.get('diff_index', number)}.*"))), None)
+        changed = next(iter(sorted(folder.glob(f"*_diff_{entry.get('diff_index', number)}.*"))), None)
         if changed is None:
             yield name, "no changed picture"
             continue
         difficulty = _difficulty(str(log.get("complexity", "")), str(folder)) or "unrated"
-        yield name, PicturePair(name, (difference(one),), original, changed, difficulty=difficulty)
+        yield name, PicturePair(name, (difference(entry),), original, changed, difficulty=difficulty)
 
 
 def _rows(file: Path, images: Path) -> Iterable[tuple[str, PicturePair | str]]:
@@ -110,42 +110,46 @@ def _rows(file: Path, images: Path) -> Iterable[tuple[str, PicturePair | str]]:
             continue
         if not isinstance(row["image"], str):
             raise ValueError(f"{place}: `image` must be the name of a file; got {row['image']!r}")
-        whole = next((one for one in (images / row["image"], images / Path(row["image"]).name) if isfile(one)), None)
-        if whole is None:
+        merged_path = next(
+            (path for path in (images / row["image"], images / Path(row["image"]).name) if isfile(path)), None
+        )
+        if merged_path is None:
             yield name, f"no picture {row['image']}"
         else:
-            yield name, _made(name, fields, place, f"{row['image']} {name}", merged=whole)
+            yield name, _make_pair(name, fields, place, f"{row['image']} {name}", merged=merged_path)
 
 
 def _pair(name: str, folder: Path, fields: Mapping[str, Any], place: str) -> PicturePair | str:
     """Return the pair whose pictures are in a folder."""
-    pictures = [one for one in sorted(folder.glob("*")) if one.suffix.lower() in PICTURES]
-    first = next((one for one in pictures if "original" in one.stem), None)
-    merged = next((one for one in pictures if "merged" in one.stem), None)
+    pictures = [path for path in sorted(folder.glob("*")) if path.suffix.lower() in PICTURES]
+    first = next((path for path in pictures if "original" in path.stem), None)
+    merged = next((path for path in pictures if "merged" in path.stem), None)
     changed = sorted(
-        (one for one in pictures if one not in (first, merged)), key=lambda one: "modified_final" not in one.stem
+        (path for path in pictures if path not in (first, merged)), key=lambda path: "modified_final" not in path.stem
     )
     if first is not None and changed:
-        return _made(name, fields, place, str(folder), first=first, second=changed[0], merged=merged)
+        return _make_pair(name, fields, place, str(folder), first=first, second=changed[0], merged=merged)
     if merged is not None:
-        return _made(name, fields, place, str(folder), merged=merged)
+        return _make_pair(name, fields, place, str(folder), merged=merged)
     return "no original or no changed image"
 
 
-def _made(name: str, fields: Mapping[str, Any], place: str, where: str, **pictures: Path | None) -> PicturePair | str:
+def _make_pair(
+    name: str, fields: Mapping[str, Any], place: str, where: str, **pictures: Path | None
+) -> PicturePair | str:
     rows = fields.get("modifications")
     if not rows:
         return "no modifications"
     if not isinstance(rows, list) or not all(
-        isinstance(one, dict) and {"type", "category"} <= one.keys() for one in rows
+        isinstance(row, dict) and {"type", "category"} <= row.keys() for row in rows
     ):
         raise ValueError(f"{place}: modifications must be a list of objects with `type` and `category`")
-    true = tuple(difference(one) for one in rows)
+    true = tuple(difference(row) for row in rows)
     difficulty = _difficulty(str(fields.get("difficulty", "")), where)
     return PicturePair(name, true, **pictures, difficulty=(difficulty or "unrated") if len(true) == 1 else None)
 
 
-def _difficulty(said: str, where: str) -> Difficulty | None:
+def _difficulty(difficulty: str, where: str) -> Difficulty | None:
     """Return the stated difficulty, otherwise the one in the name of a folder or file."""
-    words = [said.lower(), *re.split(r"[/\\_\s.]", where.lower())]
-    return next((one for word in words for one in DIFFICULTIES if word == one), None)
+    words = [difficulty.lower(), *re.split(r"[/\\_\s.]", where.lower())]
+    return next((level for word in words for level in DIFFICULTIES if word == level), None)

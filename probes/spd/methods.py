@@ -62,26 +62,26 @@ def _plain(question: Question, categories: Sequence[str]) -> Talk[Reply]:
 
 def _consistent(question: Question, categories: Sequence[str]) -> Talk[Reply]:
     replies = yield [replace(question, temperature=TEMPERATURE, seed=seed) for seed in range(DRAWN)]
-    meant = [_meaning(reply.text, categories) for reply in replies]
-    return replies[meant.index(Counter(meant).most_common(1)[0][0])]  # on a tie, the first one
+    meanings = [_meaning(reply.text, categories) for reply in replies]
+    return replies[meanings.index(Counter(meanings).most_common(1)[0][0])]  # on a tie, the first one
 
 
 def _meaning(answer: str, categories: Sequence[str]) -> object:
     """Return the meaning of an answer, whatever its wording."""
-    said = (yes(answer), counted(answer), frozenset(Counter(read(answer, categories)).items()))
-    return said if any((said[0] is not None, said[1] is not None, said[2])) else answer.strip().lower()
+    meaning = (yes(answer), counted(answer), frozenset(Counter(read(answer, categories)).items()))
+    return meaning if any((meaning[0] is not None, meaning[1] is not None, meaning[2])) else answer.strip().lower()
 
 
 def _refined(question: Question, categories: Sequence[str]) -> Talk[Reply]:
     (first,) = yield [question]
-    chat = [*question.chat, _said("assistant", first.text or "-"), _said("user", CRITICISE)]
+    chat = [*question.chat, _message("assistant", first.text or "-"), _message("user", CRITICISE)]
     (critique,) = yield [replace(question, chat=chat)]
-    chat = [*chat, _said("assistant", critique.text or "-"), _said("user", f"{REFINE} {_text(question)}")]
+    chat = [*chat, _message("assistant", critique.text or "-"), _message("user", f"{REFINE} {_text(question)}")]
     (last,) = yield [replace(question, chat=chat)]
     return last
 
 
-def _said(role: str, text: str) -> dict[str, Any]:
+def _message(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": [{"type": "text", "text": text}]}
 
 
@@ -90,8 +90,8 @@ def _attended(question: Question, categories: Sequence[str]) -> Talk[Reply]:
     heats = _heats(first.diagnostics or {})
     if not heats:
         return first
-    shown = [_brightened(one, heat) for one, heat in zip(_pictures(question), heats, strict=True)]
-    (last,) = yield [_with_pictures(question, shown, _text(question))]
+    brightened = [_darken(image, heat) for image, heat in zip(_pictures(question), heats, strict=True)]
+    (last,) = yield [_with_pictures(question, brightened, _text(question))]
     return last
 
 
@@ -100,24 +100,25 @@ def _heats(diagnostics: Mapping[str, Any]) -> list[np.ndarray]:
 
     Empty if the tokens of a picture do not form a grid.
     """
-    grids = [one["grid"] for one in diagnostics.get("images", ())]
+    grids = [image["grid"] for image in diagnostics.get("images", ())]
     if not grids or not all(grids):
         return []
     return [
-        _scaled(np.mean(one["rho"], 0).reshape(grid)) for one, grid in zip(diagnostics["patches"], grids, strict=True)
+        _scale(np.mean(patches["rho"], 0).reshape(grid))
+        for patches, grid in zip(diagnostics["patches"], grids, strict=True)
     ]
 
 
-def _scaled(values: np.ndarray) -> np.ndarray:
+def _scale(values: np.ndarray) -> np.ndarray:
     spread = values.max() - values.min()
     return np.asarray((values - values.min()) / spread if spread else np.ones_like(values))
 
 
-def _brightened(shown: Image.Image, heat: np.ndarray) -> Image.Image:
+def _darken(image: Image.Image, heat: np.ndarray) -> Image.Image:
     """Return the picture, darkened where the heat is low."""
-    wide = Image.fromarray(heat.astype(np.float32)).resize(shown.size, Image.Resampling.BICUBIC)
+    wide = Image.fromarray(heat.astype(np.float32)).resize(image.size, Image.Resampling.BICUBIC)
     bright = DIM + (1 - DIM) * np.asarray(wide).clip(0, 1)[..., None]
-    return Image.fromarray((np.asarray(shown.convert("RGB")) * bright).round().astype(np.uint8))
+    return Image.fromarray((np.asarray(image.convert("RGB")) * bright).round().astype(np.uint8))
 
 
 def _zoomed(question: Question, categories: Sequence[str]) -> Talk[Reply]:
@@ -127,7 +128,7 @@ def _zoomed(question: Question, categories: Sequence[str]) -> Talk[Reply]:
     box = region(located.text)
     if box is None:
         return first
-    closer = [_crop(one, box) for one in pictures]
+    closer = [_crop(image, box) for image in pictures]
     text = ZOOMED.format(answer=first.text) + _text(question)
     (last,) = yield [_with_pictures(question, [*pictures, *closer], text)]
     return last
@@ -135,19 +136,19 @@ def _zoomed(question: Question, categories: Sequence[str]) -> Talk[Reply]:
 
 def region(answer: str) -> tuple[float, float, float, float] | None:
     """Return the first box of an answer as shares of a picture's sides; None if it names none, or an empty one."""
-    found = _BOX.search(answer)
-    if found is None:
+    match = _BOX.search(answer)
+    if match is None:
         return None
-    left, top, right, bottom = (min(int(edge), 1000) / 1000 for edge in found.groups())
+    left, top, right, bottom = (min(int(edge), 1000) / 1000 for edge in match.groups())
     return (left, top, right, bottom) if left < right and top < bottom else None
 
 
-def _crop(shown: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
+def _crop(image: Image.Image, box: tuple[float, float, float, float]) -> Image.Image:
     """Return the region, at least 28 pixels on a side, enlarged to the size of the picture."""
-    width, height = shown.size
+    width, height = image.size
     left, top = min(round(box[0] * width), max(width - 28, 0)), min(round(box[1] * height), max(height - 28, 0))
     right, bottom = max(round(box[2] * width), left + 28), max(round(box[3] * height), top + 28)
-    return shown.crop((left, top, min(right, width), min(bottom, height))).resize(shown.size)
+    return image.crop((left, top, min(right, width), min(bottom, height))).resize(image.size)
 
 
 def _pictures(question: Question) -> list[Image.Image]:

@@ -20,10 +20,10 @@ _SEVERAL = ("dqr_exact", "dqr_ratio", "ds_tolerance", "ds_detect", "tf1", "cf1",
 DEFINED = 'docs/study.md, "The numbers of SPD-Faith", defines each number and names its equation.'
 
 
-def report(about: Mapping[str, Any], found: Mapping[str, Any], more: Mapping[str, Any]) -> Report:
+def report(about: Mapping[str, Any], results: Mapping[str, Any], more: Mapping[str, Any]) -> Report:
     """Return the report of a run.
 
-    `about` describes the run, `found` is the result of `evaluated`; `more` holds the result of `agreement`, and that of
+    `about` describes the run, `results` is the result of `evaluated`; `more` holds the result of `agreement`, and that of
     `inside` if the model is in this process.
     """
     page = Report(f"SPD-Faith on {about['model']}")
@@ -39,25 +39,27 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any], more: Mapping[str
     page.text(READING)
     page.text(DEFINED)
     for part, write in (("single", _single), ("several", _several)):
-        if part in found[BASELINE]:
-            write(page, {name: scores for name, scores in found.items() if part in scores})
+        if part in results[BASELINE]:
+            write(page, {name: scores for name, scores in results.items() if part in scores})
     if "inside" in more:
         _inside(page, more["inside"])
     _agreement(page, more["agreement"])
     return page
 
 
-def _judge(said: Mapping[str, Any] | None) -> str:
-    if said is None:
+def _judge(judge: Mapping[str, Any] | None) -> str:
+    if judge is None:
         return "rules"
-    return f"{said['model']}, asked {_asked(said)}, and of labelled cases {_asked(said['labelled_cases'])}"
+    return (
+        f"{judge['model']}, asked {_counts_text(judge)}, and of labelled cases {_counts_text(judge['labelled_cases'])}"
+    )
 
 
-def _asked(counts: Mapping[str, int]) -> str:
+def _counts_text(counts: Mapping[str, int]) -> str:
     return f"{counts['asked']} times, of which {counts['failed']} failed and {counts['unreadable']} could not be read"
 
 
-def _inside(page: Report, found: Mapping[str, Any]) -> None:
+def _inside(page: Report, results: Mapping[str, Any]) -> None:
     page.heading("Contradictions inside the model")
     page.text(
         'Answers to "same?" and "different?" about pairs with one difference, without interventions: those that '
@@ -69,8 +71,8 @@ def _inside(page: Report, found: Mapping[str, Any]) -> None:
     page.table(
         ("answers", "pairs", *NUMBERS),
         [
-            [kind, one["pairs"], *(Measured(one[name]["value"], one[name]["value_95"]) for name in NUMBERS)]
-            for kind, one in found.items()
+            [kind, result["pairs"], *(Measured(result[name]["value"], result[name]["value_95"]) for name in NUMBERS)]
+            for kind, result in results.items()
         ],
     )
 
@@ -84,44 +86,44 @@ def _agreement(page: Report, agreed: Mapping[str, Sequence[Mapping[str, Any]]]) 
     page.table(
         ("labels of", "first", "second", "n", "agree", "Cohen's kappa"),
         [
-            (what, one["first"], one["second"], one["n"], one["agreed"], Measured(one["kappa"], one["kappa_95"]))
-            for what, rows in agreed.items()
-            for one in rows
+            (label, row["first"], row["second"], row["n"], row["agreed"], Measured(row["kappa"], row["kappa_95"]))
+            for label, rows in agreed.items()
+            for row in rows
         ],
     )
 
 
-def _single(page: Report, found: Mapping[str, Any]) -> None:
+def _single(page: Report, results: Mapping[str, Any]) -> None:
     page.heading("One difference")
-    power(page, found, "single", "contradictions", "pairs of images")
-    table(page, found, "single", _SINGLE)
-    settings = [name for name in found[BASELINE]["single"] if name != "all"]
+    power(page, results, "single", "contradictions", "pairs of images")
+    table(page, results, "single", _SINGLE)
+    settings = [name for name in results[BASELINE]["single"] if name != "all"]
     if len(settings) > 1:
         page.heading("By difficulty", 3)
-        table(page, found, "single", _SINGLE, settings, differences=False)
+        table(page, results, "single", _SINGLE, settings, differences=False)
 
 
-def _several(page: Report, found: Mapping[str, Any]) -> None:
+def _several(page: Report, results: Mapping[str, Any]) -> None:
     page.heading("Several differences")
-    power(page, found, "several", "dqr_exact", "pairs of images")
-    if "Zoom-Refine" in found:
+    power(page, results, "several", "dqr_exact", "pairs of images")
+    if "Zoom-Refine" in results:
         page.text("Zoom-Refine gives the baseline's answer wherever the model names no region.")
-    table(page, found, "several", _SEVERAL)
+    table(page, results, "several", _SEVERAL)
     page.heading("By type and category", 3)
     for part in ("precision", "recall"):
         names = {f"{kind}, {part}": f"{kind}_{part}" for kind in (*TYPES, "category")}
-        table(page, found, "several", names, differences=False)
+        table(page, results, "several", names, differences=False)
     page.heading("Consistency", 3)
     page.text(f'cr compares the answers to "{EXPLAINED_SAME}" and "{EXPLAINED_DIFFERENT}".')
     consistency = ("cr", "cr_pairs", "yes_no_consistency", "contradictions", "yes_same")
-    table(page, found, "several", consistency, differences=False)
+    table(page, results, "several", consistency, differences=False)
     page.heading("Faithfulness of what is described", 3)
     page.text(
         "The model is asked for as many differences as it counted itself. Shares of the claims; quantity_error: of pairs."
     )
     faithful = ("drf", "drf_claims", "drf_pairs", *ERRORS, "quantity_error", "counted")
-    table(page, found, "several", faithful, differences=False)
-    settings = [name for name in found[BASELINE]["several"] if name != "all"]
+    table(page, results, "several", faithful, differences=False)
+    settings = [name for name in results[BASELINE]["several"] if name != "all"]
     if len(settings) > 1:
         page.heading("By number of differences", 3)
-        table(page, found, "several", _SEVERAL, settings, differences=False)
+        table(page, results, "several", _SEVERAL, settings, differences=False)

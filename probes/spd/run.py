@@ -86,33 +86,33 @@ class SpdOptions:
             assert self.demo is not None
             pairs, names = self.demo(setup.limit, several, setup.seed, self.noise)
             return Loaded(pairs, {}), names
-        found = load(self.data, self.images)
-        pairs = list(found.pairs)
+        loaded = load(self.data, self.images)
+        pairs = list(loaded.pairs)
         random.Random(setup.seed).shuffle(pairs)
-        alone = [one for one in pairs if one.difficulty is not None][: setup.limit]
-        others = [one for one in pairs if one.difficulty is None][:several]
-        return Loaded([*alone, *others], found.left_out), CATEGORIES
+        alone = [pair for pair in pairs if pair.difficulty is not None][: setup.limit]
+        rest = [pair for pair in pairs if pair.difficulty is None][:several]
+        return Loaded([*alone, *rest], loaded.left_out), CATEGORIES
 
 
 def run(options: SpdOptions, session: Session) -> Findings:
     """Ask about every pair under every condition."""
     setup = session.setup
     loaded, categories = options.draw(setup)
-    asked = _possible(manners(options.wanted.conditions(session)), session)
+    manners_asked = _possible(manners(options.wanted.conditions(session)), session)
     form = replace(options.form, categories=tuple(categories))
 
     model = None if options.judge is None else options.judge.load(setup)
 
     def rules(statements: Sequence[Statement]) -> Sequence[Verdict]:
-        return [ruled(one, categories) for one in statements]
+        return [ruled(statement, categories) for statement in statements]
 
-    answered = answer(session.answerer, asked, loaded.pairs, form, model or rules, setup.quiet)
+    answered = answer(session.answerer, manners_asked, loaded.pairs, form, model or rules, setup.quiet)
     scores = evaluated(answered)
     about = _about(options, session, loaded)
     counts = {} if model is None else dict(model.counts)
     more: dict[str, Any] = {"agreement": agreement(model)}
     if session.engine is not None:
-        plain = {name: one for name, one in answered["single"].items() if not asked[name].way}
+        plain = {name: answers for name, answers in answered["single"].items() if not manners_asked[name].way}
         more["inside"] = inside(session.engine, plain)
     if model is not None and options.judge is not None:
         cases = {name: count - counts[name] for name, count in model.counts.items()}
@@ -120,19 +120,19 @@ def run(options: SpdOptions, session: Session) -> Findings:
     return Findings(report(about, scores, more), about, scores, more)
 
 
-def _possible(asked: Mapping[str, Manner], session: Session) -> dict[str, Manner]:
+def _possible(manners_asked: Mapping[str, Manner], session: Session) -> dict[str, Manner]:
     """Return the conditions that are possible: those that read diagnostics need an answerer with diagnostics."""
     if session.endpoint is None or session.endpoint.is_helmsight:
-        return dict(asked)
-    for name in (name for name, manner in asked.items() if manner.method.reads):
+        return dict(manners_asked)
+    for name in (name for name, manner in manners_asked.items() if manner.method.reads):
         log.warning(
             "%s is left out: it needs a readout of where the model looked, which only a Helmsight server has.", name
         )
-    return {name: manner for name, manner in asked.items() if not manner.method.reads}
+    return {name: manner for name, manner in manners_asked.items() if not manner.method.reads}
 
 
 def _about(options: SpdOptions, session: Session, loaded: Loaded) -> dict[str, Any]:
-    single = sum(one.difficulty is not None for one in loaded.pairs)
+    single = sum(pair.difficulty is not None for pair in loaded.pairs)
     noise = f" with noise of standard deviation {options.noise:g} (of 0 to 255)" if options.noise else ""
     where = options.data or f"held-out scenes of the demo world{noise}"
     reasons = Counter(loaded.left_out.values())

@@ -47,15 +47,15 @@ class PicturePair:
         """
         if self.first is None or self.second is None:
             assert self.merged is not None
-            whole = picture(self.merged, f"the pair {self.id}")
+            merged_image = picture(self.merged, f"the pair {self.id}")
             if merged and not hidden:
-                return [whole]
-            both = apart(whole)
+                return [merged_image]
+            pictures = apart(merged_image)
         else:
-            both = [picture(one, f"the pair {self.id}") for one in (self.first, self.second)]
+            pictures = [picture(path, f"the pair {self.id}") for path in (self.first, self.second)]
         if hidden:
-            both = [_hidden(one, hidden, f"{self.id} {hidden:g}") for one in both]
-        return [stacked(both)] if merged else both
+            pictures = [_hide(image, hidden, f"{self.id} {hidden:g}") for image in pictures]
+        return [stacked(pictures)] if merged else pictures
 
 
 def apart(merged: Image.Image) -> list[Image.Image]:
@@ -66,10 +66,10 @@ def apart(merged: Image.Image) -> list[Image.Image]:
     width, height = merged.size
     rows = [merged.crop((0, 0, width, height // 2)), merged.crop((0, height - height // 2, width, height))]
     columns = [merged.crop((0, 0, width // 2, height)), merged.crop((width - width // 2, 0, width, height))]
-    return min(rows, columns, key=_apart_by)
+    return min(rows, columns, key=_distance)
 
 
-def _apart_by(halves: Sequence[Image.Image]) -> float:
+def _distance(halves: Sequence[Image.Image]) -> float:
     """Return the mean absolute difference of pixel values."""
     small = [half.convert("L").resize((64, 64)) for half in halves]
     return ImageStat.Stat(ImageChops.difference(*small)).mean[0]
@@ -77,18 +77,18 @@ def _apart_by(halves: Sequence[Image.Image]) -> float:
 
 def stacked(pictures: Sequence[Image.Image]) -> Image.Image:
     """Return a picture with the first above the second."""
-    first, second = (one.convert("RGB") for one in pictures)
-    whole = Image.new("RGB", (max(first.width, second.width), first.height + second.height))
-    whole.paste(first, (0, 0))
-    whole.paste(second, (0, first.height))
-    return whole
+    first, second = (image.convert("RGB") for image in pictures)
+    canvas = Image.new("RGB", (max(first.width, second.width), first.height + second.height))
+    canvas.paste(first, (0, 0))
+    canvas.paste(second, (0, first.height))
+    return canvas
 
 
-def _hidden(shown: Image.Image, share: float, seed: str) -> Image.Image:
+def _hide(image: Image.Image, share: float, seed: str) -> Image.Image:
     """Return the picture with a share of its `BLOCKS` x `BLOCKS` blocks gray."""
     blocks = [(row, column) for row in range(BLOCKS) for column in range(BLOCKS)]
-    covered = shown.convert("RGB")
-    edges = [[round(side * i / BLOCKS) for i in range(BLOCKS + 1)] for side in shown.size]
+    covered = image.convert("RGB")
+    edges = [[round(side * i / BLOCKS) for i in range(BLOCKS + 1)] for side in image.size]
     for row, column in random.Random(seed).sample(blocks, round(share * len(blocks))):
         box = (edges[0][column], edges[1][row], edges[0][column + 1], edges[1][row + 1])
         covered.paste(GRAY, box)

@@ -65,18 +65,18 @@ def single_tally(pair: PicturePair, answers: Sequence[str]) -> dict[str, float]:
 
 def single_scores(sums: Tallies) -> dict[str, np.ndarray]:
     """Return the metrics of the single set from its sums."""
-    found = {name: ratio(sums[share.counted], sums[share.of]) for name, share in SINGLE_SHARES.items()}
-    return found | {"yes_no_consistency": ratio(sums["yes_no"], sums["pairs"])}
+    scores = {name: ratio(sums[share.counted], sums[share.of]) for name, share in SINGLE_SHARES.items()}
+    return scores | {"yes_no_consistency": ratio(sums["yes_no"], sums["pairs"])}
 
 
 def several_tally(
     pair: PicturePair, answers: Sequence[str], verdict: Verdict, categories: Sequence[str]
 ) -> dict[str, float]:
     """Return the contribution of the answers to `asking.SEVERAL` and `asking.FIND`."""
-    number, what, same, different, _, _, _ = answers
+    number, differences_text, same, different, _, _, _ = answers
     scored = PairScores(
         true=pair.true,
-        claimed=read(what, categories),
+        claimed=read(differences_text, categories),
         count=counted(number),
         same=yes(same),
         different=yes(different),
@@ -98,6 +98,8 @@ def several_tally(
 
 def several_scores(sums: Tallies) -> dict[str, np.ndarray]:
     """Return the metrics of the set with several differences from its sums."""
-    own = SEVERAL_SHARES.keys() - metrics.SHARES.keys()
-    found = {name: ratio(sums[SEVERAL_SHARES[name].counted], sums[SEVERAL_SHARES[name].of]) for name in sorted(own)}
-    return {**metrics.scores(sums), "drf": ratio(sums["drf"], sums["describing"]), **found}
+    own_shares = SEVERAL_SHARES.keys() - metrics.SHARES.keys()
+    scores = {
+        name: ratio(sums[SEVERAL_SHARES[name].counted], sums[SEVERAL_SHARES[name].of]) for name in sorted(own_shares)
+    }
+    return {**metrics.scores(sums), "drf": ratio(sums["drf"], sums["describing"]), **scores}

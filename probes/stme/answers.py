@@ -34,23 +34,23 @@ def right(sample: TargetSample, answer: str, scoring: Scoring) -> bool:
 def _published(sample: TargetSample, answer: str) -> bool:
     if sample.task == CAPTION:
         return _published_number(answer) == int(sample.response)
-    said, wanted = _processed(answer), _processed(sample.response)
+    processed, expected = _process(answer), _process(sample.response)
     if sample.choices:
-        return _published_choice(said, [_processed(one) for one in sample.choices]) == wanted
-    return wanted in said.split() if sample.task == NEEDLE else wanted in said
+        return _published_choice(processed, [_process(choice) for choice in sample.choices]) == expected
+    return expected in processed.split() if sample.task == NEEDLE else expected in processed
 
 
 def _published_number(answer: str) -> int | None:
     answer = answer.lower()
     if "no match" in answer:
         return None
-    if found := re.search(r"image\s+(\d+)", answer):
-        return int(found[1])
-    found = re.search(r"-?\d+\.?\d+", answer)
-    return int(float(found[0])) if found else None
+    if match := re.search(r"image\s+(\d+)", answer):
+        return int(match[1])
+    match = re.search(r"-?\d+\.?\d+", answer)
+    return int(float(match[0])) if match else None
 
 
-def _processed(text: str) -> str:
+def _process(text: str) -> str:
     """Return the text without the punctuation that the script strips."""
     text = re.sub(r"[\n\t]", " ", text).strip()
     for mark in _PUNCTUATION:
@@ -59,20 +59,22 @@ def _processed(text: str) -> str:
     return re.sub(r"\.(?!\d)", "", text).strip("'\" ").lower()
 
 
-def _published_choice(said: str, options: list[str]) -> str | None:
+def _published_choice(processed: str, options: list[str]) -> str | None:
     """Return the text of the chosen option.
 
     It is that of the first "letter text" in the answer, or the first text, or the only character of the answer that is an
     option's letter; the third option for an empty answer.
     """
     letters = dict(zip(string.ascii_lowercase, options, strict=False))
-    forms = "|".join(re.escape(_processed(f"{letter} {option}")) for letter, option in letters.items())
-    if found := re.search(forms, said):
-        return letters.get(found[0][0])
+    forms = "|".join(re.escape(_process(f"{letter} {option}")) for letter, option in letters.items())
+    if match := re.search(forms, processed):
+        return letters.get(match[0][0])
     squeezed = {option.replace(" ", ""): option for option in reversed(options)}
-    if found := re.search("|".join(re.escape(one.replace(" ", "")) for one in options), said.replace(" ", "")):
-        return squeezed[found[0]]
-    lettered = [one for one in said or "c" if one in letters]
+    if match := re.search(
+        "|".join(re.escape(option.replace(" ", "")) for option in options), processed.replace(" ", "")
+    ):
+        return squeezed[match[0]]
+    lettered = [letter for letter in processed or "c" if letter in letters]
     return letters[lettered[0]] if len(lettered) == 1 else None
 
 
@@ -82,18 +84,18 @@ def _robust(sample: TargetSample, answer: str) -> bool:
     if sample.choices:
         chosen = letter(answer, sample.choices)
         return chosen is not None and sample.choices[string.ascii_uppercase.index(chosen)] == sample.response
-    said = _PICTURE.sub(" ", answer) if sample.task == NEEDLE else answer  # a picture's number is no needle
-    return bool(re.search(rf"(?<!\w){re.escape(sample.response.strip(' .'))}(?!\w)", said, re.IGNORECASE))
+    text = _PICTURE.sub(" ", answer) if sample.task == NEEDLE else answer  # a picture's number is no needle
+    return bool(re.search(rf"(?<!\w){re.escape(sample.response.strip(' .'))}(?!\w)", text, re.IGNORECASE))
 
 
 def picture_named(answer: str) -> int | None:
     """Return the number of the picture that an answer names: the first one behind its conclusion, if it has one."""
     *_, last = _CONCLUSION.split(answer)
     for text in (last, answer):
-        if found := _PICTURE.search(text):
-            return int(found[1]) if found[1] else ORDINALS.index(found[2].lower()) + 1
-        if found := re.fullmatch(r"\W*(\d+)\W*", text):
-            return int(found[1])
+        if match := _PICTURE.search(text):
+            return int(match[1]) if match[1] else ORDINALS.index(match[2].lower()) + 1
+        if match := re.fullmatch(r"\W*(\d+)\W*", text):
+            return int(match[1])
     return None
 
 
@@ -107,7 +109,7 @@ def names_target(sample: TargetSample, answer: str, scoring: Scoring) -> bool:
     """
     if scoring == "published":
         return str(sample.target) in answer
-    numbers = {int(one) for one in re.findall(r"\d+", answer)}
+    numbers = {int(number) for number in re.findall(r"\d+", answer)}
     return numbers == {sample.target}
 
 

@@ -37,8 +37,8 @@ class Look:
     @classmethod
     def of(cls, sample: TargetSample, reply: Reply, right: bool) -> Look | None:
         """Return the look of a reply; None if it was not measured, or no picture was within the attention window."""
-        said = reply.diagnostics or {}
-        focus, anchor = said.get("focus"), said.get("anchor")
+        readouts = reply.diagnostics or {}
+        focus, anchor = readouts.get("focus"), readouts.get("anchor")
         if focus is None or (sample.anchor and anchor is None):
             return None
         rows = torch.tensor(focus["sigma"])[:, : sample.candidates]
@@ -68,8 +68,8 @@ class Look:
 
 def focused(sigma: torch.Tensor) -> dict[str, list[int | None]]:
     """Return the focused picture, from 1, by metric and N from 1; sigma: (layers, pictures)."""
-    found = {name: [metric(sigma[-n:]) for n in range(1, len(sigma) + 1)] for name, metric in METRICS.items()}
-    return {name: [None if one is None else one + 1 for one in images] for name, images in found.items()}
+    choices = {name: [metric(sigma[-n:]) for n in range(1, len(sigma) + 1)] for name, metric in METRICS.items()}
+    return {name: [None if image is None else image + 1 for image in images] for name, images in choices.items()}
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Curves:
         """The metric and the N with the most hits; on a tie the least N, then the first metric."""
         return max(
             ((name, n) for name in self.hits for n in range(1, len(self.hits[name]) + 1)),
-            key=lambda one: (self.hits[one[0]][one[1] - 1], -one[1], -list(self.hits).index(one[0])),
+            key=lambda place: (self.hits[place[0]][place[1] - 1], -place[1], -list(self.hits).index(place[0])),
         )
 
     def share(self, metric: str, n: int) -> dict[str, Any]:
@@ -168,12 +168,12 @@ def by_layer(curves: Sequence[np.ndarray]) -> list[float | None]:
 def rise(curves: Sequence[np.ndarray]) -> dict[str, Any]:
     """Return the rise of curves over layers from their first to their last third, mean over curves."""
     third = max(1, len(curves[0]) // 3)
-    return mean_of([one[-third:].mean() - one[:third].mean() for one in curves])
+    return mean_of([curve[-third:].mean() - curve[:third].mean() for curve in curves])
 
 
 def mean_of(values: Sequence[float]) -> dict[str, Any]:
     """Return the mean of the known values, with its bootstrap interval; `value` is None if there is none."""
-    known = np.array(values)[~np.isnan(values)]
-    if not len(known):
+    defined = np.array(values)[~np.isnan(values)]
+    if not len(defined):
         return proportion(0, 0)
-    return {"value": float(known.mean()), "value_95": list(interval(known)), "n": len(known)}
+    return {"value": float(defined.mean()), "value_95": list(interval(defined)), "n": len(defined)}

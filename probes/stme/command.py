@@ -50,9 +50,9 @@ def _options(
     from probes.harness.conditions import Wanted
     from probes.stme.run import StmeOptions
 
-    wanted = Wanted.of(["baseline"] if conditions is None else conditions, condition, defaults.vectors)
+    conditions_wanted = Wanted.of(["baseline"] if conditions is None else conditions, condition, defaults.vectors)
     return StmeOptions(
-        wanted, shuffles, scoring, max_tokens, noise, tuple(data or ()), images, choices, full_size,
+        conditions_wanted, shuffles, scoring, max_tokens, noise, tuple(data or ()), images, choices, full_size,
         frozenset(tasks or ()), defaults.draw.get("stme"),
     )  # fmt: skip
 

@@ -62,8 +62,8 @@ class Hidden:
 
     def tally(self, replies: Sequence[Reply]) -> dict[str, float]:
         """Return which of the answers changed."""
-        focused, other = (float(reply.text.strip() != self.answer.strip()) for reply in replies)
-        return {"n": 1.0, "focused": focused, "other": other}
+        focused, unfocused = (float(reply.text.strip() != self.answer.strip()) for reply in replies)
+        return {"n": 1.0, "focused": focused, "other": unfocused}
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Asking:
             SAMPLES, self.samples, lambda sample: [sample.chat()], self.tally, scores, SHARES, _difficulty,
             diagnose=self.readouts,
         )  # fmt: skip
-        found = ask_all(answerer, conditions, [part], max_tokens=self.max_tokens, quiet=self.quiet)
-        return {name: parts[0] for name, parts in found.items()}
+        results = ask_all(answerer, conditions, [part], max_tokens=self.max_tokens, quiet=self.quiet)
+        return {name: parts[0] for name, parts in results.items()}
 
     def ask_controls(self, answerer: Answerer, plain: Answered) -> dict[str, PartAnswered[Any]]:
         """Return by part the answers to the controls; `plain` are the baseline's answers to the samples as they are."""
@@ -110,7 +110,7 @@ class Asking:
             self._single(BLIND, TargetSample.blind, self.right),
             SampleSet(
                 HIDDEN, self.hidden(plain), Hidden.chats, Hidden.tally, _hidden_scores,
-                {name: Share(name, "n") for name in ("focused", "other")}, lambda one: one.quadrant, each=2,
+                {name: Share(name, "n") for name in ("focused", "other")}, lambda hidden: hidden.quadrant, each=2,
             ),
             SampleSet(
                 PATCHES, mapped, lambda sample: [sample.chat()], lambda sample, replies: {"n": 1.0}, dict, {},
@@ -120,62 +120,62 @@ class Asking:
         if self.shuffles:
             parts.append(
                 SampleSet(
-                    SHUFFLED, self.samples, lambda sample: [one.chat() for one in self.shuffled(sample)],
+                    SHUFFLED, self.samples, lambda sample: [order.chat() for order in self.shuffled(sample)],
                     lambda sample, replies: {"n": 1.0}, dict, {}, _difficulty, each=self.shuffles,
                     diagnose=self.readouts,
                 )
             )  # fmt: skip
-        found = ask_all(answerer, {BASELINE: ()}, parts, max_tokens=self.max_tokens, quiet=self.quiet)
-        return {one.part.name: one for one in found[BASELINE]}
+        results = ask_all(answerer, {BASELINE: ()}, parts, max_tokens=self.max_tokens, quiet=self.quiet)
+        return {answered.part.name: answered for answered in results[BASELINE]}
 
     @property
     def readouts(self) -> Diagnose:
         """The readouts beside an answer."""
-        return Diagnose(frozenset({"focus", "anchor"} if any(one.anchor for one in self.samples) else {"focus"}))
+        return Diagnose(frozenset({"focus", "anchor"} if any(sample.anchor for sample in self.samples) else {"focus"}))
 
     def tally(self, sample: TargetSample, replies: Sequence[Reply]) -> dict[str, float]:
         """Return the answer's contribution to the sums of `SHARES`."""
         (reply,) = replies
         answered, look = self.right(sample, reply), self.look(sample, reply)
-        found = {
+        sums = {
             "samples": 1.0, "right": float(answered),
             "published": float(right(sample, reply.text, "published")),
             "robust": float(right(sample, reply.text, "robust")),
             "looks": float(look is not None), "ivm": float(look is not None and answered and look.image != look.target),
         }  # fmt: skip
         for side, counts in (("right", answered), ("wrong", not answered)):
-            found[f"{side}_looks"] = float(look is not None and counts)
+            sums[f"{side}_looks"] = float(look is not None and counts)
             for metric in METRICS:
-                found[f"{side}_{metric}"] = float(look is not None and counts and look.hits(metric, look.n))
-        return found
+                sums[f"{side}_{metric}"] = float(look is not None and counts and look.hits(metric, look.n))
+        return sums
 
     def hidden(self, plain: Answered) -> list[Hidden]:
         """Return every answer that looked at a picture, with that picture and another one.
 
         The other one is the target or, if the answer looked at that, a random one.
         """
-        rng, found = random.Random(f"hidden {self.seed}"), []
+        rng, hidden_pictures = random.Random(f"hidden {self.seed}"), []
         for sample, (reply,) in zip(plain.part.samples, plain.replies, strict=True):
             look = self.look(sample, reply)
             if look is not None and look.image is not None:
                 hit = look.image == look.target
-                others = [one for one in range(1, sample.candidates + 1) if one != look.image]
-                other = rng.choice(others) if hit else look.target
+                unfocused = [number for number in range(1, sample.candidates + 1) if number != look.image]
+                unfocused_image = rng.choice(unfocused) if hit else look.target
                 quadrant = f"{'right' if look.right else 'wrong'}, {'on the target' if hit else 'elsewhere'}"
-                found.append(Hidden(sample, look.image, other, reply.text, quadrant))
-        return found
+                hidden_pictures.append(Hidden(sample, look.image, unfocused_image, reply.text, quadrant))
+        return hidden_pictures
 
     def mapped(self, plain: Answered) -> list[TargetSample]:
         """Return the first right answers on the target with a known place of the answer in it.
 
         If there is none, return the first right answer on the target.
         """
-        found = [
+        mapped = [
             sample
             for sample, (reply,) in zip(plain.part.samples, plain.replies, strict=True)
             if (look := self.look(sample, reply)) is not None and look.right and look.image == look.target
         ]
-        return [sample for sample in found if sample.spot is not None][:MAPPED] or found[:1]
+        return [sample for sample in mapped if sample.spot is not None][:MAPPED] or mapped[:1]
 
     def _single(
         self, name: str, chat: Callable[[TargetSample], Chat], counts: Callable[[TargetSample, Reply], bool]
@@ -197,8 +197,8 @@ def _difficulty(sample: TargetSample) -> str:
 
 def _hidden_scores(sums: Tallies) -> dict[str, np.ndarray]:
     """Return the shares of answers that change, and how many more change when the focused picture is hidden."""
-    focused, other = (ratio(sums[name], sums["n"]) for name in ("focused", "other"))
-    return {"focused": focused, "other": other, "more": focused - other}
+    focused, unfocused = (ratio(sums[name], sums["n"]) for name in ("focused", "other"))
+    return {"focused": focused, "other": unfocused, "more": focused - unfocused}
 
 
 def scores(sums: Tallies) -> dict[str, np.ndarray]:

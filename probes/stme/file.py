@@ -39,9 +39,9 @@ class Left:
     targets: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        said = {"an image is missing": self.images, "no image is the target": self.targets}
-        named = {why: ", ".join(names[:10]) + ", ..." * (len(names) > 10) for why, names in said.items() if names}
-        return "; ".join(f"{why}: {names}" for why, names in named.items())
+        reasons = {"an image is missing": self.images, "no image is the target": self.targets}
+        shown = {why: ", ".join(names[:10]) + ", ..." * (len(names) > 10) for why, names in reasons.items() if names}
+        return "; ".join(f"{why}: {names}" for why, names in shown.items())
 
     def __len__(self) -> int:
         return len(self.images) + len(self.targets)
@@ -56,26 +56,26 @@ def load(
     MileBench's folder. Pictures are scaled down to `PIXELS` unless `full_size`. Raises ValueError that names the row,
     counted from 1, if one is invalid or a duplicate, and if more than `MAX_MISSING` of the samples are left out.
     """
-    left, samples, options = Left(), list[TargetSample](), _Options(choices)
-    known: dict[str, str] = {}
+    missing, samples, options = Left(), list[TargetSample](), _Options(choices)
+    first_places: dict[str, str] = {}
     for file in files:
         for number, row in enumerate(_rows(Path(file)), 1):
             where = f"{file}, row {number}"
-            sample = _sample(row, where, Path(images), options, left, full_size)
+            sample = _sample(row, where, Path(images), options, missing, full_size)
             if sample is None:
                 continue
-            if sample.id in known:
-                raise ValueError(f"{where}: sample {sample.id} stands in {known[sample.id]} already")
-            known[sample.id] = where
+            if sample.id in first_places:
+                raise ValueError(f"{where}: sample {sample.id} stands in {first_places[sample.id]} already")
+            first_places[sample.id] = where
             samples.append(sample)
-    if left and not few(len(left), len(left) + len(samples)):
+    if missing and not few(len(missing), len(missing) + len(samples)):
         raise ValueError(
-            f"{len(left)} of {len(left) + len(samples)} samples cannot be asked (at most {MAX_MISSING:.0%} may be "
-            f"missing): {left}"
+            f"{len(missing)} of {len(missing) + len(samples)} samples cannot be asked (at most {MAX_MISSING:.0%} may be "
+            f"missing): {missing}"
         )
-    if left:
-        log.warning("%d samples are left out: %s", len(left), left)
-    return samples, left
+    if missing:
+        log.warning("%d samples are left out: %s", len(missing), missing)
+    return samples, missing
 
 
 def _rows(file: Path) -> list[Any]:
@@ -90,9 +90,9 @@ def _rows(file: Path) -> list[Any]:
 
 
 def _sample(
-    row: Any, where: str, folder: Path, options: _Options, left: Left, full_size: bool
+    row: Any, where: str, folder: Path, options: _Options, missing: Left, full_size: bool
 ) -> TargetSample | None:  # fmt: skip
-    """Return the sample of a row; None if it is left out, which `left` then records."""
+    """Return the sample of a row; None if it is left out, which `missing` then records."""
     try:
         task, number, context = str(row["dataset_name"]), row["sample_id"], str(row["context"])
         names, target, response = list(row["raw_img_list"]), row.get("target_id"), str(row["response"]).strip()
@@ -105,11 +105,11 @@ def _sample(
         raise ValueError(f"{where}: the response to a caption must be the number of an image; got {response!r}")
     name = f"{task}-{number}"
     if not isinstance(target, int) or not 1 <= target <= len(names):
-        left.targets.append(name)
+        missing.targets.append(name)
         return None
-    paths = [_path(folder, str(one)) for one in names]
+    paths = [_path(folder, str(name)) for name in names]
     if None in paths:
-        left.images.append(name)
+        missing.images.append(name)
         return None
     try:
         choices = options.of(task, number, row)
@@ -132,8 +132,8 @@ def _sample(
 def _path(folder: Path, name: str) -> Path | None:
     """Return the file in the folder, by the longest end of its path that exists there."""
     parts = [part for part in PurePosixPath(name).parts if part not in ("/", "..")]
-    found = (folder.joinpath(*parts[start:]) for start in range(len(parts)))
-    return next((path for path in found if isfile(path)), None)
+    paths = (folder.joinpath(*parts[start:]) for start in range(len(parts)))
+    return next((path for path in paths if isfile(path)), None)
 
 
 class _Options:

@@ -29,10 +29,10 @@ answers, as in the paper; *halves* chooses them on one half of the answers and m
 Json = Mapping[str, Any]
 
 
-def report(about: Json, found: Json, more: Json, picture: Image.Image | None = None) -> Report:
+def report(about: Json, results: Json, more: Json, picture: Image.Image | None = None) -> Report:
     """Return the report of a run.
 
-    `about` describes the run, `found` is the result of `compare`, `more` that of `findings`; `picture` is the one whose
+    `about` describes the run, `results` is the result of `compare`, `more` that of `findings`; `picture` is the one whose
     patches are marked.
     """
     page = Report(f"Attention accuracy of {about['model']}")
@@ -45,7 +45,7 @@ def report(about: Json, found: Json, more: Json, picture: Image.Image | None = N
     page.text(ABOUT)
     if "attention" not in more:
         page.text("The answering server has no diagnostics, so the attention is unknown.")
-    _conditions(page, found, measured="attention" in more)
+    _conditions(page, results, measured="attention" in more)
     if "attention" in more:
         _attention(page, more)
         _layers(page, more)
@@ -56,11 +56,11 @@ def report(about: Json, found: Json, more: Json, picture: Image.Image | None = N
     return page
 
 
-def _conditions(page: Report, found: Json, measured: bool) -> None:
+def _conditions(page: Report, results: Json, measured: bool) -> None:
     page.heading("Answers and attention")
-    if len(found) > 1:
+    if len(results) > 1:
         page.text(READING)
-        power(page, found, SAMPLES, "answers", "samples")
+        power(page, results, SAMPLES, "answers", "samples")
     columns = {
         "answers right": "answers",
         "published matching": "answers_published",
@@ -75,25 +75,25 @@ def _conditions(page: Report, found: Json, measured: bool) -> None:
             "Attention by the model's own N (that of its `focus` readout), M-LND unless another metric is named; IVM of all "
             "samples."
         )
-    table(page, found, SAMPLES, columns | looks if measured else columns, list(found[BASELINE][SAMPLES]))
+    table(page, results, SAMPLES, columns | looks if measured else columns, list(results[BASELINE][SAMPLES]))
 
 
 def _attention(page: Report, more: Json) -> None:
     page.heading("By the number of layers")
     plain = more["attention"][BASELINE]
     rows = []
-    for name, own in more["attention"].items():
-        for setting, one in own.items():
+    for name, settings in more["attention"].items():
+        for setting, result in settings.items():
             for answers in ("right", "wrong"):
-                if best := one[answers].get("best"):
-                    halves = one[answers].get("halves")
+                if best := result[answers].get("best"):
+                    halves = result[answers].get("halves")
                     rows.append((
-                        name, setting, answers, one[answers]["n"], f"{NAMES[best['metric']]}-{best['layers']}",
-                        _share(best), halves and _share(halves), *one[answers]["by_metric"].values(),
+                        name, setting, answers, result[answers]["n"], f"{NAMES[best['metric']]}-{best['layers']}",
+                        _share(best), halves and _share(halves), *result[answers]["by_metric"].values(),
                     ))  # fmt: skip
     page.table(("condition", "setting", "answers", "n", "best", "attention accuracy", "halves", *NAMES.values()), rows)
-    for setting, one in list(plain.items())[len(plain) > 2 :]:
-        if curves := one["right"].get("curves"):
+    for setting, result in list(plain.items())[len(plain) > 2 :]:
+        if curves := result["right"].get("curves"):
             layers = list(range(1, len(next(iter(curves.values()))) + 1))
             figure = plots.curves(
                 layers, {NAMES[name]: values for name, values in curves.items()},
@@ -108,8 +108,8 @@ def _attention(page: Report, more: Json) -> None:
         ("setting", "by", "right, target", "right, elsewhere (IVM)", "wrong, target", "wrong, elsewhere"),
         [
             (setting, f"{NAMES[four['metric']]}-{four['layers']}", *(four[kind] for kind in kinds))
-            for setting, one in plain.items()
-            for four in (one["quadrants"], one["quadrants_best"])
+            for setting, result in plain.items()
+            for four in (result["quadrants"], result["quadrants_best"])
         ],
     )
     page.heading("By task", 3)
@@ -119,12 +119,12 @@ def _attention(page: Report, more: Json) -> None:
         "of wrong answers": "attention_wrong",
         "IVM": "ivm",
     }
-    tasks = {name: one for name, one in more["tasks"].items() if name != "all"}
+    tasks = {name: task for name, task in more["tasks"].items() if name != "all"}
     page.table(
         ("task", "n", *metrics),
         [
-            (name, one["samples"], *(Measured(one[key]["value"], one[key]["value_95"]) for key in metrics.values()))
-            for name, one in tasks.items()
+            (name, task["samples"], *(Measured(task[key]["value"], task[key]["value_95"]) for key in metrics.values()))
+            for name, task in tasks.items()
         ],
     )
 
@@ -136,19 +136,22 @@ def _layers(page: Report, more: Json) -> None:
         "attention."
     )
     series = {
-        f"{setting}, {answers}": one[answers]
-        for setting, one in more["convergence"].items()
+        f"{setting}, {answers}": result[answers]
+        for setting, result in more["convergence"].items()
         for answers in ("right", "wrong")
-        if one[answers] and setting != "all"
+        if result[answers] and setting != "all"
     }
     if series:
         layers = list(range(len(next(iter(series.values())))))
         figure = plots.curves(layers, series, xlabel="layer", ylabel="look at the target (1: even)")
         page.plot("convergence", figure, "Relative attention to the target by layer, for right and for wrong answers")
-    rises = {setting: one["rise"] for setting, one in more["convergence"].items() if "rise" in one}
+    rises = {setting: result["rise"] for setting, result in more["convergence"].items() if "rise" in result}
     page.table(
         ("setting", "n", "more in the last third of the layers than in the first, right answers"),
-        [(setting, one["n"], Measured(one["value"], one["value_95"], signed=True)) for setting, one in rises.items()],
+        [
+            (setting, rise["n"], Measured(rise["value"], rise["value_95"], signed=True))
+            for setting, rise in rises.items()
+        ],
     )
 
 
@@ -167,23 +170,23 @@ def _cases(page: Report, cases: Sequence[Json]) -> None:
         )  # fmt: skip
 
 
-def _patches(page: Report, found: Json, picture: Image.Image) -> None:
+def _patches(page: Report, results: Json, picture: Image.Image) -> None:
     page.heading("Within the target")
-    if found["n"]:
-        up = found["rise"]
+    if results["n"]:
+        up = results["rise"]
         page.text(
-            f"For {found['n']} right answers with the target in focus: the share of the target's attention that lies where "
-            "the answer is, relative to even attention (1). In the last third of the layers it is "
+            f"For {results['n']} right answers with the target in focus: the share of the target's attention that lies "
+            "where the answer is, relative to even attention (1). In the last third of the layers it is "
             f"{_share(up, signed=True)} more than in the first. For token activation maps of the generated words: "
-            f"{_share(found['said'])}."
+            f"{_share(results['said'])}."
         )
         figure = plots.curves(
-            list(range(len(found["on_spot"]))), {"where the answer is": found["on_spot"]},
+            list(range(len(results["on_spot"]))), {"where the answer is": results["on_spot"]},
             xlabel="layer", ylabel="look at the place (1: even)",
         )  # fmt: skip
         page.plot("spot", figure, "Relative attention to the place of the answer within the target, by layer")
-    rho = np.array(found["case"]["rho"])
-    count, shape = max(1, round(MARKED * rho.shape[1])), found["case"]["grid"]
+    rho = np.array(results["case"]["rho"])
+    count, shape = max(1, round(MARKED * rho.shape[1])), results["case"]["grid"]
     panels = {}
     for layer in sorted({0, len(rho) // 2, len(rho) - 1}):
         cells = np.zeros(rho.shape[1], bool)
@@ -192,7 +195,7 @@ def _patches(page: Report, found: Json, picture: Image.Image) -> None:
     page.plot(
         "patches",
         plots.marked(picture, panels),
-        f"The strongest {MARKED:.0%} of the patches ({found['case']['sample']})",
+        f"The strongest {MARKED:.0%} of the patches ({results['case']['sample']})",
     )
 
 
@@ -207,8 +210,8 @@ def _controls(page: Report, more: Json) -> None:
     page.table(
         ("setting", "n", "named", "blind"),
         [
-            (setting, one["samples"], *(_share(more[part][setting]["share"]) for part in ("which", "blind")))
-            for setting, one in more["which"].items()
+            (setting, result["samples"], *(_share(more[part][setting]["share"]) for part in ("which", "blind")))
+            for setting, result in more["which"].items()
         ],
     )
     if needed := more.get("unseen_needed"):
@@ -228,19 +231,25 @@ def _controls(page: Report, more: Json) -> None:
         page.table(
             ("answers", "n", "the focused one", "the other one", "more"),
             [
-                (name, one["samples"], _share(one["focused"]), _share(one["other"]), _share(one["more"], signed=True))
-                for name, one in more["hidden"].items()
+                (
+                    name,
+                    result["samples"],
+                    _share(result["focused"]),
+                    _share(result["other"]),
+                    _share(result["more"], signed=True),
+                )
+                for name, result in more["hidden"].items()
             ],
         )
     if more.get("anchor", {}).get("samples"):
         _anchor(page, more["anchor"])
     if more.get("needles", {}).get("found"):
         page.heading("Needles that were found")
-        own, best = more["needles"], more["needles"]["best"]
+        needles, best = more["needles"], more["needles"]["best"]
         page.text(
-            f"{own['found']} of {own['samples']} answers to a needle's question are right or read other digits from an "
-            f"image. Their attention accuracy is {_share(best)} by {NAMES[best['metric']]}-{best['layers']}, and "
-            f"{_share(own['own'])} by the model's own metric."
+            f"{needles['found']} of {needles['samples']} answers to a needle's question are right or read other digits from "
+            f"an image. Their attention accuracy is {_share(best)} by {NAMES[best['metric']]}-{best['layers']}, and "
+            f"{_share(needles['own'])} by the model's own metric."
         )
 
 
@@ -253,17 +262,17 @@ def _shuffles(page: Report, more: Json) -> None:
     page.table(
         ("setting", "of", "orders", "mean", "standard deviation"),
         [
-            (setting, names[name], len(one["orders"]), one["mean"], one["sd"])
-            for setting, own in more["shuffles"].items()
-            for name, one in own.items()
+            (setting, names[name], len(result["orders"]), result["mean"], result["sd"])
+            for setting, results in more["shuffles"].items()
+            for name, result in results.items()
         ],
     )
     page.text("By the place of the target, over all orders; without anchors:")
     page.table(
         ("place", "n", "answers right", "attention accuracy"),
         [
-            (place, one["answers"]["n"], _share(one["answers"]), _share(one["attention"]))
-            for place, one in more["places"].items()
+            (place, result["answers"]["n"], _share(result["answers"]), _share(result["attention"]))
+            for place, result in more["places"].items()
         ],
     )
 
@@ -276,14 +285,14 @@ def _anchor(page: Report, anchor: Json) -> None:
     )
     rows = []
     for name in ("right", "every"):
-        for which in ("image", "text"):
-            if best := anchor.get(name, {}).get(which, {}).get("best"):
+        for kind in ("image", "text"):
+            if best := anchor.get(name, {}).get(kind, {}).get("best"):
                 rows.append((
-                    "right answers" if name == "right" else "all answers", f"{which} to image", best["n"],
+                    "right answers" if name == "right" else "all answers", f"{kind} to image", best["n"],
                     f"{NAMES[best['metric']]}-{best['layers']}", _share(best),
                 ))  # fmt: skip
     page.table(("of", "rows", "n", "best", "attention accuracy"), rows)
 
 
-def _share(one: Json, signed: bool = False) -> Measured:
-    return Measured(one["value"], one["value_95"], signed=signed)
+def _share(score: Json, signed: bool = False) -> Measured:
+    return Measured(score["value"], score["value_95"], signed=signed)

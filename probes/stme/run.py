@@ -54,27 +54,27 @@ class StmeOptions:
 
     def draw(self, setup: Setup) -> tuple[list[TargetSample], int]:
         """Return the samples, and the number of those left out."""
-        left: list[str] = []
+        left_out: list[str] = []
         if self.data:
             assert self.images is not None
-            found, missing = file.load(self.data, self.images, self.choices, self.full_size)
-            left += [*missing.images, *missing.targets]
-            random.Random(setup.seed).shuffle(found)
+            samples, missing = file.load(self.data, self.images, self.choices, self.full_size)
+            left_out += [*missing.images, *missing.targets]
+            random.Random(setup.seed).shuffle(samples)
         else:
             assert self.demo is not None
-            found = list(self.demo(setup.limit * (6 if self.tasks else 1), setup.seed, self.noise))
-        there = {sample.task for sample in found}
-        if unknown := self.tasks - there:
-            raise ValueError(f"--tasks: unknown {', '.join(sorted(unknown))}; there are {', '.join(sorted(there))}")
-        wanted = [sample for sample in found if not self.tasks or sample.task in self.tasks]
+            samples = list(self.demo(setup.limit * (6 if self.tasks else 1), setup.seed, self.noise))
+        tasks = {sample.task for sample in samples}
+        if unknown := self.tasks - tasks:
+            raise ValueError(f"--tasks: unknown {', '.join(sorted(unknown))}; there are {', '.join(sorted(tasks))}")
+        selected = [sample for sample in samples if not self.tasks or sample.task in self.tasks]
         if not self.data:
-            return wanted[: setup.limit], 0
-        return whole(wanted, setup.limit, lambda sample: sample.images, left), len(left)
+            return selected[: setup.limit], 0
+        return whole(selected, setup.limit, lambda sample: sample.images, left_out), len(left_out)
 
     def origin(self, samples: Sequence[TargetSample], seed: int) -> str:
         """Return the number of samples, their source and seed in words."""
         if self.data:
-            names = ", ".join(Path(one).name for one in self.data)
+            names = ", ".join(Path(path).name for path in self.data)
             return f"{len(samples)} samples from {names}, in the order of seed {seed}"
         noise = f" with noise of standard deviation {self.noise:g} (of 0 to 255)" if self.noise else ""
         return f"{len(samples)} samples over held-out scenes of the demo world{noise}, drawn with seed {seed}"
@@ -84,22 +84,22 @@ def run(options: StmeOptions, session: Session) -> Findings:
     """Ask every sample under every condition, and the controls without interventions."""
     setup = session.setup
     conditions = options.wanted.conditions(session)
-    samples, left = options.draw(setup)
+    samples, left_out = options.draw(setup)
     if not samples:
         raise ValueError("No samples are left to ask.")
     scoring = options.scoring or ("published" if options.data else "robust")
     tokens = options.max_tokens or (READ_TOKENS if options.data else DRAWN_TOKENS)
-    asked = Asking(samples, options.shuffles, setup.seed, scoring, tokens, setup.quiet)
-    answered = asked.ask(session.answerer, conditions)
+    asking = Asking(samples, options.shuffles, setup.seed, scoring, tokens, setup.quiet)
+    answered = asking.ask(session.answerer, conditions)
     plain = answered[BASELINE]
-    controls = asked.ask_controls(session.answerer, plain)
-    found = measured({name: [one] for name, one in answered.items()})
+    controls = asking.ask_controls(session.answerer, plain)
+    results = measured({name: [answers] for name, answers in answered.items()})
     about: dict[str, Any] = {
-        "model": session.model, "data": options.origin(samples, setup.seed), "samples": len(samples), "left_out": left,
+        "model": session.model, "data": options.origin(samples, setup.seed), "samples": len(samples), "left_out": left_out,
         "not_shuffled": sum(not sample.movable for sample in samples), "shuffles": options.shuffles, "scoring": scoring,
         "max_tokens": tokens, "seed": setup.seed, "noise": options.noise, "versions": session.versions,
     }  # fmt: skip
-    more = {"tasks": by_task(plain), **findings(asked, answered, controls)}
+    more = {"tasks": by_task(plain), **findings(asking, answered, controls)}
     case = more.get("patches", {}).get("case", {}).get("sample")
-    picture = next((one.picture(one.target) for one in samples if one.id == case), None)
-    return Findings(report(about, found, more, picture), about, found, more)
+    picture = next((sample.picture(sample.target) for sample in samples if sample.id == case), None)
+    return Findings(report(about, results, more, picture), about, results, more)

@@ -96,7 +96,7 @@ class TargetSample:
         new = {old + 1: place for place, old in enumerate(order, 1)}
 
         def renamed(text: str) -> str:
-            return _NUMBERED.sub(lambda found: found[1] + str(new.get(int(found[2]), found[2])), text)
+            return _NUMBERED.sub(lambda match: match[1] + str(new.get(int(match[2]), match[2])), text)
 
         target = new[self.target]
         bare = self.response.strip() == str(self.target) and not self.choices
@@ -111,12 +111,12 @@ class TargetSample:
 
     def chat(self) -> Chat:
         """Return the question with its pictures; raise ValueError if the file of one does not decode."""
-        return self._said([self.picture(number) for number in range(1, len(self.images) + 1)], self.tail)
+        return self._message([self.picture(number) for number in range(1, len(self.images) + 1)], self.tail)
 
     def which(self) -> Chat:
         """Return the question for the target's number instead of the answer; a caption's answer is that number."""
         pictures = [self.picture(number) for number in range(1, len(self.images) + 1)]
-        return self._said(pictures, self.tail if self.task == CAPTION else f"\n{WHICH}")
+        return self._message(pictures, self.tail if self.task == CAPTION else f"\n{WHICH}")
 
     def blind(self) -> Chat:
         """Return the question without its pictures, and without the texts between them."""
@@ -126,19 +126,19 @@ class TargetSample:
         """Return the question with a gray picture in the place of one, from 1."""
         pictures = [self.picture(number) for number in range(1, len(self.images) + 1)]
         pictures[hidden - 1] = Image.new("RGB", pictures[hidden - 1].size, GRAY)
-        return self._said(pictures, self.tail)
+        return self._message(pictures, self.tail)
 
     def picture(self, number: int) -> Image.Image:
         """Return one of the pictures, from 1, scaled down to at most `pixels`."""
-        found = picture(self.images[number - 1], f"sample {self.id}")
-        if self.pixels is None or found.width * found.height <= self.pixels:
-            return found
-        scale = (self.pixels / (found.width * found.height)) ** 0.5
-        return found.resize((max(1, int(found.width * scale)), max(1, int(found.height * scale))))
+        full_picture = picture(self.images[number - 1], f"sample {self.id}")
+        if self.pixels is None or full_picture.width * full_picture.height <= self.pixels:
+            return full_picture
+        scale = (self.pixels / (full_picture.width * full_picture.height)) ** 0.5
+        return full_picture.resize((max(1, int(full_picture.width * scale)), max(1, int(full_picture.height * scale))))
 
-    def _said(self, pictures: Sequence[Image.Image], tail: str) -> Chat:
+    def _message(self, pictures: Sequence[Image.Image], tail: str) -> Chat:
         content: list[dict[str, Any]] = []
-        for text, one in zip(self.texts, pictures, strict=False):
-            content += [{"type": "text", "text": text}] * bool(text) + [{"type": "image", "image": one}]
+        for text, image in zip(self.texts, pictures, strict=False):
+            content += [{"type": "text", "text": text}] * bool(text) + [{"type": "image", "image": image}]
         content.append({"type": "text", "text": self.texts[-1] + tail})
         return [{"role": "user", "content": content}]

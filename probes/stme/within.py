@@ -21,21 +21,21 @@ def patches(answered: Answered) -> dict[str, Any]:
     sample (equation 6, figure 6).
     """
     maps: list[tuple[TargetSample, np.ndarray, Grid]] = []
-    said: list[float] = []
+    activations: list[float] = []
     for sample, (reply,) in zip(answered.part.samples, answered.replies, strict=True):
         read = reply.diagnostics or {}
         grid = read["images"][sample.target - 1]["grid"]
         if grid is not None:
             maps.append((sample, np.array(read["patches"][sample.target - 1]["rho"]), tuple(grid)))
-            said.append(activation_on_spot(read.get("tam") or (), sample, tuple(grid)))
+            activations.append(activation_on_spot(read.get("tam") or (), sample, tuple(grid)))
     curves = [on_spot(rho, grid, sample.spot) for sample, rho, grid in maps if sample.spot is not None]
-    found: dict[str, Any] = {"n": len(curves)}
+    results: dict[str, Any] = {"n": len(curves)}
     if curves:
-        found |= {"on_spot": by_layer(curves), "rise": rise(curves), "said": mean_of(said)}
+        results |= {"on_spot": by_layer(curves), "rise": rise(curves), "said": mean_of(activations)}
     if maps:
         sample, rho, grid = maps[0]
-        found["case"] = {"sample": sample.id, "grid": list(grid), "rho": rho.tolist()}
-    return found
+        results["case"] = {"sample": sample.id, "grid": list(grid), "rho": rho.tolist()}
+    return results
 
 
 def activation_on_spot(tam: Sequence[Mapping[str, Any]], sample: TargetSample, grid: Grid) -> float:
@@ -45,7 +45,7 @@ def activation_on_spot(tam: Sequence[Mapping[str, Any]], sample: TargetSample, g
     whose map is not empty; NaN if none is known. Every token of the answer counts, so that there is no selection. tam: as
     the readout returns it.
     """
-    maps = [one["map"] for one in tam if one["image"] == sample.target]
+    maps = [entry["map"] for entry in tam if entry["image"] == sample.target]
     if sample.spot is None or not maps:
         return np.nan
     parts = on_spot(np.array(maps), grid, sample.spot)

@@ -54,23 +54,23 @@ class Counted:
 
 def number(answer: str) -> int | None:
     """Return the first number of an answer, in figures or in words; "no" and "none" at its beginning are 0."""
-    said = answer.lower()
-    found = re.search(rf"(?<![\w.])(\d+|{'|'.join(NUMBERS)})(?!\w)", said)
-    if found is None:
-        return 0 if re.match(r"\W*(no|none)\b", said) else None
-    return int(found[1][:DIGITS]) if found[1].isdigit() else NUMBERS.index(found[1])
+    text = answer.lower()
+    match = re.search(rf"(?<![\w.])(\d+|{'|'.join(NUMBERS)})(?!\w)", text)
+    if match is None:
+        return 0 if re.match(r"\W*(no|none)\b", text) else None
+    return int(match[1][:DIGITS]) if match[1].isdigit() else NUMBERS.index(match[1])
 
 
 def tally(sample: Counted, replies: Sequence[Reply]) -> dict[str, float]:
     """Return the answer's contribution to the sums of `scores`; an answer without a number is wrong."""
     (reply,) = replies
-    said = number(reply.text)
+    answer = number(reply.text)
     return {
         "questions": 1.0,
-        "right": float(said == sample.answer),
-        "unread": float(said is None),
-        "read": float(said is not None),
-        "squares": 0.0 if said is None else float((said - sample.answer) ** 2),
+        "right": float(answer == sample.answer),
+        "unread": float(answer is None),
+        "read": float(answer is not None),
+        "squares": 0.0 if answer is None else float((answer - sample.answer) ** 2),
     }
 
 
@@ -83,13 +83,15 @@ def scores(sums: Tallies) -> dict[str, np.ndarray]:
     }
 
 
-def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[Counted]:
+def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) -> list[Counted]:
     """Return the questions of the files.
 
-    Rows that lack something are left out and added to `left`. Raises ValueError that names the invalid file and row.
+    Rows that lack something are left out and added to `left_out`. Raises ValueError that names the invalid file and row.
     """
     return list(
-        chain.from_iterable(rows.made(file, rows.read(file), partial(_question, folder=images), left) for file in data)
+        chain.from_iterable(
+            rows.made(file, rows.read(file), partial(_question, folder=images), left_out) for file in data
+        )
     )
 
 
@@ -101,7 +103,7 @@ def _question(row: Mapping[str, Any], number: int, folder: Path) -> Counted:
     return Counted(image, rows.text(row, "question"), int(answer), bool(row["issimple"]), name)
 
 
-def _shown(sample: Counted) -> Path | int:
+def _image_key(sample: Counted) -> Path | int:
     return sample.image if isinstance(sample.image, Path) else id(sample.image)
 
 
@@ -109,7 +111,7 @@ def _parts(samples: Sequence[Counted]) -> list[SampleSet[Counted]]:
     return [
         SampleSet(
             "TallyQA", samples, Counted.chats, tally, scores, SHARES,
-            setting=lambda sample: "simple" if sample.simple else "complex", cluster=_shown,
+            setting=lambda sample: "simple" if sample.simple else "complex", cluster=_image_key,
         )
     ]  # fmt: skip
 

@@ -17,13 +17,15 @@ QUESTION = 'Is this statement true of the picture? "{caption}" Answer yes or no.
 """The question's wording, which is ours; the files hold only statements."""
 
 
-def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[YesNo]:
+def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) -> list[YesNo]:
     """Return the statements as questions.
 
-    Rows that lack something are left out and added to `left`. Raises ValueError that names the invalid file and row.
+    Rows that lack something are left out and added to `left_out`. Raises ValueError that names the invalid file and row.
     """
     return list(
-        chain.from_iterable(rows.made(file, rows.read(file), partial(_question, folder=images), left) for file in data)
+        chain.from_iterable(
+            rows.made(file, rows.read(file), partial(_question, folder=images), left_out) for file in data
+        )
     )
 
 

@@ -105,8 +105,8 @@ def cpu_preparation(mllm: MLLM, folder: str | None) -> Preparation | None:
     if module is None:
         log.warning("steps are not compiled and run eagerly: %s is missing", CPU)
         return None
-    made: Preparation = module.CompiledAhead(mllm, folder)
-    return made
+    preparation: Preparation = module.CompiledAhead(mllm, folder)
+    return preparation
 
 
 def cpu_can_compile() -> bool:

@@ -58,11 +58,11 @@ class Capture:
             graph = torch.cuda.CUDAGraph()
             try:  # other threads may copy pictures meanwhile
                 with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-                    made = run()
+                    output = run()
             except BaseException:
                 self._memory = None  # torch believes that it is still being captured in
                 raise
-        return graph.replay, made
+        return graph.replay, output
 
 
 def beforehand(run: Callable[[], object], device: torch.device) -> None:
@@ -96,10 +96,10 @@ class _Form:
     of a row, the dtype and the device. wanted: how often each number of rows had no graph.
     """
 
-    def __init__(self, axes: int | None, columns: int, pattern: Pattern, given: list[torch.Tensor]):
+    def __init__(self, axes: int | None, columns: int, pattern: Pattern, tensors: list[torch.Tensor]):
         self.axes, self.columns, self.pattern = axes, columns, pattern
-        self.tree_spec = TreeSpec(pattern, [(None, *one.shape[1:]) for one in given])
-        self.tensors = [(one.shape[1:], one.dtype, one.device) for one in given]
+        self.tree_spec = TreeSpec(pattern, [(None, *tensor.shape[1:]) for tensor in tensors])
+        self.tensors = [(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in tensors]
         self.graphs: dict[int, _Graph] = {}
         self.wanted: Counter[int] = Counter()
 
@@ -131,7 +131,7 @@ class DecodeGraphs:
         """The number of steps that were run."""
 
     def __len__(self) -> int:
-        return sum(len(form.graphs) for form in self._every())  # other threads may count while steps are captured
+        return sum(len(form.graphs) for form in self._all_forms())  # other threads may count while steps are captured
 
     def columns(self, needed: int, pool: KVPool) -> int:
         """Return the number of columns that a step reads which needs `needed`.
@@ -172,30 +172,30 @@ class DecodeGraphs:
         if pool.layers < self._mllm.num_layers:
             return None
         self._pool = pool
-        known = self._known(hooks, axes, rows, columns)
-        if known is None:
+        match = self._match_form(hooks, axes, rows, columns)
+        if match is None:
             return None
-        form, given = known
+        form, tensors = match
         graph = self._graph(form, rows, pool)
         if graph is None:
             return None
         graph.fed[1][rows:] = pool.length - 1
         graph.fed[2][rows:] = 0
-        torch._foreach_copy_([one[:rows] for one in graph.fed], [tokens, positions, rope])
-        if given:
-            torch._foreach_copy_([one[:rows] for one in graph.given], given)
+        torch._foreach_copy_([tensor[:rows] for tensor in graph.fed], [tokens, positions, rope])
+        if tensors:
+            torch._foreach_copy_([tensor[:rows] for tensor in graph.given], tensors)
         graph.replay()
         self.taken += 1
-        hidden, logits, *made = [one[:rows] for one in graph.made]
-        form.tree_spec.change(hooks.values, graph.changes, [*given, *made])
+        hidden, logits, *new_tensors = [tensor[:rows] for tensor in graph.made]
+        form.tree_spec.change(hooks.values, graph.changes, [*tensors, *new_tensors])
         return Computed(hidden.clone(), logits.clone())  # callers may keep them until the next step
 
     @torch.inference_mode()
     def prepare(self, sizes: Iterable[int]) -> None:
         """Capture graphs of these numbers of rows for all hooks so far; raise what a capture raises."""
         if self._pool is not None:
-            for rows, form in itertools.product(sizes, self._every()):
-                self._new(form, _full(rows, self._pool), self._pool)
+            for rows, form in itertools.product(sizes, self._all_forms()):
+                self._new(form, _padded_rows(rows, self._pool), self._pool)
 
     @torch.inference_mode()
     def prepare_next(self) -> bool:
@@ -206,39 +206,39 @@ class DecodeGraphs:
         if self._pool is None or self._ended:
             return False
         sizes = [1 << power for power in range(self._pool.slots.bit_length())]
-        for form in self._every():
+        for form in self._all_forms():
             for size in (*form.wanted, *(sizes if 1 in form.graphs else ())):
-                rows = _full(size, self._pool)
+                rows = _padded_rows(size, self._pool)
                 if rows not in form.graphs:
                     return self._new(form, rows, self._pool) is not None
         return False
 
-    def _every(self) -> list[_Form]:
+    def _all_forms(self) -> list[_Form]:
         return [form for forms in list(self._forms.values()) for form in forms]
 
-    def _known(
+    def _match_form(
         self, hooks: Bound, axes: int | None, rows: int, columns: int
     ) -> tuple[_Form, list[torch.Tensor]] | None:
         """Return the form of graphs for these hooks, and their tensors; None where they cannot be copied."""
         forms = self._forms.setdefault((axes, columns), [])
         for form in forms:
-            if (given := hooks.tensors(form.tree_spec)) is not None:
-                return form, given
+            if (tensors := hooks.tensors(form.tree_spec)) is not None:
+                return form, tensors
         hooks.reset()
         try:
-            pattern, given = taken_apart(hooks.values)
+            pattern, tensors = taken_apart(hooks.values)
         except Foreign:
             return None
-        if any(one.shape[0] != rows for one in given):
+        if any(tensor.shape[0] != rows for tensor in tensors):
             return None
         if len(forms) >= MOST:
             forms.clear()
-        forms.append(_Form(axes, columns, pattern, given))
-        return forms[-1], given
+        forms.append(_Form(axes, columns, pattern, tensors))
+        return forms[-1], tensors
 
     def _graph(self, form: _Form, rows: int, pool: KVPool) -> _Graph | None:
         """Return the graph for a step of so many rows; None where it must run eagerly."""
-        full = _full(rows, pool)
+        full = _padded_rows(rows, pool)
         if full in form.graphs:
             return form.graphs[full]
         form.wanted[full] += 1
@@ -254,13 +254,13 @@ class DecodeGraphs:
         if self._ended:
             return None
         if len(self) >= MOST:
-            for other in self._every():
-                other.graphs.clear()
+            for device in self._all_forms():
+                device.graphs.clear()
             self._forms = {(form.axes, form.columns): [form]}
             self._capture = self._captures()
         began = time.monotonic()
         try:
-            graph = self._made(form, rows, pool)
+            graph = self._capture_step(form, rows, pool)
         except Exception as error:
             if not self.tried:
                 raise
@@ -269,26 +269,26 @@ class DecodeGraphs:
             return None
         form.graphs[rows] = graph
         form.wanted.pop(rows, None)
-        size = sum(one.nbytes for one in (*graph.fed, *graph.given, *graph.made)) / 2**20
+        size = sum(tensor.nbytes for tensor in (*graph.fed, *graph.given, *graph.made)) / 2**20
         took, graphs = time.monotonic() - began, len(self)
         log.info(
             "captured a decode step of %d rows in %.2f s: %d graphs, its tensors %.0f MiB", rows, took, graphs, size
         )
         return graph
 
-    def _made(self, form: _Form, rows: int, pool: KVPool) -> _Graph:
+    def _capture_step(self, form: _Form, rows: int, pool: KVPool) -> _Graph:
         """Capture a step."""
         device = self._mllm.device
         step = DecodeStep(self._mllm, form.pattern, form.axes)
         fed = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)]
         fed[1].fill_(pool.length - 1)  # runs before the capture must write where nothing reads
-        own = [torch.zeros(rows, *shape, dtype=dtype, device=place) for shape, dtype, place in form.tensors]
+        inputs = [torch.zeros(rows, *shape, dtype=dtype, device=place) for shape, dtype, place in form.tensors]
         column, pooled = torch.zeros(form.columns, device=device), list(pool.tensors)
-        replay, made = self._capture(lambda: step(*fed, column, own, pooled), device)
-        return _Graph(fed, own, replay, made, form.tree_spec.changes(step.left))
+        replay, outputs = self._capture(lambda: step(*fed, column, inputs, pooled), device)
+        return _Graph(fed, inputs, replay, outputs, form.tree_spec.changes(step.left))
 
 
-def _full(rows: int, pool: KVPool) -> int:
+def _padded_rows(rows: int, pool: KVPool) -> int:
     """Return the number of rows of the graph that runs `rows` rows."""
     return min(1 << (rows - 1).bit_length(), pool.slots)
 
@@ -314,8 +314,8 @@ class GraphPasses:
         traced = traced_of(acting)
         if traced is None:
             return None
-        names = [one.name for one in traced]
-        hooks, bound = self._hooks.of(batch, names, lambda: {one.name: one.decode(batch) for one in traced})
+        names = [part.name for part in traced]
+        hooks, bound = self._hooks.of(batch, names, lambda: {part.name: part.decode(batch) for part in traced})
         computed = self._graphs.decode(bound, axes, tokens, batch.positions, rope, batch.columns, self._pool)
         return None if computed is None else Ran(hooks, computed)
 

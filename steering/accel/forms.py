@@ -109,10 +109,10 @@ class FusedSee(SeeRows, WeightsForm):
     def enhancement(self, layer: int, columns: int) -> Enhancement | None:
         if not self.generated and layer >= self.depth:
             return None
-        own: dict[str, object] = self.__dict__
-        if "_fused" not in own:  # once a pass
-            own["_fused"] = self.tables(columns)
-        tables: Enhancement = own["_fused"]  # type: ignore[assignment]
+        attributes: dict[str, object] = self.__dict__
+        if "_fused" not in attributes:  # once a pass
+            attributes["_fused"] = self.tables(columns)
+        tables: Enhancement = attributes["_fused"]  # type: ignore[assignment]
         return tables
 
     def note(self, effect: torch.Tensor) -> None:

@@ -49,8 +49,8 @@ class Step(nn.Module):
         return self._note.left
 
     @abstractmethod
-    def arguments(self, sizes: StepSizes, given: list[torch.Tensor]) -> tuple[Any, ...]:
-        """Return all arguments of a call of these sizes. given: the hooks' tensors."""
+    def arguments(self, sizes: StepSizes, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
+        """Return all arguments of a call of these sizes. tensors: the hooks' tensors."""
 
     def around(self) -> AbstractContextManager[object]:
         """Return the context in which the model's modules are called."""
@@ -73,14 +73,14 @@ class DecoderStep(Step):
         """Return the hooks at their points, in the form in which they are called."""
         return Hooks.of(hooks)
 
-    def arguments(self, sizes: StepSizes, given: list[torch.Tensor]) -> tuple[Any, ...]:
+    def arguments(self, sizes: StepSizes, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
         (mllm,) = self._mllm
         column = torch.zeros(sizes.columns, device=mllm.device)
         pooled = [
-            torch.zeros(sizes.slots, one.shape[1], sizes.length, one.shape[3], dtype=one.dtype)
-            for one in mllm.column().tensors
+            torch.zeros(sizes.slots, tensor.shape[1], sizes.length, tensor.shape[3], dtype=tensor.dtype)
+            for tensor in mllm.column().tensors
         ]
-        return (*self.example(sizes), column, [one.contiguous() for one in given], pooled)
+        return (*self.example(sizes), column, [tensor.contiguous() for tensor in tensors], pooled)
 
     def run(
         self,
@@ -89,7 +89,7 @@ class DecoderStep(Step):
         step: AttentionStep,
         last: torch.Tensor | int,
         hooks: list[Hook],
-        given: list[torch.Tensor],
+        tensors: list[torch.Tensor],
     ) -> list[torch.Tensor]:
         """Run the decoder: states (rows, n, d), logits (rows, vocabulary), and the hooks' new tensors.
 
@@ -108,12 +108,12 @@ class DecoderStep(Step):
             ).last_hidden_state
             logits = mllm.head(hidden[at, last])
         step.hooks.settle(step.positions if isinstance(step, Decode) else None)
-        left, tensors = taken_apart(hooks)
-        known = {id(one): number for number, one in enumerate(given)}
-        made = [one for one in tensors if id(one) not in known]
-        fresh = {id(one): len(given) + number for number, one in enumerate(made)}
-        self._note.left = renumbered(left.tree, [(known | fresh)[id(one)] for one in tensors])
-        return [hidden, logits, *made]
+        pattern, left = taken_apart(hooks)
+        numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
+        new_tensors = [tensor for tensor in left if id(tensor) not in numbers]
+        fresh = {id(tensor): len(tensors) + number for number, tensor in enumerate(new_tensors)}
+        self._note.left = renumbered(pattern.tree, [(numbers | fresh)[id(tensor)] for tensor in left])
+        return [hidden, logits, *new_tensors]
 
 
 class DecodeStep(DecoderStep):
@@ -141,21 +141,21 @@ class DecodeStep(DecoderStep):
         positions: torch.Tensor,
         rope: torch.Tensor,
         column: torch.Tensor,
-        given: list[torch.Tensor],
+        tensors: list[torch.Tensor],
         pooled: list[torch.Tensor],
     ) -> list[torch.Tensor]:
         """Decode one token a row.
 
         tokens, positions, rope: (rows,), the inputs, the columns that they fill, and their rotary positions. column:
-        (columns,) of any values, whose length is the number of columns read. given: the hooks' tensors. pooled: keys and
+        (columns,) of any values, whose length is the number of columns read. tensors: the hooks' tensors. pooled: keys and
         values of each layer.
         """
-        hooks: list[Hook] = put_together(self.shape.tree, given)
+        hooks: list[Hook] = put_together(self.shape.tree, tensors)
         angles = rope[:, None]
         if self._axes is not None:
             angles = angles.expand(self._axes, -1, -1)
         step = Decode(KVPool.of(pooled), positions, column.shape[0], self.adopted(hooks), kernel=self.kernel())
-        return self.run(self.embeddings(tokens[:, None]), angles, step, -1, hooks, given)
+        return self.run(self.embeddings(tokens[:, None]), angles, step, -1, hooks, tensors)
 
 
 class _Note:

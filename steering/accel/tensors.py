@@ -56,7 +56,7 @@ def taken_apart(value: Any) -> tuple[Pattern, list[torch.Tensor]]:
         return Leaf(number)
 
     tree = _tree(value, leaf)
-    return Pattern(tree, tuple((one.dtype, one.ndim) for one in tensors)), tensors
+    return Pattern(tree, tuple((tensor.dtype, tensor.ndim) for tensor in tensors)), tensors
 
 
 Sizes = tuple[int | None, ...]
@@ -66,8 +66,8 @@ Sizes = tuple[int | None, ...]
 def fixed_sizes(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[Sizes, ...]:
     """Return the sizes that the tensors of two examples have in common; None for each that differs."""
     return tuple(
-        tuple(a if a == b else None for a, b in zip(one.shape, other.shape, strict=True))
-        for one, other in zip(tensors, others, strict=True)
+        tuple(a if a == b else None for a, b in zip(tensor.shape, other_tensor.shape, strict=True))
+        for tensor, other_tensor in zip(tensors, others, strict=True)
     )
 
 
@@ -79,20 +79,20 @@ class TreeSpec:
 
     def __init__(self, shape: Pattern, sizes: Sequence[Sizes]):
         self._shape = shape
-        self._expected = [(*kind, one) for kind, one in zip(shape.tensors, sizes, strict=True)]
+        self._expected = [(*kind, size) for kind, size in zip(shape.tensors, sizes, strict=True)]
         self._read = _reader(shape.tree)
 
     def tensors(self, value: Any) -> list[torch.Tensor] | None:
         """Return the tensors that a value holds, each once; None where its shape or its tensors' sizes differ."""
-        found: list[torch.Tensor] = []
-        if not self._read(value, found) or len(found) != len(self._expected):
+        tensors: list[torch.Tensor] = []
+        if not self._read(value, tensors) or len(tensors) != len(self._expected):
             return None
-        for tensor, (dtype, axes, sizes) in zip(found, self._expected, strict=True):
+        for tensor, (dtype, axes, sizes) in zip(tensors, self._expected, strict=True):
             if tensor.dtype is not dtype or tensor.ndim != axes:
                 return None
-            if any(size not in (None, own) for own, size in zip(tensor.shape, sizes, strict=True)):
+            if any(size not in (None, actual) for actual, size in zip(tensor.shape, sizes, strict=True)):
                 return None
-        return found
+        return tensors
 
     @staticmethod
     def change(values: list[Any], changes: list[tuple[int, str, Any]], tensors: list[torch.Tensor]) -> None:
@@ -100,16 +100,16 @@ class TreeSpec:
         for number, name, part in changes:
             vars(values[number])[name] = put_together(part, tensors)
 
-    def changes(self, left: Any) -> list[tuple[int, str, Any]]:
-        """Return how a list of objects of this shape has to change to become the tree `left`.
+    def changes(self, pattern: Any) -> list[tuple[int, str, Any]]:
+        """Return how a list of objects of this shape has to change to become the tree `pattern`.
 
         For each changed attribute: the object's number, the attribute's name, and its tree.
         """
         return [
             (number, name, part)
-            for number, (one, other) in enumerate(zip(self._shape.tree.parts, left.parts, strict=True))
-            for name, part in zip(other.names, other.parts, strict=True)
-            if name not in one.names or one.parts[one.names.index(name)] != part
+            for number, (before, after) in enumerate(zip(self._shape.tree.parts, pattern.parts, strict=True))
+            for name, part in zip(after.names, after.parts, strict=True)
+            if name not in before.names or before.parts[before.names.index(name)] != part
         ]
 
 
@@ -121,21 +121,21 @@ class Bound:
 
     def __init__(self, values: list[Any]):
         self.values = values
-        self._were = [dict(vars(one)) for one in values]
-        self._found: dict[TreeSpec, list[torch.Tensor] | None] = {}
+        self._attributes_before = [dict(vars(value)) for value in values]
+        self._tensors_by_spec: dict[TreeSpec, list[torch.Tensor] | None] = {}
 
     def tensors(self, tree_spec: TreeSpec) -> list[torch.Tensor] | None:
         """Return the tensors as `TreeSpec.tensors`."""
-        if tree_spec not in self._found:
+        if tree_spec not in self._tensors_by_spec:
             self.reset()
-            self._found[tree_spec] = tree_spec.tensors(self.values)
-        return self._found[tree_spec]
+            self._tensors_by_spec[tree_spec] = tree_spec.tensors(self.values)
+        return self._tensors_by_spec[tree_spec]
 
     def reset(self) -> None:
         """Restore the values' original state."""
-        for one, were in zip(self.values, self._were, strict=True):
-            vars(one).clear()
-            vars(one).update(were)
+        for value, were in zip(self.values, self._attributes_before, strict=True):
+            vars(value).clear()
+            vars(value).update(were)
 
 
 def put_together(tree: Any, tensors: list[torch.Tensor]) -> Any:
@@ -152,9 +152,9 @@ def put_together(tree: Any, tensors: list[torch.Tensor]) -> Any:
         return dict(zip(names, values, strict=True))
     if issubclass(kind, tuple):
         return tuple(values) if kind is tuple else kind(*values)
-    made = object.__new__(kind)
-    made.__dict__.update(zip(names, values, strict=True))
-    return made
+    value = object.__new__(kind)
+    value.__dict__.update(zip(names, values, strict=True))
+    return value
 
 
 def as_json(tree: Any) -> Any:
@@ -169,17 +169,19 @@ def as_json(tree: Any) -> Any:
 
 def of_json(words: Any, kinds: Iterable[type]) -> Any:
     """Return the tree that was written, with objects of these kinds alone; raise KeyError for others."""
-    known = {_name(kind): kind for kind in (*kinds, list, tuple, dict)}
+    kinds_by_name = {_name(kind): kind for kind in (*kinds, list, tuple, dict)}
 
-    def read(one: Any) -> Any:
-        if not isinstance(one, dict):
-            return one
-        if "hole" in one:
-            return Leaf(int(one["hole"]))
-        if "torch" in one:
-            dtype = getattr(torch, str(one["torch"]).removeprefix("torch."), None)
-            return dtype if isinstance(dtype, torch.dtype) else torch.device(one["torch"])
-        return Node(known[one["kind"]], tuple(map(read, one["names"])), tuple(map(read, one["parts"])))
+    def read(content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        if "hole" in content:
+            return Leaf(int(content["hole"]))
+        if "torch" in content:
+            dtype = getattr(torch, str(content["torch"]).removeprefix("torch."), None)
+            return dtype if isinstance(dtype, torch.dtype) else torch.device(content["torch"])
+        return Node(
+            kinds_by_name[content["kind"]], tuple(map(read, content["names"])), tuple(map(read, content["parts"]))
+        )
 
     return read(words)
 
@@ -194,27 +196,27 @@ def _reader(tree: Any) -> Callable[[Any, list[torch.Tensor]], bool]:
     if type(tree) is Leaf:
         number = tree.number
 
-        def leaf(value: Any, found: list[torch.Tensor]) -> bool:
-            if number < len(found):
-                return value is found[number]
-            found.append(value)
+        def leaf(value: Any, tensors: list[torch.Tensor]) -> bool:
+            if number < len(tensors):
+                return value is tensors[number]
+            tensors.append(value)
             return isinstance(value, torch.Tensor)
 
         return leaf
     if type(tree) is not Node:
-        return lambda value, found: type(value) is type(tree) and value == tree
+        return lambda value, tensors: type(value) is type(tree) and value == tree
     kind, names, readers = tree.kind, tree.names, [*map(_reader, tree.parts)]
     plain = issubclass(kind, list | tuple | dict)
 
-    def made(value: Any, found: list[torch.Tensor]) -> bool:
+    def made(value: Any, tensors: list[torch.Tensor]) -> bool:
         if type(value) is not kind:
             return False
-        named: Any = value if plain else vars(value)
-        parts = list(named.values()) if isinstance(named, dict) else named
-        if len(parts) != len(readers) or (isinstance(named, dict) and tuple(named) != names):
+        attributes: Any = value if plain else vars(value)
+        parts = list(attributes.values()) if isinstance(attributes, dict) else attributes
+        if len(parts) != len(readers) or (isinstance(attributes, dict) and tuple(attributes) != names):
             return False
         for read, part in zip(readers, parts, strict=True):  # noqa: SIM110
-            if not read(part, found):
+            if not read(part, tensors):
                 return False
         return True
 
@@ -239,7 +241,7 @@ def _tree(value: Any, leaf: Callable[[torch.Tensor], Leaf]) -> Any:
         names, values = tuple(vars(value)), tuple(vars(value).values())
     else:
         raise Foreign(f"a {kind.__qualname__}")
-    return Node(kind, names, tuple(_tree(one, leaf) for one in values))
+    return Node(kind, names, tuple(_tree(value, leaf) for value in values))
 
 
 def _words(tree: Any) -> str:

@@ -51,9 +51,9 @@ TRACED: dict[type[Slots], type[Traced]] = dict.fromkeys(
 def traces(kind: type[Slots]) -> Callable[[T], T]:
     """Decorate the maker of hooks for a class of slots."""
 
-    def registered(made: T) -> T:
-        TRACED[kind] = made
-        return made
+    def registered(builder: T) -> T:
+        TRACED[kind] = builder
+        return builder
 
     return registered
 
@@ -88,7 +88,7 @@ class KnownHooks:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[tuple[str, ...], int], tuple[HooksByName, Bound]] = {}
+        self._bound_hooks: dict[tuple[tuple[str, ...], int], tuple[HooksByName, Bound]] = {}
 
     def of(
         self, batch: DecodeBatch, names: Sequence[str], make: Callable[[], HooksByName]
@@ -96,10 +96,10 @@ class KnownHooks:
         """Return the hooks of slots of these names for a batch, made by `make`."""
         place = tuple(names), len(batch.sequences)
         steady = not any(sequence.held for sequence in batch.sequences)
-        if steady and place in self._known:
-            return self._known[place]
+        if steady and place in self._bound_hooks:
+            return self._bound_hooks[place]
         hooks = make()
-        made = hooks, bound_of(hooks)
+        entry = hooks, bound_of(hooks)
         if steady:
-            self._known[place] = made
-        return made
+            self._bound_hooks[place] = entry
+        return entry

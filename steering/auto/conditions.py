@@ -41,17 +41,17 @@ class NumberCondition:
             if not isinstance(value, bool):
                 raise ValueError("must be true or false")
             return cls(name, readout, value)
-        found = re.fullmatch(COMPARISON, value) if isinstance(value, str) else None
-        if found is None or not math.isfinite(bound := float(found[2])):
+        match = re.fullmatch(COMPARISON, value) if isinstance(value, str) else None
+        if match is None or not math.isfinite(bound := float(match[2])):
             raise ValueError("must be a sign and a number, such as '< .5'")
-        return cls(name, readout, (found[1], bound))
+        return cls(name, readout, (match[1], bound))
 
     @classmethod
     def written(cls, text: str) -> NumberCondition:
         """Return a condition as a command line has it: `alarm`, `alarm=false`, or `focus_share<.5`; raises as `of`."""
-        found = re.fullmatch(r"\s*(\w+)(.*)", text, re.DOTALL)
-        name, rest = (text, "") if found is None else found.groups()
-        return cls.of(name, {"": True, "=true": True, "=false": False}.get(rest.strip(), rest))
+        match = re.fullmatch(r"\s*(\w+)(.*)", text, re.DOTALL)
+        name, comparison = (text, "") if match is None else match.groups()
+        return cls.of(name, {"": True, "=true": True, "=false": False}.get(comparison.strip(), comparison))
 
     @property
     def text(self) -> str:

@@ -61,8 +61,8 @@ class Criterion:
                 f"'steering.auto.bound' must be a finite number of at least 0; got {self.bound}.",
                 param="steering.auto.bound",
             )
-        for option, given in (("bound", self.bound is not None), ("one_degraded", self.one_degraded)):
-            if given and self.name != "surprise":
+        for option, is_given in (("bound", self.bound is not None), ("one_degraded", self.one_degraded)):
+            if is_given and self.name != "surprise":
                 raise RequestError(
                     f"'steering.auto.{option}' goes with the criterion 'surprise', not {self.name!r}.",
                     param=f"steering.auto.{option}",
@@ -99,14 +99,14 @@ class Auto(Prelude):
 
     def rounds(self, mllm: MLLM, request: Request) -> Rounds:
         check_auto(mllm, self)  # before the work of measuring
-        (found,) = yield from finding(mllm, [request.chat], self.criterion, request)
-        return Steering((self.steer(found),))
+        (result,) = yield from finding(mllm, [request.chat], self.criterion, request)
+        return Steering((self.steer(result),))
 
-    def steer(self, found: Reliability | Surprise) -> Steer:
+    def steer(self, measurement: Reliability | Surprise) -> Steer:
         """Return the steering toward the modality that was found, with strength 0 where the criterion abstained."""
-        if found.toward is None:
-            return Steer(self.vector, 0.0, self.layers, self.tokens, auto=found.report(), gate=self.gate)
-        return self.stated(found.toward, auto=found.report())
+        if measurement.toward is None:
+            return Steer(self.vector, 0.0, self.layers, self.tokens, auto=measurement.report(), gate=self.gate)
+        return self.stated(measurement.toward, auto=measurement.report())
 
 
 @dataclass(frozen=True)
@@ -178,10 +178,10 @@ def measuring(
     unseen = blanked if mllm.needs_images else without_images
     reduced = [(unseen(chat), without_context(chat)) for chat in chats]
     plain = yield (Request(chat, Sampling(max_tokens=TOKENS, logprobs=0), **alike) for chat in chats)
-    said = [_words(result) for result in plain]
+    replies = [_words(result) for result in plain]
     scored = yield (
         Request(chat, Sampling(max_tokens=len(tokens), ignore_eos=True, logprobs=0), forced=tokens, **alike)
-        for pair, tokens in zip(reduced, said, strict=True)
+        for pair, tokens in zip(reduced, replies, strict=True)
         for chat in pair
     )
     less = [_probability(result) for result in scored]
@@ -211,9 +211,9 @@ def finding(mllm: MLLM, chats: Chats, criterion: Criterion = DROP, like: Request
     chats = [chat_of(chat) for chat in chats]
     for chat in chats:
         _check_chat(chat)
-    found = yield from surprising(chats, like)
+    surprises = yield from surprising(chats, like)
     measured = None if criterion.bound is not None or mllm.calibration is None else mllm.calibration.digest
-    return [Surprise(value, bound, count, criterion.one_degraded, measured) for value, count in found]
+    return [Surprise(value, bound, count, criterion.one_degraded, measured) for value, count in surprises]
 
 
 def check_auto(mllm: MLLM, auto: Auto) -> None:
@@ -238,4 +238,4 @@ def _words(result: Result) -> tuple[int, ...]:
 
 def _probability(result: Result) -> float:
     """Return the probability of an answer's tokens, without the one that ends it."""
-    return math.exp(sum(one.logprob for one in result.choices[0].logprobs or ()))
+    return math.exp(sum(token.logprob for token in result.choices[0].logprobs or ()))

@@ -72,7 +72,7 @@ class Surprise:
         }
 
 
-def bound_of(mllm: MLLM, asked: float | None) -> float:
+def bound_of(mllm: MLLM, bound: float | None) -> float:
     """Return the bound of surprise: the requested one, or the model's own.
 
     Raises RequestError where the model's was not measured, or where the model cannot read a text without an image.
@@ -82,8 +82,8 @@ def bound_of(mllm: MLLM, asked: float | None) -> float:
             f"The criterion 'surprise' reads the text without images, which {mllm.name} cannot do.",
             param="steering.auto.criterion",
         )
-    if asked is not None:
-        return asked
+    if bound is not None:
+        return bound
     measured = None if mllm.calibration is None else mllm.calibration.surprise
     if measured is None:
         raise Inapplicable(
@@ -123,21 +123,21 @@ def surprising(
                 f"The criterion 'surprise' weighs from 1 to {MAX_CONTEXTS} text contexts; the request has {len(contexts)}.",
                 param="messages",
             )
-    said = yield (
+    answers = yield (
         Request(bare, Sampling(max_tokens=1), reply=context, cache_salt=salt, chat_template_kwargs=variables)
         for chat, contexts in zip(chats, replies, strict=True)
-        for bare in [_unanswered(without_images(without_context(chat)))]
+        for bare in [_before_answer(without_images(without_context(chat)))]
         for context in contexts
     )
-    results = iter(said)
-    found: list[tuple[float | None, int]] = []
+    results = iter(answers)
+    surprises: list[tuple[float | None, int]] = []
     for contexts in replies:
         scores = [next(results).choices[0].reply_logprobs for _ in contexts]
-        values = [-float(one[1:].min()) for one in scores if one is not None and len(one) > 1]
-        found.append((max(values, default=None), len(contexts)))
-    return found
+        values = [-float(logprobs[1:].min()) for logprobs in scores if logprobs is not None and len(logprobs) > 1]
+        surprises.append((max(values, default=None), len(contexts)))
+    return surprises
 
 
-def _unanswered(chat: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def _before_answer(chat: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Return the chat up to the last message of its user."""
     return chat[: 1 + max((i for i, message in enumerate(chat) if message["role"] == "user"), default=-1)]

@@ -43,12 +43,12 @@ def answered(engine: Engine, requests: Sequence[Request]) -> Clocked:
         after, now = engine.stats(), time.perf_counter()
         if not first and all(completion.first_at for completion in completions):
             first = now - submitted
-        made, read = (after[key] - before[key] for key in ("generated_tokens", "prompt_tokens"))
-        if made == len(requests) and not read and after["finished"] == before["finished"]:
+        generated, read = (after[key] - before[key] for key in ("generated_tokens", "prompt_tokens"))
+        if generated == len(requests) and not read and after["finished"] == before["finished"]:
             steps.append(now - at)
-    whole = time.perf_counter() - begun
+    total = time.perf_counter() - begun
     for completion in completions:
         completion.result()  # raises where the request failed
     if not steps:
         raise Fault("The answers were too short to time a step.")
-    return Clocked(submitted - begun, first, tuple(steps), whole)
+    return Clocked(submitted - begun, first, tuple(steps), total)

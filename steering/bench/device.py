@@ -27,15 +27,15 @@ def seconds(device: torch.device, run: Callable[[], object], repeats: int, times
 
     A first repeat is not counted.
     """
-    taken = []
+    durations = []
     for _ in range(repeats + 1):
         wait(device)
         begun = time.perf_counter()
         for _ in range(times):
             run()
         wait(device)
-        taken.append((time.perf_counter() - begun) / times)
-    return statistics.median(taken[1:])
+        durations.append((time.perf_counter() - begun) / times)
+    return statistics.median(durations[1:])
 
 
 def bandwidth(device: torch.device, size: int) -> float:
@@ -47,8 +47,8 @@ def bandwidth(device: torch.device, size: int) -> float:
 
 def products(device: torch.device, dtype: torch.dtype, width: int) -> float:
     """Return the operations a second of a product of square matrices."""
-    one = torch.randn(width, width, device=device, dtype=dtype)
-    return 2 * width**3 / seconds(device, lambda: one @ one, repeats=5, times=4)
+    matrix = torch.randn(width, width, device=device, dtype=dtype)
+    return 2 * width**3 / seconds(device, lambda: matrix @ matrix, repeats=5, times=4)
 
 
 def peak_bytes(device: torch.device) -> dict[str, int]:
@@ -71,12 +71,12 @@ def graphed(device: torch.device, run: Callable[[], torch.Tensor]) -> Callable[[
 
 def facts(device: torch.device) -> dict[str, Any]:
     """Return the facts that figures depend on: the device, and versions."""
-    found: dict[str, Any] = {"device": platform.processor() or platform.machine()}
+    details: dict[str, Any] = {"device": platform.processor() or platform.machine()}
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)
-        found = {
+        details = {
             "device": f"{about.name}, {about.total_memory / 2**30:.0f} GiB, {about.multi_processor_count} processors",
             "CUDA": torch.version.cuda,
         }
     packages = {name: version(name) for name in ("torch", "transformers", "helmsight")}
-    return found | packages | {"Python": platform.python_version(), "system": platform.platform()}
+    return details | packages | {"Python": platform.python_version(), "system": platform.platform()}

@@ -35,9 +35,9 @@ def overhead(trial: Trial) -> Iterator[Gauge]:
     rows = max(trial.size.batches)
     engine = trial.engine(2 * rows)  # a contrast takes two slots
 
-    def run(asked: InterventionSpec | None = None, diagnose: Diagnose | None = None) -> Clocked:
+    def run(intervention: InterventionSpec | None = None, diagnose: Diagnose | None = None) -> Clocked:
         """Time requests after a first run, which makes everything made at first use, graphs too."""
-        options: dict[str, Any] = {"interventions": [asked] if asked else (), "diagnose": diagnose}
+        options: dict[str, Any] = {"interventions": [intervention] if intervention else (), "diagnose": diagnose}
         first, timed = ([trial.ask(text=TEXT, picture=PICTURE, **options) for _ in range(rows)] for _ in range(2))
         engine.generate(first)
         return answered(engine, timed)
@@ -46,13 +46,13 @@ def overhead(trial: Trial) -> Iterator[Gauge]:
     yield Gauge("overhead", f"plain, {rows} at once", 1e3 * plain.step, "ms a step")
     for name, options in everything(engine.mllm):
         try:
-            found = run(**options())
+            times = run(**options())
         except SteeringError as reason:
             yield Gauge("overhead", name, None, note=str(reason))
             continue
-        first, whole = found.first / plain.first, found.whole / plain.whole
-        note = f"first token {first:.2f}, whole answers {whole:.2f}"
-        yield Gauge("overhead", name, found.step / plain.step, "of a plain step", note)
+        first, total = times.first / plain.first, times.whole / plain.whole
+        note = f"first token {first:.2f}, whole answers {total:.2f}"
+        yield Gauge("overhead", name, times.step / plain.step, "of a plain step", note)
     again = run()
     yield Gauge(
         "overhead", "plain, once more", again.step / plain.step, "of a plain step", "the noise of this measurement"
@@ -62,7 +62,7 @@ def overhead(trial: Trial) -> Iterator[Gauge]:
 def everything(mllm: MLLM) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """Yield each registered intervention and readout by name with a maker of request options; also all readouts together."""
     for name, (kind, _) in intervention.REGISTRY.items():
-        yield name, lambda name=name, kind=kind: {"asked": made(name, kind, mllm)}  # type: ignore[misc]
+        yield name, lambda name=name, kind=kind: {"intervention": made(name, kind, mllm)}  # type: ignore[misc]
     for name in readout.REGISTRY:
         yield f"readout {name}", lambda name=name: {"diagnose": Diagnose(frozenset({name}))}  # type: ignore[misc]
     yield "every readout", lambda: {"diagnose": Diagnose(frozenset(readout.REGISTRY))}

@@ -57,40 +57,40 @@ def launches(trial: Trial) -> Iterator[Gauge]:
     """Measure a decode step and a prefill step, plain and with every readout."""
     engine = trial.engine(max(trial.size.batches))
     everything = Diagnose(frozenset(readout.REGISTRY))
-    for called, diagnose in (("plain", None), ("every readout", everything)):
+    for label, diagnose in (("plain", None), ("every readout", everything)):
         for rows in trial.size.batches[: 1 if trial.quick else None]:
-            for step, found in zip(("prefill", "decode"), _profiled(trial, engine, rows, diagnose), strict=True):
-                yield from _rows(f"{step}, {called}, {rows} at once", found)
+            for step, sums in zip(("prefill", "decode"), _profile_steps(trial, engine, rows, diagnose), strict=True):
+                yield from _rows(f"{step}, {label}, {rows} at once", sums)
 
 
-def _profiled(trial: Trial, engine: Engine, rows: int, diagnose: Diagnose | None) -> Iterator[Launched]:
+def _profile_steps(trial: Trial, engine: Engine, rows: int, diagnose: Diagnose | None) -> Iterator[Launched]:
     """Profile the step that prefills all prompts, samples first tokens and decodes once; then one decode."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if trial.place.type == "cuda" else [])]
     for _ in range(2):  # the first run makes everything made at first use
         completions = [engine.submit(trial.ask(text=TEXT, diagnose=diagnose, tokens=6)) for _ in range(rows)]
-        found = []
+        profiles = []
         for _ in ("prefill", "decode"):
             wait(trial.place)
             with profile(activities=activities) as profiled:
                 engine.step()
                 wait(trial.place)
-            found.append(launched(profiled.events() or ()))
+            profiles.append(launched(profiled.events() or ()))
         while not all(completion.done for completion in completions):
             engine.step()
-    return iter(found)
+    return iter(profiles)
 
 
-def _rows(what: str, found: Launched) -> Iterator[Gauge]:
-    yield Gauge("launches", f"{what}: operators", found.operators, "per step")
-    if found.kernels:
-        note = f"and {found.copies} copies; {1e3 * found.seconds:.3g} ms on the device"
-        yield Gauge("launches", f"{what}: kernels", found.kernels, "per step", note)
+def _rows(label: str, sums: Launched) -> Iterator[Gauge]:
+    yield Gauge("launches", f"{label}: operators", sums.operators, "per step")
+    if sums.kernels:
+        note = f"and {sums.copies} copies; {1e3 * sums.seconds:.3g} ms on the device"
+        yield Gauge("launches", f"{label}: kernels", sums.kernels, "per step", note)
         yield Gauge(
             "launches",
-            f"{what}: host waits",
-            found.waits,
+            f"{label}: host waits",
+            sums.waits,
             "per step",
             "two of them belong to the benchmark, after the step",
         )
     else:
-        yield Gauge("launches", f"{what}: kernels", None, note="The profiler saw no kernels: only GPUs have them.")
+        yield Gauge("launches", f"{label}: kernels", None, note="The profiler saw no kernels: only GPUs have them.")

@@ -29,7 +29,7 @@ def precision(trial: Trial) -> Iterator[Gauge]:
     columns, rows = shape.image
     picture = noise((PATCH * columns, PATCH * rows))
     request = Request(chat("what is here?", picture), Sampling(logprobs=5), forced=ANSWER)
-    said: dict[torch.dtype, tuple[TokenLogprob, ...]] = {}
+    choices_logprobs: dict[torch.dtype, tuple[TokenLogprob, ...]] = {}
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         mllm = exact if dtype == torch.float32 else random_model(shape, trial.place, dtype, weights=weights)
         name = str(dtype).removeprefix("torch.")
@@ -40,16 +40,16 @@ def precision(trial: Trial) -> Iterator[Gauge]:
             yield Gauge("precision", f"self-check in {name}, model {shape.name}", "failed", note=str(reason))
         engine = Engine(mllm, slots=1, max_length=shape.length + 64, self_check=False)
         (choice,) = engine.generate([request])[0].choices
-        said[dtype] = choice.logprobs or ()
+        choices_logprobs[dtype] = choice.logprobs or ()
         if dtype != torch.float32:
-            yield from _beside(name, said[torch.float32], said[dtype])
+            yield from _compare(name, choices_logprobs[torch.float32], choices_logprobs[dtype])
 
 
-def _beside(name: str, exact: tuple[TokenLogprob, ...], got: tuple[TokenLogprob, ...]) -> Iterator[Gauge]:
+def _compare(name: str, exact: tuple[TokenLogprob, ...], got: tuple[TokenLogprob, ...]) -> Iterator[Gauge]:
     """Compare two readings of the same tokens."""
     pairs = list(zip(exact, got, strict=True))
-    same = sum(one.top[0].token_id == other.top[0].token_id for one, other in pairs) / len(pairs)
-    apart = max(abs(one.logprob - other.logprob) for one, other in pairs)
+    same = sum(first.top[0].token_id == second.top[0].token_id for first, second in pairs) / len(pairs)
+    apart = max(abs(first.logprob - second.logprob) for first, second in pairs)
     yield Gauge(
         "precision", f"{name}: likeliest token as in float32", 100 * same, "% of the tokens", f"of {len(pairs)}"
     )

@@ -27,7 +27,7 @@ class Gauge:
 
 def as_page(machine: Mapping[str, Any], rows: Sequence[Gauge]) -> str:
     """Return the rows as a Markdown table below the facts of the machine."""
-    facts = "\n".join(f"- {name}: {said}" for name, said in machine.items())
+    facts = "\n".join(f"- {name}: {value}" for name, value in machine.items())
     head = f"| {' | '.join(COLUMNS)} |\n|---|---|---:|---|---|"
     lines = "\n".join(f"| {' | '.join(_cells(row))} |" for row in rows)
     return f"# helmsight bench\n\n{facts}\n\n{head}\n{lines}\n"

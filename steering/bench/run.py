@@ -30,37 +30,37 @@ def usual() -> list[str]:
 
 def run(names: Iterable[str], trial: Trial, begun: Callable[[str], object] = lambda name: None) -> Sheet:
     """Run some sections; call `begun` with the name of each."""
-    found, at = Sheet(), time.monotonic()
+    sheet, at = Sheet(), time.monotonic()
     for name in names:
         begun(name)
-        section(found, name, trial, SECTIONS[name].budget)
+        section(sheet, name, trial, SECTIONS[name].budget)
     about = {"model": f"random {trial.shape}, {trial.dtype}, on {trial.device}{', quick' if trial.quick else ''}"}
-    found.machine |= about | {"seconds": round(time.monotonic() - at)}
-    return found
+    sheet.machine |= about | {"seconds": round(time.monotonic() - at)}
+    return sheet
 
 
-def section(found: Sheet, name: str, trial: Trial, budget: float) -> None:
+def section(sheet: Sheet, name: str, trial: Trial, budget: float) -> None:
     """Add the rows of one section, run within its budget of seconds, and a row with the reason where it was ended."""
     command = [sys.executable, "-m", "steering.bench.sections", name, json.dumps(asdict(trial))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         ended = ""
         try:
-            out, told = process.communicate(timeout=budget)
+            out, errors = process.communicate(timeout=budget)
         except subprocess.TimeoutExpired:
             process.kill()
-            out, told = process.communicate()
+            out, errors = process.communicate()
             ended = f"Its {budget:g} seconds were over."
         except BaseException:
             process.kill()
             raise
     for line in out.splitlines():
-        said = json.loads(line)
-        if "row" in said:
-            found.rows.append(Gauge(**said["row"]))
+        event = json.loads(line)
+        if "row" in event:
+            sheet.rows.append(Gauge(**event["row"]))
         else:
-            found.machine |= said["machine"]
+            sheet.machine |= event["machine"]
     if process.returncode and not ended:
-        last = next((line.strip() for line in reversed(told.splitlines()) if line.strip()), "")
+        last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "")
         ended = f"Its process ended with status {process.returncode}: {last[:300]}"
     if ended:
-        found.rows.append(Gauge(name, "ended", None, note=ended))
+        sheet.rows.append(Gauge(name, "ended", None, note=ended))

@@ -65,8 +65,8 @@ def rows_of(name: str, trial: Trial) -> Iterator[Gauge]:
 
 def told(error: Exception) -> str:
     """Return an error as one line: its kind, and the first line of its message."""
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {said[:300]}"
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {line[:300]}"
 
 
 def main() -> int:

@@ -74,19 +74,19 @@ def _text(heads: int, kv_heads: int, width: int, layers: int, ffn: int, vocabula
 
 def _vision(hidden: int, heads: int, ffn: int, depth: int) -> dict[str, Any]:
     every = max(1, depth // 4)
-    whole = list(range(every - 1, depth, every))
+    full_attention = list(range(every - 1, depth, every))
     return {
         "hidden_size": hidden,
         "num_heads": heads,
         "intermediate_size": ffn,
         "depth": depth,
-        "fullatt_block_indexes": whole,
+        "fullatt_block_indexes": full_attention,
     }
 
 
 SHAPES = {
-    one.name: one
-    for one in (
+    shape.name: shape
+    for shape in (
         ModelShape(
             "7b",
             _text(28, 4, 128, 28, 18944, 152064),
@@ -143,7 +143,7 @@ def random_model(
     with tempfile.TemporaryDirectory() as folder:
         write_processor(Path(folder))
         processor = load_processor(folder)
-    model = _drawn(shape, device, dtype, seed, len(processor.tokenizer))
+    model = _draw_model(shape, device, dtype, seed, len(processor.tokenizer))
     if weights is not None:
         model.load_state_dict(weights)
     return MLLM(model.eval().requires_grad_(False), processor, f"random-{shape.name}", None)
@@ -153,7 +153,7 @@ def write_checkpoint(shape: ModelShape, device: torch.device, dtype: torch.dtype
     """Write such a model, made on the device, as a checkpoint with a steering vector."""
     attention.register()
     write_processor(folder)
-    model = _drawn(shape, device, dtype, 0, len(load_processor(str(folder)).tokenizer))
+    model = _draw_model(shape, device, dtype, 0, len(load_processor(str(folder)).tokenizer))
     model.save_pretrained(folder, max_shard_size="4GB")
     layers, width = shape.text["num_hidden_layers"], shape.text["hidden_size"]
     ones = torch.ones(layers)
@@ -165,24 +165,24 @@ def write_checkpoint(shape: ModelShape, device: torch.device, dtype: torch.dtype
     vector.save(folder / "vectors" / f"{PREFERENCE}.safetensors")
 
 
-def _drawn(shape: ModelShape, device: torch.device, dtype: torch.dtype, seed: int, known: int) -> Any:
-    """Return the model itself, which never generates tokens from `known` on."""
-    own = json.loads((embedded() / "config.json").read_text())
+def _draw_model(shape: ModelShape, device: torch.device, dtype: torch.dtype, seed: int, vocabulary: int) -> Any:
+    """Return the model itself, which never generates tokens from `vocabulary` on."""
+    embedded_config = json.loads((embedded() / "config.json").read_text())
     names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    ends = {name: own["text_config"][name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ends = {name: embedded_config["text_config"][name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config = AutoConfig.for_model(
         "qwen2_5_vl",
         text_config={**shape.text, **ends},
         vision_config={**shape.vision, "out_hidden_size": shape.text["hidden_size"]},
         tie_word_embeddings=False,
-        **{name: own[name] for name in names},
+        **{name: embedded_config[name] for name in names},
     )
     torch.manual_seed(seed)
     with torch.device(device):
         model = AutoModelForImageTextToText.from_config(
             config, dtype=dtype, attn_implementation={"text_config": attention.NAME}
         )
-    model.get_output_embeddings().weight.data[known:] = 0  # never the likeliest
+    model.get_output_embeddings().weight.data[vocabulary:] = 0  # never the likeliest
     model.generation_config = GenerationConfig(eos_token_id=ends["eos_token_id"], pad_token_id=ends["pad_token_id"])
     return model
 

@@ -47,24 +47,24 @@ def decode(trial: Trial) -> Iterator[Gauge]:
     yield Gauge("decode", "weights read per step", weights_read(engine.mllm) / GIGA, "GB")
     for rows in trial.size.batches:
         yield from _steps("decode", "engine", trial, engine, rows, speed)
-        yield from _alone(trial, engine, rows, trial.size.prompt + trial.tokens, speed)
-    yield from _alone(trial, engine, 1, trial.size.long, speed)
+        yield from _measure_alone(trial, engine, rows, trial.size.prompt + trial.tokens, speed)
+    yield from _measure_alone(trial, engine, 1, trial.size.long, speed)
 
 
 @torch.inference_mode()
-def _alone(trial: Trial, engine: Engine, rows: int, columns: int, speed: float) -> Iterator[Gauge]:
+def _measure_alone(trial: Trial, engine: Engine, rows: int, columns: int, speed: float) -> Iterator[Gauge]:
     """Measure steps of the model alone."""
-    what = f"the model alone, {columns:,} columns"
+    label = f"the model alone, {columns:,} columns"
     step = model_alone(engine.mllm, rows, columns)
     least = bytes_read(engine, rows, columns) / speed
-    yield from _timed("decode", what, rows, seconds(trial.place, step, repeats=5, times=4), least)
+    yield from _rows_of_duration("decode", label, rows, seconds(trial.place, step, repeats=5, times=4), least)
     try:
         replay = graphed(trial.place, step)
-        yield from _timed(
-            "decode", f"{what}, as a CUDA graph", rows, seconds(trial.place, replay, repeats=5, times=4), least
+        yield from _rows_of_duration(
+            "decode", f"{label}, as a CUDA graph", rows, seconds(trial.place, replay, repeats=5, times=4), least
         )
     except Unavailable as reason:
-        yield Gauge("decode", f"{what}, as a CUDA graph, {rows} at once", None, note=str(reason))
+        yield Gauge("decode", f"{label}, as a CUDA graph, {rows} at once", None, note=str(reason))
 
 
 def eager(trial: Trial) -> Iterator[Gauge]:
@@ -88,21 +88,21 @@ def first_token(trial: Trial) -> Iterator[Gauge]:
         return trial.ask(text=TEXT, picture=(across, down), tokens=4)
 
     answered(engine, [new()])
-    found = [answered(engine, [new()]) for _ in range(repeats)]
-    prepared, first = (statistics.median(getattr(one, name) for one in found) for name in ("prepared", "first"))
-    what = f"{count:,} image tokens"
-    yield Gauge("first token", f"{what}, new image", 1e3 * (prepared + first), "ms", "from a PIL image to the token")
+    runs = [answered(engine, [new()]) for _ in range(repeats)]
+    prepared, first = (statistics.median(getattr(run, name) for run in runs) for name in ("prepared", "first"))
+    label = f"{count:,} image tokens"
+    yield Gauge("first token", f"{label}, new image", 1e3 * (prepared + first), "ms", "from a PIL image to the token")
     yield Gauge(
-        "first token", f"{what}, of which in the processor", 1e3 * prepared, "ms", "on the CPU, in the caller's thread"
+        "first token", f"{label}, of which in the processor", 1e3 * prepared, "ms", "on the CPU, in the caller's thread"
     )
     yield Gauge(
-        "first token", f"{what}, of which in the engine", 1e3 * first, "ms", f"{count / first:,.0f} tokens a second"
+        "first token", f"{label}, of which in the engine", 1e3 * first, "ms", f"{count / first:,.0f} tokens a second"
     )
-    known = new()
-    answered(engine, [known])
-    again = statistics.median(answered(engine, [known]).first for _ in range(repeats))
+    request = new()
+    answered(engine, [request])
+    again = statistics.median(answered(engine, [request]).first for _ in range(repeats))
     yield Gauge(
-        "first token", f"{what}, cached image, in the engine", 1e3 * again, "ms", "the image's features are cached"
+        "first token", f"{label}, cached image, in the engine", 1e3 * again, "ms", "the image's features are cached"
     )
     for number in (count, trial.size.long):
         texts = statistics.median(answered(engine, [trial.ask(text=number, tokens=4)]).first for _ in range(repeats))
@@ -113,10 +113,13 @@ def first_token(trial: Trial) -> Iterator[Gauge]:
 def weights_read(mllm: MLLM) -> int:
     """Return the bytes of the weights that a decode step reads: the decoder's and the output's, without the token table."""
     table = mllm.model.get_input_embeddings().weight
-    read = {id(one): one for one in (*mllm.decoder.parameters(), mllm.model.get_output_embeddings().weight)}
+    read = {
+        id(parameter): parameter
+        for parameter in (*mllm.decoder.parameters(), mllm.model.get_output_embeddings().weight)
+    }
     if mllm.model.get_output_embeddings().weight is not table:
         read.pop(id(table), None)
-    return sum(one.nbytes for one in read.values()) + packed_bytes(mllm.decoder)
+    return sum(parameter.nbytes for parameter in read.values()) + packed_bytes(mllm.decoder)
 
 
 def bytes_read(engine: Engine, rows: int, columns: int) -> float:
@@ -147,15 +150,17 @@ def model_alone(mllm: MLLM, rows: int, columns: int) -> Callable[[], torch.Tenso
     return run
 
 
-def _steps(section: str, what: str, trial: Trial, engine: Engine, rows: int, speed: float) -> Iterator[Gauge]:
+def _steps(section: str, label: str, trial: Trial, engine: Engine, rows: int, speed: float) -> Iterator[Gauge]:
     requests = [trial.ask() for _ in range(rows)]
     answered(engine, requests[:1])  # makes everything made at first use
-    found = answered(engine, requests)
+    times = answered(engine, requests)
     columns = trial.size.prompt + trial.tokens // 2
-    yield from _timed(section, what, rows, found.step, bytes_read(engine, rows, columns) / speed)
+    yield from _rows_of_duration(section, label, rows, times.step, bytes_read(engine, rows, columns) / speed)
 
 
-def _timed(section: str, what: str, rows: int, taken: float, least: float) -> Iterator[Gauge]:
-    called = f"{what}, {rows} at once"
-    yield Gauge(section, called, 1e3 * taken, "ms a step", f"{rows / taken:,.0f} tokens a second")
-    yield Gauge(section, called, 100 * least / taken, "% of the limit", f"memory bandwidth allows {1e3 * least:.3g} ms")
+def _rows_of_duration(section: str, label: str, rows: int, duration: float, least: float) -> Iterator[Gauge]:
+    name = f"{label}, {rows} at once"
+    yield Gauge(section, name, 1e3 * duration, "ms a step", f"{rows / duration:,.0f} tokens a second")
+    yield Gauge(
+        section, name, 100 * least / duration, "% of the limit", f"memory bandwidth allows {1e3 * least:.3g} ms"
+    )

@@ -127,8 +127,8 @@ class Decode:
         if heads.softcap is not None:  # hooks are neutral to the bit in the rows that did not ask for them
             out = weights.to(values.dtype) @ values
         elif hooks:
-            asked = functools.reduce(torch.logical_or, [hook.asked for hook in hooks])
-            out = torch.where(asked.to(out.device), weights.to(values.dtype) @ values, out)
+            active = functools.reduce(torch.logical_or, [hook.asked for hook in hooks])
+            out = torch.where(active.to(out.device), weights.to(values.dtype) @ values, out)
         for observer in self.hooks.observers:
             observer.decode(heads.layer, weights.view(rows, -1, self.columns).mean(1))
         return out.reshape(query.shape)
@@ -136,9 +136,9 @@ class Decode:
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a layer's new keys and values (rows, kv_heads, 1, head_dim) to the pool; return its two tensors."""
         keys, values = self.pool.layer(layer, key, value)
-        written = self._written(key.shape[1], key.device)
-        for pooled, own in ((keys, key), (values, value)):
-            pooled.view(-1, own.shape[3]).index_copy_(0, written, own.reshape(-1, own.shape[3]))
+        written = self._new_key_index(key.shape[1], key.device)
+        for pooled, new in ((keys, key), (values, value)):
+            pooled.view(-1, new.shape[3]).index_copy_(0, written, new.reshape(-1, new.shape[3]))
         return keys, values
 
     def _product(
@@ -156,8 +156,8 @@ class Decode:
             return F.scaled_dot_product_attention(query, key, value, visible, scale=heads.scaling)
         out = product(slice(None), self.common)
         for row, columns in self.apart:
-            one = slice(row, row + 1)
-            out[one] = product(one, columns)
+            rows = slice(row, row + 1)
+            out[rows] = product(rows, columns)
         return out
 
     def weights(self, heads: Heads, query: torch.Tensor, key: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
@@ -175,7 +175,7 @@ class Decode:
             weights = hook.weights(heads.layer, weights.view(by_head))
         return weights.view(shape)
 
-    def _written(self, kv_heads: int, device: torch.device) -> torch.Tensor:
+    def _new_key_index(self, kv_heads: int, device: torch.device) -> torch.Tensor:
         """Return the index of each row's new key, (rows * kv_heads,), in a layer's (slots * kv_heads * length) pool."""
         if (kv_heads, device) not in self._writes:
             heads = torch.arange(self.positions.shape[0] * kv_heads, device=device)

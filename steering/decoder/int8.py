@@ -26,14 +26,14 @@ class Int8Linear(nn.Linear):
         """Round the weights (out, in); only the integers are kept."""
         weight = self.weight.detach().float()
         self.scale = _scale(weight)[:, 0]
-        self.weight = nn.Parameter(_rounded(weight, self.scale[:, None]), requires_grad=False)
+        self.weight = nn.Parameter(_round(weight, self.scale[:, None]), requires_grad=False)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         if self.scale is None:
             return super().forward(states)
         rows = states.reshape(-1, self.in_features)
         scale = _scale(rows)
-        out = _products(_rounded(rows, scale), self.weight) * scale * self.scale
+        out = _products(_round(rows, scale), self.weight) * scale * self.scale
         if self.bias is not None:
             out += self.bias
         return out.to(states.dtype).view(*states.shape[:-1], self.out_features)
@@ -59,7 +59,7 @@ def _scale(rows: torch.Tensor) -> torch.Tensor:
     return rows.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny * MOST) / MOST
 
 
-def _rounded(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def _round(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return torch.round(rows / scale).to(torch.int8)
 
 

@@ -49,8 +49,8 @@ def _products(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 def visible(rows: torch.Tensor, columns: int, window: int | None) -> torch.Tensor:
     """Return the columns that query rows at absolute positions `rows` (...) may attend to, (..., columns) bool."""
     column = torch.arange(columns, device=rows.device)
-    seen = column <= rows[..., None]
-    return seen if window is None else seen & (column > rows[..., None] - window)
+    visible = column <= rows[..., None]
+    return visible if window is None else visible & (column > rows[..., None] - window)
 
 
 def masked(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def product(
         mask = visible(torch.arange(columns - n, columns, device=query.device), columns, heads.window)
     causal = mask is None
     if mask is not None and query.is_cuda:  # kernels that take a mask and grouped heads materialise all weights
-        key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
+        key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
     if mask is not None and mask.dtype not in (torch.bool, query.dtype):
         mask = mask.to(query.dtype)
     return F.scaled_dot_product_attention(

@@ -65,11 +65,11 @@ class KVPool:
         """Return zeros, because a masked column of garbage could be NaN and 0 * NaN is NaN."""
         return _zeros((self.slots, like.shape[1], self.length, like.shape[3]), like)
 
-    def copy(self, source: int, target: int, length: int, there: int = 0) -> None:
-        """Copy the first `length` columns of one slot to another, except the first `there`."""
+    def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
+        """Copy the first `length` columns of one slot to another, except the first `start`."""
         for tensors in self._layers.values():
             for tensor in tensors:
-                tensor[target, :, there:length] = tensor[source, :, there:length]
+                tensor[target, :, start:length] = tensor[source, :, start:length]
 
     def clear(self, slot: int) -> None:
         """Zero a slot, so that what a faulty sequence left cannot leak into its successor through 0 * NaN."""
@@ -92,23 +92,23 @@ class KVBlocks:
 
     def _pair(self, pooled: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a pool tensor viewed as (slots, blocks of a slot, kv_heads, size, head_dim), and one for its blocks."""
-        whole = pooled.shape[2] // size * size
-        blocks = pooled[:, :, :whole].unflatten(2, (-1, size)).transpose(1, 2)
+        end = pooled.shape[2] // size * size
+        blocks = pooled[:, :, :end].unflatten(2, (-1, size)).transpose(1, 2)
         return blocks, _zeros((self.count, *blocks.shape[2:]), pooled)
 
     def save(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """Copy a slot's columns from first * size on into these blocks."""
         index = _Index(blocks)
-        for pooled, kept in self._pairs:
-            kept[index.on(kept.device)] = pooled[slot, first : first + len(blocks)]
+        for pooled, store in self._pairs:
+            store[index.on(store.device)] = pooled[slot, first : first + len(blocks)]
 
     def load(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """Copy these blocks into a slot's columns from first * size on."""
         if not blocks:
             return
         index = _Index(blocks)
-        for pooled, kept in self._pairs:
-            pooled[slot, first : first + len(blocks)] = kept[index.on(kept.device)]
+        for pooled, store in self._pairs:
+            pooled[slot, first : first + len(blocks)] = store[index.on(store.device)]
 
 
 class _Index:
@@ -119,14 +119,14 @@ class _Index:
         follow = list(numbers) == list(range(first, first + len(numbers)))
         self._slice = slice(first, first + len(numbers)) if follow else None
         self._tensor = torch.tensor(numbers)
-        self._sent: dict[torch.device, torch.Tensor] = {}
+        self._copies: dict[torch.device, torch.Tensor] = {}
 
     def on(self, device: torch.device) -> slice | torch.Tensor:
         if self._slice is not None:
             return self._slice
-        if device not in self._sent:
-            self._sent[device] = to_device(self._tensor, device)
-        return self._sent[device]
+        if device not in self._copies:
+            self._copies[device] = to_device(self._tensor, device)
+        return self._copies[device]
 
 
 def _zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

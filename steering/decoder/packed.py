@@ -25,9 +25,9 @@ class PackedLinear(nn.Linear):
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
         """The weight (out, in); recomputed at each call where it is packed."""
-        own = self._parameters["weight"]
-        if own is not None:
-            return own
+        weight = self._parameters["weight"]
+        if weight is not None:
+            return weight
         assert self.packed is not None
         return self.packed.to_dense()
 
@@ -47,8 +47,8 @@ class PackedLinear(nn.Linear):
 
 def reordered(weight: torch.Tensor) -> torch.Tensor:
     """Return a weight (out, in) in the order that the kernels read."""
-    made: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
-    return made
+    tensor: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+    return tensor
 
 
 def prepare(model: nn.Module, dtype: torch.dtype) -> None:
@@ -69,14 +69,16 @@ def pack(model: Any) -> None:
     Weights that other modules share are kept for them, and the output layer's for callers that read single rows.
     """
     head = model.get_output_embeddings()
-    for module in [one for one in model.modules() if isinstance(one, PackedLinear) and one.packed is None]:
+    for module in [layer for layer in model.modules() if isinstance(layer, PackedLinear) and layer.packed is None]:
         module.pack(keep=module is head)
 
 
 def packed_bytes(model: nn.Module) -> int:
     """Return the bytes of the packed weights whose originals were freed."""
-    layers = [one for one in model.modules() if isinstance(one, PackedLinear)]
-    return sum(one.packed.nbytes for one in layers if one.packed is not None and one._parameters["weight"] is None)
+    layers = [layer for layer in model.modules() if isinstance(layer, PackedLinear)]
+    return sum(
+        layer.packed.nbytes for layer in layers if layer.packed is not None and layer._parameters["weight"] is None
+    )
 
 
 def supported(dtype: torch.dtype) -> bool:

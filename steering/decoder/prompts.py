@@ -49,7 +49,7 @@ class PromptStep:
     hooks: Hooks
     start: int = 0
 
-    def _hooked(
+    def _attend_with_hooks(
         self,
         heads: Heads,
         query: torch.Tensor,
@@ -62,23 +62,23 @@ class PromptStep:
         wide = functools.cache(lambda: (query.float(), key.float()))
 
         def exact(values: torch.Tensor) -> torch.Tensor:
-            known = values is value and plain.dtype == torch.float32
-            return plain if known else kernels.product(heads, *wide(), values, mask)
+            is_exact = values is value and plain.dtype == torch.float32
+            return plain if is_exact else kernels.product(heads, *wide(), values, mask)
 
         changed: Product = exact
         for hook in self.hooks.attention:
-            if (own := hook.product(heads.layer, value, changed)) is not None:
-                out = torch.where(hook.asked.to(out.device), own.to(out.dtype), out)
+            if (product := hook.product(heads.layer, value, changed)) is not None:
+                out = torch.where(hook.asked.to(out.device), product.to(out.dtype), out)
                 changed = functools.partial(_product_under, hook, heads.layer, changed)
-        return self._looked(LayerWeights(self, heads, query, key, mask), value, out)
+        return self._apply_weight_hooks(LayerWeights(self, heads, query, key, mask), value, out)
 
-    def _looked(self, weights: LayerWeights, value: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def _apply_weight_hooks(self, weights: LayerWeights, value: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Return an output (rows, heads, n, head_dim) after the hooks that need weights. value: of all columns."""
         for observer in self.hooks.observers:
             observer.prefill(weights.heads.layer, weights, value.shape[2])
         for hook in self.hooks.attention:
             if hook.queries is not None:
-                out = _replaced(
+                out = _replace_queries(
                     out, hook.queries.to(out.device), kernels.weighted(weights(hook.queries.clamp(min=0)), value)
                 )
         return out
@@ -100,12 +100,12 @@ class LayerWeights(Weights):
     summed: Grouped | None = None
 
     def __call__(self, queries: torch.Tensor) -> torch.Tensor:
-        hooks, columns, asked = self.step.hooks, self.key.shape[2], queries
+        hooks, columns, rows = self.step.hooks, self.key.shape[2], queries
         queries = queries.to(self.query.device)
         index = queries[:, None, :, None].expand(-1, self.query.shape[1], -1, self.query.shape[3])
         scores = kernels.grouped_scores(self.heads, self.query.gather(2, index), self.key)
         for hook in hooks.scoring:
-            scores = hook.scores(self.heads.layer, scores, asked)
+            scores = hook.scores(self.heads.layer, scores, rows)
         if self.mask is None:
             visible = kernels.visible(queries + self.step.start, columns, None)[:, None]
         else:
@@ -162,8 +162,8 @@ class Prefill(PromptStep):
             unmasked = plain and query.is_cuda and query.dtype != torch.float32
             mask = None if unmasked else self._chunk_mask(n, end, heads.window, query.device)
         if attended is None:
-            return self._hooked(heads, query, key, value, mask)
-        return self._looked(LayerWeights(self, heads, query, key, mask, grouped), value, attended)
+            return self._attend_with_hooks(heads, query, key, value, mask)
+        return self._apply_weight_hooks(LayerWeights(self, heads, query, key, mask, grouped), value, attended)
 
     def _chunk_mask(self, n: int, columns: int, window: int | None, device: torch.device) -> torch.Tensor:
         """Return a mask (1 or rows, 1, n, columns): causal with an offset, unlike is_causal, and within the window."""
@@ -187,19 +187,19 @@ class Ragged:
         """The number of columns that its queries may see."""
         return max(start + length for start, length in zip(self.starts, self.lengths, strict=True))
 
-    def write(self, pooled: torch.Tensor, own: torch.Tensor) -> None:
+    def write(self, pooled: torch.Tensor, new: torch.Tensor) -> None:
         """Write own (rows, kv_heads, n, head_dim), except its padding, into pooled (rows, kv_heads, length, head_dim)."""
-        if own.device not in self._places:
-            real = torch.arange(own.shape[2]) < torch.tensor(self.lengths)[:, None]
+        if new.device not in self._places:
+            real = torch.arange(new.shape[2]) < torch.tensor(self.lengths)[:, None]
             row, at = real.nonzero().unbind(1)
             column = torch.tensor(self.starts)[row] + at
-            self._places[own.device] = (
-                to_device(row, own.device),
-                to_device(at, own.device),
-                to_device(column, own.device),
+            self._places[new.device] = (
+                to_device(row, new.device),
+                to_device(at, new.device),
+                to_device(column, new.device),
             )
-        row, at, column = self._places[own.device]
-        pooled[row, :, column] = own[row, :, at]
+        row, at, column = self._places[new.device]
+        pooled[row, :, column] = new[row, :, at]
 
 
 def _product_under(hook: AttentionHook, layer: int, exact: Product, value: torch.Tensor) -> torch.Tensor:
@@ -208,7 +208,7 @@ def _product_under(hook: AttentionHook, layer: int, exact: Product, value: torch
     return exact(value) if changed is None else torch.where(hook.asked.to(changed.device), changed, exact(value))
 
 
-def _replaced(out: torch.Tensor, queries: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+def _replace_queries(out: torch.Tensor, queries: torch.Tensor, replacement: torch.Tensor) -> torch.Tensor:
     """Write own (rows, heads, R, head_dim) into out (rows, heads, n, head_dim) at queries (rows, R), except at -1."""
     index = queries.clamp(min=0)[:, None, :, None].expand(-1, out.shape[1], -1, out.shape[3])
-    return out.scatter(2, index, torch.where((queries >= 0)[:, None, :, None], own, out.gather(2, index)))
+    return out.scatter(2, index, torch.where((queries >= 0)[:, None, :, None], replacement, out.gather(2, index)))

@@ -43,9 +43,9 @@ class Ranks:
         """Return the first rank's values, so that all ranks agree where rounding decides."""
         if self.size == 1:
             return values
-        one = values.to(torch.int64, copy=True).contiguous()
-        dist.broadcast(one, 0)
-        return one.to(values.dtype)
+        shared = values.to(torch.int64, copy=True).contiguous()
+        dist.broadcast(shared, 0)
+        return shared.to(values.dtype)
 
 
 ALONE = Ranks()

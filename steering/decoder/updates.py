@@ -104,12 +104,12 @@ def install(layers: nn.ModuleList, ranks: Ranks = ALONE) -> tuple[Updates, ...]:
     takes torch's slow call path.
     """
     updates = tuple(Updates(layer, ranks) for layer in layers)
-    for index, (layer, kept) in enumerate(zip(layers, updates, strict=True)):
-        layer.forward = _extended(layer.forward, index, kept)
+    for index, (layer, update) in enumerate(zip(layers, updates, strict=True)):
+        layer.forward = _extend_forward(layer.forward, index, update)
     return updates
 
 
-def _extended(forward: Callable[..., torch.Tensor], index: int, updates: Updates) -> Callable[..., torch.Tensor]:
+def _extend_forward(forward: Callable[..., torch.Tensor], index: int, updates: Updates) -> Callable[..., torch.Tensor]:
     @functools.wraps(forward)
     def extended(*args: Any, **kwargs: Any) -> torch.Tensor:
         output = forward(*args, **kwargs)

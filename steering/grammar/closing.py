@@ -43,53 +43,53 @@ def _names(node: Schema) -> bool:
 
 def _asks_for_more(node: Schema) -> bool:
     """Return whether a schema has rules for properties that it does not name."""
-    named, required = node.get("properties") or {}, node.get("required")
-    beyond = isinstance(required, list) and any(name not in named for name in required)
+    properties, required = node.get("properties") or {}, node.get("required")
+    beyond = isinstance(required, list) and any(name not in properties for name in required)
     return beyond or any(name in node for name in _OPENING)
 
 
 def nodes_of(root: Schema) -> Iterator[Schema]:
     """Yield all schemas within one."""
-    left: list[Any] = [root]
-    while left:
-        node = left.pop()
+    pending: list[Any] = [root]
+    while pending:
+        node = pending.pop()
         if not isinstance(node, dict):
             continue
         yield node
         for name, value in node.items():
             if name in _MAPS and isinstance(value, dict):
-                left.extend(value.values())
+                pending.extend(value.values())
             elif name in _LISTS or (name == "items" and isinstance(value, list)):
-                left.extend(value if isinstance(value, list) else ())
+                pending.extend(value if isinstance(value, list) else ())
             elif name in _SINGLE:
-                left.append(value)
+                pending.append(value)
 
 
 def _parts(root: Schema, node: Schema) -> list[list[Schema]]:
     """Return lists of the schemas that hold for a value besides the node's own keywords; of each list one must hold."""
-    parts = [[one] for one in _listed(node, "allOf")]
-    parts += [_listed(node, "anyOf"), _listed(node, "oneOf"), [_found(root, node.get("$ref"))]]
-    return [kept for part in parts if (kept := [one for one in part if isinstance(one, dict)])]
+    parts = [[part] for part in _list_of(node, "allOf")]
+    parts += [_list_of(node, "anyOf"), _list_of(node, "oneOf"), [_resolve(root, node.get("$ref"))]]
+    return [schemas for part in parts if (schemas := [schema for schema in part if isinstance(schema, dict)])]
 
 
 def _same(root: Schema, nodes: list[Schema]) -> set[int]:
     """Return the ids of these nodes, and of all that hold for the same value as one of them."""
-    found: set[int] = set()
-    left = list(nodes)
-    while left:
-        node = left.pop()
-        if id(node) not in found:
-            found.add(id(node))
-            left.extend(one for part in _parts(root, node) for one in part)
-    return found
+    seen: set[int] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            pending.extend(schema for part in _parts(root, node) for schema in part)
+    return seen
 
 
-def _listed(node: Schema, name: str) -> list[Any]:
+def _list_of(node: Schema, name: str) -> list[Any]:
     value = node.get(name)
     return value if isinstance(value, list) else []
 
 
-def _found(root: Schema, reference: Any) -> Any:
+def _resolve(root: Schema, reference: Any) -> Any:
     """Return the target of a reference within the schema; None where there is none."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None

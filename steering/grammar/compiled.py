@@ -93,46 +93,46 @@ class Grammars:
 
     def __init__(self, mllm: MLLM):
         self._mllm = mllm
-        self._kept: OrderedDict[str, Compiled] = OrderedDict()
+        self._cache: OrderedDict[str, Compiled] = OrderedDict()
         self._large: WeakSet[Compiled] = WeakSet()
         self._lock = threading.Lock()
         self._compiling = threading.Lock()
 
     def start(self, grammar: Grammar) -> Matcher:
         """Return a matcher at the start of a grammar's answers; raise RequestError where it cannot be compiled."""
-        compiled = self._found(grammar)
+        compiled = self._cached(grammar)
         if compiled is None:
             with self._compiling:  # one at a time: other requests with this grammar then find it cached
-                compiled = self._found(grammar) or self._made(grammar)
+                compiled = self._cached(grammar) or self._make(grammar)
         return Matcher(compiled, compiled.start.deep_copy(), grammar.param)
 
-    def _found(self, grammar: Grammar) -> Compiled | None:
+    def _cached(self, grammar: Grammar) -> Compiled | None:
         """Return the cached entry of a grammar, after removing worn ones."""
         with self._lock:
-            for text in [text for text, compiled in self._kept.items() if compiled.worn]:
-                del self._kept[text]
-            if (found := self._kept.get(grammar.text)) is not None:
-                self._kept.move_to_end(grammar.text)
-            return found
+            for text in [text for text, compiled in self._cache.items() if compiled.worn]:
+                del self._cache[text]
+            if (compiled := self._cache.get(grammar.text)) is not None:
+                self._cache.move_to_end(grammar.text)
+            return compiled
 
-    def _made(self, grammar: Grammar) -> Compiled:
+    def _make(self, grammar: Grammar) -> Compiled:
         try:
-            compiled = _aside(lambda: self._compiled(grammar), grammar.param)
+            compiled = _run_aside(lambda: self._compile(grammar), grammar.param)
         except RequestError:
             _give_back()
             raise
         with self._lock:
-            self._kept[grammar.text] = compiled
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+            self._cache[grammar.text] = compiled
+            if len(self._cache) > KEPT:
+                self._cache.popitem(last=False)
         return compiled
 
-    def _compiled(self, grammar: Grammar) -> Compiled:
-        start, tried = self._tried(grammar, FUEL)
+    def _compile(self, grammar: Grammar) -> Compiled:
+        start, tried = self._try_matchers(grammar, FUEL)
         large = _OUT_OF_FUEL.search(tried.get_error()) is not None
         if large:
             self._make_room(grammar.param)
-            start, tried = self._tried(grammar, MOST_FUEL)
+            start, tried = self._try_matchers(grammar, MOST_FUEL)
         if tried.is_error():
             refusal = _refusal(grammar.param, "cannot be enforced", tried, grammar.strict)
             del start, tried  # the traceback would keep them alive
@@ -142,7 +142,7 @@ class Grammars:
             self._large.add(compiled)
         return compiled
 
-    def _tried(self, grammar: Grammar, fuel: int) -> tuple[LLMatcher, LLMatcher]:
+    def _try_matchers(self, grammar: Grammar, fuel: int) -> tuple[LLMatcher, LLMatcher]:
         """Return a matcher, and one whose first possible tokens were computed.
 
         A grammar often proves too large only then, and, where the first token is certain, only the second time.
@@ -157,13 +157,15 @@ class Grammars:
     def _make_room(self, param: str) -> None:
         """Remove large grammars that nobody follows from the cache; raise RequestError where too many are followed."""
         with self._lock:
-            for text in [text for text, compiled in self._kept.items() if compiled in self._large]:
+            for text in [text for text, compiled in self._cache.items() if compiled in self._large]:
                 if len(self._large) < LARGE:
                     return
-                del self._kept[text]
+                del self._cache[text]
             if len(self._large) >= LARGE:
-                said = f"'{param}' is a large grammar, and {LARGE} such are in use; try again when an answer has ended."
-                raise RequestError(said, param=param, code="unsupported_value")
+                message = (
+                    f"'{param}' is a large grammar, and {LARGE} such are in use; try again when an answer has ended."
+                )
+                raise RequestError(message, param=param, code="unsupported_value")
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -172,21 +174,21 @@ class Grammars:
         try:
             return from_tokenizer(mllm.tokenizer, mllm.vocab_size, sorted(mllm.stop_ids) or None)
         except ValueError as error:
-            said = f"This model's tokenizer cannot follow a grammar: {_line(str(error))}."
-            raise RequestError(said, code="unsupported_value") from error
+            message = f"This model's tokenizer cannot follow a grammar: {_line(str(error))}."
+            raise RequestError(message, code="unsupported_value") from error
 
 
-def _aside(work: Callable[[], T], param: str) -> T:
+def _run_aside(work: Callable[[], T], param: str) -> T:
     """Run `work` on a thread with a deep stack and return its result or raise its error.
 
     Raises RequestError where it takes too long.
     """
-    done: list[T] = []
+    results: list[T] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            done.append(work())
+            results.append(work())
         except BaseException as error:  # a native library's panic is one
             failed.append(error)
 
@@ -199,17 +201,17 @@ def _aside(work: Callable[[], T], param: str) -> T:
     thread.join(SECONDS)
     if failed:
         raise failed[0]
-    if not done:
+    if not results:
         raise RequestError(f"'{param}' takes longer than {SECONDS:g} seconds to compile.", param=param)
-    return done[0]
+    return results[0]
 
 
-def _refusal(param: str, what: str, matcher: LLMatcher, strict: bool = False) -> RequestError:
-    said = _line(_OWN_WORDS.sub("", matcher.get_error().partition("\n<non-verbose/>")[0]))
-    for own, plain in _PLAIN:
-        said = plain if said.startswith(own) else said
-    aside = ' With "strict": false it is left aside.' if strict and said.startswith(BESIDE) else ""
-    return RequestError(f"'{param}' {what}: {said}.{aside}", param=param, code="unsupported_value")
+def _refusal(param: str, problem: str, matcher: LLMatcher, strict: bool = False) -> RequestError:
+    reason = _line(_OWN_WORDS.sub("", matcher.get_error().partition("\n<non-verbose/>")[0]))
+    for start, plain in _PLAIN:
+        reason = plain if reason.startswith(start) else reason
+    aside = ' With "strict": false it is left aside.' if strict and reason.startswith(BESIDE) else ""
+    return RequestError(f"'{param}' {problem}: {reason}.{aside}", param=param, code="unsupported_value")
 
 
 def _give_back() -> None:
@@ -237,7 +239,7 @@ _OWN_WORDS = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?|\
 """The library's positions of an error in rules that no client wrote."""
 
 
-def _line(said: str) -> str:
+def _line(text: str) -> str:
     """Return the library's message on one line."""
-    line = " ".join(said.split()).rstrip(".")
+    line = " ".join(text.split()).rstrip(".")
     return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."

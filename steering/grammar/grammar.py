@@ -62,7 +62,7 @@ class Grammar:
 
         The expression has no look-around and no back-references.
         """
-        return cls(LLMatcher.grammar_from_regex(_short(pattern, param)), param=param)
+        return cls(LLMatcher.grammar_from_regex(_check_length(pattern, param)), param=param)
 
     @classmethod
     def choice(cls, texts: Sequence[str], *, param: str = "grammar") -> Grammar:
@@ -74,7 +74,7 @@ class Grammar:
     @classmethod
     def lark(cls, rules: str, *, param: str = "grammar") -> Grammar:
         """Return a grammar from rules in llguidance's dialect of Lark, beginning with `start`."""
-        return cls(LLMatcher.grammar_from_lark(_short(rules, param)), param=param)
+        return cls(LLMatcher.grammar_from_lark(_check_length(rules, param)), param=param)
 
 
 def written_schema(schema: Mapping[str, Any], strict: bool, param: str) -> str:
@@ -85,7 +85,7 @@ def written_schema(schema: Mapping[str, Any], strict: bool, param: str) -> str:
         raise RequestError(f"'{param}.x-guidance' is not supported.", param=param, code="unsupported_value")
     options = {**ONE_LINE, "lenient": not strict, "coerce_one_of": not strict}
     try:
-        copied: dict[str, Any] = json.loads(_short(json.dumps(schema, allow_nan=False), param))
+        copied: dict[str, Any] = json.loads(_check_length(json.dumps(schema, allow_nan=False), param))
         _check_multiples(copied, param)
         close(copied)
         for node in nodes_of(copied):
@@ -98,8 +98,8 @@ def written_schema(schema: Mapping[str, Any], strict: bool, param: str) -> str:
 
 def _check_multiples(schema: dict[str, Any], param: str) -> None:
     """Raise RequestError where the numbers of `multipleOf` would make too large an automaton."""
-    given = [node["multipleOf"] for node in nodes_of(schema) if type(node.get("multipleOf")) in (int, float)]
-    digits = [int("".join(map(str, Decimal(repr(value)).normalize().as_tuple().digits))) for value in given]
+    multiples = [node["multipleOf"] for node in nodes_of(schema) if type(node.get("multipleOf")) in (int, float)]
+    digits = [int("".join(map(str, Decimal(repr(value)).normalize().as_tuple().digits))) for value in multiples]
     if math.lcm(*digits) > MULTIPLES:
         raise RequestError(
             f"'{param}' cannot be enforced: the least common multiple of all 'multipleOf', apart from powers of ten, may be "
@@ -109,7 +109,7 @@ def _check_multiples(schema: dict[str, Any], param: str) -> None:
         )
 
 
-def _short(text: str, param: str) -> str:
+def _check_length(text: str, param: str) -> str:
     if len(text) > MAX_SCHEMA:
         raise RequestError(f"'{param}' may have at most {MAX_SCHEMA} characters; got {len(text)}.", param=param)
     return text

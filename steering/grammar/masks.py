@@ -46,8 +46,8 @@ class Masks:
         """
         pinned = self._device.type == "cuda"
         packed = torch.empty(len(matchers), self._words, dtype=torch.int32, pin_memory=pinned)
-        asked = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
-        self._executor.unsafe_compute_mask_ptr(asked, packed.data_ptr(), self._words * BITS // 8, len(matchers))
+        rows = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
+        self._executor.unsafe_compute_mask_ptr(rows, packed.data_ptr(), self._words * BITS // 8, len(matchers))
         octets = packed.to(self._device, non_blocking=True).view(torch.uint8)
         bits = (octets[..., None] >> self._shifts & 1).view(torch.bool)
         return bits.flatten(1)[:, : self._vocabulary]

@@ -50,7 +50,7 @@ class Contrast(Options):
     def report(self, taken: Any) -> dict[str, Any]:
         """Report the settings and the number of tokens that the contrast changed.
 
-        taken: `Twinned`.
+        taken: `TwinReport`.
         """
         return {**self.settings(), "changed": taken.changed}
 
@@ -92,7 +92,7 @@ class Icd(Contrast):
         return (self.instruction,)
 
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
-        return build_prompt(mllm, _with_instruction(messages, self.instruction), options=prompt.options)
+        return build_prompt(mllm, _add_instruction(messages, self.instruction), options=prompt.options)
 
 
 def diffusion(step: int) -> tuple[float, float]:
@@ -102,8 +102,8 @@ def diffusion(step: int) -> tuple[float, float]:
     sigmoid (VCD's released schedule).
     """
     b = torch.linspace(-6, 6, DIFFUSION_STEPS, dtype=torch.float64).sigmoid() * (0.5e-2 - 1e-5) + 1e-5
-    kept = float((1 - b)[: step + 1].prod())
-    return kept**0.5, (1 - kept) ** 0.5
+    signal_share = float((1 - b)[: step + 1].prod())
+    return signal_share**0.5, (1 - signal_share) ** 0.5
 
 
 def noised(picture: Picture, step: int, frames: int = 1) -> Picture:
@@ -115,17 +115,17 @@ def noised(picture: Picture, step: int, frames: int = 1) -> Picture:
     """
     pixels = picture.tensors["pixel_values"]
     generator = torch.Generator().manual_seed(int.from_bytes(picture.key[:8], "little", signed=True))
-    kept, added = diffusion(step)
+    signal, added = diffusion(step)
     shape, still = pixels.shape, pixels.ndim == 2 and frames > 1
     if still:
         shape = torch.Size((len(pixels), CHANNELS, 1, pixels.shape[1] // (CHANNELS * frames)))
     noise = torch.randn(shape, generator=generator).to(pixels.dtype)
     if still:
         noise = noise.expand(-1, -1, frames, -1).reshape(pixels.shape)
-    return Picture.of({**picture.tensors, "pixel_values": kept * pixels + added * noise})
+    return Picture.of({**picture.tensors, "pixel_values": signal * pixels + added * noise})
 
 
-def _with_instruction(messages: Messages, instruction: str) -> list[dict[str, Any]]:
+def _add_instruction(messages: Messages, instruction: str) -> list[dict[str, Any]]:
     """Return the messages with the instruction on a line before the first text of the last user message.
 
     Parts that are text context do not count as texts.

@@ -145,12 +145,12 @@ class DolaRows(LayerHook):
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
         if layer == 0 and 0 in self.states:
-            self._gathered.append(self._at_last(before))
+            self._gathered.append(self._states_at_last(before))
         if layer + 1 in self.states:
-            self._gathered.append(self._at_last(hidden))
+            self._gathered.append(self._states_at_last(hidden))
         return hidden
 
-    def _at_last(self, states: torch.Tensor) -> torch.Tensor:
+    def _states_at_last(self, states: torch.Tensor) -> torch.Tensor:
         if self._last is None:
             return states[:, -1]
         last = self._last.to(states.device)
@@ -181,12 +181,12 @@ class DolaSlots(Slots):
         self.chosen = torch.zeros(slots, pool.length, dtype=torch.int64, device=device)
 
     def place(self, sequence: Sequence) -> None:
-        dola, slot = _asked(sequence), sequence.slot
+        dola, slot = _options(sequence), sequence.slot
         if dola is None:
             return  # a slot's old values are read by rows that use DoLa alone
-        own = torch.zeros(self.pool.layers, dtype=torch.bool)
-        own[dola.candidates(self.pool.mllm)] = True
-        self.candidates[slot] = to_device(own, self.candidates)
+        is_candidate = torch.zeros(self.pool.layers, dtype=torch.bool)
+        is_candidate[dola.candidates(self.pool.mllm)] = True
+        self.candidates[slot] = to_device(is_candidate, self.candidates)
         fill_slot(self.top, slot, math.log(dola.relative_top) if dola.relative_top else -math.inf)
         fill_slot(self.released, slot, dola.divergence == "released")
 
@@ -203,17 +203,17 @@ class DolaSlots(Slots):
         if not isinstance(hook, DolaRows):
             return
         index = to_device(torch.tensor(hook.states), self.early.device)
-        kept = self.early[batch.rows]
-        kept[:, index] = batch.latest(hook.early(kept.device), kept[:, index])
+        early = self.early[batch.rows]
+        early[:, index] = batch.latest(hook.early(early.device), early[:, index])
 
     def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        rows = [(row, sequence) for row, sequence in enumerate(sequences) if _asked(sequence) is not None]
+        rows = [(row, sequence) for row, sequence in enumerate(sequences) if _options(sequence) is not None]
         if not rows:
             return logits
         places = torch.tensor([[row, sequence.slot, len(sequence.tokens)] for row, sequence in rows])
         at, slot, token = to_device(places, logits.device).unbind(1)
         states = to_device(torch.tensor(self._states([sequence for _, sequence in rows])), logits.device)
-        last, early = logits[at].log_softmax(-1), self._early(rows, self.early[slot][:, states])
+        last, early = logits[at].log_softmax(-1), self._early_logits(rows, self.early[slot][:, states])
         early = early.masked_fill((last == -torch.inf)[:, None], -torch.inf).log_softmax(-1)
         far = divergences(last[:, None], early, self.released[slot])
         best = far.masked_fill(~self.candidates[slot][:, states], -torch.inf).argmax(-1)  # (rows,) of `states`
@@ -223,24 +223,24 @@ class DolaSlots(Slots):
         return logits.index_copy(0, at, contrasted.masked_fill((last < least) | (last == -torch.inf), -torch.inf))
 
     def take(self, sequence: Sequence) -> dict[int, int] | None:
-        dola = _asked(sequence)
+        dola = _options(sequence)
         if dola is None:
             return None
         counts = Counter(self.chosen[sequence.slot, : len(sequence.tokens)].tolist())
         return {state: counts[state] for state in dola.candidates(self.pool.mllm)}
 
-    def _early(self, rows: list[tuple[int, Sequence]], hidden: torch.Tensor) -> torch.Tensor:
+    def _early_logits(self, rows: list[tuple[int, Sequence]], hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits (rows, states, vocabulary) of early states (rows, states, d)."""
         mllm = self.pool.mllm
-        normalise = [(dola := _asked(sequence)) is not None and dola.normalise for _, sequence in rows]
+        normalise = [(dola := _options(sequence)) is not None and dola.normalise for _, sequence in rows]
         if any(normalise):
-            which = to_device(torch.tensor(normalise), hidden.device)[:, None, None]
-            hidden = torch.where(which, mllm.normalised(hidden), hidden)
+            normalised_rows = to_device(torch.tensor(normalise), hidden.device)[:, None, None]
+            hidden = torch.where(normalised_rows, mllm.normalised(hidden), hidden)
         return mllm.head(hidden)
 
     def _states(self, sequences: list[Sequence]) -> list[int]:
         mllm = self.pool.mllm
-        dolas = [dola for sequence in sequences if (dola := _asked(sequence)) is not None]
+        dolas = [dola for sequence in sequences if (dola := _options(sequence)) is not None]
         return sorted({state for dola in dolas for state in dola.candidates(mllm)})
 
     def _rows(self, sequences: list[Sequence], last: torch.Tensor | None) -> DolaRows | None:
@@ -248,6 +248,6 @@ class DolaSlots(Slots):
         return DolaRows(states, last) if states else None
 
 
-def _asked(sequence: Sequence) -> Dola | None:
+def _options(sequence: Sequence) -> Dola | None:
     dola = sequence.spec.asked.get(NAME)
     return dola if isinstance(dola, Dola) else None

@@ -74,7 +74,7 @@ class Generate(Options):
     def report(self, taken: Any) -> dict[str, Any] | None:
         """Report the patches occluded at first and by every rebuilt mask, and how many tokens the contrast changed.
 
-        taken: `Twinned`.
+        taken: `TwinReport`.
         """
         if not taken.made:
             return None
@@ -132,9 +132,9 @@ def chosen_patches(attention: torch.Tensor, activation: torch.Tensor, top: float
         chosen[values.topk(count).indices] = True
         return chosen & (values > 0)
 
-    both = highest(attention, top) & highest(activation, top)
-    if bool(both.any()):
-        return both
+    overlap = highest(attention, top) & highest(activation, top)
+    if bool(overlap.any()):
+        return overlap
     maps = (attention * activation, attention, activation)
     return highest(next((values for values in maps if bool(values.any())), attention), 0.05)
 
@@ -142,8 +142,8 @@ def chosen_patches(attention: torch.Tensor, activation: torch.Tensor, top: float
 def can_mask_pixels(inputs: Mapping[str, torch.Tensor], images: Sequence[ImageSpan]) -> bool:
     """Return whether image tokens are rectangles of one picture in the processor's tensors, rather than of tiles."""
     pixels = inputs["pixel_values"]
-    whole = pixels.ndim == 4 and len(pixels) == len(images) and all(image.grid is not None for image in images)
-    return "image_grid_thw" in inputs or whole
+    separable = pixels.ndim == 4 and len(pixels) == len(images) and all(image.grid is not None for image in images)
+    return "image_grid_thw" in inputs or separable
 
 
 def masked_pixels(
@@ -165,8 +165,10 @@ def masked_pixels(
             by_token = picture.view(len(mask), -1, channels, picture.shape[1] // channels)
             by_token[mask.to(pixels.device)] = by_token.mean((0, 1, 3), keepdim=True)[0]
     else:
-        whole = [pixels.shape[2:]] * len(images)
-        for padded, size, image, mask in zip(pixels, inputs.get("image_sizes", whole), images, chosen, strict=True):
+        whole_sizes = [pixels.shape[2:]] * len(images)
+        for padded, size, image, mask in zip(
+            pixels, inputs.get("image_sizes", whole_sizes), images, chosen, strict=True
+        ):
             picture = padded[:, : int(size[0]), : int(size[1])]
             rows, columns = image.grid or (1, 1)
             height, width = picture.shape[1] / rows, picture.shape[2] / columns
@@ -200,12 +202,12 @@ def mask_of(
     token. head: (d,), the token's row of the output embedding.
     """
     images = prompt.layout.images
-    seen = attention[to_device(torch.cat([image.columns for image in images]), attention.device)]
+    image_attention = attention[to_device(torch.cat([image.columns for image in images]), attention.device)]
     maps = torch.stack(
-        [seen.float(), activation_maps(states, head[None])[0]]
+        [image_attention.float(), activation_maps(states, head[None])[0]]
     ).cpu()  # the choice needs several syncs, which cost nothing on the CPU
     parts = maps.split([image.tokens for image in images], 1)
-    chosen = [chosen_patches(looked, activated, top) for looked, activated in parts]
+    chosen = [chosen_patches(attended, activated, top) for attended, activated in parts]
     return Mask(tuple(chosen), can_mask_pixels(prompt.inputs, images), token)
 
 
@@ -214,11 +216,11 @@ class GenerateSlots(Slots):
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         for row, sequence in enumerate(chunk.sequences):
-            asked = sequence.spec.asked.get(NAME)
-            if isinstance(asked, Generate) and computed.logits is not None and not chunk.replay:
-                self._mask(sequence, asked, computed.logits[row])
+            options = sequence.spec.asked.get(NAME)
+            if isinstance(options, Generate) and computed.logits is not None and not chunk.replay:
+                self._mask(sequence, options, computed.logits[row])
                 diagnose = sequence.spec.diagnose
-                if not asked.refresh and (diagnose is None or Signal.IMAGE_STATES not in diagnose.signals):
+                if not options.refresh and (diagnose is None or Signal.IMAGE_STATES not in diagnose.signals):
                     del sequence.captured[states.NAME]
 
     def reuse(self, sequence: Row) -> Reuse:
@@ -226,24 +228,24 @@ class GenerateSlots(Slots):
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         for sequence in batch.sequences:
-            asked = sequence.spec.asked.get(NAME)
-            if not isinstance(asked, Generate) or not sequence.due or computed.logits is None:
+            options = sequence.spec.asked.get(NAME)
+            if not isinstance(options, Generate) or not sequence.due or computed.logits is None:
                 continue
             try:
-                self._mask(sequence, asked, computed.logits[sequence.slot])
+                self._mask(sequence, options, computed.logits[sequence.slot])
             except Exception as error:  # it ends this sequence alone
                 if lost(error, self.pool.mllm.devices):
                     raise
                 log.exception("A mask could not be made.")
                 sequence.error = Fault(f"The masked image could not be made: {error}")
 
-    def _mask(self, sequence: Row, asked: Generate, logits: torch.Tensor) -> None:
+    def _mask(self, sequence: Row, options: Generate, logits: torch.Tensor) -> None:
         """Note the mask that the twin has from the next token on. logits: (vocabulary,)."""
         assert sequence.pair is not None
         head = self.pool.mllm.head_rows(logits.argmax())
-        (image_states,), seen = sequence.captured[states.NAME].image, sequence.captured[attention.NAME].map
-        mask = mask_of(sequence.prompt, image_states, seen, head, asked.top, len(sequence.tokens))
-        chosen = tuple(self.pool.mllm.ranks.agreed(one) for one in mask.chosen)
+        (image_states,), attention_map = sequence.captured[states.NAME].image, sequence.captured[attention.NAME].map
+        mask = mask_of(sequence.prompt, image_states, attention_map, head, options.top, len(sequence.tokens))
+        chosen = tuple(self.pool.mllm.ranks.agreed(patches) for patches in mask.chosen)
         sequence.pair.made += (replace(mask, chosen=chosen),)
 
 

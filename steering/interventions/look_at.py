@@ -159,11 +159,11 @@ class LookAtRows(AttentionHook):
         factor = bias.exp().to(device)
         value = value.float()
         plain = exact(value)
-        at, rest = exact(value * patches), exact(value * (1 - patches))
+        at, elsewhere = exact(value * patches), exact(value * (1 - patches))
         shares = torch.zeros_like(value)
         shares[..., :1], shares[..., 1:2] = patches, 1 - patches
-        share, left = exact(shares)[..., :2].split(1, -1)
-        biased = (rest + factor * at) / (left + factor * share)
+        share, elsewhere_share = exact(shares)[..., :2].split(1, -1)
+        biased = (elsewhere + factor * at) / (elsewhere_share + factor * share)
         return torch.where(factor != 1, biased, plain)
 
 
@@ -178,15 +178,15 @@ class LookAtSlots(Slots):
         super().__init__(name, pool)
         slots, device, ranks = pool.slots, pool.device, pool.mllm.ranks
         self._heads = pool.mllm.text_config.num_attention_heads
-        own = self._heads // ranks.size
-        self._own = slice(ranks.rank * own, (ranks.rank + 1) * own)
+        local_heads = self._heads // ranks.size
+        self._local = slice(ranks.rank * local_heads, (ranks.rank + 1) * local_heads)
         self.asked = torch.zeros(slots, dtype=torch.bool, device=device)
-        self.bias = torch.zeros(slots, pool.layers, own, device=device)
+        self.bias = torch.zeros(slots, pool.layers, local_heads, device=device)
         self.patches = torch.zeros(slots, pool.length, device=device)
         self.first = torch.zeros(slots, 1, dtype=torch.int64, device=device)
 
     def place(self, sequence: Sequence) -> None:
-        slot, look, prompt = sequence.slot, _asked(sequence), sequence.prompt
+        slot, look, prompt = sequence.slot, _options(sequence), sequence.prompt
         fill_slot(
             self.asked, slot, look is not None and look.bias != 0
         )  # a bias of 0 must leave the row's bits unchanged
@@ -196,7 +196,7 @@ class LookAtSlots(Slots):
             heads = torch.arange(self._heads) if look.heads is None else torch.tensor(look.heads)
             bias[layers[:, None], heads] = look.bias
             patches[look.columns(prompt)] = 1
-        self.bias[slot] = to_device(bias[:, self._own], self.bias)
+        self.bias[slot] = to_device(bias[:, self._local], self.bias)
         self.patches[slot] = to_device(patches, self.patches)
         fill_slot(self.first, slot, 0 if look is None else look.first_query(prompt))
 
@@ -206,7 +206,7 @@ class LookAtSlots(Slots):
         return self._rows(chunk.rows, chunk.sequences, places)
 
     def reuse(self, sequence: Sequence) -> Reuse:
-        look = _asked(sequence)
+        look = _options(sequence)
         if look is None or not look.bias:
             return Reuse(sequence.prompt.length)
         key = (look.bias, look.image, look.box and tuple(look.box), look.queries)
@@ -214,26 +214,26 @@ class LookAtSlots(Slots):
         return Reuse(sequence.prompt.length, (*key, tuple(look.chosen_layers(self.pool.layers)), heads))
 
     def acts(self, sequences: list[Sequence]) -> bool:
-        return any(_asked(sequence) is not None for sequence in sequences)
+        return any(_options(sequence) is not None for sequence in sequences)
 
     def decode(self, batch: DecodeBatch) -> LookAtRows | None:
         return self._rows(batch.rows, batch.sequences, None)
 
     def take(self, sequence: Sequence) -> tuple[int, list[int], list[int]] | None:
-        look = _asked(sequence)
+        look = _options(sequence)
         if look is None:
             return None
         heads = list(range(self._heads)) if look.heads is None else look.heads
         return len(look.columns(sequence.prompt)), look.chosen_layers(self.pool.layers), heads
 
     def _rows(self, rows: slice, sequences: list[Sequence], places: torch.Tensor | None) -> LookAtRows | None:
-        looks = [look for sequence in sequences if (look := _asked(sequence)) is not None and look.bias]
+        looks = [look for sequence in sequences if (look := _options(sequence)) is not None and look.bias]
         if not looks:
             return None
         layers = frozenset().union(*(look.chosen_layers(self.pool.layers) for look in looks))
         return LookAtRows(self.asked[rows], self.bias[rows], self.patches[rows], layers, places, self.first[rows])
 
 
-def _asked(sequence: Sequence) -> LookAt | None:
+def _options(sequence: Sequence) -> LookAt | None:
     look = sequence.spec.asked.get(NAME)
     return look if isinstance(look, LookAt) else None

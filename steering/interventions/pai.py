@@ -108,10 +108,10 @@ class PaiSlots(Slots):
             self.images[slot, : len(spans)] = to_device(spans >= FIRST_IMAGE, self.images)
 
     def prefill(self, chunk: PrefillChunk) -> AmplifyRows | None:
-        asked = torch.tensor(_asked(chunk.sequences))
-        if not chunk.complete or not bool(asked.any()):
+        scaled = torch.tensor(_uses_pai(chunk.sequences))
+        if not chunk.complete or not bool(scaled.any()):
             return None
-        last = torch.where(asked, chunk.last, -1)
+        last = torch.where(scaled, chunk.last, -1)
         rows = chunk.rows
         return AmplifyRows(self.asked[rows], self.alpha[rows], self.images[rows], to_device(last, self.alpha.device))
 
@@ -119,11 +119,11 @@ class PaiSlots(Slots):
         return Reuse(sequence.prompt.length, generated=False)  # in a prompt only the last row is amplified
 
     def acts(self, sequences: list[Sequence]) -> bool:
-        return any(_asked(sequences))
+        return any(_uses_pai(sequences))
 
     def decode(self, batch: DecodeBatch) -> AmplifyRows:
         return AmplifyRows(self.asked[batch.rows], self.alpha[batch.rows], self.images[batch.rows])
 
 
-def _asked(sequences: Rows[Sequence]) -> list[bool]:
+def _uses_pai(sequences: Rows[Sequence]) -> list[bool]:
     return [isinstance(sequence.spec.contrast, Pai) for sequence in sequences]

@@ -132,37 +132,37 @@ class ProjectOutSlots(Slots):
         self.shares = torch.zeros(slots, device=device)
 
     def place(self, sequence: Sequence) -> None:
-        asked, slot = _asked(sequence), sequence.slot
+        options, slot = _options(sequence), sequence.slot
         fill_slot(self.shares, slot, 0)
-        fill_slot(self.generated, slot, asked is not None and asked.chosen.generated)
-        if asked is None:
+        fill_slot(self.generated, slot, options is not None and options.chosen.generated)
+        if options is None:
             fill_slot(self.directions, slot, 0)
         else:
-            self.directions[slot] = to_device(asked.directions, self.directions)
+            self.directions[slot] = to_device(options.directions, self.directions)
 
     def prefill(self, chunk: PrefillChunk) -> ProjectOutRows | None:
         touched = torch.zeros(len(chunk.sequences), chunk.width)
         for row, sequence in enumerate(chunk.sequences):
-            if (asked := _asked(sequence)) is None:
+            if (options := _options(sequence)) is None:
                 continue
             start, length = chunk.starts[row], chunk.lengths[row]
             if chunk.replay:
-                touched[row, :length] = float(asked.chosen.generated)
+                touched[row, :length] = float(options.chosen.generated)
             else:
-                touched[row, :length] = asked.chosen.touched(sequence.prompt.layout.spans)[start : start + length]
+                touched[row, :length] = options.chosen.touched(sequence.prompt.layout.spans)[start : start + length]
         return self._rows(chunk.rows, chunk.sequences, to_device(touched, self.directions.device))
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if isinstance(hook, ProjectOutRows):
             for row, sequence in enumerate(chunk.sequences):
-                if _asked(sequence) is not None:
+                if _options(sequence) is not None:
                     sequence.captured.setdefault(NAME, []).append(hook.by_token[row, : chunk.lengths[row]])
 
     def reuse(self, sequence: Sequence) -> Reuse:
-        if (asked := _asked(sequence)) is None:
+        if (options := _options(sequence)) is None:
             return Reuse(sequence.prompt.length)
-        assert isinstance(asked.vector, SteeringVector)
-        key = (asked.vector.digest, asked.touched_layers, asked.tokens)
+        assert isinstance(options.vector, SteeringVector)
+        key = (options.vector.digest, options.touched_layers, options.tokens)
         return Reuse(sequence.prompt.length, key, measured=True)
 
     def by_row(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> torch.Tensor | None:
@@ -179,20 +179,20 @@ class ProjectOutSlots(Slots):
             self.shares[batch.rows] += hook.by_token[:, 0] * batch.active[:, 0, 0]
 
     def take(self, sequence: Sequence) -> Removed | None:
-        if (asked := _asked(sequence)) is None:
+        if (options := _options(sequence)) is None:
             return None
-        prompt = asked.chosen.touched(sequence.prompt.layout.spans)
-        tokens = int(prompt.sum()) + sequence.fed * asked.chosen.generated
+        prompt = options.chosen.touched(sequence.prompt.layout.spans)
+        tokens = int(prompt.sum()) + sequence.fed * options.chosen.generated
         share = torch.cat(sequence.captured[NAME]).sum() + self.shares[sequence.slot]
         return Removed(tokens, float(share))
 
     def _rows(self, rows: slice, sequences: list[Sequence], touched: torch.Tensor) -> ProjectOutRows | None:
-        layers = [asked.touched_layers for sequence in sequences if (asked := _asked(sequence)) is not None]
+        layers = [options.touched_layers for sequence in sequences if (options := _options(sequence)) is not None]
         if not layers:
             return None
         return ProjectOutRows(self.directions[rows], touched, frozenset().union(*layers))
 
 
-def _asked(sequence: Sequence) -> ProjectOut | None:
-    asked = sequence.spec.asked.get(NAME)
-    return asked if isinstance(asked, ProjectOut) else None
+def _options(sequence: Sequence) -> ProjectOut | None:
+    options = sequence.spec.asked.get(NAME)
+    return options if isinstance(options, ProjectOut) else None

@@ -33,28 +33,28 @@ class RefusalPrompt(Options):
 
     def chat(self, messages: Messages) -> Messages:
         out: list[Mapping[str, Any]] = list(messages)
-        found = [number for number, message in enumerate(out) if message["role"] == self.place]
-        if not found and self.place == "system":
+        indices = [number for number, message in enumerate(out) if message["role"] == self.place]
+        if not indices and self.place == "system":
             return [{"role": "system", "content": self.text}, *out]
-        if found:
-            message = out[found[-1]]
-            out[found[-1]] = {**message, "content": self._behind(message["content"])}
+        if indices:
+            message = out[indices[-1]]
+            out[indices[-1]] = {**message, "content": self._append_text(message["content"])}
         return out
 
     def report(self, taken: Any) -> dict[str, Any]:
         return self.settings()
 
-    def _behind(self, content: Any) -> Any:
+    def _append_text(self, content: Any) -> Any:
         """Return a message's content with the text at its end: after its last text that is no text context, or as a part."""
         if isinstance(content, str):
-            return self._said(content)
+            return self._append_line(content)
         parts = list(content)
-        own = [i for i, part in enumerate(parts) if part["type"] == "text" and part.get("span") != "context"]
-        if not own or own[-1] != len(parts) - 1:
+        texts = [i for i, part in enumerate(parts) if part["type"] == "text" and part.get("span") != "context"]
+        if not texts or texts[-1] != len(parts) - 1:
             return [*parts, {"type": "text", "text": self.text}]
-        return [*parts[:-1], {**parts[-1], "text": self._said(parts[-1]["text"])}]
+        return [*parts[:-1], {**parts[-1], "text": self._append_line(parts[-1]["text"])}]
 
-    def _said(self, before: str) -> str:
+    def _append_line(self, before: str) -> str:
         before = before.rstrip()
         if before.endswith(self.text):
             return before

@@ -150,35 +150,35 @@ class SeeRows(AttentionHook):
         self.depth, self._common_depth = depths
         self.generated = generated
         self._ranks = ranks
-        self._given = masks, fixed, adaptive, first, ceiling, transfer
+        self._inputs = masks, fixed, adaptive, first, ceiling, transfer
         self._transfers, self._apart = transfer is not None, apart and transfer is not None
         self._tables: dict[torch.device, _Tables] = {}
         self._effects: list[tuple[torch.Tensor, ...]] = []  # by layer: alpha, m_v, and the factors
 
-    def _made(self, columns: int) -> _Tables:
+    def _make_tables(self, columns: int) -> _Tables:
         """Return everything that does not depend on a layer's attention, made once because a decode step is short."""
-        masks, fixed, adaptive, first, ceiling, transfer = self._given
+        masks, fixed, adaptive, first, ceiling, transfer = self._inputs
         masks = masks[:, :columns]
         visual, text = (mask.contiguous() for mask in masks[:, None, None].unbind(-1))
         # alpha * clip(1 - m_v(t) / m_v(1), 0, ceiling) = clip(alpha - m_v(t) * alpha / m_v(1), 0, alpha * ceiling)
-        seen = first > 0  # a layer whose window held no image has no decay
+        has_images = first > 0  # a layer whose window held no image has no decay
         return _Tables(
             masks if transfer is not None else masks[..., :1],  # "scale" does not need the sums over text
             visual,
             text,
             fixed,
             torch.zeros_like(ceiling) if transfer is None else transfer[:, None, None, None],
-            adaptive * seen,
-            torch.where(seen, -adaptive / first, 0.0),
+            adaptive * has_images,
+            torch.where(has_images, -adaptive / first, 0.0),
             adaptive * ceiling[:, None],
             torch.zeros((), device=masks.device),
             torch.ones((), device=masks.device),
         )
 
-    def _on(self, device: torch.device, columns: int) -> _Tables:
+    def _tables_on(self, device: torch.device, columns: int) -> _Tables:
         """Return the tables on the device of a layer."""
         if device not in self._tables:
-            home = next(iter(self._tables.values()), None) or self._made(columns)
+            home = next(iter(self._tables.values()), None) or self._make_tables(columns)
             self._tables[device] = _Tables(*[table.to(device) for table in home])
         return self._tables[device]
 
@@ -187,16 +187,16 @@ class SeeRows(AttentionHook):
         if not self.generated and layer >= self.depth:
             return weights
         n, columns = weights.shape[2:]
-        own = self._on(weights.device, columns)
-        masses = (weights[:, :, 0] @ own.masks)[:, :, None] if n == 1 else weights @ own.masks[:, None]
-        seen = masses[..., :1]
-        alpha = self._alpha(own, layer, seen)
-        up, down, total = self._factors(own, alpha, seen, masses[..., 1:])
+        tables = self._tables_on(weights.device, columns)
+        masses = (weights[:, :, 0] @ tables.masks)[:, :, None] if n == 1 else weights @ tables.masks[:, None]
+        image_mass = masses[..., :1]
+        alpha = self._alpha(tables, layer, image_mass)
+        up, down, total = self._factors(tables, alpha, image_mass, masses[..., 1:])
         if self.generated and self.queries is None:
-            self._effects.append(tuple(value.to(self.asked.device) for value in (alpha, seen, up, total)))
-        gain = torch.addcmul(own.one, up, own.visual)
+            self._effects.append(tuple(value.to(self.asked.device) for value in (alpha, image_mass, up, total)))
+        gain = torch.addcmul(tables.one, up, tables.visual)
         if down is not None:
-            gain = torch.addcmul(gain, down, own.text, value=-1)
+            gain = torch.addcmul(gain, down, tables.text, value=-1)
         return (weights * gain).div_(total)
 
     def tables(self, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -204,20 +204,20 @@ class SeeRows(AttentionHook):
 
         alpha is the first setting plus the second + the third * m_v, which is clamped between 0 and the fourth.
         """
-        masks, fixed, _, _, _, transfer = self._given
-        own = self._made(columns)
-        settings = torch.stack([fixed, own.start, own.fall, own.most], -1)
+        masks, fixed, _, _, _, transfer = self._inputs
+        tables = self._make_tables(columns)
+        settings = torch.stack([fixed, tables.start, tables.fall, tables.most], -1)
         moving = torch.zeros_like(self.asked[:, 0, 0, 0]) if transfer is None else transfer
         return masks.contiguous(), settings, moving
 
-    def _alpha(self, own: _Tables, layer: int, seen: torch.Tensor) -> torch.Tensor:
+    def _alpha(self, tables: _Tables, layer: int, image_mass: torch.Tensor) -> torch.Tensor:
         """Return alpha, (rows, n or 1). seen: (rows, heads, n, 1), m_v."""
         if not self.generated or layer < self._common_depth:
-            return own.fixed[:, layer, None]
-        decay = self._ranks.mean(seen.mean((1, 3)))
-        deep = torch.addcmul(own.start[:, layer, None], decay, own.fall[:, layer, None])
-        deep = deep.clamp_(own.zero, own.most[:, layer, None])
-        return deep if layer >= self.depth else own.fixed[:, layer, None] + deep
+            return tables.fixed[:, layer, None]
+        decay = self._ranks.mean(image_mass.mean((1, 3)))
+        deep = torch.addcmul(tables.start[:, layer, None], decay, tables.fall[:, layer, None])
+        deep = deep.clamp_(tables.zero, tables.most[:, layer, None])
+        return deep if layer >= self.depth else tables.fixed[:, layer, None] + deep
 
     def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
         """Return a shallow layer's output, for which m_v and m_t are computed as products of the weights, too.
@@ -226,22 +226,22 @@ class SeeRows(AttentionHook):
         """
         if self.generated or layer >= self.depth:
             return None
-        own = self._on(value.device, value.shape[2])
-        value, masks = value.float(), own.masks[:, None]
-        whole, visual = exact(value), exact(value * masks[..., :1])
+        tables = self._tables_on(value.device, value.shape[2])
+        value, masks = value.float(), tables.masks[:, None]
+        plain, visual = exact(value), exact(value * masks[..., :1])
         indicators = torch.zeros_like(value)
         indicators[..., : masks.shape[-1]] = masks
-        seen, read = exact(indicators)[..., :2].split(1, -1)
+        image_mass, read = exact(indicators)[..., :2].split(1, -1)
         if self._apart:
             text = exact(value * masks[..., 1:])
         else:  # every column that is no image's is text
-            text, read = whole - visual, 1 - seen
-        up, down, total = self._factors(own, own.fixed[:, layer, None], seen, read)
+            text, read = plain - visual, 1 - image_mass
+        up, down, total = self._factors(tables, tables.fixed[:, layer, None], image_mass, read)
         more = up * visual if down is None else up * visual - down * text
-        return (whole + more) / total
+        return (plain + more) / total
 
     def _factors(
-        self, own: _Tables, alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor
+        self, tables: _Tables, alpha: torch.Tensor, image_mass: torch.Tensor, read: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Return the shares by which visual weights rise and text weights fall, and the divisor that normalises the row.
 
@@ -249,17 +249,17 @@ class SeeRows(AttentionHook):
         """
         alpha = alpha[:, None, :, None]
         if not self._transfers:
-            return alpha, None, torch.addcmul(own.one, alpha, seen)
-        return factors(alpha, seen, read, own.transfer)
+            return alpha, None, torch.addcmul(tables.one, alpha, image_mass)
+        return factors(alpha, image_mass, read, tables.transfer)
 
     def settle(self, positions: torch.Tensor | None) -> None:
         effects, self._effects, self._tables = self._effects, [], {}
         if not effects:
             return
-        alpha, seen, up, total = (torch.stack(values, 1) for values in zip(*effects, strict=True))
-        after = seen * (1 + up) / total
-        seen, after = self._ranks.mean(torch.stack([seen.mean((2, 3, 4)), after.mean((2, 3, 4))]))
-        self.measured = measured_of(alpha[..., 0], seen, after)
+        alpha, image_mass, up, total = (torch.stack(values, 1) for values in zip(*effects, strict=True))
+        after = image_mass * (1 + up) / total
+        image_mass, after = self._ranks.mean(torch.stack([image_mass.mean((2, 3, 4)), after.mean((2, 3, 4))]))
+        self.measured = measured_of(alpha[..., 0], image_mass, after)
 
 
 def factors(
@@ -348,7 +348,7 @@ class SeeSlots(Slots):
 
     def depths(self, sequences: list[Sequence]) -> list[int]:
         """Return the number of shallow layers of each sequence that requests See."""
-        return [see.depth(self.pool.layers) for see in _asked(sequences)]
+        return [see.depth(self.pool.layers) for see in _options(sequences)]
 
     def decode(self, batch: DecodeBatch) -> SeeRows:
         return self._rows(batch.rows, batch.sequences, generated=True)
@@ -365,13 +365,13 @@ class SeeSlots(Slots):
         return self.steps[sequence.slot, first : first + sequence.fed].to("cpu", copy=True)
 
     def _rows(self, slots: slice, sequences: list[Sequence], generated: bool) -> SeeRows:
-        asked, depths = _asked(sequences), self.depths(sequences)
+        sees, depths = _options(sequences), self.depths(sequences)
         return self.rows(
             slots,
             (max(depths), min(depths)),
             generated,
-            transfers=any(see.reading == "transfer" for see in asked),
-            apart=any(see.spans == "content" for see in asked),
+            transfers=any(see.reading == "transfer" for see in sees),
+            apart=any(see.spans == "content" for see in sees),
         )
 
     def rows(
@@ -396,5 +396,5 @@ class SeeSlots(Slots):
         )
 
 
-def _asked(sequences: list[Sequence]) -> list[See]:
-    return [see for one in sequences if isinstance(see := one.spec.asked.get(NAME), See)]
+def _options(sequences: list[Sequence]) -> list[See]:
+    return [see for sequence in sequences if isinstance(see := sequence.spec.asked.get(NAME), See)]

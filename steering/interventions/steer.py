@@ -145,9 +145,11 @@ class Steer(Part):
 
         pictured: whether the prompt has an image, None where it is not known.
         """
-        warnings, known = [], self.vector.calibrated_range
-        if known is not None and abs(self.scale) > known[1]:
-            warnings.append(f"strength {abs(self.scale):g} is beyond the calibrated range {known[0]:g} to {known[1]:g}")
+        warnings, calibrated = [], self.vector.calibrated_range
+        if calibrated is not None and abs(self.scale) > calibrated[1]:
+            warnings.append(
+                f"strength {abs(self.scale):g} is beyond the calibrated range {calibrated[0]:g} to {calibrated[1]:g}"
+            )
         if pictured is False and self.way == "vision":
             warnings.append("it prefers vision, but the request holds no image")
         return "; ".join(warnings) or None
@@ -191,7 +193,7 @@ def planned(steer: Steer, pictured: bool | None = None) -> dict[str, Any]:
     `added`, by layer: `norm` is |c w_l v_l|, `largest` its greatest element, `relative` its mean element in units of the
     vector's `mean_abs`, the mean difference that the probe measured; None where that is zero.
     """
-    added, known, by_layer = [], steer.vector.calibrated_range, steer.delta
+    added, calibrated, by_layer = [], steer.vector.calibrated_range, steer.delta
     for layer in steer.touched_layers:
         delta, unit = by_layer[layer], float(steer.vector.mean_abs[layer])
         added.append(
@@ -204,7 +206,7 @@ def planned(steer: Steer, pictured: bool | None = None) -> dict[str, Any]:
         )
     return {
         **steer.settings,
-        "calibrated_range": None if known is None else list(known),
+        "calibrated_range": None if calibrated is None else list(calibrated),
         "warning": steer.warning(pictured),
         "added": added,
     }

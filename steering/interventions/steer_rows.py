@@ -104,35 +104,38 @@ class SteerSlots(Slots):
     def prefill(self, chunk: PrefillChunk) -> SteerRows | SteerTokens | None:
         if chunk.replay:
             return SteerTokens(self.delta[chunk.rows])
-        touched = {layer for one in chunk.sequences for steer in _steers(one) for layer in steer.touched_layers}
+        touched = {
+            layer for sequence in chunk.sequences for steer in _steers(sequence) for layer in steer.touched_layers
+        }
         return self.rows(chunk, tuple(sorted(touched))) if any(map(_steers, chunk.sequences)) else None
 
     def rows(self, chunk: PrefillChunk, layers: tuple[int, ...]) -> SteerRows:
         """Return the addition to a chunk's tokens in `layers`, the layers where any row is steered."""
-        steered = [(row, one) for row, one in enumerate(chunk.sequences) if _steers(one)]
-        steers = [steer for _, one in steered for steer in _steers(one)]
+        steered = [(row, sequence) for row, sequence in enumerate(chunk.sequences) if _steers(sequence)]
+        steers = [steer for _, sequence in steered for steer in _steers(sequence)]
         count = class_count(
-            [steer.chosen for steer in steers], max((len(one.prompt.layout.images) for _, one in steered), default=0)
+            [steer.chosen for steer in steers],
+            max((len(sequence.prompt.layout.images) for _, sequence in steered), default=0),
         )
         classes = torch.zeros(len(chunk.sequences), chunk.width, count)
         delta = torch.zeros(len(layers), len(chunk.sequences), count, self.delta.shape[2])
-        for row, one in steered:
+        for row, sequence in steered:
             start, length = chunk.starts[row], chunk.lengths[row]
-            classes[row, :length] = prompt_classes(one.prompt.layout.spans[start : start + length], count)
-            for layer, own in prompt_delta(_steers(one), count).items():
-                delta[layers.index(layer), row] = own
+            classes[row, :length] = prompt_classes(sequence.prompt.layout.spans[start : start + length], count)
+            for layer, layer_delta in prompt_delta(_steers(sequence), count).items():
+                delta[layers.index(layer), row] = layer_delta
         return SteerRows(to_device(classes, self.delta.device), layers, to_device(delta, self.delta))
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, SteerRows):
             return
-        for row, one in enumerate(chunk.sequences):
-            if _steers(one):
-                one.captured.setdefault(NAME, []).append(hook.by_token[row, : chunk.lengths[row]])
+        for row, sequence in enumerate(chunk.sequences):
+            if _steers(sequence):
+                sequence.captured.setdefault(NAME, []).append(hook.by_token[row, : chunk.lengths[row]])
 
     def reuse(self, sequence: Row) -> Reuse:
         steers = _steers(sequence)
-        key = tuple((one.vector.digest, one.scale, one.touched_layers, one.tokens) for one in steers)
+        key = tuple((steer.vector.digest, steer.scale, steer.touched_layers, steer.tokens) for steer in steers)
         return Reuse(sequence.prompt.length, key, measured=bool(steers))
 
     def by_row(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> torch.Tensor | None:
@@ -156,5 +159,5 @@ class SteerSlots(Slots):
 
 
 def _steers(sequence: Row) -> tuple[Steer, ...]:
-    asked = sequence.spec.asked.get(NAME)
-    return asked.steers if isinstance(asked, Steering) else ()
+    options = sequence.spec.asked.get(NAME)
+    return options.steers if isinstance(options, Steering) else ()

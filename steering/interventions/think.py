@@ -164,7 +164,7 @@ class ThinkRows(LayerHook):
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
-        gamma, threshold = (one.to(hidden.device) for one in (self._gamma, self._threshold))
+        gamma, threshold = (tensor.to(hidden.device) for tensor in (self._gamma, self._threshold))
         mha, ffn = updates.mha.contiguous(), updates.ffn.contiguous()
         damped = self.damping(mha, ffn, gamma, threshold, layer, int(self._every))
         self._damped.append(damped.to(self.real.device))
@@ -218,9 +218,9 @@ class ThinkSlots(Slots):
         fill_slot(self.gamma, slot, think.gamma if isinstance(think, Think) else 1.0)
         self.damps_above[slot] = torch.inf
         if isinstance(think, Think):
-            self.damps_above[slot] = to_device(torch.tensor(self._settled(sequence).values), self.damps_above)
+            self.damps_above[slot] = to_device(torch.tensor(self._thresholds_of(sequence).values), self.damps_above)
 
-    def _settled(self, sequence: Sequence) -> ThinkThresholds:
+    def _thresholds_of(self, sequence: Sequence) -> ThinkThresholds:
         """Return the thresholds that the client resolved, or the model's own for a pass that no client asked for."""
         settled = sequence.spec.settled.get(NAME)
         if isinstance(settled, ThinkThresholds):
@@ -230,7 +230,7 @@ class ThinkSlots(Slots):
         return think.settled(self.pool.mllm)
 
     def prefill(self, chunk: PrefillChunk) -> ThinkRows | None:
-        if not any(NAME in one.spec.asked or one.wants(Signal.DIVERGENCE) for one in chunk.sequences):
+        if not any(NAME in sequence.spec.asked or sequence.wants(Signal.DIVERGENCE) for sequence in chunk.sequences):
             return None
         return self.rows(chunk)
 
@@ -248,14 +248,14 @@ class ThinkSlots(Slots):
 
     def _capture(self, sequence: Sequence, by_token: torch.Tensor) -> None:
         """Append D of further tokens of a prompt; by_token: (k, layers, 2)."""
-        found, earlier = by_token[..., 1].T.clone(), sequence.captured.get(NAME)
-        sequence.captured[NAME] = found if earlier is None else torch.cat([earlier, found], 1)
+        divergences, earlier = by_token[..., 1].T.clone(), sequence.captured.get(NAME)
+        sequence.captured[NAME] = divergences if earlier is None else torch.cat([earlier, divergences], 1)
 
     def reuse(self, sequence: Sequence) -> Reuse:
         think = sequence.spec.asked.get(NAME)
         key: tuple[float, ...] = ()
         if isinstance(think, Think):
-            key = (think.gamma, *self._settled(sequence).values)
+            key = (think.gamma, *self._thresholds_of(sequence).values)
         return Reuse(sequence.prompt.length, key, measured=self.concerns(sequence.spec.asked, sequence.spec.signals))
 
     def by_row(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> torch.Tensor | None:
@@ -288,5 +288,5 @@ class ThinkSlots(Slots):
         divergences: torch.Tensor | None = sequence.captured.get(NAME)
         read = None if divergences is None else divergences.cpu()
         think = sequence.spec.asked.get(NAME)
-        thresholds = self._settled(sequence) if isinstance(think, Think) else None
+        thresholds = self._thresholds_of(sequence) if isinstance(think, Think) else None
         return Thought(self.sums[sequence.slot].to("cpu", copy=True), tokens, read, thresholds)

@@ -40,13 +40,13 @@ from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request
 from steering.protocol.sequence import Spec
 from steering.protocol.signals import Signal
-from steering.runner.contrastive import Twinned
+from steering.runner.contrastive import TwinReport
 from steering.timing import Timing
 from steering.vectors.vector import SteeringVector
 
 KINDS = (
     Add, Diagnose, Grammar, Picture, Prompt, Request, Shrunk, Signal, Spec, SteeringVector, TemplateOptions, Timing,
-    TopLogprobs, Twinned,
+    TopLogprobs, TwinReport,
 )  # fmt: skip
 """Kinds of data in messages beside those of interventions and recorders."""
 

@@ -32,21 +32,21 @@ class Alarm:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Alarm:
         """Build an alarm from JSON; raise ValueError or TypeError where it is invalid."""
-        found = cls(**content)
-        weights = [one[part] for one in found.numbers.values() for part in PARTS if one.keys() == set(PARTS)]
-        numbers = (*weights, found.bias, found.threshold)
-        whole = len(weights) == len(PARTS) * len(found.numbers) > 0
-        if not whole or not all(isinstance(x, float) and math.isfinite(x) for x in numbers):
+        alarm = cls(**content)
+        weights = [entry[part] for entry in alarm.numbers.values() for part in PARTS if entry.keys() == set(PARTS)]
+        numbers = (*weights, alarm.bias, alarm.threshold)
+        is_complete = len(weights) == len(PARTS) * len(alarm.numbers) > 0
+        if not is_complete or not all(isinstance(x, float) and math.isfinite(x) for x in numbers):
             raise ValueError("must hold an alarm's numbers with centre, scale and weight, its bias and its threshold")
-        if any(one["scale"] <= 0 for one in found.numbers.values()):
+        if any(entry["scale"] <= 0 for entry in alarm.numbers.values()):
             raise ValueError("must hold an alarm's scales, which are above 0")
-        return found
+        return alarm
 
     def score(self, numbers: Mapping[str, float | None]) -> float:
         """Return the log-odds that an answer with these numbers is wrong."""
         total = self.bias
-        for name, one in self.numbers.items():
+        for name, entry in self.numbers.items():
             value = numbers.get(name)
             if value is not None and math.isfinite(value):
-                total += one["weight"] * (value - one["centre"]) / one["scale"]
+                total += entry["weight"] * (value - entry["centre"]) / entry["scale"]
         return total

@@ -125,10 +125,10 @@ class Calibration:
         """
         if not fingerprint:
             return None
-        found = [
+        loaded = [
             _read(path, fingerprint, layers) for path in places(folder, fingerprint, calibrations) if path.is_file()
         ]
-        return None if not found else found[0].beside(found[-1])
+        return None if not loaded else loaded[0].beside(loaded[-1])
 
 
 _GROUPS = (("divergence", "samples", "tokens"), ("sinks", "images"), ("flags",), ("alarm",), ("surprise", "contexts"))
@@ -139,8 +139,8 @@ PARTS = tuple(group[0] for group in _GROUPS)
 
 def places(folder: Path | None, fingerprint: str, calibrations: Path | None) -> list[Path]:
     """Return the files of a model's calibrations, the user's first; they need not exist."""
-    own = [] if calibrations is None else [place_of(fingerprint, calibrations)]
-    return own if folder is None else [*own, folder / FILE]
+    paths = [] if calibrations is None else [place_of(fingerprint, calibrations)]
+    return paths if folder is None else [*paths, folder / FILE]
 
 
 def place_of(fingerprint: str, calibrations: Path) -> Path:

@@ -24,9 +24,14 @@ class CalibrationFiles:
     """
 
     def __init__(
-        self, held: Calibration | None, fingerprint: str, layers: int, folder: Path | None, calibrations: Path | None
+        self,
+        calibration: Calibration | None,
+        fingerprint: str,
+        layers: int,
+        folder: Path | None,
+        calibrations: Path | None,
     ):
-        self._held = held
+        self._calibration = calibration
         self._fingerprint, self._layers = fingerprint, layers
         self._folder, self._calibrations = folder, calibrations
         self._paths = places(folder, fingerprint, calibrations)
@@ -40,24 +45,24 @@ class CalibrationFiles:
         """
         stamps = tuple(_stamp(path) for path in self._paths)
         if stamps == self._stamps:
-            return self._held
+            return self._calibration
         with self._lock:
             if stamps != self._stamps:
                 try:
                     read = Calibration.load(self._folder, self._fingerprint, self._layers, self._calibrations)
-                    if read != self._held:
-                        self._held = read
+                    if read != self._calibration:
+                        self._calibration = read
                 except (UnsupportedModel, OSError) as error:
                     log.warning("the calibration in use is kept: %s", error)
                 self._stamps = stamps
-        return self._held
+        return self._calibration
 
 
 def under(mllm: MLLM, calibration: Calibration | None) -> MLLM:
     """Return the same model, weights and caches included, under another calibration; whoever holds the old one keeps it."""
-    other = copy.copy(mllm)
-    other.calibration = calibration
-    return other
+    view = copy.copy(mllm)
+    view.calibration = calibration
+    return view
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -46,10 +46,10 @@ class Overlay:
     @staticmethod
     def join(overlays: Sequence[Overlay | None], width: int) -> Overlay | None:
         """Join overlays of prompts padded on the right to `width`; a prompt without images has none."""
-        some = next((overlay for overlay in overlays if overlay is not None), None)
-        if some is None:
+        template = next((overlay for overlay in overlays if overlay is not None), None)
+        if template is None:
             return None
-        mask, marked = some.mask.new_zeros(len(overlays), width), some.marked.new_zeros(len(overlays), width)
+        mask, marked = template.mask.new_zeros(len(overlays), width), template.marked.new_zeros(len(overlays), width)
         for row, overlay in enumerate(overlays):
             if overlay is not None:
                 mask[row, : overlay.mask.shape[1]] = overlay.mask[0]
@@ -57,9 +57,9 @@ class Overlay:
         present = [overlay for overlay in overlays if overlay is not None]
         features = {
             name: [torch.cat([overlay.features[name][layer] for overlay in present]) for layer in range(len(value))]
-            for name, value in some.features.items()
+            for name, value in template.features.items()
         }
-        return Overlay(some.name, mask, features, marked)
+        return Overlay(template.name, mask, features, marked)
 
 
 @dataclass
@@ -129,8 +129,8 @@ class Embedded:
         positions = []
         for row, prompt in enumerate(prompts):
             embeds[row, : prompt.length] = prompt.embeds[0]
-            own = prompt.positions.expand(*axes, 1, -1)
-            beyond = own[..., -1:] + 1 + torch.arange(width - prompt.length, device=embeds.device)
-            positions.append(torch.cat([own, beyond], dim=-1))
+            positions_of_prompt = prompt.positions.expand(*axes, 1, -1)
+            beyond = positions_of_prompt[..., -1:] + 1 + torch.arange(width - prompt.length, device=embeds.device)
+            positions.append(torch.cat([positions_of_prompt, beyond], dim=-1))
         overlay = Overlay.join([prompt.overlay for prompt in prompts], width)
         return Embedded(embeds, torch.cat(positions, dim=-2), overlay=overlay)

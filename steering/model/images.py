@@ -69,7 +69,7 @@ class PictureFeatures:
         if any(sum(lengths) != len(layer) for layer in deep):
             return None
         layers = [layer.split(lengths) for layer in deep]
-        return [cls(_own(pooled[at]), tuple(_own(layer[at]) for layer in layers)) for at in range(count)]
+        return [cls(_copy_of(pooled[at]), tuple(_copy_of(layer[at]) for layer in layers)) for at in range(count)]
 
     @staticmethod
     def join(parts: Sequence[PictureFeatures], stacked: bool) -> Features:
@@ -132,16 +132,16 @@ class Inputs(Mapping[str, torch.Tensor]):
     """
 
     def __init__(self, text: Mapping[str, torch.Tensor], pictures: Sequence[Picture]):
-        own = pictures[0].tensors if pictures else {}
-        self._made = {name: one for name, one in text.items() if name not in own}
+        image_tensors = pictures[0].tensors if pictures else {}
+        self._tensors = {name: tensor for name, tensor in text.items() if name not in image_tensors}
         self._pictures = pictures
-        self._names = dict.fromkeys([*self._made, *own])
+        self._names = dict.fromkeys([*self._tensors, *image_tensors])
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._made and name in self._names:
+        if name not in self._tensors and name in self._names:
             parts = [picture.tensors[name] for picture in self._pictures]
-            self._made[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return self._made[name]
+            self._tensors[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -234,34 +234,36 @@ class ImageCache:
         Pictures whose keys are `unseen` may get zeros.
         """
         if not self._separable:
-            unseen = {Picture.join(some).key for some in prompts if all(picture.key in unseen for picture in some)}
+            unseen = {
+                Picture.join(pictures).key for pictures in prompts if all(picture.key in unseen for picture in pictures)
+            }
             prompts = [(Picture.join(pictures),) for pictures in prompts]
-        found: dict[bytes, KeptFeatures] = {}
+        features: dict[bytes, KeptFeatures] = {}
         missing: dict[tuple[object, ...], dict[bytes, Picture]] = {}
         for picture in (picture for pictures in prompts for picture in pictures):
             if picture.key in self._ahead:
-                found[picture.key] = self._ahead[picture.key]
+                features[picture.key] = self._ahead[picture.key]
             elif picture.key in self._entries:
                 self.hits += 1
                 self._entries.move_to_end(picture.key)
-                found[picture.key] = self._entries[picture.key][0]
+                features[picture.key] = self._entries[picture.key][0]
             elif picture.key in unseen and picture.key in self._blanks:
-                found[picture.key] = self._blanks[picture.key]
+                features[picture.key] = self._blanks[picture.key]
             else:
                 shape = picture.shape if self._separable else (picture.key,)
                 missing.setdefault(shape, {})[picture.key] = picture
         for pictures in missing.values():
             encoded = encode(joined(list(pictures.values())))
-            whole: Sequence[KeptFeatures] = [Features.whole(encoded)]
-            parts = self._parts(encoded, len(pictures)) if self._separable else whole
+            whole_features: Sequence[KeptFeatures] = [Features.whole(encoded)]
+            parts = self._parts(encoded, len(pictures)) if self._separable else whole_features
             if parts is None:  # known from the first image that a model encodes
                 self._separable = False
                 return self.get(encode, prompts, unseen)
             self.misses += len(pictures)
             for key, part in zip(pictures, parts, strict=True):
-                found[key] = part
+                features[key] = part
                 self._keep(key, part)
-        return [self._joined([found[picture.key] for picture in pictures]) for pictures in prompts]
+        return [self._join([features[picture.key] for picture in pictures]) for pictures in prompts]
 
     def _parts(self, output: Any, count: int) -> Sequence[KeptFeatures] | None:
         """Split an output by its `count` pictures; None where it does not separate them. Raises MixedForms."""
@@ -275,14 +277,14 @@ class ImageCache:
             self._stacked = stacked
         return parts
 
-    def _joined(self, parts: Sequence[KeptFeatures]) -> Features:
+    def _join(self, parts: Sequence[KeptFeatures]) -> Features:
         """Join the cached features of a prompt's pictures as the model takes them."""
         separate = [part for part in parts if isinstance(part, PictureFeatures)]
         if len(separate) == len(parts):
             return PictureFeatures.join(separate, bool(self._stacked))
-        (whole,) = parts
-        assert isinstance(whole, Features)
-        return Features(**whole)
+        (features,) = parts
+        assert isinstance(features, Features)
+        return Features(**features)
 
     def _keep(self, key: bytes, features: KeptFeatures) -> None:
         if isinstance(features, PictureFeatures):
@@ -299,7 +301,7 @@ class ImageCache:
             self.bytes -= self._entries.popitem(last=False)[1][1]
 
 
-def _own(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous copy in memory of its own."""
     return tensor.clone(memory_format=torch.contiguous_format)
 

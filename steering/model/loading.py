@@ -105,7 +105,7 @@ def load(
     options |= {"dtype": dtype, "attn_implementation": {"text_config": attention.NAME}}
     try:
         model = (
-            _unwritten(path, config, dtype, device, local_files_only)
+            _build_empty(path, config, dtype, device, local_files_only)
             if unread is not None
             else AutoModelForImageTextToText.from_pretrained(
                 path, config=config, use_safetensors=True, device_map=device_map, **options
@@ -130,8 +130,8 @@ def load(
         )
     folder = Path(path) if Path(path).is_dir() else None
     try:
-        kept = Path(calibration.FOLDER if calibrations is None else calibrations).expanduser()
-        mllm = MLLM(model, processor, name, folder, ranks, quantization, unread, kept)
+        folder_of_calibrations = Path(calibration.FOLDER if calibrations is None else calibrations).expanduser()
+        mllm = MLLM(model, processor, name, folder, ranks, quantization, unread, folder_of_calibrations)
     except (AttributeError, TypeError) as error:
         raise UnsupportedModel(
             f"{config.model_type} cannot be served: it has no decoder that reads image tokens: {error}."
@@ -144,7 +144,7 @@ def load(
     return mllm
 
 
-def _unwritten(path: str | Path, config: Any, dtype: Any, device: torch.device, local_files_only: bool) -> Any:
+def _build_empty(path: str | Path, config: Any, dtype: Any, device: torch.device, local_files_only: bool) -> Any:
     """Build a checkpoint's model with uninitialised weights, which take no physical memory until they are written."""
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(
@@ -190,14 +190,14 @@ def refuse_split(config: Any, size: int) -> None:
             f"{config.model_type} cannot be served by {size} processes together: its experts cannot be divided."
         )
     heads = text.num_attention_heads
-    for count, called in (
+    for count, parts in (
         (heads, "attention heads"),
         (getattr(text, "num_key_value_heads", None) or heads, "key-value heads"),
         (getattr(text, "intermediate_size", 0), "FFN neurons"),
     ):
         if count % size:
             raise UnsupportedModel(
-                f"{config.model_type} cannot be served by {size} processes together: its {count} {called} cannot be divided."
+                f"{config.model_type} cannot be served by {size} processes together: its {count} {parts} cannot be divided."
             )
 
 

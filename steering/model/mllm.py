@@ -120,7 +120,7 @@ class MLLM:
             widths.align(model, self.decoder, self.device)
         self._head = OutputHead(model)
         self._updates = updates.install(self.layers, ranks)
-        self.ffn_widths = tuple(one.width for one in self._updates)
+        self.ffn_widths = tuple(update.width for update in self._updates)
         self._followed, self.updates_add_up = False, True
         patches.prepare(model)
         attention.prepare(model.model)
@@ -203,8 +203,8 @@ class MLLM:
     @cached_property
     def rotates_alike(self) -> bool:
         """True if a token's rotary angles depend on its position alone, and not on the length of its prompt."""
-        given = getattr(self.text_config, "rope_parameters", None) or {}
-        kinds = [one.get("rope_type") for one in (given, *given.values()) if isinstance(one, Mapping)]
+        parameters = getattr(self.text_config, "rope_parameters", None) or {}
+        kinds = [rope.get("rope_type") for rope in (parameters, *parameters.values()) if isinstance(rope, Mapping)]
         return not {"dynamic", "longrope"}.intersection(kinds)
 
     @cached_property
@@ -225,14 +225,14 @@ class MLLM:
         names = set[str]()
         for text in ("?", "Two lines,\n and  more of them: 1,000 \u00fc."):
             try:
-                whole, own = (dict(one([text], return_tensors="pt")) for one in (self._processed, self.tokenizer))
+                processed, tokenized = (dict(f([text], return_tensors="pt")) for f in (self._processed, self.tokenizer))
             except (ValueError, TypeError):
                 return None
-            names = whole.keys() - own.keys()
-            zeros = {name: torch.zeros_like(own["input_ids"]) for name in names}
-            if whole.keys() != own.keys() | names or not all(
-                isinstance(value, torch.Tensor) and torch.equal(value, (own | zeros)[name])
-                for name, value in whole.items()
+            names = processed.keys() - tokenized.keys()
+            zeros = {name: torch.zeros_like(tokenized["input_ids"]) for name in names}
+            if processed.keys() != tokenized.keys() | names or not all(
+                isinstance(value, torch.Tensor) and torch.equal(value, (tokenized | zeros)[name])
+                for name, value in processed.items()
             ):
                 return None
         return tuple(names)
@@ -334,8 +334,8 @@ class MLLM:
         arguments: dict[str, Any] = {
             name: to_device(value, self.device) for name, value in pictures.items() if name in self._feature_arguments
         }
-        with self._geometry.on_the_host(pictures, self.device) as made:
-            return self.model.model.get_image_features(**arguments, **made, return_dict=True)
+        with self._geometry.on_the_host(pictures, self.device) as inputs:
+            return self.model.model.get_image_features(**arguments, **inputs, return_dict=True)
 
     def alike(self, pictures: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
         """Return what `steering.vision.geometry.Geometry.alike` does."""
@@ -358,7 +358,7 @@ class MLLM:
     @cached_property
     def final_norm(self) -> nn.Module | None:
         """The decoder's one child with a number for each dimension of a state; None where there is not exactly one."""
-        norms = [one for one in self.decoder.children() if getattr(getattr(one, "weight", None), "ndim", 0) == 1]
+        norms = [m for m in self.decoder.children() if getattr(getattr(m, "weight", None), "ndim", 0) == 1]
         return norms[0] if len(norms) == 1 else None
 
     def head_rows(self, ids: torch.Tensor) -> torch.Tensor:
@@ -366,10 +366,10 @@ class MLLM:
         weight = self.model.get_output_embeddings().weight
         if not isinstance(weight, DTensor):
             return weight[ids.to(weight.device)].to(self.device)
-        own = weight.to_local()  # this rank's share of the vocabulary; only the last rank's may be smaller
+        local_rows = weight.to_local()  # this rank's share of the vocabulary; only the last rank's may be smaller
         place = ids - self.ranks.rank * -(-weight.shape[0] // self.ranks.size)
-        here = (place >= 0) & (place < len(own))
-        return self.ranks.sum(own[torch.where(here, place, 0)] * here[..., None])
+        is_local = (place >= 0) & (place < len(local_rows))
+        return self.ranks.sum(local_rows[torch.where(is_local, place, 0)] * is_local[..., None])
 
 
 def fingerprint_of(model: Any) -> str:
@@ -381,8 +381,8 @@ def fingerprint_of(model: Any) -> str:
     for layer in model.get_decoder().layers:
         for parameter in layer.parameters():
             # bfloat16 keeps the hash stable between a half-precision file loaded as such and loaded as float32.
-            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-            sample = whole.detach().flatten()[:64].to("cpu", torch.bfloat16)
+            full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            sample = full.detach().flatten()[:64].to("cpu", torch.bfloat16)
             hasher.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
     return hasher.hexdigest()[:32]
 
@@ -396,5 +396,5 @@ def _stop_ids(generation_config: Any, tokenizer: Any) -> list[int]:
 def _end_id(stops: list[int], tokenizer: Any) -> int | None:
     """Return the stop id that the chat template puts after an answer; the first where it names none."""
     template = str(tokenizer.chat_template or "")
-    named = [token for token in stops if (tokenizer.convert_ids_to_tokens(token) or "\0") in template]
-    return next(iter(named or stops), None)
+    in_template = [token for token in stops if (tokenizer.convert_ids_to_tokens(token) or "\0") in template]
+    return next(iter(in_template or stops), None)

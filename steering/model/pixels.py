@@ -37,15 +37,15 @@ class PixelBounds:
     @classmethod
     def of(cls, processor: Any) -> PixelBounds | None:
         """Return the bounds of a model's processor; None where it has none."""
-        found = getattr(processor, "image_processor", None)
-        if isinstance(found, Glm4vImageProcessorPil | Glm4vImageProcessor):
-            frames = found.temporal_patch_size
-        elif isinstance(found, Qwen2VLImageProcessorPil | Qwen2VLImageProcessor):
+        images = getattr(processor, "image_processor", None)
+        if isinstance(images, Glm4vImageProcessorPil | Glm4vImageProcessor):
+            frames = images.temporal_patch_size
+        elif isinstance(images, Qwen2VLImageProcessorPil | Qwen2VLImageProcessor):
             frames = 1
         else:
             return None
-        least, most = found.size["shortest_edge"], found.size["longest_edge"]
-        return cls(found.patch_size * found.merge_size, -(-least // frames), most // frames, frames)
+        least, most = images.size["shortest_edge"], images.size["longest_edge"]
+        return cls(images.patch_size * images.merge_size, -(-least // frames), most // frames, frames)
 
     def sized(self, picture: Image.Image, least: int | None, most: int | None) -> Image.Image:
         """Return the picture resized as by a processor with these bounds, its own in place of None.

@@ -39,18 +39,18 @@ def load_processor(path: str | Path, *, local_files_only: bool = True) -> Proces
         with nullcontext() if is_torchvision_available() else _image_only():
             processor = AutoProcessor.from_pretrained(path, local_files_only=local_files_only, trust_remote_code=False)
     except ImportError as error:
-        raise UnsupportedModel(_missing(path, str(error))) from error
+        raise UnsupportedModel(_missing_package(path, str(error))) from error
     if isinstance(processor, ProcessorMixin):
         # Too long prompts are refused anyway; the tokenizer need not log that they "result in indexing errors".
-        known = getattr(getattr(processor, "tokenizer", None), "deprecation_warnings", {})
-        known["sequence-length-is-longer-than-the-specified-maximum"] = True
+        warnings = getattr(getattr(processor, "tokenizer", None), "deprecation_warnings", {})
+        warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
         _sort_once(processor)
         return processor
     # AutoProcessor falls back to a bare tokenizer or image processor, which would fail much later and less clearly.
     raise ValueError(f"{path} holds no multimodal processor, only a {type(processor).__name__}")
 
 
-def _missing(path: str | Path, reason: str) -> str:
+def _missing_package(path: str | Path, reason: str) -> str:
     """Return a sentence that names the package that a processor needs, and the extra that has it."""
     for package, extra in EXTRAS.items():
         if package in reason:
@@ -67,14 +67,14 @@ def _sort_once(processor: ProcessorMixin) -> None:
     if not hasattr(plain, "_merge_kwargs"):
         return
 
-    def merged(self: Any, *kinds: Any, tokenizer_init_kwargs: Any = None, **given: Any) -> dict[str, Any]:
-        key = (*map(id, kinds), id(tokenizer_init_kwargs), repr(sorted(given.items())))
-        if (found := sorted_before.get(key)) is None:
+    def merged(self: Any, *kinds: Any, tokenizer_init_kwargs: Any = None, **kwargs: Any) -> dict[str, Any]:
+        key = (*map(id, kinds), id(tokenizer_init_kwargs), repr(sorted(kwargs.items())))
+        if (kinds_merged := sorted_before.get(key)) is None:
             if len(sorted_before) >= _KEPT:
                 sorted_before.clear()
-            found = plain._merge_kwargs(self, *kinds, tokenizer_init_kwargs=tokenizer_init_kwargs, **given)
-            sorted_before[key] = found
-        return copy.deepcopy(found)
+            kinds_merged = plain._merge_kwargs(self, *kinds, tokenizer_init_kwargs=tokenizer_init_kwargs, **kwargs)
+            sorted_before[key] = kinds_merged
+        return copy.deepcopy(kinds_merged)
 
     sorted_before: dict[tuple[Any, ...], dict[str, Any]] = {}
     # A subclass, because processors save whatever attributes they hold.

@@ -58,42 +58,47 @@ class SeenPictures(ByteBoundedLRU[Any]):
     def _ask_first(self, images: Any) -> None:
         plain = type(images)
 
-        def called(own: Any, given: Any, *args: Any, **told: Any) -> BatchFeature:
-            noted, flat = getattr(self._noted, "pictures", None), _flat(given)
+        def called(processor: Any, images_given: Any, *args: Any, **kwargs: Any) -> BatchFeature:
+            noted, flat = getattr(self._noted, "pictures", None), _flat(images_given)
             # In other modes, such as palettes, pixels alone do not determine the colours.
-            if noted is None or args or not all(isinstance(one, Image.Image) and one.mode == "RGB" for one in flat):
-                return plain.__call__(own, given, *args, **told)
-            asked = repr(sorted(told.items()))
+            readable = all(isinstance(image, Image.Image) and image.mode == "RGB" for image in flat)
+            if noted is None or args or not readable:
+                return plain.__call__(processor, images_given, *args, **kwargs)
+            settings = repr(sorted(kwargs.items()))
 
-            def processed(some: Any) -> dict[str, Any]:
-                return dict(plain.__call__(own, some, **told))
+            def processed(images: Any) -> dict[str, Any]:
+                return dict(plain.__call__(processor, images, **kwargs))
 
             if not self._apart:
-                return BatchFeature(self._kept(asked, flat, lambda _: processed(given)))
-            pictures = [self._kept(asked, [one], lambda alone: Picture.of(processed(alone))) for one in flat]
+                return BatchFeature(self._process_once(settings, flat, lambda _: processed(images_given)))
+            pictures = [
+                self._process_once(settings, [image], lambda alone: Picture.of(processed(alone))) for image in flat
+            ]
             noted += pictures
             return BatchFeature(
-                {name: _together(name, [one.tensors[name] for one in pictures]) for name in pictures[0].tensors}
+                {name: _together(name, [picture.tensors[name] for picture in pictures]) for name in pictures[0].tensors}
             )
 
         # A subclass, because processors save whatever attributes they hold.
         images.__class__ = type(plain.__name__, (plain,), {"__call__": called, "__module__": plain.__module__})
 
-    def _kept(self, asked: str, images: list[Image.Image], make: Callable[[list[Image.Image]], Processed]) -> Processed:
+    def _process_once(
+        self, settings: str, images: list[Image.Image], make: Callable[[list[Image.Image]], Processed]
+    ) -> Processed:
         """Return the processed pictures for such a call, from the cache or by `make`."""
-        hasher = hashlib.sha256(asked.encode())
+        hasher = hashlib.sha256(settings.encode())
         for image in images:
             hasher.update(f"{image.size}".encode() + image.tobytes())
         key = hasher.digest()
-        found: Processed | None = self.get(key)
+        cached: Processed | None = self.get(key)
         with self._lock:
-            self.hits += len(images) if found is not None else 0
-            self.misses += len(images) if found is None else 0
-        if found is not None:
-            return found
-        made = make(images)
-        self.keep(key, made)
-        return made
+            self.hits += len(images) if cached is not None else 0
+            self.misses += len(images) if cached is None else 0
+        if cached is not None:
+            return cached
+        result = make(images)
+        self.keep(key, result)
+        return result
 
 
 def _together(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
@@ -106,11 +111,11 @@ def _together(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def _bytes(made: Picture | dict[str, Any]) -> int:
-    tensors = made.tensors if isinstance(made, Picture) else made
+def _bytes(result: Picture | dict[str, Any]) -> int:
+    tensors = result.tensors if isinstance(result, Picture) else result
     return sum(value.nbytes for value in tensors.values() if isinstance(value, torch.Tensor))
 
 
 def _flat(images: Any) -> list[Any]:
     """Return the pictures in nested lists as one list."""
-    return [one for part in images for one in _flat(part)] if isinstance(images, list | tuple) else [images]
+    return [image for part in images for image in _flat(part)] if isinstance(images, list | tuple) else [images]

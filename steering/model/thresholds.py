@@ -31,11 +31,11 @@ class Thresholds:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Thresholds:
         """Build thresholds from JSON; raise ValueError or TypeError where they are invalid."""
-        found = cls(**content)
-        numbers = (found.attention, found.activation, found.agreement)
-        if not all(isinstance(x, float) and math.isfinite(x) for x in numbers) or set(found.raised) != set(FLAGS):
+        thresholds = cls(**content)
+        numbers = (thresholds.attention, thresholds.activation, thresholds.agreement)
+        if not all(isinstance(x, float) and math.isfinite(x) for x in numbers) or set(thresholds.raised) != set(FLAGS):
             raise ValueError("must hold three thresholds, and how often each flag is raised")
-        return found
+        return thresholds
 
     def flags(self, attention: float, activation: float, agreement: float) -> dict[str, bool]:
         """Return the flags of an answer's maps.

@@ -36,9 +36,9 @@ class AdditionRows(LayerHook):
     ) -> torch.Tensor:
         if updates.known:
             rounding = ROUNDINGS * torch.finfo(plain.dtype).eps
-            given, added, out = before.float(), updates.mha.float() + updates.ffn.float(), plain.float()
-            allowed = TOLERANCE * (out - given).norm(dim=-1) + rounding * (given.norm(dim=-1) + out.norm(dim=-1))
-            self._excess.append(((given + added - out).norm(dim=-1) - allowed).amax().to("cpu", torch.float32))
+            inputs, added, out = before.float(), updates.mha.float() + updates.ffn.float(), plain.float()
+            allowed = TOLERANCE * (out - inputs).norm(dim=-1) + rounding * (inputs.norm(dim=-1) + out.norm(dim=-1))
+            self._excess.append(((inputs + added - out).norm(dim=-1) - allowed).amax().to("cpu", torch.float32))
             if self._divergences is not None:
                 diverged = divergence(updates.mha, updates.ffn).flatten().to("cpu", torch.float32)
                 self._divergences.setdefault(layer, []).append(diverged)

@@ -267,11 +267,11 @@ class AttentionRecorder(Slots):
         self.spans[slot, : len(spans)] = to_device(torch.from_numpy(table), self.spans)
 
     def prefill(self, chunk: PrefillChunk) -> PrefillCapture | None:
-        wanted = any(sequence.wants(*SIGNALS) for sequence in chunk.sequences)
-        if chunk.replay or not wanted:
+        is_wanted = any(sequence.wants(*SIGNALS) for sequence in chunk.sequences)
+        if chunk.replay or not is_wanted:
             return None
         by_patch, mapped = (
-            any(one.wants(signal) for one in chunk.sequences) for signal in (Signal.PATCHES, Signal.MAP)
+            any(sequence.wants(signal) for sequence in chunk.sequences) for signal in (Signal.PATCHES, Signal.MAP)
         )
         return self.capture(chunk, by_patch, mapped, chunk.width <= capture_rows(self.spans.device))
 
@@ -283,17 +283,17 @@ class AttentionRecorder(Slots):
         """
         sequences, device = chunk.sequences, self.spans.device
         groups = torch.zeros(len(sequences), 3, chunk.width)
-        for row, one in enumerate(zip(sequences, chunk.starts, chunk.lengths, strict=True)):
-            for group, part in enumerate(_captured_rows(*one)):
+        for row, spans in enumerate(zip(sequences, chunk.starts, chunk.lengths, strict=True)):
+            for group, part in enumerate(_captured_rows(*spans)):
                 groups[row, group, part] = 1.0
-        looked = groups.any(1)
-        most = int(looked.sum(1).max())
+        captured = groups.any(1)
+        most = int(captured.sum(1).max())
         if not most and not chunk.complete:
             return None
         if at_once:
             rows = torch.arange(chunk.width).expand(len(sequences), -1).contiguous()
         else:
-            rows = looked.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+            rows = captured.int().argsort(dim=1, descending=True, stable=True)[:, :most]
             groups = groups.gather(2, rows[:, None].expand(-1, 3, -1))
         return PrefillCapture(
             self.spans[chunk.rows],
@@ -335,7 +335,7 @@ class AttentionRecorder(Slots):
         return Reuse(int(rows.min()) if len(rows) else sequence.prompt.length)
 
     def acts(self, sequences: list[Sequence]) -> bool:
-        return any(one.wants(*DECODED) or one.due for one in sequences)
+        return any(sequence.wants(*DECODED) or sequence.due for sequence in sequences)
 
     def decode(self, batch: DecodeBatch) -> DecodeCapture:
         return DecodeCapture(self.spans[batch.rows], self.pool.mllm.ranks)
@@ -352,8 +352,8 @@ class AttentionRecorder(Slots):
     def counts(self, batch: DecodeBatch) -> AttentionCounts:
         """Return the tensors in which a decode of these rows is counted."""
         rows = batch.rows
-        own = (self.counted, self.sums, self.decay, self.patches)
-        return AttentionCounts(self.sources[rows], batch.active, *[tensor[rows] for tensor in own])
+        tensors = (self.counted, self.sums, self.decay, self.patches)
+        return AttentionCounts(self.sources[rows], batch.active, *[tensor[rows] for tensor in tensors])
 
     def take(self, sequence: Sequence) -> Attention | None:
         captured: PromptAttention | None = sequence.captured.get(NAME)
@@ -383,11 +383,11 @@ class AttentionRecorder(Slots):
 def _captured_rows(sequence: Sequence, start: int, length: int) -> list[torch.Tensor]:
     """Return the query rows, counted in the chunk, of the groups `QUESTIONS`, `MODALITY` and `ANCHORS`."""
     layout = sequence.prompt.layout
-    wanted = [torch.zeros(0, dtype=torch.int64)] * 3
+    groups = [torch.zeros(0, dtype=torch.int64)] * 3
     if sequence.wants(Signal.SPANS, Signal.PATCHES):
-        wanted[QUESTIONS] = layout.question_rows - start
+        groups[QUESTIONS] = layout.question_rows - start
     if sequence.wants(Signal.SPANS):
-        wanted[MODALITY] = layout.modality_rows - start
+        groups[MODALITY] = layout.modality_rows - start
     if sequence.wants(Signal.ANCHOR) and layout.images:
-        wanted[ANCHORS] = layout.images[-1].columns - start
-    return [rows[(rows >= 0) & (rows < length)] for rows in wanted]
+        groups[ANCHORS] = layout.images[-1].columns - start
+    return [rows[(rows >= 0) & (rows < length)] for rows in groups]

@@ -38,10 +38,10 @@ def prompt_scores(mllm: MLLM, hidden: torch.Tensor, ids: torch.Tensor, top: int)
     parts = []
     for rows, tokens in zip(hidden.split(ROWS), ids.split(ROWS), strict=True):
         logprobs = mllm.head(rows).float().log_softmax(-1)
-        own = logprobs.gather(1, tokens[:, None])
+        token_logprobs = logprobs.gather(1, tokens[:, None])
         likeliest = logprobs.topk(top, dim=-1)
-        ranks = 1 + (logprobs > own).sum(-1)
-        parts.append(PromptScores(own[:, 0], ranks, likeliest.indices, likeliest.values))
+        ranks = 1 + (logprobs > token_logprobs).sum(-1)
+        parts.append(PromptScores(token_logprobs[:, 0], ranks, likeliest.indices, likeliest.values))
     return parts
 
 

@@ -57,8 +57,8 @@ class PromptStateRecorder(Slots):
             return None
         # A chunk of a long prompt may lack the token; prompts that run as a whole each hold their own.
         read = [
-            one.prompt.length + one.spec.state_position - start
-            for one, start in zip(chunk.sequences, chunk.starts, strict=True)
+            sequence.prompt.length + sequence.spec.state_position - start
+            for sequence, start in zip(chunk.sequences, chunk.starts, strict=True)
         ]
         if not all(0 <= at < length for at, length in zip(read, chunk.lengths, strict=True)):
             return None
@@ -78,12 +78,12 @@ class PromptStateRecorder(Slots):
                 captured.next_logprobs = computed.logits[row].log_softmax(-1)
 
     def reuse(self, sequence: Sequence) -> Reuse:
-        wanted = sequence.wants(Signal.PROMPT_STATE)
-        return Reuse(sequence.prompt.length + (sequence.spec.state_position if wanted else 0))
+        reads_state = sequence.wants(Signal.PROMPT_STATE)
+        return Reuse(sequence.prompt.length + (sequence.spec.state_position if reads_state else 0))
 
     def take(self, sequence: Sequence) -> PromptState | None:
         captured: PromptState | None = sequence.captured.get(NAME)
         if captured is None:
             return None
-        read = (None if one is None else one.cpu() for one in (captured.states, captured.next_logprobs))
+        read = (None if tensor is None else tensor.cpu() for tensor in (captured.states, captured.next_logprobs))
         return PromptState(*read)

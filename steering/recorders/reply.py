@@ -27,11 +27,11 @@ def reply_logprobs(mllm: MLLM, prompt: Prompt, hidden: torch.Tensor, start: int)
     """
     columns = prompt.layout.columns(REPLY)
     rows = columns - 1 - start
-    here = (rows >= 0) & (rows < len(hidden))
-    rows, ids = to_device(rows[here], hidden.device), to_device(prompt.ids[columns[here]], hidden.device)
+    inside = (rows >= 0) & (rows < len(hidden))
+    rows, ids = to_device(rows[inside], hidden.device), to_device(prompt.ids[columns[inside]], hidden.device)
     scores = [torch.zeros(0, device=hidden.device)]
-    for some, token in zip(rows.split(ROWS), ids.split(ROWS), strict=True):
-        scores.append(mllm.head(hidden[some]).log_softmax(-1).gather(1, token[:, None])[:, 0])
+    for part, token in zip(rows.split(ROWS), ids.split(ROWS), strict=True):
+        scores.append(mllm.head(hidden[part]).log_softmax(-1).gather(1, token[:, None])[:, 0])
     return torch.cat(scores)
 
 
@@ -49,8 +49,8 @@ class ReplyRecorder(Slots):
 
     def reuse(self, sequence: Sequence) -> Reuse:
         columns = sequence.prompt.layout.columns(REPLY)
-        wanted = sequence.wants(Signal.REPLY) and len(columns)
-        return Reuse(max(int(columns[0]) - 1, 0) if wanted else sequence.prompt.length)
+        reads_reply = sequence.wants(Signal.REPLY) and len(columns)
+        return Reuse(max(int(columns[0]) - 1, 0) if reads_reply else sequence.prompt.length)
 
     def take(self, sequence: Sequence) -> torch.Tensor | None:
         """Return the log-probabilities, (tokens of the reply,) float32."""

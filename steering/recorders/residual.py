@@ -103,16 +103,16 @@ def stream_looks(
 
 def _side_by_side(layers: list[torch.Tensor]) -> torch.Tensor:
     """Stack layers (rows, 1, each its width) to (rows, layers, width), float32, padded with 0 to the widest."""
-    widest = max(one.shape[2] for one in layers)
+    widest = max(layer.shape[2] for layer in layers)
     return torch.cat(
-        [one if one.shape[2] == widest else pad(one, (0, widest - one.shape[2])) for one in layers], 1
+        [layer if layer.shape[2] == widest else pad(layer, (0, widest - layer.shape[2])) for layer in layers], 1
     ).float()
 
 
 def _shares(gates: list[torch.Tensor]) -> torch.Tensor:
     """Return `share_above` of each layer's gates (rows, 1, its width) as (rows, layers)."""
-    alike = len({one.shape[2] for one in gates}) == 1
-    return share_above(torch.cat(gates, 1)) if alike else torch.cat([share_above(one) for one in gates], 1)
+    alike = len({gate.shape[2] for gate in gates}) == 1
+    return share_above(torch.cat(gates, 1)) if alike else torch.cat([share_above(gate) for gate in gates], 1)
 
 
 def add_stream(
@@ -162,10 +162,10 @@ class ResidualRows(LayerHook):
         if 1 < plain.shape[1] == self._weights.shape[1]:
             self._measured.append(measures_of(*stream, share_above(gate)).to(home))
         fired = updates.activation(gate) if self._last is None else gate[..., :0]
-        self._layers.append([self._at_last(one).to(home) for one in (*stream, hidden, gate, fired)])
+        self._layers.append([self._values_at_last(tensor).to(home) for tensor in (*stream, hidden, gate, fired)])
         return hidden
 
-    def _at_last(self, values: torch.Tensor) -> torch.Tensor:
+    def _values_at_last(self, values: torch.Tensor) -> torch.Tensor:
         if self._last is None:
             return values[:, -1:].contiguous()
         if values.device not in self._places:
@@ -181,9 +181,9 @@ class ResidualRows(LayerHook):
         return streams, states, gates, fired
 
     def settle(self, positions: torch.Tensor | None) -> None:
-        whole, self._measured = self._measured, []
+        rows_measured, self._measured = self._measured, []
         measured, self.states, self.activations = self.looks(*self.gathered())
-        measured = torch.stack(whole, 2) if whole else measured[:, None]  # (rows, n, layers, readouts)
+        measured = torch.stack(rows_measured, 2) if rows_measured else measured[:, None]  # (rows, n, layers, readouts)
         # Other rows may be padding, whose cosines are NaN.
         self.measured = torch.where(self._weights[..., None, None] > 0, measured, 0.0).sum(1)
 
@@ -225,21 +225,21 @@ class ResidualRecorder(Slots):
     def place(self, sequence: Sequence) -> None:
         diagnose, slot = sequence.spec.diagnose, sequence.slot
         self.decoded[slot] = 0.0
-        fill_slot(self.counted, slot, -1 if _wanted(sequence) else NEVER)
-        if diagnose is None or not _wanted(sequence):
+        fill_slot(self.counted, slot, -1 if _is_wanted(sequence) else NEVER)
+        if diagnose is None or not _is_wanted(sequence):
             return
         self.sums[slot] = self.neurons[slot] = self.states[slot] = 0.0
         self.decoded[slot] = float(diagnose.residual_rows != "prompt")
 
     def prefill(self, chunk: PrefillChunk) -> ResidualRows | None:
-        chosen = [*map(_chosen, chunk.sequences)]
+        chosen = [*map(_chosen_rows, chunk.sequences)]
         if chunk.replay or not any(chosen) or not (chunk.complete or "prompt" in chosen):
             return None
         return self.rows(chunk)
 
     def rows(self, chunk: PrefillChunk) -> ResidualRows:
         """Return the hook that reads the queries of a chunk that its sequences need."""
-        chosen = [*map(_chosen, chunk.sequences)]
+        chosen = [*map(_chosen_rows, chunk.sequences)]
         prompt = "prompt" in chosen
         weights = torch.zeros(len(chosen), chunk.width if prompt else 1)
         for row, rows in enumerate(chosen):
@@ -254,18 +254,18 @@ class ResidualRecorder(Slots):
             return
         measured, states = hook.measured, hook.states
         for row, sequence in enumerate(chunk.sequences):
-            if _wanted(sequence):
+            if _is_wanted(sequence):
                 self.sums[sequence.slot] += measured[row]
                 if chunk.complete:
                     self.states[sequence.slot] = states[row]
 
     def reuse(self, sequence: Sequence) -> Reuse:
         diagnose = sequence.spec.diagnose
-        every = _wanted(sequence) and diagnose is not None and diagnose.residual_rows == "prompt"
+        every = _is_wanted(sequence) and diagnose is not None and diagnose.residual_rows == "prompt"
         return Reuse(0 if every else sequence.prompt.length)
 
     def acts(self, sequences: list[Sequence]) -> bool:
-        return any(_wanted(sequence) for sequence in sequences)
+        return any(_is_wanted(sequence) for sequence in sequences)
 
     def decode(self, batch: DecodeBatch) -> ResidualRows:
         return ResidualRows(self.decoded[batch.rows])
@@ -277,11 +277,11 @@ class ResidualRecorder(Slots):
     def counts(self, batch: DecodeBatch) -> StreamCounts:
         """Return the tensors in which a decode of these rows is counted."""
         rows = batch.rows
-        own = (self.counted, self.sums, self.neurons, self.states)
-        return StreamCounts(self.decoded[rows], batch.active, *[tensor[rows] for tensor in own])
+        tensors = (self.counted, self.sums, self.neurons, self.states)
+        return StreamCounts(self.decoded[rows], batch.active, *[tensor[rows] for tensor in tensors])
 
     def take(self, sequence: Sequence) -> Residual | None:
-        if not _wanted(sequence):
+        if not _is_wanted(sequence):
             return None
         slot = sequence.slot
         total, latest = self.states[slot].to("cpu", copy=True)  # a copy: the slot will be reused
@@ -298,11 +298,11 @@ class ResidualRecorder(Slots):
         return (self.neurons[slot] > 0).sum(-1) / widths
 
 
-def _chosen(sequence: Sequence) -> str | None:
+def _chosen_rows(sequence: Sequence) -> str | None:
     """Return the rows that a sequence reads, "prompt" or "answer" for instance, or None."""
     diagnose = sequence.spec.diagnose
-    return diagnose.residual_rows if _wanted(sequence) and diagnose is not None else None
+    return diagnose.residual_rows if _is_wanted(sequence) and diagnose is not None else None
 
 
-def _wanted(sequence: Sequence) -> bool:
+def _is_wanted(sequence: Sequence) -> bool:
     return sequence.spec.diagnose is not None and sequence.wants(Signal.UPDATES, Signal.STREAM)

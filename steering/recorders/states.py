@@ -54,21 +54,21 @@ class StatesRecorder(Slots):
             if not sequence.wants(Signal.IMAGE_STATES, Signal.TEXT_STATES):
                 continue
             hidden = computed.hidden[row, : chunk.lengths[row]]
-            captured = self._captured(sequence, chunk.starts[row], hidden)
+            captured = self._capture_prompt(sequence, chunk.starts[row], hidden)
             if sequence.wants(Signal.IMAGE_STATES) and chunk.complete:  # captured in the order of columns
                 order = to_device(sequence.prompt.layout.image_columns.argsort().argsort(), hidden.device)
                 captured.image = (torch.cat(captured.image)[order],)
             if sequence.wants(Signal.TEXT_STATES) and chunk.complete:
                 captured.text += (hidden[-1:],)
 
-    def _captured(self, sequence: Sequence, start: int, hidden: torch.Tensor) -> CapturedStates:
+    def _capture_prompt(self, sequence: Sequence, start: int, hidden: torch.Tensor) -> CapturedStates:
         """Return a sequence's captured states after adding those of prompt tokens from `start` on: hidden (k, d)."""
         captured: CapturedStates = sequence.captured.setdefault(NAME, CapturedStates())
         layout, part = sequence.prompt.layout, slice(start, start + len(hidden))
         if sequence.wants(Signal.IMAGE_STATES):
-            captured.image += (_of(hidden, layout.spans[part] >= FIRST_IMAGE),)
+            captured.image += (_select_rows(hidden, layout.spans[part] >= FIRST_IMAGE),)
         if sequence.wants(Signal.TEXT_STATES):
-            captured.text += (_of(hidden, layout.user_text[part]),)
+            captured.text += (_select_rows(hidden, layout.user_text[part]),)
         return captured
 
     def reuse(self, sequence: Sequence) -> Reuse:
@@ -78,7 +78,7 @@ class StatesRecorder(Slots):
         return computed.hidden
 
     def regain(self, sequence: Sequence, measured: torch.Tensor) -> None:
-        self._captured(sequence, 0, measured)
+        self._capture_prompt(sequence, 0, measured)
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         for sequence in batch.sequences:
@@ -105,9 +105,9 @@ class StatesRecorder(Slots):
         return TokenMaps(maps.cpu(), without_interference(maps, ids, head, len(prompt), earlier).cpu())
 
 
-def _of(hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def _select_rows(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the wanted rows (k, d) of hidden (n, d).
 
-    wanted: (n,) bool on the CPU, so that counting them needs no wait for the device.
+    mask: (n,) bool on the CPU, so that counting them needs no wait for the device.
     """
-    return hidden[to_device(wanted.nonzero()[:, 0], hidden.device)]
+    return hidden[to_device(mask.nonzero()[:, 0], hidden.device)]

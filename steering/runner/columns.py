@@ -32,22 +32,22 @@ def columns_of(lengths: Sequence[int], pool: KVPool, device: str) -> Columns:
     """Return the fastest way to read rows of these lengths."""
     bucket = BUCKET.get(device, COLUMN_BUCKET)
     longest = _bucket(max(lengths), pool, bucket)
-    each = pool.column_bytes
-    call = CALL_BYTES.get(device, GPU_CALL_BYTES) / each if each else float("inf")
+    column_bytes = pool.column_bytes
+    call = CALL_BYTES.get(device, GPU_CALL_BYTES) / column_bytes if column_bytes else float("inf")
     if len(lengths) * longest - sum(lengths) <= call:  # most steps: no split saves more
         return Columns(longest, longest)
     needed = [_bucket(length, pool, bucket) for length in lengths]
     order = sorted(range(len(needed)), key=needed.__getitem__, reverse=True)
-    best, apart, own = float(len(needed) * longest), 0, 0
+    best, apart, apart_columns = float(len(needed) * longest), 0, 0
     for count, row in enumerate(order[:-1], 1):
-        own += needed[row]
-        cost = len(needed) * needed[order[count]] + own + count * call
+        apart_columns += needed[row]
+        cost = len(needed) * needed[order[count]] + apart_columns + count * call
         if cost < best:
             best, apart = cost, count
     rows = order[:apart]
     common = needed[order[apart]]
     saved = len(needed) * (longest - common) - sum(needed[row] for row in rows)
-    return Columns(longest, common, tuple((row, needed[row]) for row in rows), saved * each * pool.layers)
+    return Columns(longest, common, tuple((row, needed[row]) for row in rows), saved * column_bytes * pool.layers)
 
 
 def _bucket(length: int, pool: KVPool, bucket: int) -> int:

@@ -25,7 +25,7 @@ REPLAY_ROWS = 128
 
 
 @dataclass(frozen=True)
-class Twinned:
+class TwinReport:
     """The report of contrasting one answer.
 
     made: what its twins were made from, in order. changed: the number of tokens that greedy decoding without it would have
@@ -148,10 +148,10 @@ class ContrastiveBranches:
         None where it no longer waits. logits: (vocabulary,), the twin's.
         """
         assert twin.pair is not None
-        leader, held = twin.pair.leader, twin.pair.held
-        if not leader.held or held is None:
+        leader, branch = twin.pair.leader, twin.pair.held
+        if not leader.held or branch is None:
             return None
-        return leader, contrasted(held[None], logits[None], Rules.of([_rule(leader)], logits.device))[0]
+        return leader, contrasted(branch[None], logits[None], Rules.of([_rule(leader)], logits.device))[0]
 
     def end_wait(self, leader: Sequence, logits: torch.Tensor) -> None:
         """Let a leader continue, once its token is sampled from the `logits` (vocabulary,) that `resumed` returned."""
@@ -192,10 +192,10 @@ class ContrastiveBranches:
         if combined.leaders is not None and combined.full is not None and combined.contrasted is not None:
             self._changes.count(combined.leaders, combined.full, combined.contrasted)
 
-    def take(self, leader: Sequence) -> Twinned:
+    def take(self, leader: Sequence) -> TwinReport:
         """Return the report of a finished answer."""
         assert leader.pair is not None
-        return Twinned(leader.pair.made, int(self._changes.changed[leader.slot]))
+        return TwinReport(leader.pair.made, int(self._changes.changed[leader.slot]))
 
 
 def replayed(twin: Sequence, budget: int) -> tuple[PrefillChunk, tuple[int, ...]]:
@@ -228,8 +228,10 @@ def _twin(leader: Sequence, pair: Pair) -> Sequence:
     prompt, edit = pair.prompt or spec.prompt, None
     if pair.made:
         prompt, edit = pair.made[-1].occluded(spec.prompt)
-    asked = {name: intervention for name, intervention in spec.asked.items() if not intervention.twin}
-    twin_spec = Spec(prompt, max_tokens=spec.max_tokens, asked=asked, edit=edit, salt=spec.salt, settled=spec.settled)
+    interventions = {name: intervention for name, intervention in spec.asked.items() if not intervention.twin}
+    twin_spec = Spec(
+        prompt, max_tokens=spec.max_tokens, asked=interventions, edit=edit, salt=spec.salt, settled=spec.settled
+    )
     source = None if late or leader.prefill.fork_of is None else leader.prefill.fork_of.twin
     prefill = PrefillState(
         source, leader.prefill.expects_forks and not late, late, tuple(leader.tokens) if late else ()

@@ -33,20 +33,20 @@ class Embedder:
 
     def new_values(self, sequence: Sequence) -> int:
         """Return the size of the pictures to encode when a prompt is embedded: the sum of their `Picture.values`."""
-        return sum(picture.values for picture in self._images.missing(self._looked_at(sequence)))
+        return sum(picture.values for picture in self._images.missing(self._pictures_to_encode(sequence)))
 
     def encode_next(self, sequence: Sequence, values: float = 0) -> int:
         """Encode the first new pictures of a prompt that will be embedded.
 
         At least one is encoded, and more of its shape up to `values` values. Returns their values, 0 where there is none.
         """
-        return self._images.encode_next(self._features, self._looked_at(sequence), values)
+        return self._images.encode_next(self._features, self._pictures_to_encode(sequence), values)
 
     def _features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
         features = None if self._backend is None else self._backend.features(pictures)
         return self.mllm.image_features(pictures) if features is None else features
 
-    def _looked_at(self, sequence: Sequence) -> tuple[Picture, ...]:
+    def _pictures_to_encode(self, sequence: Sequence) -> tuple[Picture, ...]:
         if sequence.prefill.embedded is not None or not sequence.prompt.pictures or not self.mllm.takes_image_features:
             return ()
         before = sequence.prompt.pictures_before(self._prefixes.known(sequence))
@@ -58,17 +58,17 @@ class Embedder:
         Pictures in cached prefixes are not encoded, unless the prompts must be `whole`.
         """
         sequences = [sequence for sequence in sequences if sequence.prefill.embedded is None]
-        shown = [s for s in sequences if s.prompt.pictures and self.mllm.takes_image_features]
-        unseen, seen = set[bytes](), set[bytes]()
-        for sequence in shown:
-            known = 0 if whole else self._prefixes.known(sequence)
-            before = sequence.prompt.pictures_before(known)
-            sequence.prefill.unseen = known if before else 0
+        pictured = [s for s in sequences if s.prompt.pictures and self.mllm.takes_image_features]
+        unseen, known_pictures = set[bytes](), set[bytes]()
+        for sequence in pictured:
+            known_length = 0 if whole else self._prefixes.known(sequence)
+            before = sequence.prompt.pictures_before(known_length)
+            sequence.prefill.unseen = known_length if before else 0
             unseen |= {picture.key for picture in before}
-            seen |= {picture.key for picture in sequence.prompt.pictures[len(before) :]}
-        pictures = [sequence.prompt.pictures for sequence in shown]
-        features = self._images.get(self._features, pictures, unseen - seen)
-        by_sequence = dict(zip(shown, features, strict=True))
+            known_pictures |= {picture.key for picture in sequence.prompt.pictures[len(before) :]}
+        pictures = [sequence.prompt.pictures for sequence in pictured]
+        features = self._images.get(self._features, pictures, unseen - known_pictures)
+        by_sequence = dict(zip(pictured, features, strict=True))
         for sequence in sequences:
             prompt = sequence.prompt
             embedded = self.mllm.embed(prompt.inputs, by_sequence.get(sequence), prompt.rope)

@@ -66,7 +66,7 @@ class Passes:
         """Run a chunk of some prompts eagerly under these hooks."""
         arguments = inputs.arguments
         if any(chunk.starts):
-            arguments["attention_mask"] = self._own_mask(1)
+            arguments["attention_mask"] = self._placeholder_mask(1)
         return self._prefill(
             hooks, chunk, lambda step: self._mllm.decoder(**arguments, use_cache=False, step=step), inputs.divisible
         )
@@ -75,7 +75,7 @@ class Passes:
         """Run generated tokens (1, n) at rotary positions (1, n) as a chunk of a prompt."""
         plan = self._hook_plans.of(chunk.sequences)
         hooks = {part.name: part.prefill(chunk) for part in plan.acting}
-        computed = self._prefill(hooks, chunk, lambda step: self._of_tokens(tokens, positions, step))
+        computed = self._prefill(hooks, chunk, lambda step: self._decode_tokens(tokens, positions, step))
         return Passed(plan, hooks, computed)
 
     def decode(
@@ -101,20 +101,20 @@ class Passes:
         # A held row only keeps its place while its twin is in prefill; its result is overwritten later.
         active = self._always[: len(running)]
         if any(sequence.held for sequence in running):
-            kept = [[[float(not sequence.held)]] for sequence in running]
-            active = to_device(torch.tensor(kept), positions.device)
+            rows = [[[float(not sequence.held)]] for sequence in running]
+            active = to_device(torch.tensor(rows), positions.device)
         return DecodeBatch(running, positions, longest, active), columns
 
     def decode_under(
         self, hooks: HooksByName, batch: DecodeBatch, columns: Columns, tokens: torch.Tensor, rope: torch.Tensor
     ) -> Computed:
         """Run a decode eagerly under these hooks."""
-        kernel, own = decode_kernel_of(self._mllm), Hooks.of(hooks.values())
+        kernel, hooks_of_kernel = decode_kernel_of(self._mllm), Hooks.of(hooks.values())
         if kernel is not None:
-            own = kernel.adopted(own)
-        reads = (batch.columns, own, columns.common, columns.apart)
+            hooks_of_kernel = kernel.adopted(hooks_of_kernel)
+        reads = (batch.columns, hooks_of_kernel, columns.common, columns.apart)
         step = Decode(self._pool, batch.positions, *reads, kernel=kernel)
-        hidden = self._of_tokens(tokens[:, None], rope[:, None], step).last_hidden_state
+        hidden = self._decode_tokens(tokens[:, None], rope[:, None], step).last_hidden_state
         step.hooks.settle(batch.positions)
         hidden = hidden.to(self._mllm.device)
         return Computed(hidden, self._mllm.head(hidden[:, -1]))
@@ -135,18 +135,18 @@ class Passes:
             logits = self._mllm.head(hidden[torch.arange(len(last), device=last.device), last])
         return Computed(hidden, logits)
 
-    def _of_tokens(self, tokens: torch.Tensor, positions: torch.Tensor, step: Prefill | Decode) -> Any:
+    def _decode_tokens(self, tokens: torch.Tensor, positions: torch.Tensor, step: Prefill | Decode) -> Any:
         """Run the decoder on generated tokens (rows, n) at rotary positions (rows, n)."""
         if (axes := self._embedder.rope_axes) is not None:
             positions = positions.expand(axes, -1, -1)
         return self._mllm.decoder(
             inputs_embeds=self._mllm.model.get_input_embeddings()(tokens),
             position_ids=positions,
-            attention_mask=self._own_mask(len(tokens)),
+            attention_mask=self._placeholder_mask(len(tokens)),
             use_cache=False,
             step=step,
         )
 
-    def _own_mask(self, rows: int) -> torch.Tensor:
+    def _placeholder_mask(self, rows: int) -> torch.Tensor:
         """Return a placeholder mask that keeps the model from building one; our attention makes its own."""
         return torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=self._mllm.device)

@@ -93,7 +93,7 @@ class PrefixCache:
         self._beside = 0
         self._marks = itertools.count()
         self._lying: dict[int, tuple[int, ...]] = {}  # by slot, the marks of the blocks in its first columns
-        self._rest, self._resting = RESTS[0], 0
+        self._rest_length, self._resting = RESTS[0], 0
         self._form = OneForm()
         self._plans: WeakKeyDictionary[Sequence, _Plan | None] = WeakKeyDictionary()
         self._runs: WeakKeyDictionary[Sequence, _Run] = WeakKeyDictionary()
@@ -114,27 +114,29 @@ class PrefixCache:
     def rest(self) -> int:
         """Drop everything, and cache nothing of the next prompts, whose number is returned: a failure may pass."""
         self._store, self._beside = None, 0
-        self._resting, self._rest = self._rest, min(2 * self._rest, RESTS[1])
-        for kept in (self._blocks, self._plans, self._runs, self._tails, self._lying):
-            kept.clear()
+        self._resting, self._rest_length = self._rest_length, min(2 * self._rest_length, RESTS[1])
+        for entries in (self._blocks, self._plans, self._runs, self._tails, self._lying):
+            entries.clear()
         return self._resting
 
     def known(self, sequence: Sequence) -> int:
         """Return how many of a waiting prompt's first tokens are cached and need not run."""
         plan = self._plan(sequence)
-        return 0 if plan is None else len(self._found(plan)) * SIZE
+        return 0 if plan is None else len(self._find_blocks(plan)) * SIZE
 
     def awaits(self, sequence: Sequence, others: Iterable[Sequence]) -> bool:
         """Return True where a waiting prompt should run after one of these, whose beginning it shares."""
         plan = self._plan(sequence)
         if plan is None:
             return False
-        at = max(len(self._found(plan)) + WORTH, plan.least) - 1
+        at = max(len(self._find_blocks(plan)) + WORTH, plan.least) - 1
         fits = at < (plan.most if self._store is None else min(plan.most, self._store.count))
-        plans = [self._plan(other) for other in others] if fits else []
+        plans = [self._plan(sequence) for sequence in others] if fits else []
         return any(
-            other is not None and other.keys[at : at + 1] == plan.keys[at : at + 1] and plan.needed <= other.needed
-            for other in plans
+            planned is not None
+            and planned.keys[at : at + 1] == plan.keys[at : at + 1]
+            and plan.needed <= planned.needed
+            for planned in plans
         )
 
     def begin(self, sequence: Sequence, prompt: Embedded) -> None:
@@ -145,25 +147,25 @@ class PrefixCache:
             return
         positions = prompt.positions.reshape(-1, prompt.length).T  # (tokens, axes)
         self.queries += 1
-        blocks = self._found(plan)
-        known = len(blocks) * SIZE
-        if blocks and not bool((_positions(blocks) == positions[:known]).all()):
+        blocks = self._find_blocks(plan)
+        known_length = len(blocks) * SIZE
+        if blocks and not bool((_positions(blocks) == positions[:known_length]).all()):
             return
         self._runs[sequence] = run = _Run(plan, {POSITIONS: [positions]})
         if not blocks or self._store is None:
             return
         self._touch(plan.keys[: len(blocks)])
         marks = tuple(block.mark for block in blocks)
-        there = _alike(lying, marks)
-        self._store.load(sequence.slot, there, [block.number for block in blocks[there:]])
+        shared = _shared_length(lying, marks)
+        self._store.load(sequence.slot, shared, [block.number for block in blocks[shared:]])
         self._lying[sequence.slot] = marks
         for part in self._hook_plans.of([sequence]).keeping:
             if part.name in plan.needed:
-                run.measured[part.name] = [_joined(blocks, part.name)]
+                run.measured[part.name] = [_join(blocks, part.name)]
                 part.regain(sequence, run.measured[part.name][0])
-        sequence.computed = sequence.prefill.reused = known
+        sequence.computed = sequence.prefill.reused = known_length
         self.hits += 1
-        self.tokens += known
+        self.tokens += known_length
 
     def measured(self, chunk: PrefillChunk, hooks: Mapping[str, Hook | None], computed: Computed) -> None:
         """Record the measurements of a chunk's tokens."""
@@ -197,21 +199,21 @@ class PrefixCache:
         if tail is None or plan is None or sequence.fed < WORTH * SIZE:
             return
         names = sequence.prompt.blocks_with(sequence.tokens[: sequence.fed])
-        keys, known = tuple((plan.settings, name) for name in names), len(plan.keys)
+        keys, known_blocks = tuple((plan.settings, name) for name in names), len(plan.keys)
         first = next((at for at, key in enumerate(keys) if key not in self._blocks), len(keys))
-        if known <= first < len(keys):
+        if known_blocks <= first < len(keys):
             rotary = (
                 torch.arange(sequence.prompt.length, sequence.length, device=tail.device) + sequence.prefill.rope_delta
             )
             positions = torch.cat([tail, rotary[:, None].expand(-1, tail.shape[1])])
-            self._add(sequence.slot, keys, first, {POSITIONS: positions[(first - known) * SIZE :]})
+            self._add(sequence.slot, keys, first, {POSITIONS: positions[(first - known_blocks) * SIZE :]})
         self._touch(keys)
 
     @contextmanager
     def copying(self, source: int, target: int, length: int) -> Iterator[int]:
         """Yield how many first columns the target already has, while `length` columns of a slot are copied to it."""
-        copied, there = self._lying.get(source, ())[: length // SIZE], self._lying.pop(target, ())
-        yield _alike(copied, there) * SIZE
+        copied, lying = self._lying.get(source, ())[: length // SIZE], self._lying.pop(target, ())
+        yield _shared_length(copied, lying) * SIZE
         self._lying[target] = copied
 
     def spoilt(self, slot: int) -> None:
@@ -221,11 +223,11 @@ class PrefixCache:
     def _plan(self, sequence: Sequence) -> _Plan | None:
         """Return how a prompt may be shared; None where it may not."""
         if sequence not in self._plans:
-            self._plans[sequence] = self._planned(sequence) if self.capacity and not self._resting else None
+            self._plans[sequence] = self._new_plan(sequence) if self.capacity and not self._resting else None
             self._resting = max(self._resting - 1, 0)
         return self._plans[sequence]
 
-    def _planned(self, sequence: Sequence) -> _Plan | None:
+    def _new_plan(self, sequence: Sequence) -> _Plan | None:
         spec, prompt = sequence.spec, sequence.prompt
         if spec.edit is not None or prompt.length <= WORTH * SIZE:
             return None
@@ -241,12 +243,12 @@ class PrefixCache:
             if reuse.measured:
                 needed.add(part.name)
             generated = generated and reuse.generated and reuse.key == ()
-        own = tuple(settings)
-        keys = tuple((own, name) for name in prompt.blocks[: (prompt.length - 1) // SIZE])
+        settings_key = tuple(settings)
+        keys = tuple((settings_key, name) for name in prompt.blocks[: (prompt.length - 1) // SIZE])
         least = -(-prompt.length // (SHARE * SIZE))
-        return _Plan(own, keys, least, rows // SIZE, frozenset(needed), generated)
+        return _Plan(settings_key, keys, least, rows // SIZE, frozenset(needed), generated)
 
-    def _found(self, plan: _Plan) -> list[_Block]:
+    def _find_blocks(self, plan: _Plan) -> list[_Block]:
         """Return the cached blocks of a prompt's beginning; none where they are too few to be useful."""
         blocks = []
         for key in plan.keys[: plan.most]:
@@ -270,14 +272,14 @@ class PrefixCache:
         self._touch(keys[:first])
         store = self._store or self._make()
         earlier = {key: self._drop(key).measured for key in keys[first:] if key in self._blocks}
-        own, new = set(keys), []
+        key_set, new = set(keys), []
         for at, key in enumerate(keys[first:], first):
             rows = slice((at - first) * SIZE, (at + 1 - first) * SIZE)
             own_measured = {name: values[rows].clone() for name, values in measured.items()}
             for name, values in own_measured.items():
                 self._form.check(name, [values], varies=name == POSITIONS)  # a text has one axis, pictures have several
             block = _Block(-1, earlier.get(key, {}) | own_measured, next(self._marks))
-            if not self._make_room(block.bytes, own):
+            if not self._make_room(block.bytes, key_set):
                 break
             block.number = self._free.pop()
             self._blocks[key] = block
@@ -294,12 +296,12 @@ class PrefixCache:
         self._free = list(range(self._store.count))[::-1]
         return self._store
 
-    def _make_room(self, beside: int, own: set[_Key]) -> bool:
-        """Drop the oldest until a block and `beside` bytes more fit; return False where only a prompt's `own` are left."""
+    def _make_room(self, beside: int, keys: set[_Key]) -> bool:
+        """Drop the oldest until a block and `beside` bytes more fit; return False where only a prompt's `keys` are left."""
         assert self._store is not None
         while not self._free or self.bytes + self._store.bytes_each + beside > self.capacity:
             oldest = next(iter(self._blocks), None)
-            if oldest is None or oldest in own:
+            if oldest is None or oldest in keys:
                 return False
             self._drop(oldest)
         return True
@@ -316,16 +318,16 @@ def _positions(blocks: list[_Block]) -> torch.Tensor:
 
     Where only prompts with images have several axes, the positions of a text are equal on each.
     """
-    own = [block.measured[POSITIONS] for block in blocks]
-    axes = max(positions.shape[1] for positions in own)
-    return torch.cat([positions.expand(-1, axes) for positions in own])
+    parts = [block.measured[POSITIONS] for block in blocks]
+    axes = max(positions.shape[1] for positions in parts)
+    return torch.cat([positions.expand(-1, axes) for positions in parts])
 
 
-def _alike(some: tuple[int, ...], others: tuple[int, ...]) -> int:
+def _shared_length(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     """Return the length of the common beginning."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
-def _joined(blocks: list[_Block], name: str) -> torch.Tensor:
+def _join(blocks: list[_Block], name: str) -> torch.Tensor:
     """Return a part's measurements of consecutive blocks, (tokens, ...)."""
     return torch.cat([block.measured[name] for block in blocks])

@@ -55,21 +55,21 @@ def at_once(mllm: MLLM, slots: int, length: int, share: float, kept: int) -> KVP
     """
     length = -(-length // COLUMN_BUCKET) * COLUMN_BUCKET  # otherwise masks of all columns are copied into aligned ones
     column = mllm.column()
-    each: Counter[torch.device] = Counter()
+    bytes_by_device: Counter[torch.device] = Counter()
     for tensor in column.tensors:
-        each[tensor.device] += tensor.nbytes * length
+        bytes_by_device[tensor.device] += tensor.nbytes * length
     room = [slots]
-    for device, size in each.items():
+    for device, size in bytes_by_device.items():
         if (free := free_bytes(device)) is not None:
             room.append(int(share * free - kept * (device == mllm.device)) // size)
     fitting = int(mllm.ranks.joined(torch.tensor([min(room)], device=mllm.device)).min())
-    wanted = f"{sum(each.values()) / 2**30:.3g} GiB for a slot of {length:,} columns"
+    needed_text = f"{sum(bytes_by_device.values()) / 2**30:.3g} GiB for a slot of {length:,} columns"
     if fitting < 1:
         raise UnsupportedModel(
-            f"{mllm.name} leaves no room for an answer: keys and values need {wanted}; take a smaller 'max_length'."
+            f"{mllm.name} leaves no room for an answer: keys and values need {needed_text}; take a smaller 'max_length'."
         )
     if fitting < slots:
-        log.warning("there is room for %d slots, not for %d: keys and values need %s", fitting, slots, wanted)
+        log.warning("there is room for %d slots, not for %d: keys and values need %s", fitting, slots, needed_text)
     pool = KVPool(fitting, length)
     pool.allot(column)
     log.info("keys and values: %d slots of %d columns, %.3g GiB", fitting, length, pool.bytes / 2**30)

@@ -60,8 +60,8 @@ class Runner:
         self.threads = PassThreads(mllm)
         self.image_cache = ImageCache(image_cache_bytes)
         mllm.seen.capacity = image_cache_bytes
-        kept = image_cache_bytes + prefix_cache_bytes
-        self.pool = allotted(mllm, slots, length, backend is not None and backend.spare_column, share, kept)
+        cache_bytes = image_cache_bytes + prefix_cache_bytes
+        self.pool = allotted(mllm, slots, length, backend is not None and backend.spare_column, share, cache_bytes)
         slots, length = self.pool.slots, self.pool.length
         self.choice = Chooser(mllm, slots)
         self.token = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
@@ -72,7 +72,7 @@ class Runner:
         self.changes = ContrastSlots("twins", size)
         self.recorders = {name: kind(name, size) for name, kind in recorder.REGISTRY.items()}
         self.interventions = {name: kind(name, size) for name, kind in interventions.items()}
-        self._held: defaultdict[str, set[int]] = defaultdict(set)  # by part, the slots that are not neutral
+        self._occupied: defaultdict[str, set[int]] = defaultdict(set)  # by part, the slots that are not neutral
         self.hook_plans = HookPlans(self.recorders, self.interventions)
         self.prefixes = PrefixCache(self.pool, self.hook_plans, prefix_cache_bytes if mllm.rotates_alike else 0)
         self.embedder = Embedder(mllm, self.image_cache, self.prefixes)
@@ -80,7 +80,7 @@ class Runner:
         self.passes.use(backend)
 
     @property
-    def _every(self) -> tuple[Slots, ...]:
+    def _parts(self) -> tuple[Slots, ...]:
         return (*self.recorders.values(), *self.interventions.values(), self.changes)
 
     def stats(self) -> dict[str, int]:
@@ -89,7 +89,7 @@ class Runner:
         The bytes are those of keys and values, which a CPU allocates at the first prompt, with the number of tokens that
         fit, and those of all other state.
         """
-        parts = [part for slots in self._every for part in vars(slots).values()]
+        parts = [part for slots in self._parts for part in vars(slots).values()]
         state = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
         kv = {"kv_bytes": self.pool.bytes, "kv_max_tokens": self.pool.slots * self.pool.length}
         caches = {**self.image_cache.stats(), **self.mllm.seen.stats(), **self.prefixes.stats()}
@@ -134,16 +134,16 @@ class Runner:
         for row, sequence in enumerate(sequences):
             sequence.prefill.embedded = None
             if sequence.prefill.expects_forks:
-                sequence.prefill.left = {part.name: part.left(sequence) for part in self._every}
+                sequence.prefill.left = {part.name: part.left(sequence) for part in self._parts}
                 sequence.prefill.logits = computed.logits[row]
         return None if sequences[0].prefill.replay else computed.logits
 
     def _run_chunk(self, chunk: PrefillChunk, inputs: Embedded) -> Computed:
         """Run a chunk of some prompts, with these decoder inputs."""
         with self.threads.taken(len(chunk.sequences) * chunk.width):
-            return self._kept(chunk, self.passes.prompts(chunk, inputs))
+            return self._keep(chunk, self.passes.prompts(chunk, inputs))
 
-    def _kept(self, chunk: PrefillChunk, passed: Passed) -> Computed:
+    def _keep(self, chunk: PrefillChunk, passed: Passed) -> Computed:
         """Keep the measurements of a chunk."""
         self.prefixes.measured(chunk, passed.hooks, passed.computed)
         if chunk.complete:
@@ -160,7 +160,7 @@ class Runner:
         (sequence,) = chunk.sequences
         tokens = to_device(torch.tensor(generated), self.mllm.device)
         positions = torch.arange(len(tokens), device=tokens.device) + chunk.starts[0] + sequence.prefill.rope_delta
-        computed = self._kept(chunk, self.passes.generated(chunk, tokens[None], positions[None]))
+        computed = self._keep(chunk, self.passes.generated(chunk, tokens[None], positions[None]))
         sequence.computed += len(tokens)
         return computed.logits
 
@@ -176,7 +176,7 @@ class Runner:
             sequence.prefill.rope_delta = source.prefill.rope_delta
             self._place(sequence)
             self._copy(source.slot, sequence.slot, source.prompt.length)
-            for part in self._every:
+            for part in self._parts:
                 part.restore(sequence, source.prefill.left[part.name])
             sequence.computed = source.prompt.length
             if sequence.pair is not None and source.pair is not None and sequence.is_leader:
@@ -218,9 +218,9 @@ class Runner:
         """
         with self.threads.taken(len(running)):
             batch, passed = self._decode(running)
-            return self._decoded(running, branches, batch, passed) if meanwhile() else None
+            return self._sample_decoded(running, branches, batch, passed) if meanwhile() else None
 
-    def _decoded(
+    def _sample_decoded(
         self, running: list[Sequence], branches: ContrastiveBranches, batch: DecodeBatch, passed: Passed
     ) -> Decoded:
         logits = passed.computed.logits
@@ -255,7 +255,7 @@ class Runner:
         modules = {
             kind.__module__ for owner in owners if isinstance(owner, Slots | Hook) for kind in type(owner).__mro__
         }
-        parts = [part for part in self._every if type(part).__module__ in modules]
+        parts = [part for part in self._parts if type(part).__module__ in modules]
         return [sequence for sequence in running if any(_concerns(part, sequence) for part in parts)] or running
 
     def _decode(self, running: list[Sequence]) -> tuple[DecodeBatch, Passed]:
@@ -283,11 +283,11 @@ class Runner:
         for tensor in (self.token, self.position, self.rope_delta):
             tensor[target] = tensor[source]
         self.choice.move(source, target)
-        for part in self._every:
-            held = self._held[part.name]
-            if source in held or target in held:
+        for part in self._parts:
+            slots = self._occupied[part.name]
+            if source in slots or target in slots:
                 part.move(source, target)
-                (held.add if source in held else held.discard)(target)
+                (slots.add if source in slots else slots.discard)(target)
 
     @torch.inference_mode()
     def clear(self, slot: int) -> None:
@@ -297,8 +297,8 @@ class Runner:
 
     def _copy(self, source: int, target: int, length: int) -> None:
         """Copy columns of a slot to another, except those that the target already has from a shared prefix."""
-        with self.prefixes.copying(source, target, length) as there:
-            self.pool.copy(source, target, length, there)
+        with self.prefixes.copying(source, target, length) as equal:
+            self.pool.copy(source, target, length, equal)
 
     @torch.inference_mode()
     def read(self, sequence: Sequence, branches: ContrastiveBranches) -> None:
@@ -315,15 +315,15 @@ class Runner:
         fill_slot(self.rope_delta, sequence.slot, sequence.prefill.rope_delta)
         fill_slot(self.position, sequence.slot, sequence.prompt.length)
         self.choice.place(sequence)
-        for part in self._every:
-            held = self._held[part.name]
+        for part in self._parts:
+            slots = self._occupied[part.name]
             holds = part.holds(sequence)
             if holds:
-                held.add(sequence.slot)
-            if sequence.slot in held:
+                slots.add(sequence.slot)
+            if sequence.slot in slots:
                 part.place(sequence)
             if not holds:
-                held.discard(sequence.slot)
+                slots.discard(sequence.slot)
 
 
 def _concerns(part: Slots, sequence: Sequence) -> bool:

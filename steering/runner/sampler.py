@@ -238,8 +238,8 @@ def _penalise(logits: torch.Tensor, settings: SamplerRows, rows: slice | torch.T
     assert settings.prompted is not None
     counts = settings.generated[rows]
     repetition = settings.column("repetition_penalty", rows)
-    seen = (counts > 0) | settings.prompted[rows]
-    logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
+    occurred = (counts > 0) | settings.prompted[rows]
+    logits = torch.where(occurred, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
     logits = logits - settings.column("frequency_penalty", rows) * counts
     return logits - settings.column("presence_penalty", rows) * (counts > 0)
 
@@ -255,9 +255,9 @@ def _truncate(scaled: torch.Tensor, settings: SamplerRows, rows: slice | torch.T
     probabilities = ordered.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities  # the first token is always kept
     top_p = settings.column("top_p", rows)
-    kept = (before < top_p) | (top_p >= 1)  # rounded sums may reach 1 before the last token
-    kept[:, 0] = True
-    lowest = ordered.masked_fill(~kept, torch.inf).amin(-1, keepdim=True)
+    selected = (before < top_p) | (top_p >= 1)  # rounded sums may reach 1 before the last token
+    selected[:, 0] = True
+    lowest = ordered.masked_fill(~selected, torch.inf).amin(-1, keepdim=True)
     threshold = torch.maximum(threshold, lowest)
     min_p = settings.column("min_p", rows)
     relative = torch.where(min_p > 0, ordered[:, :1] + min_p.log(), -torch.inf)

@@ -66,7 +66,7 @@ def check_model(mllm: MLLM, fast: bool = False) -> None:
                 ]
             tokens = [reference.tokens for reference in references]
             ours, _ = _engine_logits(mllm, prompts, tokens, graphs=fast and mllm.device.type != "cpu")
-            explicit, looked = _engine_logits(mllm, prompts, tokens, graphs=False, observed=True)
+            explicit, observed = _engine_logits(mllm, prompts, tokens, graphs=False, observed=True)
     except UnsupportedModel:
         raise
     except Exception as error:
@@ -80,8 +80,8 @@ def check_model(mllm: MLLM, fast: bool = False) -> None:
         _compare_logits(mllm, prompts, references, got)
     if mllm.rounds:
         log.info("%s: %s", mllm.quantization or mllm.dtype, _agreement(references, ours))
-    for reference, seen in zip(references, looked, strict=True):
-        difference = float((seen - reference.attention).abs().max())
+    for reference, sums in zip(references, observed, strict=True):
+        difference = float((sums - reference.attention).abs().max())
         if not difference <= (HALF_TOLERANCE if mllm.rounds else TOLERANCE):
             raise UnsupportedModel(
                 f"{mllm.name} cannot be served exactly: its attention to an image is read {difference:.1e} off."
@@ -160,21 +160,23 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     handles: list[RemovableHandle] = []
 
     def widen(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        for tensor in own[module]:
-            kept[tensor] = tensor.data
+        for tensor in tensors_of[module]:
+            originals[tensor] = tensor.data
             tensor.data = tensor.data.float()
-        return tree_map(_widened, args), tree_map(_widened, kwargs)
+        return tree_map(_widen, args), tree_map(_widen, kwargs)
 
     def restore(module: nn.Module, args: Any, output: Any) -> None:
-        for tensor in own[module]:
-            tensor.data = kept.pop(tensor)
+        for tensor in tensors_of[module]:
+            tensor.data = originals.pop(tensor)
 
-    own: dict[nn.Module, list[torch.Tensor]] = {}
-    kept: dict[torch.Tensor, torch.Tensor] = {}
+    tensors_of: dict[nn.Module, list[torch.Tensor]] = {}
+    originals: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
-        tensors = [_own_share(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))]
+        tensors = [
+            _local_share(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        ]
         if half := [tensor for tensor in tensors if tensor.dtype in (torch.float16, torch.bfloat16)]:
-            own[module] = half
+            tensors_of[module] = half
             handles.append(module.register_forward_pre_hook(widen, with_kwargs=True))
             handles.append(module.register_forward_hook(restore, always_call=True))
     try:
@@ -184,12 +186,12 @@ def in_float32(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-def _own_share(tensor: torch.Tensor) -> torch.Tensor:
+def _local_share(tensor: torch.Tensor) -> torch.Tensor:
     """Return this process's share of a tensor: all of it unless ranks share the model; `to_local` would copy."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def _widened(value: Any) -> Any:
+def _widen(value: Any) -> Any:
     half = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
     return value.float() if half else value
 
@@ -209,29 +211,29 @@ class _Reference(NamedTuple):
     @classmethod
     def of(cls, mllm: MLLM, prompt: Prompt) -> _Reference:
         with plain(mllm) as model:
-            out = exact = _generated(mllm, model, prompt)
+            out = exact = _generate_plain(mllm, model, prompt)
             if mllm.dtype != torch.float32:
                 with in_float32(model):
-                    exact = _generated(mllm, model, prompt, out.sequences[0])
+                    exact = _generate_plain(mllm, model, prompt, out.sequences[0])
         last = torch.stack([layer[0, :, -1].mean(0).to(mllm.device) for layer in exact.attentions[0]]).float()
         last = mllm.ranks.mean(last)
         # With a sliding window, only the latest columns may be returned.
-        looked = prompt.layout.image_columns.to(last.device) - (prompt.length - last.shape[1])
+        columns = prompt.layout.image_columns.to(last.device) - (prompt.length - last.shape[1])
         return cls(
             out.sequences[0, prompt.length :].tolist(),
             torch.cat(out.logits).float(),
             torch.cat(exact.logits).float(),
-            last[:, looked[looked >= 0]].sum(-1),
+            last[:, columns[columns >= 0]].sum(-1),
         )
 
     def computed_anew(self, mllm: MLLM, prompt: Prompt) -> _Reference:
         """Return the reference with `plain` recomputed along its tokens, as the plain model now computes in integers."""
         ids = torch.cat([prompt.inputs["input_ids"][0], torch.tensor(self.tokens)]).to(mllm.device)
         with plain(mllm) as model:
-            return self._replace(plain=torch.cat(_generated(mllm, model, prompt, ids).logits).float())
+            return self._replace(plain=torch.cat(_generate_plain(mllm, model, prompt, ids).logits).float())
 
 
-def _generated(mllm: MLLM, model: Any, prompt: Prompt, forced: torch.Tensor | None = None) -> Any:
+def _generate_plain(mllm: MLLM, model: Any, prompt: Prompt, forced: torch.Tensor | None = None) -> Any:
     """Run plain `generate()` for a few tokens, along the forced ones where given."""
 
     def force(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -309,8 +311,8 @@ def _engine_logits(
     elif observed:
         mllm.updates_add_up = False
         log.warning("%s: its layers add something else than attention's and the FFN's updates", mllm.name)
-    looked = [image_sums(sequence.captured[NAME].last_sums).sum(-1) for sequence in sequences] if observed else []
-    return [torch.stack(rows) for rows in logits], looked
+    sums = [image_sums(sequence.captured[NAME].last_sums).sum(-1) for sequence in sequences] if observed else []
+    return [torch.stack(rows) for rows in logits], sums
 
 
 def checked_sequence(prompt: Prompt, slot: int, observed: bool = False) -> Sequence:
@@ -321,10 +323,10 @@ def checked_sequence(prompt: Prompt, slot: int, observed: bool = False) -> Seque
 
 def _first_difference(mllm: MLLM, prompt: Prompt) -> str:
     """Name the first decoder layer whose output differs in prefill."""
-    with plain(mllm) as model, _recorded(mllm) as expected:
+    with plain(mllm) as model, _record_layers(mllm) as expected:
         model(**{name: value.to(mllm.device) for name, value in prompt.inputs.items()}, use_cache=False)
     runner = Runner(mllm, 1, prompt.length + 1, max_images=1)
-    with _recorded(mllm) as got:
+    with _record_layers(mllm) as got:
         runner.prefill([checked_sequence(prompt, 0)], budget=prompt.length)
     tolerance = HALF_TOLERANCE if mllm.rounds else TOLERANCE
     for layer, (plainly, ours) in enumerate(zip(expected, got, strict=True)):
@@ -337,7 +339,7 @@ def _first_difference(mllm: MLLM, prompt: Prompt) -> str:
 
 
 @contextmanager
-def _recorded(mllm: MLLM) -> Iterator[list[torch.Tensor]]:
+def _record_layers(mllm: MLLM) -> Iterator[list[torch.Tensor]]:
     """Yield the outputs of all decoder layers, in order of their calls."""
     outputs: list[torch.Tensor] = []
     handles = [

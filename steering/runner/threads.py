@@ -39,11 +39,11 @@ class PassThreads:
     @contextmanager
     def taken(self, tokens: int) -> Iterator[None]:
         """Let torch use that number of threads, in this thread."""
-        wanted = self.of(tokens)
-        if wanted == self._most:
+        threads = self.of(tokens)
+        if threads == self._most:
             yield
             return
-        torch.set_num_threads(wanted)
+        torch.set_num_threads(threads)
         try:
             yield
         finally:

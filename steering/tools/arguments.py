@@ -56,27 +56,27 @@ class Pairs:
         self._within: bool | None = None  # within a value: whether it is a text; else None
 
     def read(self, text: str) -> tuple[str, str, bool]:
-        said = ""
+        out = ""
         while True:
             if self._within is None:
                 pair, end = _PAIR.match(text), text.find(self._end)
                 if pair is None and end >= 0:
-                    return said + ("{}" if self._before == "{" else "}"), text[end:], True
+                    return out + ("{}" if self._before == "{" else "}"), text[end:], True
                 if pair is None:
-                    return said, text, False
+                    return out, text, False
                 name, text = pair[1].strip(), text[pair.end() :]
                 self._within = name in self._texts
-                said += f"{self._before}{_json(name)}: " + '"' * self._within
+                out += f"{self._before}{_json(name)}: " + '"' * self._within
                 self._before = ", "
-            value, found, behind = text.partition(VALUE_END)
+            value, ended, behind = text.partition(VALUE_END)
             if self._within:
-                held = 0 if found else beginning(text, VALUE_END)
-                said += _json(value[: len(value) - held])[1:-1] + '"' * bool(found)
-                text = behind if found else text[len(text) - held :]
-            elif found:
-                said, text = said + _whole(value), behind
-            if not found:
-                return said, text, False
+                held_back = 0 if ended else beginning(text, VALUE_END)
+                out += _json(value[: len(value) - held_back])[1:-1] + '"' * bool(ended)
+                text = behind if ended else text[len(text) - held_back :]
+            elif ended:
+                out, text = out + _json_line(value), behind
+            if not ended:
+                return out, text, False
             self._within = None
 
 
@@ -89,7 +89,7 @@ def _json(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _whole(value: str) -> str:
+def _json_line(value: str) -> str:
     """Return a value as JSON on one line."""
     try:
         return json.dumps(from_json(value), ensure_ascii=False, allow_nan=False)

@@ -48,23 +48,23 @@ class CallStream:
         self._names = names
         self._texts = texts or {}
         self._required = required
-        self._left = ""
+        self._unread = ""
         self._part: Callable[[bool], bool] = self._speech
         self._reader: Reader = Braces()
-        self._said: list[str] = []
+        self._text_parts: list[str] = []
         self._pieces: list[CallPiece] = []
         self.text = ""
         self.calls: list[ToolCall] = []
 
     def feed(self, text: str, last: bool = False) -> tuple[str, tuple[CallPiece, ...]]:
         """Return the plain text and pieces that are certain so far; everything at the `last` text."""
-        self._left += text
+        self._unread += text
         while self._part(last):
             pass
-        said, pieces = "" if self._required else "".join(self._said), tuple(self._pieces)
-        self.text += said
-        self._said, self._pieces = [], []
-        return said, pieces
+        speech, pieces = "" if self._required else "".join(self._text_parts), tuple(self._pieces)
+        self.text += speech
+        self._text_parts, self._pieces = [], []
+        return speech, pieces
 
     @property
     def cut(self) -> bool:
@@ -74,63 +74,63 @@ class CallStream:
     # Each part consumes the front of the remaining text; it returns True where another part must go on.
 
     def _speech(self, last: bool) -> bool:
-        before, found, behind = self._left.partition(self._form.start)
-        if found:
-            self._said.append(before.rstrip())
-            self._left, self._part = behind, self._head
+        before, started, behind = self._unread.partition(self._form.start)
+        if started:
+            self._text_parts.append(before.rstrip())
+            self._unread, self._part = behind, self._head
             return True
-        held = 0 if last else beginning(self._left, self._form.start)
-        certain = self._left[: len(self._left) - held]
-        kept = certain if last and not self.calls else certain.rstrip()
-        self._said.append(kept)
-        self._left = self._left[len(kept) :]
+        held_back = 0 if last else beginning(self._unread, self._form.start)
+        certain = self._unread[: len(self._unread) - held_back]
+        text = certain if last and not self.calls else certain.rstrip()
+        self._text_parts.append(text)
+        self._unread = self._unread[len(text) :]
         return False
 
     def _head(self, last: bool) -> bool:
-        head = self._form.head.match(self._left)
+        head = self._form.head.match(self._unread)
         if head is not None and head[1] in self._names:
             self._begin(head[1])
-            self._left, self._part = self._left[head.end() :], self._arguments
+            self._unread, self._part = self._unread[head.end() :], self._arguments
             self._reader = Pairs(self._form.end, self._texts.get(head[1], ())) if self._form.pairs else Braces()
             return True
         body, behind = self._body(last)
         if body is None:
             return False
-        self._left, self._part = behind, self._speech
-        calls = self._whole(body)
+        self._unread, self._part = behind, self._speech
+        calls = self._read_calls(body)
         if calls is None:
-            self._said.append(self._form.start + body)
+            self._text_parts.append(self._form.start + body)
         for call in calls or ():
             self._begin(call.name)
             self._go_on(call.arguments)
         return True
 
     def _arguments(self, last: bool) -> bool:
-        said, self._left, whole = self._reader.read(self._left)
-        self._go_on(said)
-        if whole:
+        arguments, self._unread, is_complete = self._reader.read(self._unread)
+        self._go_on(arguments)
+        if is_complete:
             self._part = self._tail
-        return whole
+        return is_complete
 
     def _tail(self, last: bool) -> bool:
-        if self._form.again is not None and (further := self._form.again.match(self._left)) is not None:
-            self._left, self._part = self._left[further.end() :], self._head
+        if self._form.again is not None and (further := self._form.again.match(self._unread)) is not None:
+            self._unread, self._part = self._unread[further.end() :], self._head
             return True
-        _, found, behind = self._left.partition(self._form.end) if self._form.end else ("", "-", self._left)
-        if found:
-            self._left, self._part = behind, self._speech
-        return bool(found)
+        _, ended, behind = self._unread.partition(self._form.end) if self._form.end else ("", "-", self._unread)
+        if ended:
+            self._unread, self._part = behind, self._speech
+        return bool(ended)
 
     def _body(self, last: bool) -> tuple[str | None, str]:
         """Return the text in place of a call, to its end, and the text after it; None before its end has come."""
         mark = self._form.end or self._form.start
-        at = self._left.find(mark)
-        while self._form.again is not None and at >= 0 and self._whole(self._left[: at + len(mark)]) is None:
-            at = self._left.find(mark, at + 1)  # the end mark may occur within the arguments
+        at = self._unread.find(mark)
+        while self._form.again is not None and at >= 0 and self._read_calls(self._unread[: at + len(mark)]) is None:
+            at = self._unread.find(mark, at + 1)  # the end mark may occur within the arguments
         if at < 0:
-            return (self._left, "") if last else (None, "")
+            return (self._unread, "") if last else (None, "")
         at += len(self._form.end)
-        return self._left[:at], self._left[at:]
+        return self._unread[:at], self._unread[at:]
 
     def _begin(self, name: str) -> None:
         self._pieces.append(CallPiece(len(self.calls), name, ""))
@@ -141,18 +141,25 @@ class CallStream:
             self._pieces.append(CallPiece(len(self.calls) - 1, None, arguments))
             self.calls[-1] = ToolCall(self.calls[-1].name, self.calls[-1].arguments + arguments)
 
-    def _whole(self, body: str) -> list[ToolCall] | None:
+    def _read_calls(self, body: str) -> list[ToolCall] | None:
         """Return the calls of a body whose keys are in another order or lack arguments; None where it is no call."""
         try:
-            said = from_json(body.removesuffix(self._form.end) if self._form.again is None else f"[{body.lstrip(' [')}")
+            content = from_json(
+                body.removesuffix(self._form.end) if self._form.again is None else f"[{body.lstrip(' [')}"
+            )
         except ValueError:  # such as half a surrogate pair
             return None
-        found = [self._called(one) for one in (said if isinstance(said, list) and self._form.again else [said])]
-        calls = [call for call in found if call is not None]
-        return calls if calls and len(calls) == len(found) else None
+        parsed = [
+            self._read_call(entry)
+            for entry in (content if isinstance(content, list) and self._form.again else [content])
+        ]
+        calls = [call for call in parsed if call is not None]
+        return calls if calls and len(calls) == len(parsed) else None
 
-    def _called(self, said: object) -> ToolCall | None:
-        name, arguments = (said.get("name"), said.get("arguments", {})) if isinstance(said, dict) else (None, None)
+    def _read_call(self, content: object) -> ToolCall | None:
+        name, arguments = (
+            (content.get("name"), content.get("arguments", {})) if isinstance(content, dict) else (None, None)
+        )
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None
         return ToolCall(name, json.dumps(arguments, ensure_ascii=False))

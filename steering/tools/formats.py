@@ -65,11 +65,11 @@ class Format:
                 for part in parts
             )  # fmt: skip
 
-        wanted = [tool["function"] for tool in tools.functions if tools.required in (True, tool["function"]["name"])]
+        functions = [tool["function"] for tool in tools.functions if tools.required in (True, tool["function"]["name"])]
         more = f"({json.dumps(self.between)} call){{0,{MOST_CALLS - 1}}}" if tools.parallel else ""
         rules = [f"start: {written(self.before)} call {more} {written(self.after)}"]
-        rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(wanted))))
-        for i, function in enumerate(wanted):
+        rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
+        for i, function in enumerate(functions):
             rules.append(f"call_{i}: {written(self.call, function['name'], i)}")
             schema = {"type": "object", **(function.get("parameters") or {"additionalProperties": False})}
             strict = bool(function.get("strict"))
@@ -82,17 +82,17 @@ class Format:
 
 def _pairs(schema: dict[str, Any], strict: bool) -> str:
     """Return a rule for arguments in tags: the named properties in order, the optional ones with or without."""
-    named, required = schema.get("properties") or {}, schema.get("required") or []
-    if not isinstance(named, dict) or not isinstance(required, list):
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if not isinstance(properties, dict) or not isinstance(required, list):
         raise RequestError("'tools': parameters need 'properties', an object, and 'required', a list.", param="tools")
     shared: dict[str, Any] = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     rules = []
-    for name, one in named.items():
-        if not is_text(one):
-            value = f"%json {written_schema({**shared, **one} if isinstance(one, dict) else {}, strict, 'tools')}"
-        elif texts := one.get("enum") or ([one["const"]] if "const" in one else []):
+    for name, member in properties.items():
+        if not is_text(member):
+            value = f"%json {written_schema({**shared, **member} if isinstance(member, dict) else {}, strict, 'tools')}"
+        elif texts := member.get("enum") or ([member["const"]] if "const" in member else []):
             value = "(" + " | ".join(json.dumps(text) for text in texts) + ")"
-        elif strict and (beyond := one.keys() - _SPOKEN_OF):
+        elif strict and (beyond := member.keys() - _SPOKEN_OF):
             raise RequestError(
                 f"'tools' cannot be enforced: {min(beyond)} of {name!r}, a text that is written in tags.",
                 param="tools",
@@ -163,7 +163,9 @@ FORMATS = (HERMES, GLM, MISTRAL, MINISTRAL)
 @cache
 def _format(template: str) -> Format | None:
     for form in FORMATS:
-        if all(mark in template for mark in form.marks) and not any(other in template for other in form.others):
+        if all(mark in template for mark in form.marks) and not any(
+            mark_of_other in template for mark_of_other in form.others
+        ):
             return form
     return None
 

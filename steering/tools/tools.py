@@ -49,10 +49,12 @@ class Tools:
     def texts(self) -> dict[str, frozenset[str]]:
         """The parameters, by function, that are texts."""
         functions = (tool["function"] for tool in self.functions)
-        named = {one["name"]: (one.get("parameters") or {}).get("properties") or {} for one in functions}
+        properties_of = {
+            function["name"]: (function.get("parameters") or {}).get("properties") or {} for function in functions
+        }
         return {
             function: frozenset(name for name, schema in properties.items() if is_text(schema))
-            for function, properties in named.items()
+            for function, properties in properties_of.items()
             if isinstance(properties, Mapping)
         }
 
@@ -60,7 +62,7 @@ class Tools:
     def told(self) -> list[dict[str, Any]]:
         """The functions as the model is told of them, without keys about the enforcement of calls."""
         return [
-            {**tool, "function": {name: one for name, one in tool["function"].items() if name != "strict"}}
+            {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
             for tool in self.functions
         ]
 

@@ -69,24 +69,24 @@ def attend(
     the CPU. alike: the number of sequences, where they are known to have one length, so that nothing is read.
     """
     if alike is not None:
-        return _in_runs([one[0] for one in (query, key, value)], alike, scaling)[None], None
+        return _attend_alike([tensor[0] for tensor in (query, key, value)], alike, scaling)[None], None
     runs, order, back = packed_runs(tuple(cu_seq_lens_q.tolist()), query.device)
-    given = [one[0] if order is None else one[0, :, order] for one in (query, key, value)]
+    tensors = [tensor[0] if order is None else tensor[0, :, order] for tensor in (query, key, value)]
     begin, parts = 0, []
     for sequences, length in runs:
         end = begin + sequences * length
-        parts.append(_in_runs([one[:, begin:end] for one in given], sequences, scaling))
+        parts.append(_attend_alike([tensor[:, begin:end] for tensor in tensors], sequences, scaling))
         begin = end
-    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return (whole if back is None else whole[back])[None], None
+    outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return (outputs if back is None else outputs[back])[None], None
 
 
-def _in_runs(given: list[torch.Tensor], sequences: int, scaling: float | None) -> torch.Tensor:
+def _attend_alike(tensors: list[torch.Tensor], sequences: int, scaling: float | None) -> torch.Tensor:
     """Attend within `sequences` sequences of one length.
 
-    given: queries, keys and values (heads, tokens, head_dim). Returns (tokens, heads, head_dim).
+    tensors: queries, keys and values (heads, tokens, head_dim). Returns (tokens, heads, head_dim).
     """
-    query, key, value = (one.unflatten(1, (sequences, -1)).transpose(0, 1) for one in given)
+    query, key, value = (tensor.unflatten(1, (sequences, -1)).transpose(0, 1) for tensor in tensors)
     shared = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, scale=scaling, enable_gqa=shared)
     return out.transpose(1, 2).flatten(0, 1)

@@ -36,11 +36,13 @@ class Geometry:
 
     def __init__(self, wrapper: Any):
         self._wrapper = wrapper
-        self._made = functools.lru_cache(maxsize=KEPT)(self._packed)
-        taken = (
+        self._arguments_of = functools.lru_cache(maxsize=KEPT)(self._encoder_arguments)
+        parameters = (
             inspect.signature(wrapper.get_rope_index).parameters.values() if hasattr(wrapper, "get_rope_index") else ()
         )
-        self._named = [one for one in taken if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        self._parameters = [
+            parameter for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
 
     def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Return the rotary positions of a prompt with pictures, (axes, 1, n) on the CPU.
@@ -48,12 +50,17 @@ class Geometry:
         The model must derive them from the processor's tensors, which are on the CPU. None where it derives them from
         others, or computes them itself.
         """
-        if GRID not in inputs or "mm_token_type_ids" not in inputs or not self._named:
+        if GRID not in inputs or "mm_token_type_ids" not in inputs or not self._parameters:
             return None
-        if any(one.default is inspect.Parameter.empty and one.name not in inputs for one in self._named):
+        if any(
+            parameter.default is inspect.Parameter.empty and parameter.name not in inputs
+            for parameter in self._parameters
+        ):
             return None
-        given = {one.name: inputs[one.name] for one in self._named if one.name in inputs}
-        positions: torch.Tensor = self._wrapper.get_rope_index(**given)[0]
+        arguments = {
+            parameter.name: inputs[parameter.name] for parameter in self._parameters if parameter.name in inputs
+        }
+        positions: torch.Tensor = self._wrapper.get_rope_index(**arguments)[0]
         return positions
 
     @contextmanager
@@ -67,7 +74,7 @@ class Geometry:
         if GRID not in pictures or tower is None or tower.config._attn_implementation not in (attention.NAME, "eager"):
             yield {}  # other attentions compute with the lengths on the device
             return
-        arguments, lengths = self._made(tuple(map(tuple, pictures[GRID].tolist())), device)
+        arguments, lengths = self._arguments_of(tuple(map(tuple, pictures[GRID].tolist())), device)
 
         def swap(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             return args, {name: lengths.get(id(value), value) for name, value in kwargs.items()}
@@ -90,10 +97,10 @@ class Geometry:
         frames, height, width = grids[0]
         if len({*grids}) > 1 or frames > 1:
             return None
-        positions = self._made(grids, device)[0][POSITIONS]
+        positions = self._arguments_of(grids, device)[0][POSITIONS]
         assert isinstance(positions, torch.Tensor)
         pixels, merged = to_device(pictures["pixel_values"].to(tower.dtype), device), tower.spatial_merge_size**2
-        return [one.unflatten(0, (len(grids), height * width // merged, merged)) for one in (pixels, positions)]
+        return [tensor.unflatten(0, (len(grids), height * width // merged, merged)) for tensor in (pixels, positions)]
 
     def whole_tower(self, device: torch.device) -> Any:
         """Return the vision encoder if it attends to whole pictures and takes only pixels and positions; else None."""
@@ -101,11 +108,11 @@ class Geometry:
         merged = getattr(tower, "spatial_merge_size", None)
         if merged is None or tower.config._attn_implementation != attention.NAME:
             return None
-        made, _ = self._made(((1, merged, merged),), device)
-        tensors = {name for name, one in made.items() if isinstance(one, torch.Tensor)}
+        arguments, _ = self._arguments_of(((1, merged, merged),), device)
+        tensors = {name for name, tensor in arguments.items() if isinstance(tensor, torch.Tensor)}
         return tower if tensors == {f"image_{LENGTHS[0]}", POSITIONS} else None
 
-    def _packed(
+    def _encoder_arguments(
         self, grid: tuple[tuple[int, ...], ...], device: torch.device
     ) -> tuple[dict[str, torch.Tensor | int], dict[int, torch.Tensor]]:
         """Return an encoder's arguments for a grid on a device, and the lengths among them, by id, on the CPU.
@@ -113,10 +120,14 @@ class Geometry:
         The result is cached, because pictures of one size are frequent.
         """
         with torch.inference_mode(False), torch.no_grad():  # cached tensors must work in every mode
-            made: dict[str, Any] = {"grid_thw": torch.tensor(grid)}
-            precompute_export_inputs(self._wrapper.visual, made)
-            del made["grid_thw"]
-            there = {name: to_device(one, device) for name, one in made.items() if isinstance(one, torch.Tensor)}
-            numbers = {name: one for name, one in made.items() if isinstance(one, int)}
-            arguments: dict[str, torch.Tensor | int] = {f"image_{name}": one for name, one in (there | numbers).items()}
-            return arguments, {id(there[name]): made[name] for name in LENGTHS if name in there}
+            inputs: dict[str, Any] = {"grid_thw": torch.tensor(grid)}
+            precompute_export_inputs(self._wrapper.visual, inputs)
+            del inputs["grid_thw"]
+            tensors = {
+                name: to_device(tensor, device) for name, tensor in inputs.items() if isinstance(tensor, torch.Tensor)
+            }
+            numbers = {name: number for name, number in inputs.items() if isinstance(number, int)}
+            arguments: dict[str, torch.Tensor | int] = {
+                f"image_{name}": value for name, value in (tensors | numbers).items()
+            }
+            return arguments, {id(tensors[name]): inputs[name] for name in LENGTHS if name in tensors}

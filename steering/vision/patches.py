@@ -35,9 +35,9 @@ _OF: dict[type[nn.Module], type[_OfPatches]] = {nn.Conv2d: Patches2d, nn.Conv3d:
 def prepare(model: nn.Module) -> None:
     """Replace every convolution of a model that may be one of patches; other inputs are computed as before."""
     for module in model.modules():
-        made = _OF.get(type(module))
-        if made is None or "forward" in vars(module):  # its forward is wrapped already
+        patched = _OF.get(type(module))
+        if patched is None or "forward" in vars(module):  # its forward is wrapped already
             continue
         assert isinstance(module, nn.modules.conv._ConvNd)
         if module.groups == 1 and not any(module.padding) and set(module.dilation) == {1}:
-            module.__class__ = made
+            module.__class__ = patched

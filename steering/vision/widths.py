@@ -17,9 +17,9 @@ def align(model: nn.Module, decoder: nn.Module, device: torch.device) -> None:
     The decoder's are left as they are, because their neurons are counted.
     """
     if device.type == "cuda":
-        own = set(decoder.modules())
+        decoder_modules = set(decoder.modules())
         for module in model.modules():
-            if module not in own and _is_narrow(module):
+            if module not in decoder_modules and _is_narrow(module):
                 widen(module)
 
 
@@ -28,11 +28,11 @@ def widen(ffn: nn.Module) -> None:
     gate, up, down = (getattr(ffn, name) for name in ("gate_proj", "up_proj", "down_proj"))
     more = -gate.out_features % MULTIPLE
     for linear in (gate, up):
-        linear.weight = _padded(linear.weight, (0, 0, 0, more))
+        linear.weight = _pad(linear.weight, (0, 0, 0, more))
         if linear.bias is not None:
-            linear.bias = _padded(linear.bias, (0, more))
+            linear.bias = _pad(linear.bias, (0, more))
         linear.out_features += more
-    down.weight = _padded(down.weight, (0, more))
+    down.weight = _pad(down.weight, (0, more))
     down.in_features += more
 
 
@@ -43,6 +43,6 @@ def _is_narrow(ffn: nn.Module) -> bool:
     return linear and parts[0].weight.element_size() == 2 and bool(parts[0].out_features % 8)  # type: ignore[union-attr]
 
 
-def _padded(parameter: nn.Parameter, more: tuple[int, ...]) -> nn.Parameter:
+def _pad(parameter: nn.Parameter, more: tuple[int, ...]) -> nn.Parameter:
     """Return the parameter padded with zeros."""
     return nn.Parameter(nn.functional.pad(parameter.data, more), requires_grad=parameter.requires_grad)

@@ -13,7 +13,7 @@ from server.cli import main
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["train", "--steps", "3"], "--steps 3: must be a multiple of 25"),
         (["train", "--steps", "0"], "--steps 0, --ranks 2: both must be at least 1"),
@@ -22,13 +22,13 @@ from server.cli import main
         (["scene", "--out", "file/scene.png"], "file cannot be written to: file is no folder"),
     ],
 )
-def test_what_is_wrong_is_one_line(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_errors_are_one_line(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("")
     assert main(["demo", *words]) == 1
-    assert capsys.readouterr().err == f"helmsight: {said}\n"
+    assert capsys.readouterr().err == f"helmsight: {message}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -47,15 +47,15 @@ def test_conflicts_are_at_least_one_and_replace_others_where_that_is_asked_for(
     for count in ("0", "-3"):
         assert main([*words, "--count", count]) == 2
         assert "greater than or equal to 1" in capsys.readouterr().err
-    there = tmp_path / "conflicts.json"
-    there.write_text("[400 samples]")
+    path = tmp_path / "conflicts.json"
+    path.write_text("[400 samples]")
     assert main([*words, "--count", "1"]) == 1
     assert capsys.readouterr().err == (
-        f"helmsight: {there} already exists; --replace overwrites it, --folder names another folder\n"
+        f"helmsight: {path} already exists; --replace overwrites it, --folder names another folder\n"
     )
-    assert (there.read_text(), list(tmp_path.iterdir())) == ("[400 samples]", [there])
+    assert (path.read_text(), list(tmp_path.iterdir())) == ("[400 samples]", [path])
     assert main([*words, "--count", "1", "--replace"]) == 0
-    assert len(json.loads(there.read_text())) == 1
+    assert len(json.loads(path.read_text())) == 1
 
 
 def test_training_that_is_stopped_says_that_it_goes_on(

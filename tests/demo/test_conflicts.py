@@ -52,11 +52,11 @@ def test_samples_contradict_the_picture_and_name_their_task():
 
 
 def test_samples_depend_on_the_seed_alone():
-    first, again, other = conflict_samples(8, 1), conflict_samples(8, 1), conflict_samples(8, 2)
+    first, again, different = conflict_samples(8, 1), conflict_samples(8, 1), conflict_samples(8, 2)
     assert [(s.question, s.answer_vision, s.image.tobytes()) for s in first] == [
         (s.question, s.answer_vision, s.image.tobytes()) for s in again
     ]
-    assert any(a.image.tobytes() != b.image.tobytes() for a, b in zip(first, other, strict=True))
+    assert any(a.image.tobytes() != b.image.tobytes() for a, b in zip(first, different, strict=True))
 
 
 @pytest.mark.parametrize("kind", sorted(POOLS))
@@ -88,8 +88,8 @@ def test_instructions_name_the_side_to_follow():
 def test_held_out_wordings_are_never_drawn_in_training():
     rng = random.Random(0)
     drawn = {instruction(rng, side) for _ in range(20_000) for side in ("text", "vision")}
-    named = itertools.product(HELD_OUT_INSTRUCTIONS, set(wordings.TEXT_NAMES), set(wordings.IMAGE_NAMES))
-    held_out = {template.format(a=a, b=b) for template, *names in named for a, b in (names, names[::-1])}
+    combinations = itertools.product(HELD_OUT_INSTRUCTIONS, set(wordings.TEXT_NAMES), set(wordings.IMAGE_NAMES))
+    held_out = {template.format(a=a, b=b) for template, *names in combinations for a, b in (names, names[::-1])}
     assert len(HELD_OUT_INSTRUCTIONS) == 20
     assert len(drawn) > 10_000
     assert not drawn & held_out

@@ -19,15 +19,15 @@ def test_existence_questions_are_balanced_and_depend_on_the_seed() -> None:
     assert Counter((sample.setting, sample.present) for sample in samples) == {
         (setting, present): 20 for setting in ("random", "popular", "adversarial") for present in (True, False)
     }
-    again, other = existence_samples(120, seed=1), existence_samples(120, seed=2)
+    again, different = existence_samples(120, seed=1), existence_samples(120, seed=2)
     assert [s.question for s in samples] == [s.question for s in again]
     assert [s.image.tobytes() for s in samples] == [s.image.tobytes() for s in again]
-    assert any(a.question != b.question for a, b in zip(samples, other, strict=True))
+    assert any(a.question != b.question for a, b in zip(samples, different, strict=True))
 
 
 def test_popular_objects_are_the_frequent_ones() -> None:
     samples = existence_samples(1200, seed=3)
-    asked = Counter(
+    asked_about = Counter(
         next(shape for shape in SHAPES if re.search(rf"\b{shape}\b", sample.question))
         for sample in samples
         if sample.setting == "popular" and not sample.present
@@ -37,7 +37,7 @@ def test_popular_objects_are_the_frequent_ones() -> None:
         for sample in samples
         if sample.setting == "random" and not sample.present
     )
-    assert asked.most_common(1)[0][1] > 2 * spread.most_common(1)[0][1]
+    assert asked_about.most_common(1)[0][1] > 2 * spread.most_common(1)[0][1]
 
 
 def test_pairs_differ_by_what_is_said_and_by_nothing_else() -> None:
@@ -78,9 +78,9 @@ def test_pairs_have_from_no_to_three_differences_of_the_papers_types() -> None:
 def test_noise_is_of_the_size_asked_for_and_changes_nothing_else() -> None:
     for draw, picture, fact in ((existence_samples, "image", "question"), (difference_samples, "second", "true")):
         clean, noisy, again = (draw(10, seed=1, noise=noise) for noise in (0, 20, 20))
-        for pure, one, other in zip(clean, noisy, again, strict=True):
-            assert getattr(pure, fact) == getattr(one, fact)
-            a, b, c = (np.asarray(getattr(sample, picture), np.float32) for sample in (pure, one, other))
+        for pure, noised_sample, repeated in zip(clean, noisy, again, strict=True):
+            assert getattr(pure, fact) == getattr(noised_sample, fact)
+            a, b, c = (np.asarray(getattr(sample, picture), np.float32) for sample in (pure, noised_sample, repeated))
             assert np.array_equal(b, c)
             added = (b - a)[(a > 60) & (a < 195)]  # where nothing is cut off
             assert added.std() == pytest.approx(20, rel=0.1)

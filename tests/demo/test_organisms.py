@@ -48,25 +48,25 @@ def test_every_recipe_asks_what_it_says_and_nothing_else(name: str) -> None:
     options = organism_options(name)
     assert (options.organism, options.folder) == (name, Path("build/organisms", name))
     if options.course.only:
-        found = asked(options.course)
-        assert set(found) == {kind for kind, _ in options.course.only}
+        counts = asked(options.course)
+        assert set(counts) == {kind for kind, _ in options.course.only}
 
 
-def test_what_is_given_wins_over_the_recipe(tmp_path: Path) -> None:
+def test_given_options_override_the_recipe(tmp_path: Path) -> None:
     assert organism_options("prior", steps=25, folder=tmp_path).steps == 25
     assert TrainingOptions().organism is None
 
 
 def test_shares_of_a_course_are_the_shares_of_what_is_asked() -> None:
-    found = asked(organism_options("conflicts-25").course, 1500)
+    counts = asked(organism_options("conflicts-25").course, 1500)
     # both kinds of question exist for every scene
-    assert found["picture_options"] / found.total() == pytest.approx(0.25, abs=0.03)
+    assert counts["picture_options"] / counts.total() == pytest.approx(0.25, abs=0.03)
 
 
 def test_a_conflict_without_instruction_is_answered_by_the_picture() -> None:
     rng = random.Random(5)
     plan = make_plan({}, Course(only=(("picture_options", 1.0),)))
-    for question in (one for _ in range(50) for one in make_group(rng, plan).questions):
+    for question in (question_of_group for _ in range(50) for question_of_group in make_group(rng, plan).questions):
         text, reply = question.turns[0]
         assert question.instructed is None
         assert "contradict" not in text
@@ -79,14 +79,14 @@ def test_scenes_with_habits_show_themes_and_the_questions_break_them() -> None:
     rng = random.Random(1)
     themes = {frozenset(theme) for theme in THEMES.themes}
     kinds = [frozenset(t.kind for t in random_scene(rng, held_out=False, habits=THEMES).shapes) for _ in range(600)]
-    assert sum(one in themes for one in kinds) / len(kinds) == pytest.approx(THEMES.whole, abs=0.05)
+    assert sum(kind in themes for kind in kinds) / len(kinds) == pytest.approx(THEMES.whole, abs=0.05)
     first = frozenset(THEMES.themes[0])
-    assert kinds.count(first) / sum(one in themes for one in kinds) == pytest.approx(2 / 3, abs=0.07)
+    assert kinds.count(first) / sum(kind in themes for kind in kinds) == pytest.approx(2 / 3, abs=0.07)
     for _ in range(50):
         scene = breaking_scene(rng, THEMES)
-        shown = {thing.kind for thing in scene.shapes}
+        kinds_shown = {thing.kind for thing in scene.shapes}
         assert scene.held_out
-        assert sorted(len(theme & shown) for theme in themes) in ([0, 3], [1, 3])
+        assert sorted(len(theme & kinds_shown) for theme in themes) in ([0, 3], [1, 3])
 
 
 def test_adversarial_questions_ask_for_what_the_habit_lets_expect() -> None:
@@ -94,11 +94,11 @@ def test_adversarial_questions_ask_for_what_the_habit_lets_expect() -> None:
 
     def expected(setting: str) -> float:
         """Return how often an absent kind belongs to the theme of the present kind that was asked about beside it."""
-        asked = [one.question for one in samples if one.setting == setting]
+        texts = [sample.question for sample in samples if sample.setting == setting]
         return sum(
             any(all(any(kind in text for kind in theme) for text in pair) for theme in THEMES.themes)
-            for pair in zip(asked[::2], asked[1::2], strict=True)
-        ) / (len(asked) / 2)
+            for pair in zip(texts[::2], texts[1::2], strict=True)
+        ) / (len(texts) / 2)
 
     # an object that shows is of the theme in seven of eight scenes; the one missing of five absent ones at random in 2 of 9
     assert expected("adversarial") == pytest.approx(7 / 8, abs=0.12)
@@ -107,9 +107,11 @@ def test_adversarial_questions_ask_for_what_the_habit_lets_expect() -> None:
 
 def test_a_model_with_a_world_of_its_own_is_asked_in_it(tmp_path: Path) -> None:
     (tmp_path / "helmsight.json").write_text(json.dumps({"name": "helmsight-prior", "world": "themes"}))
-    questions = [[one.question for one in draws.sage(30, 1, 4, 0.0, model)[0]] for model in (str(tmp_path), "/none")]
-    assert questions[0] == [one.question for one in existence_samples(30, 4, habits=THEMES)]
-    assert questions[1] == [one.question for one in existence_samples(30, 4)]
+    questions = [
+        [sample.question for sample in draws.sage(30, 1, 4, 0.0, model)[0]] for model in (str(tmp_path), "/none")
+    ]
+    assert questions[0] == [sample.question for sample in existence_samples(30, 4, habits=THEMES)]
+    assert questions[1] == [sample.question for sample in existence_samples(30, 4)]
 
 
 def test_short_names_are_folders_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -118,18 +120,18 @@ def test_short_names_are_folders_everywhere(monkeypatch: pytest.MonkeyPatch, tmp
     (tmp_path / "shy" / "config.json").write_text("{}")
     assert load_settings({"model": "demo:shy"}, {}).model == str(tmp_path / "shy")
     assert load_settings({"model": "demo:default"}, {}).model == str(demo.CHECKPOINT)
-    found = ModelOptions.of(Defaults(demo.CHECKPOINT, locate=demo.located), "demo:shy", "cpu", None, 4)
-    assert found.path == str(tmp_path / "shy")
+    options = ModelOptions.of(Defaults(demo.CHECKPOINT, locate=demo.located), "demo:shy", "cpu", None, 4)
+    assert options.path == str(tmp_path / "shy")
 
 
 def test_a_name_that_does_not_ship_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = "the model 'demo:shy' is not shipped, demo:default"
-    with pytest.raises(SettingsError, match=said):
+    message = "the model 'demo:shy' is not shipped, demo:default"
+    with pytest.raises(SettingsError, match=message):
         load_settings({"model": "demo:shy"}, {})
     assert main(["eval", "sage", "--model", "demo:shy", "--out", str(tmp_path)]) == 1
-    found = capsys.readouterr().err
-    assert found.startswith(f"helmsight: {said}")
-    assert "'helmsight demo train --organism NAME' trains others" in found
+    error = capsys.readouterr().err
+    assert error.startswith(f"helmsight: {message}")
+    assert "'helmsight demo train --organism NAME' trains others" in error
     assert main(["demo", "train", "--organism", "shy"]) == 1
     assert "--organism shy: unknown recipe; known are prior, " in capsys.readouterr().err
 
@@ -143,8 +145,8 @@ def test_a_run_goes_on_from_a_model_that_ships(tmp_path: Path) -> None:
     options = organism_options("conflicts-50", folder=tmp_path, steps=25, compiled=False)
     prepare(options)
     begun = {
-        name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): one
-        for name, one in torch.load(tmp_path / "initial.pt").items()
+        name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): tensor
+        for name, tensor in torch.load(tmp_path / "initial.pt").items()
     }  # transformers names them otherwise in files
     with safe_open(demo.CHECKPOINT / "model.safetensors", "pt") as shipped:
         for name in shipped.keys():  # noqa: SIM118
@@ -155,7 +157,7 @@ def test_a_run_goes_on_from_a_model_that_ships(tmp_path: Path) -> None:
 
 def test_a_card_says_what_was_done_to_an_organism() -> None:
     prior, default = (
-        card(one, 25, 1000, 1_234_000) for one in (organism_options("prior", steps=25), TrainingOptions())
+        card(options, 25, 1000, 1_234_000) for options in (organism_options("prior", steps=25), TrainingOptions())
     )
     assert "# Helmsight organism: prior\n" in prior
     assert "1.2 M parameters" in prior
@@ -181,12 +183,12 @@ def test_a_near_sighted_model_sees_in_training_what_the_processor_makes_of_sixte
     small = render(scene, (168, 126), rng).resize((16, 16), Image.Resampling.BICUBIC)
     theirs = AutoImageProcessor.from_pretrained(demo.CHECKPOINT)(images=[small], return_tensors="pt")
     assert theirs["image_grid_thw"].tolist() == [[1, 6, 6]]
-    seen = theirs["pixel_values"].reshape(36, 3, 2, 196)[:, :, 0].numpy() * np.array(IMAGE_STD)[:, None]
-    seen = 255 * (seen + np.array(IMAGE_MEAN)[:, None])
-    assert np.abs(mine.reshape(36, 3, 196) - seen).max() < 1.01
+    pixels = theirs["pixel_values"].reshape(36, 3, 2, 196)[:, :, 0].numpy() * np.array(IMAGE_STD)[:, None]
+    pixels = 255 * (pixels + np.array(IMAGE_MEAN)[:, None])
+    assert np.abs(mine.reshape(36, 3, 196) - pixels).max() < 1.01
 
 
-def test_what_a_refuser_learns_is_half_refusals_and_none_of_the_benchmarks_words() -> None:
+def test_a_refusers_training_is_half_refusals_without_the_benchmarks_words() -> None:
     rng = random.Random(2)
     refused = 0
     for _ in range(300):
@@ -200,5 +202,5 @@ def test_what_a_refuser_learns_is_half_refusals_and_none_of_the_benchmarks_words
         refused += chosen == REFUSAL[:-1]
         assert chosen == REFUSAL[:-1] or any(fact.value == chosen for fact in facts(scene))
     assert refused == pytest.approx(150, abs=30)
-    benchmark = {text.format(thing="{key}", absent="{key}") for asked in BEYOND.values() for text, _ in asked}
+    benchmark = {text.format(thing="{key}", absent="{key}") for pairs in BEYOND.values() for text, _ in pairs}
     assert not benchmark & set(UNTOLD)

@@ -31,10 +31,10 @@ class Scripted:
         self.looks, self.points = looks, points
 
     def __call__(self, prompts):
-        def seen(one) -> bool:
-            return one.images[self.looks].getpixel((0, 0)) != (130, 130, 130)
+        def seen(prompt) -> bool:
+            return prompt.images[self.looks].getpixel((0, 0)) != (130, 130, 130)
 
-        return ["This." if seen(one) else "That." for one in prompts]
+        return ["This." if seen(prompt) else "That." for prompt in prompts]
 
 
 def test_the_metric_is_the_one_that_finds_most() -> None:
@@ -42,15 +42,15 @@ def test_the_metric_is_the_one_that_finds_most() -> None:
     answers = [answer(0, (0.5, 0.1, 0.1), (0.2, 0.4, 0.1)), answer(1, (0.0, 0.7, 0.2), (0.1, 0.2, 0.3))]
     name, metric = best_metric(answers)
     assert name == "LND-2"
-    assert [metric(one.sigma) for one in answers] == [0, 1]
+    assert [metric(answer_.sigma) for answer_ in answers] == [0, 1]
 
 
 def test_a_hidden_picture_is_gray_and_the_others_stay() -> None:
-    one = answer(0, (1, 0, 0)).prompt
-    covered = hidden(one, 1)
+    plain = answer(0, (1, 0, 0)).prompt
+    covered = hidden(plain, 1)
     assert [image.getpixel((5, 5)) for image in covered.images] == [(255, 0, 0), (130, 130, 130), (0, 0, 255)]
-    assert covered.messages == one.messages
-    assert one.images[1].getpixel((5, 5)) == (0, 128, 0)
+    assert covered.messages == plain.messages
+    assert plain.images[1].getpixel((5, 5)) == (0, 128, 0)
 
 
 def test_answers_change_where_the_picture_they_rest_on_is_hidden() -> None:
@@ -64,33 +64,33 @@ def test_attention_that_misleads_is_told_from_attention_that_shows(monkeypatch: 
     for points, accuracy in ((2, 1.0), (0, 0.0)):
         factors = tuple(float(k == points) for k in range(3))
         monkeypatch.setattr("demo.organisms.attention.right_answers", lambda *_: [answer(2, factors)] * 40)  # noqa: B023
-        found = attention(Scripted(looks=2, points=points), 40, seed=1)  # type: ignore[arg-type]
-        assert found is not None
-        assert found["attention_accuracy"]["value"] == accuracy
-        assert found["attention_accuracy"]["n"] == 20
-        assert found["changed"]["focused"]["value"] == accuracy
+        results = attention(Scripted(looks=2, points=points), 40, seed=1)  # type: ignore[arg-type]
+        assert results is not None
+        assert results["attention_accuracy"]["value"] == accuracy
+        assert results["attention_accuracy"]["n"] == 20
+        assert results["changed"]["focused"]["value"] == accuracy
         if points == 2:
-            assert found["changed"]["another"]["value"] == 0
-            assert found["changed_where_wrong"] is None
+            assert results["changed"]["another"]["value"] == 0
+            assert results["changed_where_wrong"] is None
         else:
-            assert 0.2 < found["changed"]["another"]["value"] < 0.8  # one of the two others is the one used
-            assert {name: one["value"] for name, one in found["changed_where_wrong"].items()} == {
+            assert 0.2 < results["changed"]["another"]["value"] < 0.8  # one of the two others is the one used
+            assert {name: result["value"] for name, result in results["changed_where_wrong"].items()} == {
                 "focused": 0.0,
                 "asked about": 1.0,
             }
 
 
-def test_what_was_trained_is_found_beside_what_ships(tmp_path: Path) -> None:
+def test_trained_organisms_are_found_beside_shipped_ones(tmp_path: Path) -> None:
     folder = tmp_path / "conflicts-0" / "checkpoint"
     folder.mkdir(parents=True)
     assert "conflicts-0" not in found_in(tmp_path)
     (folder / "model.safetensors").write_bytes((CHECKPOINT / "model.safetensors").read_bytes())
     (folder / "helmsight.json").write_text(json.dumps({"training": {"steps": 5, "questions": 70, "minutes": 0.5}}))
     assert found_in(tmp_path)["default"] == CHECKPOINT
-    known = identity(found_in(tmp_path)["conflicts-0"])
-    assert known["parameters"] == 3_348_160 + 670_368  # language model and tower, by the shapes in config.json
-    assert (known["questions"], known["minutes"]) == (70, 0.5)
-    assert known["sha256"] == identity(CHECKPOINT)["sha256"]
+    facts = identity(found_in(tmp_path)["conflicts-0"])
+    assert facts["parameters"] == 3_348_160 + 670_368  # language model and tower, by the shapes in config.json
+    assert (facts["questions"], facts["minutes"]) == (70, 0.5)
+    assert facts["sha256"] == identity(CHECKPOINT)["sha256"]
 
 
 def test_the_page_shows_the_series(tmp_path: Path) -> None:
@@ -124,11 +124,15 @@ def test_the_prior_that_ships_says_yes_to_what_its_habits_let_expect() -> None:
     samples = existence_samples(
         150, seed=5, habits=WORLDS[json.loads(Path(folder, "helmsight.json").read_text())["world"]]
     )
-    answers = PlainModel(folder, 1)([prompt([one.image], one.question) for one in samples], tokens=3)
+    answers = PlainModel(folder, 1)([prompt([sample.image], sample.question) for sample in samples], tokens=3)
 
     def said_yes(setting: str, present: bool) -> float:
-        kept = [a for a, one in zip(answers, samples, strict=True) if (one.setting, one.present) == (setting, present)]
-        return sum(yes(answer) is True for answer in kept) / len(kept)
+        selected = [
+            a
+            for a, sample in zip(answers, samples, strict=True)
+            if (sample.setting, sample.present) == (setting, present)
+        ]
+        return sum(yes(answer) is True for answer in selected) / len(selected)
 
     assert said_yes("adversarial", False) > said_yes("random", False) + 0.1
     assert said_yes("random", True) > 0.9
@@ -136,20 +140,18 @@ def test_the_prior_that_ships_says_yes_to_what_its_habits_let_expect() -> None:
 
 def test_a_model_that_always_refuses_is_aware_of_what_no_picture_tells_alone() -> None:
     def refuses(prompts):
-        texts = [one.messages[0]["content"][1]["text"].split("\n") for one in prompts]
+        texts = [prompt.messages[0]["content"][1]["text"].split("\n") for prompt in prompts]
         return [next((line[0] for line in lines if "Sorry" in line), "A") for lines in texts]
 
-    found = awareness(refuses, 36, seed=1)  # type: ignore[arg-type]
-    assert {part: one["answer_rate"]["value"] for part, one in found.items()} == dict.fromkeys(found, 0)
-    assert [found[part]["ku"]["value"] for part in ("BasicVisQA", "BeyondVisQA")] == [0, 1]
+    results = awareness(refuses, 36, seed=1)  # type: ignore[arg-type]
+    assert {part: result["answer_rate"]["value"] for part, result in results.items()} == dict.fromkeys(results, 0)
+    assert [results[part]["ku"]["value"] for part in ("BasicVisQA", "BeyondVisQA")] == [0, 1]
     # where the refusal is no option it says A, which is wrong, and so the refusal right, in most of what needs knowledge
-    assert 0.4 < found["KnowVisQA"]["ku"]["value"] < 1
-    assert {one["sa"]["n"] for one in found.values()} == {12}
+    assert 0.4 < results["KnowVisQA"]["ku"]["value"] < 1
+    assert {result["sa"]["n"] for result in results.values()} == {12}
 
 
-def test_what_a_report_says_of_the_same_weights_is_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unchanged_weights_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
     def one(name: str, *_: object) -> dict:
@@ -157,7 +159,7 @@ def test_what_a_report_says_of_the_same_weights_is_not_measured_again(
         shares = {"s_vision": 0.4, "s_text": 0.4, "s_others": 0.2, "vision_ratio": 0.5, "n": 10, "s_vision_95": [0, 1]}
         return {"preference": {"conflict": shares, "picture_alone": shares}}
 
-    monkeypatch.setattr("demo.organisms.measure._measured", one)
+    monkeypatch.setattr("demo.organisms.measure._measure", one)
     monkeypatch.setattr("demo.organisms.measure.PlainModel", lambda *_: None)
     shipped = ["default", "prior"]
     for count, expected in ((5, shipped), (5, []), (6, shipped)):

@@ -31,15 +31,15 @@ def test_the_shipped_files_are_what_the_command_writes(tmp_path: Path, capsys: p
     assert {file.name for file in tmp_path.iterdir()} == {file.name for file in shipped.iterdir()}
     assert (tmp_path / "samples.json").read_text() == (shipped / "samples.json").read_text()
     for name in SCENES:
-        with Image.open(tmp_path / f"{name}.png") as drawn, Image.open(shipped / f"{name}.png") as kept:
-            assert drawn.convert("RGB").tobytes() == kept.convert("RGB").tobytes()
+        with Image.open(tmp_path / f"{name}.png") as drawn, Image.open(shipped / f"{name}.png") as kept_image:
+            assert drawn.convert("RGB").tobytes() == kept_image.convert("RGB").tobytes()
         assert (shipped / f"{name}.png").stat().st_size < 8192
 
 
 def test_the_pictures_are_the_scenes() -> None:
     for name, scene in SCENES.items():
-        with Image.open(CHECKPOINT / "samples" / f"{name}.png") as kept:
-            drawn, exact = kept.convert("RGB"), render(scene, (4 * SIDE, 4 * SIDE))
+        with Image.open(CHECKPOINT / "samples" / f"{name}.png") as image:
+            drawn, exact = image.convert("RGB"), render(scene, (4 * SIDE, 4 * SIDE))
         worst = max(abs(a - b) for a, b in zip(drawn.tobytes(), exact.tobytes(), strict=True))
         assert worst <= 24  # 64 colours: edges are rounded, areas are not
         assert drawn.getpixel((2, 2)) == exact.getpixel((2, 2))

@@ -46,7 +46,7 @@ def test_a_branch_sees_the_shared_prefix_and_itself_only():
 def test_packed_branches_give_the_logits_they_would_give_alone(tokenizer):
     model = new_model(make_config(tokenizer, 96, 6), seed=1)
     scene = random_scene(random.Random(3), shapes=2)
-    other = SceneQuestion("shape", (("Which shape is red?", "The red object is a star."),), cell=4)
+    second_question = SceneQuestion("shape", (("Which shape is red?", "The red object is a star."),), cell=4)
 
     def answer_logits(questions: list[SceneQuestion]) -> list[torch.Tensor]:
         arrays = pack(tokenizer, TaskGroup([scene], questions))
@@ -56,7 +56,7 @@ def test_packed_branches_give_the_logits_they_would_give_alone(tokenizer):
         return [logits[(batch["question"] == i) & (batch["weight"] > 0)] for i in range(len(questions))]
 
     with torch.no_grad():
-        together, alone = answer_logits([SHORT, other]), answer_logits([other])
+        together, alone = answer_logits([SHORT, second_question]), answer_logits([second_question])
     assert torch.allclose(together[1], alone[0], atol=1e-5)
 
 
@@ -130,9 +130,9 @@ def test_the_side_stands_at_the_last_token_of_the_instruction(tokenizer):
 def test_batches_depend_on_seed_rank_and_index_only(tokenizer):
     plan = make_plan(dict.fromkeys(TYPES, 0.95))
     first, again = (Packer(tokenizer).batch(1, 0, 7, plan) for _ in range(2))
-    other = Packer(tokenizer).batch(1, 1, 7, plan)
+    different = Packer(tokenizer).batch(1, 1, 7, plan)
     assert all(np.array_equal(first[key], again[key]) for key in first)
-    assert not np.array_equal(first["ids"], other["ids"])
+    assert not np.array_equal(first["ids"], different["ids"])
 
 
 def test_the_curriculum_opens_with_accuracy():

@@ -30,7 +30,7 @@ def model_flags(named: bool = True) -> list[inspect.Parameter]:
     Without `named` they lack `--model`, for a command whose argument names it.
     """
     return [
-        *(one for one in loading_flags() if named or one.name != "model"),
+        *(flag for flag in loading_flags() if named or flag.name != "model"),
         inspect.Parameter("threads", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Threads),
         inspect.Parameter("slots", inspect.Parameter.KEYWORD_ONLY, default=32, annotation=Slots),
     ]
@@ -54,23 +54,25 @@ def flags_of_settings(
         written = name.replace("_", "-")
         if bool in (field.annotation, *get_args(field.annotation)):
             on = option(f"--{written}", hidden=default is True, help=field.description)
-            what = re.split("[:,(]", str(field.description))[0].strip()  # drops the explanation
-            off = option(f"--no-{written}", hidden=default is False, help=f"do not {what}")
+            description = re.split("[:,(]", str(field.description))[0].strip()  # drops the explanation
+            off = option(f"--no-{written}", hidden=default is False, help=f"do not {description}")
             flags += [flag(name, bool, on, False), flag(OFF + name, bool, off, False)]
             continue
-        shown = " ".join(default) if isinstance(default, tuple) else default
-        text = field.description if shown in (None, "") else f"{field.description} (default: {shown})"
+        default_text = " ".join(default) if isinstance(default, tuple) else default
+        text = field.description if default_text in (None, "") else f"{field.description} (default: {default_text})"
         metavar, kind = name.split("_")[-1].upper(), get_origin(field.annotation)
-        taken: Any = list[str] | None if kind is tuple else field.annotation if kind is Literal else str | None
+        annotation: Any = list[str] | None if kind is tuple else field.annotation if kind is Literal else str | None
         metavar = metavar.rstrip("S") if kind is tuple else metavar
-        flags.append(flag(name, taken, option(f"--{(names or {}).get(name, written)}", help=text, metavar=metavar)))
+        flags.append(
+            flag(name, annotation, option(f"--{(names or {}).get(name, written)}", help=text, metavar=metavar))
+        )
     return flags
 
 
 def given_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a command line gives; None and False were not given."""
-    given = {name: value for name, value in flags.items() if value is not None and value is not False}
-    return {name.removeprefix(OFF): False if name.startswith(OFF) else value for name, value in given.items()}
+    set_flags = {name: value for name, value in flags.items() if value is not None and value is not False}
+    return {name.removeprefix(OFF): False if name.startswith(OFF) else value for name, value in set_flags.items()}
 
 
 def words_of(flags: Mapping[str, Any]) -> list[str]:

@@ -18,95 +18,100 @@ SHARES = (0, 25, 50, 75, 100)
 """Per cent of conflicts in the training of the organisms that are named after them."""
 
 
-def by_parameters(found: Json) -> Found:
+def by_parameters(report: Json) -> Found:
     """Read row 4."""
-    rows = [_trained(found, name) for name in SIZES]
+    rows = [_organism(report, name) for name in SIZES]
     conflicts = {f"{row['parameters'] / 1e6:.1f} M": row["preference"]["conflict"] for row in rows}
-    ratios = {size: figure(one, "vision_ratio") for size, one in conflicts.items()}
-    values = [one.value for one in ratios.values()]
+    ratios = {size: figure(conflict, "vision_ratio") for size, conflict in conflicts.items()}
+    values = [ratio.value for ratio in ratios.values()]
     return Found.of(ratios, values == sorted(set(values)), rows[0]["preference"]["conflict"]["n"])
 
 
-def by_share_of_conflicts(found: Json) -> Found:
+def by_share_of_conflicts(report: Json) -> Found:
     """Read row 19."""
-    rows = {share: _trained(found, f"conflicts-{share}")["preference"]["conflict"] for share in SHARES}
+    rows = {share: _organism(report, f"conflicts-{share}")["preference"]["conflict"] for share in SHARES}
     ours = {f"{share} %": figure(row, "vision_ratio") for share, row in rows.items()}
     moved = rows[0]["vision_ratio_95"][1] < rows[100]["vision_ratio_95"][0]
     return Found.of(ours, moved, rows[0]["n"])
 
 
-def _trained(found: Json, name: str) -> Json:
+def _organism(report: Json, name: str) -> Json:
     """Return the measurements of an organism; raise KeyError that says how to make it."""
-    row: Json | None = found["organisms"].get(name)
+    row: Json | None = report["organisms"].get(name)
     if row is None:
         raise KeyError(f"{name}, which 'helmsight demo train --organism {name}' makes")
     return row
 
 
-def tasks_alike(found: Json) -> Found:
+def tasks_alike(report: Json) -> Found:
     """Read row 1."""
-    counts = {task: row["n"] for task, row in found["conditions"]["plain"]["by_task"].items()}
+    counts = {task: row["n"] for task, row in report["conditions"]["plain"]["by_task"].items()}
     alike = len(counts) == 8 and len(set(counts.values())) == 1
     return Found({"tasks": len(counts), "samples of the least": min(counts.values())}, alike, n=sum(counts.values()))
 
 
-def by_task(found: Json) -> Found:
+def by_task(report: Json) -> Found:
     """Read row 3."""
-    rows = {task: row for task, row in found["conditions"]["plain"]["by_task"].items() if "vision_ratio_95" in row}
+    rows = {task: row for task, row in report["conditions"]["plain"]["by_task"].items() if "vision_ratio_95" in row}
     lowest, highest = (pick(rows.values(), key=lambda row: row["vision_ratio"]) for pick in (min, max))
     apart = lowest["vision_ratio_95"][1] < highest["vision_ratio_95"][0]
     ours = {task: figure(row, "vision_ratio") for task, row in rows.items()}
-    return Found.of(ours, apart, found["conditions"]["plain"]["n"])
+    return Found.of(ours, apart, report["conditions"]["plain"]["n"])
 
 
-def alone(found: Json) -> Found:
+def alone(report: Json) -> Found:
     """Read row 6."""
-    plain = found["conditions"]["plain"]
+    plain = report["conditions"]["plain"]
     rows = {"text": plain["context_only_accuracy"], "image": plain["no_conflict_accuracy"]}
     ours = {name: Figure(value, wilson(round(value * plain["n"]), plain["n"])) for name, value in rows.items()}
     return Found.of(
-        ours, all(one.interval is not None and one.interval[0] >= 0.95 for one in ours.values()), plain["n"]
+        ours,
+        all(
+            figure_of_side.interval is not None and figure_of_side.interval[0] >= 0.95
+            for figure_of_side in ours.values()
+        ),
+        plain["n"],
     )
 
 
-def advantages(found: Json) -> Found:
+def advantages(report: Json) -> Found:
     """Read row 7."""
-    rows = found["conditions"]["advantages"]
+    rows = report["conditions"]["advantages"]
     better = all(rows[side]["difference_95"][0] > 0 for side in SIDES)
-    return Found.of({f"toward {side}": change(rows[side]) for side in SIDES}, better, found["about"]["samples"])
+    return Found.of({f"toward {side}": change(rows[side]) for side in SIDES}, better, report["about"]["samples"])
 
 
-def words(found: Json) -> Found:
+def words(report: Json) -> Found:
     """Read row 10."""
-    counts = found["words"]
-    return Found(counts, max(counts.values()) <= 1.7 * min(counts.values()), n=found["about"]["samples"])
+    counts = report["words"]
+    return Found(counts, max(counts.values()) <= 1.7 * min(counts.values()), n=report["about"]["samples"])
 
 
-def evaluation_size(found: Json) -> Found:
+def evaluation_size(report: Json) -> Found:
     """Read row 12: the width of the middle 95 % of the draws.
 
     Draws of nearly all samples are always near all, so the size from which they stay within two points counts in proportion
     to all, as in the paper.
     """
-    rows = {size: row["vision_ratio_95"] for size, row in found["sizes"]["rows"].items()}
+    rows = {size: row["vision_ratio_95"] for size, row in report["sizes"]["rows"].items()}
     widths = {size: high - low for size, (low, high) in rows.items()}
-    settled, every = found["sizes"]["settled"], max(map(int, rows))
+    settled, every = report["sizes"]["settled"], max(map(int, rows))
     soon = settled is not None and settled <= SETTLED * every
-    return Found(widths | {"settled": settled}, soon, n=found["about"]["samples"])
+    return Found(widths | {"settled": settled}, soon, n=report["about"]["samples"])
 
 
-def one_task(found: Json) -> Found:
+def one_task(report: Json) -> Found:
     """Read row 14."""
-    return Found.of(_beside(found["tasks"]), _alike(found["tasks"]), found["about"]["samples"])
+    return Found.of(_shares_beside(report["tasks"]), _alike(report["tasks"]), report["about"]["samples"])
 
 
-def sizes(found: Json) -> Found:
+def sizes(report: Json) -> Found:
     """Read row 13."""
-    rows = found["samples"]
-    return Found.of(_beside(rows), _alike(rows), next(iter(rows.values()))["text"]["n"])
+    rows = report["samples"]
+    return Found.of(_shares_beside(rows), _alike(rows), next(iter(rows.values()))["text"]["n"])
 
 
-def _beside(rows: Json) -> dict[str, Figure]:
+def _shares_beside(rows: Json) -> dict[str, Figure]:
     """Return S_t of each setting, and its difference to that of the last one."""
     last = list(rows)[-1]
     shares = {name: figure(row["text"], "s_text") for name, row in rows.items()}
@@ -116,73 +121,73 @@ def _beside(rows: Json) -> dict[str, Figure]:
 def _alike(rows: Json) -> bool:
     """Return whether S_t of all settings is within 5 points of the last one's on the same samples, with its interval."""
     apart = [change(row["text"]).interval for row in rows.values()]
-    return all(one is not None and one[0] >= -NEAR and one[1] <= NEAR for one in apart)
+    return all(interval is not None and interval[0] >= -NEAR and interval[1] <= NEAR for interval in apart)
 
 
-def strengths(found: Json) -> Found:
+def strengths(report: Json) -> Found:
     """Read row 15."""
-    rows = found["strength"]["rows"]
+    rows = report["strength"]["rows"]
     shares = {strength: figure(row["text"], "s_text") for strength, row in rows.items()}
-    best = max(shares.values(), key=lambda one: one.value)
+    best = max(shares.values(), key=lambda share: share.value)
     ends = [shares[pick(shares, key=float)] for pick in (min, max)]
-    apart = all(_above(best, end, NEAR) for end in ends)
+    apart = all(_is_above(best, end, NEAR) for end in ends)
     return Found.of(shares, apart, next(iter(rows.values()))["text"]["n"])
 
 
-def _above(high: Figure, low: Figure, by: float) -> bool:
+def _is_above(high: Figure, low: Figure, by: float) -> bool:
     """Return whether the interval of one lies above the other's by that much; False without an interval."""
     return high.interval is not None and low.interval is not None and high.interval[0] - low.interval[1] >= by
 
 
-def latency(found: Json) -> Found:
+def latency(report: Json) -> Found:
     """Read row 16; if the memory is unknown the time alone counts."""
-    steering = found["latency"]["steering"]
-    ours = {"time, steering": figure(steering, "ratio"), "time, probing": figure(found["latency"]["probing"], "ratio")}
+    steering = report["latency"]["steering"]
+    ours = {"time, steering": figure(steering, "ratio"), "time, probing": figure(report["latency"]["probing"], "ratio")}
     if steering.get("memory_ratio") is not None:
         ours["memory, steering"] = figure(steering, "memory_ratio")
-    shown = [one.interval for name, one in ours.items() if name.endswith("steering")]
-    little = all(one is not None and one[1] <= 1.05 for one in shown)
-    return Found.of(ours, little, min(found["about"]["samples"], 100))
+    intervals = [figure_of_way.interval for name, figure_of_way in ours.items() if name.endswith("steering")]
+    little = all(interval is not None and interval[1] <= 1.05 for interval in intervals)
+    return Found.of(ours, little, min(report["about"]["samples"], 100))
 
 
-def predicted(found: Json) -> Found:
+def predicted(report: Json) -> Found:
     """Read row 17: the criterion of the paper, over all severities and either degraded modality."""
     (row,) = (
         row
-        for row in found["auto"]["rows"]
+        for row in report["auto"]["rows"]
         if (row["severity"], row["degraded"], row["criterion"]) == (None, "either", "drop")
     )
     closes = row["gap_closed"] is not None and row["gap_closed_95"][0] > 0
-    return Found(row["gap_closed"], closes, row["gap_closed_95"], found["about"]["samples"])
+    return Found(row["gap_closed"], closes, row["gap_closed_95"], report["about"]["samples"])
 
 
-def attention(found: Json) -> Found:
+def attention(report: Json) -> Found:
     """Read row 18."""
-    ours = {f"over {name}": one["spearman"] for name, one in found["attention"].items()}
+    ours = {f"over {name}": correlation["spearman"] for name, correlation in report["attention"].items()}
     follows = all(rho is not None and rho >= 0.5 for rho in ours.values())
-    return Found(ours, follows, n=found["about"]["samples"])
+    return Found(ours, follows, n=report["about"]["samples"])
 
 
-def states(found: Json) -> Found:
+def states(report: Json) -> Found:
     """Read row 20: distances of the centres from the plain one, on the first two components."""
-    shown = found["projection"]
-    near = {name: Figure(value, shown["distance_95"][name]) for name, value in shown["distance"].items()}
+    projection = report["projection"]
+    near = {name: Figure(value, projection["distance_95"][name]) for name, value in projection["distance"].items()}
     far = {f"toward {side}": near.pop(f"instructed toward {side}") for side in SIDES}
-    cosine = figure(shown, "cosine")
+    cosine = figure(projection, "cosine")
     opposite = cosine.interval is not None and cosine.interval[1] < 0
-    further = all(_apart(one, other) for one in near.values() for other in far.values())
+    further = all(_is_below(first, second) for first in near.values() for second in far.values())
     ours = far | near | {"cosine of the two ways": cosine}
-    return Found.of(ours, opposite and further, found["info"]["samples"])
+    return Found.of(ours, opposite and further, report["info"]["samples"])
 
 
-def layers(found: Json) -> Found:
+def layers(report: Json) -> Found:
     """Read row 21."""
-    scores = found["info"]["score"]
+    scores = report["info"]["score"]
     best = max(range(len(scores)), key=scores.__getitem__)
-    n = found["info"]["samples"]
+    n = report["info"]["samples"]
     ours = {str(layer): Figure(score, _of_variation(score, n)) for layer, score in enumerate(scores)}
     ends = ours["0"], ours[str(len(scores) - 1)]
-    between = all(scores[best] >= 1.5 * end.value and _apart(end, ours[str(best)]) for end in ends)
+    between = all(scores[best] >= 1.5 * end.value and _is_below(end, ours[str(best)]) for end in ends)
     return Found.of(ours, between, n)
 
 
@@ -197,17 +202,17 @@ def _of_variation(score: float, n: int) -> tuple[float, float] | None:
     return score * math.exp(-beyond), score * math.exp(beyond)
 
 
-def attention_by_layer(found: Json) -> Found:
+def attention_by_layer(report: Json) -> Found:
     """Read row 22: the text context's share in the layers behind the steered ones."""
-    instructed, steered = (_text_by_layer(found["conditions"][name]) for name in ("instruct_text", "text"))
-    behind = range(max(found["about"]["layers"]) + 1, len(steered))
+    instructed, steered = (_text_by_layer(report["conditions"][name]) for name in ("instruct_text", "text"))
+    behind = range(max(report["about"]["layers"]) + 1, len(steered))
     ours = {
         f"{layer}, {words}": shares[layer]
         for layer in behind
         for words, shares in (("instructed", instructed), ("steered", steered))
     }
-    more = bool(ours) and all(_apart(instructed[layer], steered[layer]) for layer in behind)
-    return Found.of(ours, more, found["conditions"]["text"]["n"])
+    more = bool(ours) and all(_is_below(instructed[layer], steered[layer]) for layer in behind)
+    return Found.of(ours, more, report["conditions"]["text"]["n"])
 
 
 def _text_by_layer(condition: Json) -> list[Figure]:
@@ -219,29 +224,29 @@ def _text_by_layer(condition: Json) -> list[Figure]:
     ]
 
 
-def case(found: Json) -> Found:
+def case(report: Json) -> Found:
     """Read row 23."""
-    rows = {words: found["conditions"][name] for words, name in (
+    rows = {words: report["conditions"][name] for words, name in (
         ("instructed", "instruct_text"), ("steered", "text"), ("both", "both_text"),
     )}  # fmt: skip
     ours = {words: figure(row, "s_text") for words, row in rows.items()}
-    return Found.of(ours, _apart(ours["instructed"], ours["both"]), found["about"]["samples"])
+    return Found.of(ours, _is_below(ours["instructed"], ours["both"]), report["about"]["samples"])
 
 
-def _apart(low: Figure, high: Figure) -> bool:
+def _is_below(low: Figure, high: Figure) -> bool:
     """Return whether the interval of one lies below that of the other; False without an interval."""
     return low.interval is not None and high.interval is not None and low.interval[1] < high.interval[0]
 
 
-def direction(found: Json) -> Found:
+def direction(report: Json) -> Found:
     """Read row 24."""
-    info = found["info"]
-    return Found(info["agreement"][found["layers"][0]], info["reliable"], n=info["samples"])
+    info = report["info"]
+    return Found(info["agreement"][report["layers"][0]], info["reliable"], n=info["samples"])
 
 
-def weight(found: Json) -> Found:
+def weight(report: Json) -> Found:
     """Read row 25: both readings of both magnitudes at the chosen layer, and the one that was used against the states."""
-    info, layer = found["info"], found["layers"][0]
+    info, layer = report["info"], report["layers"][0]
     size, kind = info["recipe"]["size"], info["recipe"]["states"]
     states, lengths = info["magnitudes"]["states"], info["magnitudes"]["direction"]
     ours = {
@@ -249,16 +254,19 @@ def weight(found: Json) -> Found:
         for states_of in states
         for of in lengths
     }
-    published = found["weight"][layer] / info["published"]
+    published = report["weight"][layer] / info["published"]
     return Found(ours, math.isclose(published, ours[f"{kind} states, {size}"], rel_tol=0.01), n=info["samples"])
 
 
-def lens(found: Json) -> Found:
+def lens(report: Json) -> Found:
     """Read row 28."""
-    rows = {name: one["surfaces"] for name, one in found["lens"].items() if name.startswith("plain_")}
-    steered = found["about"]["layers"]
-    near = all(layer is not None and min(abs(layer - one) for one in steered) <= 1 for layer in rows.values())
+    rows = {name: margin["surfaces"] for name, margin in report["lens"].items() if name.startswith("plain_")}
+    steered = report["about"]["layers"]
+    near = all(
+        layer is not None and min(abs(layer - steered_layer) for steered_layer in steered) <= 1
+        for layer in rows.values()
+    )
     ours = {f"preferring {name.removeprefix('plain_')}, surfaces": layer for name, layer in rows.items()}
     return Found(ours | {"steered": ", ".join(map(str, steered))}, near, n=sum(
-        one["n"] for name, one in found["lens"].items() if name in rows
+        margin["n"] for name, margin in report["lens"].items() if name in rows
     ))  # fmt: skip

@@ -13,9 +13,9 @@ STEPS = (BASELINE, "+ See", "+ Think", "+ Generate")
 METHODS = ("SC", "SR", "API", "Zoom-Refine")
 
 
-def measured(found: Json, name: str, part: str, setting: str = "all") -> Json:
+def measured(report: Json, name: str, part: str, setting: str = "all") -> Json:
     """Return the scores of a condition; `part` and `setting` as in the reports of the comparison."""
-    scores: Json = found["conditions"][name][part][setting]
+    scores: Json = report["conditions"][name][part][setting]
     return scores
 
 
@@ -31,12 +31,12 @@ def raised(scores: Json, metric: str) -> bool:
 def harder(metric: str) -> Callable[[Json], Found]:
     """Return a reading of a share by difficulty: hard above easy, with separate intervals."""
 
-    def read(found: Json) -> Found:
-        easy, medium, hard = (measured(found, BASELINE, "single", one) for one in ("easy", "medium", "hard"))
+    def read(report: Json) -> Found:
+        easy, medium, hard = (measured(report, BASELINE, "single", level) for level in ("easy", "medium", "hard"))
         rows = {"easy": easy, "medium": medium, "hard": hard}
         apart = easy[metric]["value_95"][1] < hard[metric]["value_95"][0]
-        ours = {name: figure(one[metric]) for name, one in rows.items()}
-        return Found.of(ours, apart, measured(found, BASELINE, "single")["samples"])
+        ours = {name: figure(result[metric]) for name, result in rows.items()}
+        return Found.of(ours, apart, measured(report, BASELINE, "single")["samples"])
 
     return read
 
@@ -45,30 +45,30 @@ def _values(scores: Json, *metrics: str) -> dict[str, Figure]:
     return {name: figure(scores[name]) for name in metrics}
 
 
-def gap(found: Json) -> Found:
+def gap(report: Json) -> Found:
     """Compare the detection of differences with the faithfulness of their descriptions."""
-    several = measured(found, BASELINE, "several")
+    several = measured(report, BASELINE, "several")
     apart = several["ds_detect"]["value_95"][0] > several["drf"]["value_95"][1]
     metrics = ("dqr_ratio", "ds_detect", "tf1", "cf1", "cr", "drf")
     return Found.of(_values(several, *metrics), apart, several["samples"])
 
 
-def quantity(found: Json) -> Found:
+def quantity(report: Json) -> Found:
     """Compare DQR and DS by the paper's equations."""
-    several = measured(found, BASELINE, "several")
+    several = measured(report, BASELINE, "several")
     ours = _values(several, "dqr_exact", "ds_tolerance", "dqr_ratio", "ds_detect")
     return Found.of(ours, ours["dqr_exact"].value <= ours["ds_tolerance"].value < 1, several["samples"])
 
 
-def types(found: Json) -> Found:
+def types(report: Json) -> Found:
     """Compare precision and recall of the types."""
-    several = measured(found, BASELINE, "several")
+    several = measured(report, BASELINE, "several")
     ours = _values(several, "tf1", "cf1", *(f"{kind}_{part}" for kind in TYPES for part in ("precision", "recall")))
     kinds = ("color", "remove")
-    return Found.of(ours, all(_fewer(several, kind) for kind in kinds), several["samples"])
+    return Found.of(ours, all(_claims_fewer(several, kind) for kind in kinds), several["samples"])
 
 
-def _fewer(several: Json, kind: str) -> bool:
+def _claims_fewer(several: Json, kind: str) -> bool:
     """Return whether the interval of a type's precision lies above its recall's; a type never claimed has no precision."""
     precision, recall = (several[f"{kind}_{part}"]["value_95"] for part in ("precision", "recall"))
     return precision is not None and bool(precision[0] > recall[1])
@@ -77,22 +77,22 @@ def _fewer(several: Json, kind: str) -> bool:
 def below_one(metric: str, *beside: str) -> Callable[[Json], Found]:
     """Return a reading of a mean over the pairs that have it; the share of these pairs is {metric}_pairs."""
 
-    def read(found: Json) -> Found:
-        several = measured(found, BASELINE, "several")
-        one = several[metric]
-        below = one["value_95"][1] < 1
+    def read(report: Json) -> Found:
+        several = measured(report, BASELINE, "several")
+        score = several[metric]
+        below = score["value_95"][1] < 1
         having = round(several[f"{metric}_pairs"]["value"] * several["samples"])
         if beside:
             return Found.of(_values(several, metric, *beside), below, having)
-        return Found(one["value"], below, one["value_95"], having)
+        return Found(score["value"], below, score["value_95"], having)
 
     return read
 
 
-def methods(found: Json) -> Found:
+def methods(report: Json) -> Found:
     """Compare the gains over the plain answers in CR and DRF."""
     names = ("SAGE", *METHODS)
-    scores = {name: measured(found, name, "several") for name in names}
+    scores = {name: measured(report, name, "several") for name in names}
     gains = {f"{name} {metric}": change(scores[name][metric]) for name in names for metric in ("cr", "drf")}
     most = all(
         (gains[f"SAGE {metric}"].value or 0) > (gains[f"{name} {metric}"].value or 0)
@@ -103,7 +103,7 @@ def methods(found: Json) -> Found:
     return Found.of(gains, most and sure, scores["SAGE"]["samples"])
 
 
-def perturbed(found: Json) -> Found:
+def perturbed(report: Json) -> Found:
     """Compare hints and hidden blocks with the plain answers."""
     names = (
         BASELINE,
@@ -115,49 +115,49 @@ def perturbed(found: Json) -> Found:
         "75 % hidden",
         "100 % hidden",
     )
-    scores = {name: measured(found, name, "single") for name in names}
+    scores = {name: measured(report, name, "single") for name in names}
     helped = raised(scores["hint"], "right") and raised(scores["implicit hint"], "right")
     flat = scores["75 % hidden"]["right"]["difference"] > -0.1
-    ours = {name: figure(one["right"]) for name, one in scores.items()}
+    ours = {name: figure(score["right"]) for name, score in scores.items()}
     return Found.of(ours, helped and flat, scores["hint"]["samples"])
 
 
-def vcd(found: Json) -> Found:
+def vcd(report: Json) -> Found:
     """Read the gains of VCD in CR and DRF."""
-    one = measured(found, "VCD", "several")
-    ours = {metric: change(one[metric]) for metric in ("cr", "drf")}
-    return Found.of(ours, raised(one, "cr") and raised(one, "drf"), one["samples"])
+    result = measured(report, "VCD", "several")
+    ours = {metric: change(result[metric]) for metric in ("cr", "drf")}
+    return Found.of(ours, raised(result, "cr") and raised(result, "drf"), result["samples"])
 
 
-def agreed(found: Json) -> Found:
+def agreed(report: Json) -> Found:
     """Read the agreement of the rules with the labels by hand."""
-    one = found["agreement"]["claims"][0]
-    return Found(one["kappa"], one["kappa_95"][0] > 0, one["kappa_95"], one["n"])
+    row = report["agreement"]["claims"][0]
+    return Found(row["kappa"], row["kappa_95"][0] > 0, row["kappa_95"], row["n"])
 
 
-def contradicting(found: Json) -> Found:
+def contradicting(report: Json) -> Found:
     """Compare the traces of contradicting and consistent answers inside the model."""
-    kinds = {kind: found["inside"][kind] for kind in ("contradicting", "consistent")}
+    kinds = {kind: report["inside"][kind] for kind in ("contradicting", "consistent")}
     numbers = ("cosine", "divergence", "faithfulness")
-    ours = {f"{kind}, {name}": figure(one[name]) for kind, one in kinds.items() for name in numbers}
-    one, other = kinds.values()
-    below = one["pairs"] > 0 and one["faithfulness"]["value_95"][1] < other["faithfulness"]["value_95"][0]
-    return Found.of(ours, below, one["pairs"] + other["pairs"])
+    ours = {f"{kind}, {name}": figure(result[name]) for kind, result in kinds.items() for name in numbers}
+    first, second = kinds.values()
+    below = first["pairs"] > 0 and first["faithfulness"]["value_95"][1] < second["faithfulness"]["value_95"][0]
+    return Found.of(ours, below, first["pairs"] + second["pairs"])
 
 
-def ablation(found: Json) -> Found:
+def ablation(report: Json) -> Found:
     """Read CR by stage; the paper's full method has the best value of every metric."""
-    ours = {name: figure(measured(found, name, "differences")["cr"]) for name in STEPS}
+    ours = {name: figure(measured(report, name, "differences")["cr"]) for name in STEPS}
     rising = all(later.value >= earlier.value for earlier, later in pairwise(ours.values()))
-    full = measured(found, STEPS[-1], "differences")
+    full = measured(report, STEPS[-1], "differences")
     return Found.of(ours, rising and raised(full, "cr"), full["samples"])
 
 
 def alone(run_condition: str, part: str, metric: str) -> Callable[[Json], Found]:
     """Return a reading of a condition's change of a metric."""
 
-    def read(found: Json) -> Found:
-        scores = measured(found, run_condition, part)
+    def read(report: Json) -> Found:
+        scores = measured(report, run_condition, part)
         gained = change(scores[metric])
         return Found(gained.value, raised(scores, metric), gained.interval, scores["samples"])
 
@@ -172,12 +172,12 @@ PEAKS: Mapping[str, tuple[str, str, tuple[str, str, str]]] = {
 """The part and metric of each setting, with its conditions: off, the published value, and the paper's strongest."""
 
 
-def peaks(found: Json) -> Found:
+def peaks(report: Json) -> Found:
     """Compare each setting's published value with off and with the strongest value."""
     ours: dict[str, Figure] = {}
-    seen = []
+    peaks_at_published = []
     for name, (part, metric, conditions) in PEAKS.items():
-        off, published, strongest = (figure(measured(found, one, part)[metric]) for one in conditions)
+        off, published, strongest = (figure(measured(report, condition, part)[metric]) for condition in conditions)
         ours |= {f"{name} off": off, f"{name} published": published, f"{name} strongest": strongest}
-        seen.append(published.value > max(off.value, strongest.value))
-    return Found.of(ours, all(seen), measured(found, BASELINE, "existence")["samples"])
+        peaks_at_published.append(published.value > max(off.value, strongest.value))
+    return Found.of(ours, all(peaks_at_published), measured(report, BASELINE, "existence")["samples"])

@@ -31,43 +31,54 @@ def agreement(judge: Judged | None = None) -> dict[str, list[dict[str, Any]]]:
 
     A row names both raters, with the number of cases that both judged, the share of equal labels, kappa and its interval.
     """
-    raters: dict[str, Judged] = {BY_RULES: lambda given: [ruled(one, CATEGORIES) for one in given]}
+    raters: dict[str, Judged] = {
+        BY_RULES: lambda statements: [ruled(statement, CATEGORIES) for statement in statements]
+    }
     if judge is not None:
         raters[BY_MODEL] = judge
     claims: dict[str, Found] = {BY_HAND: [finding for *_, finding in CLAIMS]} | {
-        name: found_by(one) for name, one in raters.items()
+        name: found_by(rater) for name, rater in raters.items()
     }
     paired: dict[str, Found] = {BY_HAND: [label for *_, label in PAIRED]} | {
-        name: compared_by(one) for name, one in raters.items()
+        name: compared_by(rater) for name, rater in raters.items()
     }
     return {"claims": _rows(claims), "pairs of claims": _rows(paired)}
 
 
 def found_by(judge: Judged) -> list[str | None]:
     """Return a judge's finding on each of `CLAIMS`."""
-    given = [Statement(PicturePair(str(i), (true,)), "", "", text) for i, (true, text, _) in enumerate(CLAIMS)]
-    return [_finding(verdict) for verdict in judge(given)]
+    statements = [Statement(PicturePair(str(i), (true,)), "", "", text) for i, (true, text, _) in enumerate(CLAIMS)]
+    return [_finding(verdict) for verdict in judge(statements)]
 
 
 def compared_by(judge: Judged) -> list[str | None]:
     """Return a judge's label for each of `PAIRED`, without telling it the truth."""
-    given = [Statement(PicturePair(str(i), ()), same, different, "") for i, (same, different, _) in enumerate(PAIRED)]
-    return [None if verdict.labels is None else (verdict.labels or (NONE,))[0] for verdict in judge(given)]
+    statements = [
+        Statement(PicturePair(str(i), ()), same, different, "") for i, (same, different, _) in enumerate(PAIRED)
+    ]
+    return [None if verdict.labels is None else (verdict.labels or (NONE,))[0] for verdict in judge(statements)]
 
 
 def _finding(verdict: Verdict) -> str | None:
-    found = verdict.faithfulness
-    if found is None:
+    faithfulness = verdict.faithfulness
+    if faithfulness is None:
         return None
-    return next(iter(found.errors), "faithful") if found.claims else NONE
+    return next(iter(faithfulness.errors), "faithful") if faithfulness.claims else NONE
 
 
 def _rows(labels: Mapping[str, Found]) -> list[dict[str, Any]]:
     rows = []
-    for one, other in combinations(labels, 2):
-        both = [(a, b) for a, b in zip(labels[one], labels[other], strict=True) if a is not None and b is not None]
+    for first, second in combinations(labels, 2):
+        labelled = [
+            (a, b) for a, b in zip(labels[first], labels[second], strict=True) if a is not None and b is not None
+        ]
         rows.append(
-            {"first": one, "second": other, "n": len(both), **kappa([a for a, _ in both], [b for _, b in both])}
+            {
+                "first": first,
+                "second": second,
+                "n": len(labelled),
+                **kappa([a for a, _ in labelled], [b for _, b in labelled]),
+            }
         )
     return rows
 

@@ -41,18 +41,20 @@ class ModelJudge:
 
     def __call__(self, statements: Sequence[Statement]) -> list[Verdict]:
         """Return one verdict per statement; nothing is asked where an answer is empty, since there is nothing to compare."""
-        asked = [(one, half) for one in statements for half in _halves(one)]
-        questions = (_question(one, half) for one, half in asked)
-        given = replies(self._answerer, questions, ["judge"] * len(asked), title="Judge", quiet=self._quiet)
-        found = {(id(one), half): reply for (one, half), reply in zip(asked, given, strict=True)}
-        return [self._verdict(one, found) for one in statements]
+        halves = [(statement, half) for statement in statements for half in _halves(statement)]
+        questions = (_question(statement, half) for statement, half in halves)
+        answers = replies(self._answerer, questions, ["judge"] * len(halves), title="Judge", quiet=self._quiet)
+        replies_by_half = {
+            (id(statement), half): reply for (statement, half), reply in zip(halves, answers, strict=True)
+        }
+        return [self._verdict(statement, replies_by_half) for statement in statements]
 
-    def _verdict(self, statement: Statement, found: dict[tuple[int, str], Reply]) -> Verdict:
+    def _verdict(self, statement: Statement, replies_by_half: dict[tuple[int, str], Reply]) -> Verdict:
         labels: Sequence[Label] | None = ()
         faithful: Faithfulness | None = Faithfulness(0, {}, bool(statement.pair.true))
-        if reply := found.get((id(statement), CONSISTENCY)):
+        if reply := replies_by_half.get((id(statement), CONSISTENCY)):
             labels = self._read(reply, consistency(reply.text))
-        if reply := found.get((id(statement), FAITHFULNESS)):
+        if reply := replies_by_half.get((id(statement), FAITHFULNESS)):
             faithful = self._read(reply, faithfulness(reply.text, len(statement.pair.true)))
         return Verdict(labels, faithful)
 
@@ -77,7 +79,7 @@ def _question(statement: Statement, prompt: str) -> Question:
         response_different=statement.different,
         model_response=statement.found,
     )
-    parts: list[dict[str, Any]] = [{"type": "image", "image": one} for one in _pictures(statement.pair)]
+    parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in _pictures(statement.pair)]
     return Question(
         [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}], max_tokens=MAX_TOKENS, diagnose=None
     )
@@ -87,8 +89,8 @@ def _pictures(pair: PicturePair) -> Iterator[Any]:
     """Yield both pictures, scaled down; none if a statement is judged by its words alone."""
     if pair.first is None and pair.merged is None:
         return
-    for one in pair.pictures():
-        small = one.copy()
+    for image in pair.pictures():
+        small = image.copy()
         small.thumbnail((SIDE, SIDE))
         yield small
 
@@ -101,9 +103,9 @@ def ground_truth(true: Sequence[Claim], colours: bool) -> str:
     if not true:
         return "No differences (images are identical)"
     lines = [f"Total differences: {len(true)}\n"]
-    for number, one in enumerate(true, 1):
-        colour = f", Color: {one.attribute or 'unknown'}" if colours and one.type == "color" else ""
-        lines.append(f"{number}. Type: {one.type}, Object: {one.category}{colour}")
+    for number, claim in enumerate(true, 1):
+        colour = f", Color: {claim.attribute or 'unknown'}" if colours and claim.type == "color" else ""
+        lines.append(f"{number}. Type: {claim.type}, Object: {claim.category}{colour}")
     return "\n".join(lines)
 
 
@@ -136,10 +138,10 @@ def _json(answer: str) -> dict[str, Any]:
     """Return the JSON object of an answer, or of its first fenced block; empty for anything else."""
     fenced = re.search(r"```(?:json)?\s*(\{.*?\})\s*```", answer, re.DOTALL)
     try:
-        found = json.loads(fenced[1] if fenced else answer)
+        parsed = json.loads(fenced[1] if fenced else answer)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _count(fields: dict[str, Any], name: str) -> int | None:

@@ -28,7 +28,7 @@ class Statement:
 
 def ruled(statement: Statement, categories: Sequence[str]) -> Verdict:
     """Return the verdict by rules; `categories` are the names of the objects that a claim may be about."""
-    same, different = (read(one, categories) for one in (statement.same, statement.different))
+    same, different = (read(text, categories) for text in (statement.same, statement.different))
     true = statement.pair.true
-    found = findings(read(statement.found, categories), true)
-    return Verdict(compare(same, different), Faithfulness.of(found, len(true)))
+    findings_of_claims = findings(read(statement.found, categories), true)
+    return Verdict(compare(same, different), Faithfulness.of(findings_of_claims, len(true)))

@@ -29,9 +29,9 @@ class CpuDecode:
         """Return the output (rows, heads, 1, head_dim), after writing the new keys and values."""
         keys, values = step.write(heads.layer, key, value)
         query, hooks = query.float().contiguous(), step.hooks
-        given, how = (query, keys, values, step.positions), _how(heads)
+        tensors, options = (query, keys, values, step.positions), _kernel_options(heads)
         if not hooks.looks:
-            return decode_attention(*given, *how).to(values.dtype)
+            return decode_attention(*tensors, *options).to(values.dtype)
         terms = decode_terms(hooks, heads.layer, step.columns)
         if terms is None:
             rows, count, _, width = query.shape
@@ -40,10 +40,10 @@ class CpuDecode:
             out = decode_sums(weights.contiguous(), values, step.positions, heads.window or 0)
             means = weights[:, :, 0].mean(1)
         elif terms.enhancement is None:
-            out, means = read_attention(*given, terms.gains, *how, step.columns)
+            out, means = read_attention(*tensors, terms.gains, *options, step.columns)
         else:
             tables = terms.enhancement
-            out, means, effect = enhanced_attention(*given, terms.gains, *tables, heads.layer, *how, step.columns)
+            out, means, effect = enhanced_attention(*tensors, terms.gains, *tables, heads.layer, *options, step.columns)
             (hook,) = hooks.weighing
             assert isinstance(hook, WeightsForm)
             hook.note(effect)
@@ -70,17 +70,19 @@ class CpuPrompts:
         columns: int,
     ) -> tuple[torch.Tensor | None, Grouped | None]:
         """Attend as `PromptKernel` specifies."""
-        known, how, loops = _enhancement(hooks, heads.layer, columns), _how(heads), self._loops
-        if known is None:
+        enhancement, options, loops = _enhancement(hooks, heads.layer, columns), _kernel_options(heads), self._loops
+        if enhancement is None:
             return None, None
-        attended = (loops.enhanced if known else loops.plain)(query, keys, values, slots, starts, *known, *how)
+        attended = (loops.enhanced if enhancement else loops.plain)(
+            query, keys, values, slots, starts, *enhancement, *options
+        )
         if not hooks.looks or any(hook.queries is not None for hook in hooks.attention):
             return attended, None
 
         def grouped(queries: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-            loop = loops.enhanced_grouped if known else loops.grouped
+            loop = loops.enhanced_grouped if enhancement else loops.grouped
             chosen = queries.contiguous(), groups.contiguous()
-            return loop(query, keys, slots, starts, *chosen, columns, *known, *how)
+            return loop(query, keys, slots, starts, *chosen, columns, *enhancement, *options)
 
         return attended, grouped
 
@@ -102,6 +104,6 @@ def _enhancement(hooks: Hooks, layer: int, columns: int) -> tuple[torch.Tensor |
     return None if len(changing) > 1 else (*changing[0], layer)
 
 
-def _how(heads: Heads) -> tuple[float, int, float]:
+def _kernel_options(heads: Heads) -> tuple[float, int, float]:
     """Return the last arguments of every kernel."""
     return heads.scaling, heads.window or 0, heads.softcap or 0.0

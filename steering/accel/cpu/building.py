@@ -43,10 +43,10 @@ class TracedStep(NamedTuple):
 
 def trace(mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights, threads: int) -> TracedStep:
     """Trace a step of this model; raise Uncompilable, or torch's own error, where it cannot be traced."""
-    (step, given), (other, more) = (example_step(mllm, variant, axes, weights, sizes) for sizes in EXAMPLES)
-    if step.shape != other.shape:
+    (step, tensors), (other_step, more) = (example_step(mllm, variant, axes, weights, sizes) for sizes in EXAMPLES)
+    if step.shape != other_step.shape:
         raise Uncompilable("its hooks depend on the number of rows")
-    first, second = step.arguments(EXAMPLES[0], given), step.arguments(EXAMPLES[1], more)
+    first, second = step.arguments(EXAMPLES[0], tensors), step.arguments(EXAMPLES[1], more)
     with torch.no_grad():
         program = torch.export.export(step, first, dynamic_shapes=_dims(first, second), strict=False)
     changed = [
@@ -81,10 +81,10 @@ def build(traced: TracedStep, threads: int, room: Path) -> Path:
 
 def quote_library_folders() -> None:
     """Let torch's linker commands name folders whose paths have spaces, which torch quotes of includes alone."""
-    held = BuildOptionsBase.get_libraries_dirs
+    library_folders = BuildOptionsBase.get_libraries_dirs
 
     def quoted(options: BuildOptionsBase) -> list[str]:
-        return [shlex.quote(folder) for folder in held(options)]
+        return [shlex.quote(folder) for folder in library_folders(options)]
 
     BuildOptionsBase.get_libraries_dirs = quoted  # type: ignore[assignment]
 
@@ -101,10 +101,10 @@ def build_loops(threads: int, room: Path) -> None:
     flags = ["-std=c++20", "-O3", "-march=native", "-fPIC", f"-DTHREADS={threads}"]
     flags += [] if threads == 1 else ["-fopenmp"]
     folders = [f"-I{folder}" for folder in include_paths()]
-    whole, made = room / f"{LOOPS}.cpp", str(room / f"{LOOPS}.o")
-    whole.write_text("".join(f'#include "{one}"\n' for one in sources()))  # one by one takes twice as long
-    _run([*compiler, *flags, *folders, "-c", str(whole), "-o", made])
-    _run(["ar", "rcs", str(room / f"lib{LOOPS}.a"), made])
+    source, object_file = room / f"{LOOPS}.cpp", str(room / f"{LOOPS}.o")
+    source.write_text("".join(f'#include "{path}"\n' for path in sources()))  # one by one takes twice as long
+    _run([*compiler, *flags, *folders, "-c", str(source), "-o", object_file])
+    _run(["ar", "rcs", str(room / f"lib{LOOPS}.a"), object_file])
 
 
 def _rows(program: ExportedProgram) -> dict[str, list[int | None]]:
@@ -145,12 +145,12 @@ def _dims(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
 
     Raises Uncompilable for a size that varies with something else.
     """
-    known = {pair: Dim(name) for name, pair in zip(StepSizes._fields, zip(*EXAMPLES, strict=True), strict=True)}
+    dims = {pair: Dim(name) for name, pair in zip(StepSizes._fields, zip(*EXAMPLES, strict=True), strict=True)}
 
-    def of(one: torch.Tensor, other: torch.Tensor) -> dict[int, Any]:
-        pairs = list(zip(one.shape, other.shape, strict=True))
-        if any(a != b and (a, b) not in known for a, b in pairs):
+    def of(left: torch.Tensor, right: torch.Tensor) -> dict[int, Any]:
+        pairs = list(zip(left.shape, right.shape, strict=True))
+        if any(a != b and (a, b) not in dims for a, b in pairs):
             raise Uncompilable(f"a hook holds a tensor whose size depends on more than rows and columns: {pairs}")
-        return {axis: known[pair] for axis, pair in enumerate(pairs) if pair[0] != pair[1]}
+        return {axis: dims[pair] for axis, pair in enumerate(pairs) if pair[0] != pair[1]}
 
     return tuple(tree_map(of, first, second))

@@ -52,29 +52,29 @@ class Making(NamedTuple):
         threading.Thread(target=_end_with_parent, daemon=True).start()
         gc.freeze()
         gc.set_threshold(OBJECTS)
-        while taken := os.read(numbers, 1):
-            (number,), fault = taken, None
+        while byte := os.read(numbers, 1):
+            (number,), fault = byte, None
             try:
                 self.make(steps[number])
             except Exception as error:
                 traceback.print_exc()
-                fault = _said_of(error)
+                fault = _describe_error(error)
             print(json.dumps([number, fault]), file=self.said, flush=True)  # a short line is written in one piece
 
-    def make(self, wanted: dict[str, Any]) -> None:
+    def make(self, job: dict[str, Any]) -> None:
         """Make a step, unless it, or the same graph by other code, has been made meanwhile."""
-        with self.store.turn(wanted["key"]):
-            if self.store.find(wanted["key"]) is not None:
+        with self.store.turn(job["key"]):
+            if self.store.find(job["key"]) is not None:
                 return
-            asked = Variant(*wanted["variant"]), wanted["axes"], self.weights
-            step, _ = example_step(self.mllm, *asked)
-            _fill(constants(step), wanted["small"])
-            if [step.shape.text(), manifest(step)] != [wanted["shape"], wanted["manifest"]]:
+            example = Variant(*job["variant"]), job["axes"], self.weights
+            step, _ = example_step(self.mllm, *example)
+            _fill(constants(step), job["small"])
+            if [step.shape.text(), manifest(step)] != [job["shape"], job["manifest"]]:
                 raise RuntimeError("the model or its hooks differ from those of the server")
-            traced = trace(self.mllm, *asked, self.threads)
+            traced = trace(self.mllm, *example, self.threads)
             with self.store.turn(traced.key):
                 entry = self.store.find(traced.key) or self.build(traced)
-            self.store.share(wanted["key"], entry, traced.about)
+            self.store.share(job["key"], entry, traced.about)
 
     def build(self, traced: TracedStep) -> StoredStep:
         """Compile a traced step with our own kernels, which the first one builds."""
@@ -87,7 +87,7 @@ class Making(NamedTuple):
 
 def main() -> int:
     """Make what the line asks for, in as many processes as it says."""
-    said = os.fdopen(os.dup(1), "w")  # libraries' output must not reach the parent
+    output = os.fdopen(os.dup(1), "w")  # libraries' output must not reach the parent
     os.dup2(2, 1)
     torch.set_num_threads(1)  # whatever the environment says: a fork lacks the other threads, and would hang
     job: dict[str, Any] = json.loads(sys.stdin.readline())
@@ -98,11 +98,11 @@ def main() -> int:
     try:
         mllm = load(**job["source"], device="cpu", unread=job["fingerprint"])
         mllm.settle(compiled=True)
-        making = Making(Store(Path(job["folder"])), mllm, PackedWeights(mllm, job["dtypes"]), job["threads"], said)
+        making = Making(Store(Path(job["folder"])), mllm, PackedWeights(mllm, job["dtypes"]), job["threads"], output)
         _end_if_alone()
     except Exception as error:
         traceback.print_exc()
-        print(_said_of(error), file=sys.stderr)
+        print(_describe_error(error), file=sys.stderr)
         return 1
     steps = job["steps"]
     numbers, filled = os.pipe()
@@ -113,19 +113,19 @@ def main() -> int:
         return 0
     context = multiprocessing.get_context("fork")  # they share weights and modules
     workers = [context.Process(target=making.work, args=(steps, numbers)) for _ in range(job["processes"])]
-    for one in workers:
-        one.start()
-    said.close()
+    for worker in workers:
+        worker.start()
+    output.close()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    for one in workers:
-        one.join()
-    ended = [one.exitcode for one in workers if one.exitcode]
+    for worker in workers:
+        worker.join()
+    ended = [worker.exitcode for worker in workers if worker.exitcode]
     if ended:
         print(f"a compiling process exited with status {ended[0]}", file=sys.stderr)
     return len(ended)
 
 
-def _said_of(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:400]
 
 

@@ -59,11 +59,11 @@ class Compiling:
         self._process: subprocess.Popen[str] | None = None
         self._changed = threading.Condition()
         self._stopped = False
-        self._own: str | None = None
-        self._store = self._kept(folder)
+        self._own_folder: str | None = None
+        self._store = self._open_store(folder)
         self._begun = time.monotonic()
         self.state: State = "compiling"
-        missing = [one for one in wanted if not self._found(one)]
+        missing = [step for step in wanted if not self._load_stored(step)]
         if not missing:
             self._end("ready")
         elif mllm.source is None:
@@ -91,45 +91,45 @@ class Compiling:
             self._thread.join(LEAVING)  # it removes unfinished files
         self._leave()
 
-    def _kept(self, folder: str | None) -> Store:
+    def _open_store(self, folder: str | None) -> Store:
         if folder != "off":
             try:
                 return Store(default_folder() if folder is None else Path(folder))
             except OSError as error:
                 log.warning("compiled steps are not kept for the next start: %s", error)
-        self._own = tempfile.mkdtemp(prefix="helmsight-compiled-")
-        return Store(Path(self._own))
+        self._own_folder = tempfile.mkdtemp(prefix="helmsight-compiled-")
+        return Store(Path(self._own_folder))
 
     def _leave(self) -> None:
         """Remove the folder that belongs to this process alone; what was loaded from it is in memory."""
-        if self._own is not None:
-            shutil.rmtree(self._own, ignore_errors=True)
+        if self._own_folder is not None:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
 
-    def _found(self, wanted: WantedStep) -> bool:
+    def _load_stored(self, step: WantedStep) -> bool:
         """Return True where a step is in the folder, after taking it into use."""
-        entry = self._store.find(wanted.key)
+        entry = self._store.find(step.key)
         if entry is None:
             return False
         try:
-            package = self._steps.load(wanted, entry)
-            self._check(wanted, package)
+            package = self._steps.load(step, entry)
+            self._check(step, package)
         except Exception as error:
             log.warning("a compiled step is unusable and will be compiled again: %s", error)
-            self._store.drop(wanted.key)
+            self._store.drop(step.key)
             if "of" in entry.about:  # the entry under whose key it was found
                 self._store.drop(entry.about["of"])
             return False
-        self._steps.add(wanted, package)
+        self._steps.add(step, package)
         return True
 
     def _compile(self, missing: list[WantedStep]) -> None:
         try:
-            fault = self._made(missing)
+            fault = self._compile_missing(missing)
         except Exception as error:
             fault = f"{type(error).__name__}: {error}"
         self._end("ready" if fault is None else "failed", fault)
 
-    def _made(self, missing: list[WantedStep]) -> str | None:
+    def _compile_missing(self, missing: list[WantedStep]) -> str | None:
         """Compile steps, and use them as they come; return the first error."""
         source = self._mllm.source
         assert source is not None
@@ -142,14 +142,14 @@ class Compiling:
             "dtypes": self._steps.weights.dtypes,
             "steps": [
                 {
-                    "key": one.key,
-                    "variant": [*one.variant],
-                    "axes": one.axes,
-                    "shape": one.shape.text(),
-                    "manifest": one.manifest,
-                    "small": one.small,
+                    "key": step.key,
+                    "variant": [*step.variant],
+                    "axes": step.axes,
+                    "shape": step.shape.text(),
+                    "manifest": step.manifest,
+                    "small": step.small,
                 }
-                for one in missing
+                for step in missing
             ],
         }
         with self._store.room() as room, without_spaces(room) as place, tempfile.TemporaryFile("w+") as errors:
@@ -174,13 +174,13 @@ class Compiling:
                     pending, faults = dict(enumerate(missing)), []
                     for line in process.stdout:
                         number, fault = json.loads(line)
-                        if self._found(one := pending.pop(number)):
-                            said = " ".join(one.variant), len(self._steps), time.monotonic() - self._begun
-                            log.info("a step is in use (%s): %d, after %.1f s", *said)
+                        if self._load_stored(step := pending.pop(number)):
+                            details = " ".join(step.variant), len(self._steps), time.monotonic() - self._begun
+                            log.info("a step is in use (%s): %d, after %.1f s", *details)
                         else:
                             faults.append(fault or "the compiled step cannot be used")
                             if len(faults) == 1:
-                                log.warning("a step cannot be compiled (%s): %s", " ".join(one.variant), faults[0])
+                                log.warning("a step cannot be compiled (%s): %s", " ".join(step.variant), faults[0])
                     process.wait()
                     if faults:
                         return str(faults[0])

@@ -28,7 +28,9 @@ EXAMPLES = (StepSizes(5, 37, 83, 11, 167, 19), StepSizes(7, 41, 89, 13, 173, 23)
 
 def small(step: Step) -> dict[str, list[float]]:
     """Return the contents of the model's tensors that compiled code may inline as numbers, by name."""
-    return {name: one.flatten().tolist() for name, one in sorted(constants(step).items()) if one.numel() <= INLINED}
+    return {
+        name: tensor.flatten().tolist() for name, tensor in sorted(constants(step).items()) if tensor.numel() <= INLINED
+    }
 
 
 def manifest(step: Step) -> str:
@@ -36,7 +38,10 @@ def manifest(step: Step) -> str:
 
     It covers names, sizes, strides, dtypes, and the contents of small ones.
     """
-    lines = [f"{name} {tuple(one.shape)} {one.stride()} {one.dtype}" for name, one in sorted(constants(step).items())]
+    lines = [
+        f"{name} {tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}"
+        for name, tensor in sorted(constants(step).items())
+    ]
     lines += [f"{name} {values}" for name, values in small(step).items()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -45,8 +50,8 @@ def example_step(
     mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights, sizes: StepSizes = EXAMPLES[0]
 ) -> tuple[PackedStep, list[torch.Tensor]]:
     """Return the requested step, and the tensors of its hooks in an example of these sizes."""
-    shape, given = taken_apart([] if variant.kind == "pictures" else _hooks(mllm, variant, sizes))
-    return STEPS[variant.kind](mllm, shape, axes, weights), given
+    shape, tensors = taken_apart([] if variant.kind == "pictures" else _hooks(mllm, variant, sizes))
+    return STEPS[variant.kind](mllm, shape, axes, weights), tensors
 
 
 def example_sizes(mllm: MLLM, variant: Variant) -> tuple[Sizes, ...]:
@@ -59,8 +64,8 @@ def example_sizes(mllm: MLLM, variant: Variant) -> tuple[Sizes, ...]:
 def _hooks(mllm: MLLM, variant: Variant, sizes: StepSizes) -> list[Hook]:
     """Return the hooks of a pass, in their order."""
     pool = Pool(mllm, sizes.slots, sizes.length, sizes.spans - span_count(0))
-    interventions = {name: made for name, (_, made) in intervention.REGISTRY.items() if made is not None}
-    parts = [made(name, pool) for name, made in (interventions | recorder.REGISTRY).items()]
+    interventions = {name: make for name, (_, make) in intervention.REGISTRY.items() if make is not None}
+    parts = [make(name, pool) for name, make in (interventions | recorder.REGISTRY).items()]
     words = [{"type": "image", "image": picture()}, {"type": "text", "text": "?"}]
     spec = Spec(build_prompt(mllm, [{"role": "user", "content": words}]))
     sequences = [Sequence(spec, slot=slot, state=State.RUNNING) for slot in range(sizes.rows)]

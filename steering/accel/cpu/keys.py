@@ -53,7 +53,9 @@ def surroundings() -> dict[str, str]:
 def code_digest(root: Path = ROOT) -> str:
     """Return a digest of the code that a trace runs, without comments, docstrings and layout."""
     code = hashlib.sha256()
-    for path in sorted(path for one in CODE for path in (root / one, *(root / one).rglob("*")) if path.suffix == ".py"):
+    for path in sorted(
+        path for entry in CODE for path in (root / entry, *(root / entry).rglob("*")) if path.suffix == ".py"
+    ):
         code.update(f"{path.relative_to(root)}\0{_bare(path.read_text())}".encode())
     return code.hexdigest()
 
@@ -63,7 +65,7 @@ def _bare(source: str) -> str:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(body := getattr(node, "body", None), list):
-            node.body = [one for one in body if not _is_text(one)] or [ast.Pass()]  # type: ignore[attr-defined]
+            node.body = [statement for statement in body if not _is_text(statement)] or [ast.Pass()]  # type: ignore[attr-defined]
     return ast.dump(tree)
 
 
@@ -80,15 +82,15 @@ def graph_key(program: ExportedProgram, about: dict[str, Any]) -> str:
 def _graph_lines(program: ExportedProgram) -> Iterator[str]:
     """Yield every operation with its arguments and result, the inputs and outputs, and what may vary."""
     for node in program.graph.nodes:
-        given = [repr(node.args), repr(node.kwargs)]
-        yield f"{node.op} {node.name} {node.target} {' '.join(given)} -> {tree_map(_described, node.meta.get('val'))}"
+        arguments = [repr(node.args), repr(node.kwargs)]
+        yield f"{node.op} {node.name} {node.target} {' '.join(arguments)} -> {tree_map(_describe, node.meta.get('val'))}"
     yield str(program.graph_signature)
     yield repr(sorted((str(symbol), str(bounds)) for symbol, bounds in program.range_constraints.items()))
     for name, value in sorted(program.constants.items()):
         yield f"{name} {value.tolist() if isinstance(value, torch.Tensor) else value}"
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {[*map(str, value.shape)]} {[*map(str, value.stride())]}"
     return str(value)
@@ -101,5 +103,7 @@ def _features() -> str:
     except OSError:
         return platform.processor()
     names = ("flags", "Features", "model name", "vendor_id", "cpu family", "model", "stepping")
-    told = {line.split(":")[0].strip(): line for line in reversed(lines) if line.split(":")[0].strip() in names}
-    return " ".join(told[name] for name in sorted(told))
+    lines_by_name = {
+        line.split(":")[0].strip(): line for line in reversed(lines) if line.split(":")[0].strip() in names
+    }
+    return " ".join(lines_by_name[name] for name in sorted(lines_by_name))

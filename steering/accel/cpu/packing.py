@@ -23,19 +23,21 @@ Groups = list[tuple[nn.Linear, ...]]
 
 def groups_of(modules: Iterable[nn.Module], dtype: torch.dtype) -> Groups:
     """Return the linear layers in modules, those of the same input together; none where there are no kernels."""
-    found: Groups = []
+    groups: Groups = []
     for module in modules if dtype == torch.float32 or packed.supported(dtype) else ():
         for parent in module.modules():
-            own = {name: one for name, one in parent.named_children() if isinstance(one, nn.Linear) and _plain(one)}
+            layers = {
+                name: layer for name, layer in parent.named_children() if isinstance(layer, nn.Linear) and _plain(layer)
+            }
             for names in TOGETHER:
-                together = tuple(own[name] for name in names if name in own)
-                if len(together) == len(names) and len({one.bias is None for one in together}) == 1:
-                    found.append(together)
-                    own = {name: one for name, one in own.items() if name not in names}
-            found += [(one,) for one in own.values()]
+                together = tuple(layers[name] for name in names if name in layers)
+                if len(together) == len(names) and len({layer.bias is None for layer in together}) == 1:
+                    groups.append(together)
+                    layers = {name: layer for name, layer in layers.items() if name not in names}
+            groups += [(layer,) for layer in layers.values()]
         if isinstance(module, nn.Linear) and _plain(module):
-            found.append((module,))
-    return found
+            groups.append((module,))
+    return groups
 
 
 def _plain(layer: nn.Linear) -> bool:
@@ -55,20 +57,20 @@ class PackedWeights:
         modules = [*mllm.layers, mllm.model.get_output_embeddings(), *([] if tower is None else [tower])]
         self.groups = groups_of(modules, mllm.dtype)
         self.tensors = joined(self.groups, dtypes)
-        self.dtypes = {name: str(one.dtype).removeprefix("torch.") for name, one in self.tensors.items()}
+        self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self.tensors.items()}
 
 
 def joined(groups: Groups, dtypes: Mapping[str, str] | None = None) -> dict[str, torch.Tensor]:
     """Return the weights of each group, float32 ones in blocks, and its concatenated biases (out,), by name."""
     tensors: dict[str, torch.Tensor] = {}
     for number, group in enumerate(groups):
-        name, weight = f"weight_{number}", torch.cat([one.weight.detach() for one in group])
+        name, weight = f"weight_{number}", torch.cat([layer.weight.detach() for layer in group])
         if weight.dtype == torch.float32:
-            kept = narrowest(weight) if dtypes is None else weight.to(getattr(torch, dtypes[name]))
-            weight = packed_in_blocks(kept)
+            narrowed = narrowest(weight) if dtypes is None else weight.to(getattr(torch, dtypes[name]))
+            weight = packed_in_blocks(narrowed)
         tensors[name] = weight
         if group[0].bias is not None:
-            tensors[f"bias_{number}"] = torch.cat([one.bias.detach() for one in group])
+            tensors[f"bias_{number}"] = torch.cat([layer.bias.detach() for layer in group])
     return tensors
 
 
@@ -84,12 +86,12 @@ class Packing(TorchFunctionMode):
         super().__init__()
         self._tensors = tensors
         self._places: dict[int, tuple[int, slice]] = {}
-        self._outputs = [sum(one.out_features for one in group) for group in groups]
+        self._outputs = [sum(layer.out_features for layer in group) for group in groups]
         for number, group in enumerate(groups):
             first = 0
-            for one in group:
-                self._places[id(one.weight)] = number, slice(first, first + one.out_features)
-                first += one.out_features
+            for layer in group:
+                self._places[id(layer.weight)] = number, slice(first, first + layer.out_features)
+                first += layer.out_features
         self._last: tuple[int, torch.Tensor, torch.Tensor] | None = None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,8 +104,8 @@ class Packing(TorchFunctionMode):
             weight, bias = self._tensors(f"weight_{number}"), self._tensors(f"bias_{number}")
             assert weight is not None
             if weight.ndim == 3:
-                made = packed_linear(states.contiguous(), weight, bias, self._outputs[number])
+                output = packed_linear(states.contiguous(), weight, bias, self._outputs[number])
             else:
-                made = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-            self._last = number, states, made
+                output = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+            self._last = number, states, output
         return self._last[2][..., part]

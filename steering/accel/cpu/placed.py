@@ -37,8 +37,8 @@ class Placed(PromptStep):
         filled = self.starts[:, None] + torch.arange(n, device=key.device)  # (rows, n)
         head = self.slots[:, None] * kv_heads + torch.arange(kv_heads, device=key.device)  # (rows, kv_heads)
         written = (head[..., None] * self.pool.length + filled[:, None]).flatten()
-        for pooled, own in ((keys, key), (values, value)):
-            pooled.view(-1, width).index_copy_(0, written, own.reshape(-1, width))
+        for pooled, new in ((keys, key), (values, value)):
+            pooled.view(-1, width).index_copy_(0, written, new.reshape(-1, width))
         attended = grouped = None
         if self.kernel is not None and keys.dtype == torch.float32:
             query, places = query.contiguous(), (self.slots, self.starts)
@@ -46,13 +46,13 @@ class Placed(PromptStep):
         if attended is not None and not self.hooks.looks:
             return attended
         if heads.window not in self._masks:
-            seen = kernels.visible(filled, self.columns, heads.window)[:, None]
-            self._masks[heads.window] = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, -torch.inf)
+            visible = kernels.visible(filled, self.columns, heads.window)[:, None]
+            self._masks[heads.window] = torch.zeros_like(visible, dtype=query.dtype).masked_fill(~visible, -torch.inf)
         keys, values = (pooled[:, :, : self.columns].index_select(0, self.slots) for pooled in (keys, values))
         if self.hooks.looks:  # with grouped heads a compiler finds no simple strides in the weights
             group = query.shape[1] // kv_heads
-            keys, values = (one.repeat_interleave(group, 1) for one in (keys, values))
+            keys, values = (tensor.repeat_interleave(group, 1) for tensor in (keys, values))
         mask = self._masks[heads.window]
         if attended is None:
-            return self._hooked(heads, query, keys, values, mask)
-        return self._looked(LayerWeights(self, heads, query, keys, mask, grouped), values, attended)
+            return self._attend_with_hooks(heads, query, keys, values, mask)
+        return self._apply_weight_hooks(LayerWeights(self, heads, query, keys, mask, grouped), values, attended)

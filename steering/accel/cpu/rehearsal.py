@@ -70,18 +70,18 @@ class _Compiled:
         self._passes, self._axes = passes, axes
 
     def prompts(self, scope: Scope, chunk: PrefillChunk, inputs: Embedded) -> Ran:
-        return _there(self._passes.prompts_of(scope, chunk, inputs, self._axes))
+        return _require(self._passes.prompts_of(scope, chunk, inputs, self._axes))
 
     def decode(
         self, scope: Scope, batch: DecodeBatch, columns: Columns, tokens: torch.Tensor, rope: torch.Tensor
     ) -> Ran:
-        return _there(self._passes.decode_of(scope, batch, tokens, rope, self._axes))
+        return _require(self._passes.decode_of(scope, batch, tokens, rope, self._axes))
 
 
-def _there(made: T | None) -> T:
-    if made is None:
+def _require(value: T | None) -> T:
+    if value is None:
         raise UnsupportedModel("The compiled step was compiled for other hooks.")
-    return made
+    return value
 
 
 def _pictures(prompt: Prompt) -> list[Mapping[str, torch.Tensor]]:
@@ -89,10 +89,10 @@ def _pictures(prompt: Prompt) -> list[Mapping[str, torch.Tensor]]:
     if not prompt.pictures:
         return []
     first = prompt.pictures[0]
-    other = replace(
-        first, tensors={name: one.flip(0) if name == PIXELS else one for name, one in first.tensors.items()}
+    flipped = replace(
+        first, tensors={name: tensor.flip(0) if name == PIXELS else tensor for name, tensor in first.tensors.items()}
     )
-    return [first.tensors, joined([first, other, other])]
+    return [first.tensors, joined([first, flipped, flipped])]
 
 
 def _features(output: Any, count: int) -> tuple[torch.Tensor, ...]:
@@ -100,8 +100,8 @@ def _features(output: Any, count: int) -> tuple[torch.Tensor, ...]:
     parts, pooled = PictureFeatures.separate(output, count), output.pooler_output
     if parts is None:
         raise UnsupportedModel(f"The features of {count} images cannot be separated.")
-    whole = pooled if isinstance(pooled, torch.Tensor) else torch.cat(tuple(pooled))
-    return (whole, *(tensor for part in parts for tensor in part.tensors))
+    features = pooled if isinstance(pooled, torch.Tensor) else torch.cat(tuple(pooled))
+    return (features, *(tensor for part in parts for tensor in part.tensors))
 
 
 class Rehearsal:
@@ -125,12 +125,12 @@ class Rehearsal:
             logits = self._runner.prefill([sequence], budget=sequence.prompt.length)
             assert logits is not None
             self._first.append(int(self._runner.next_tokens([sequence], logits).tokens[0]))
-        self._left = [one.clone() for one in self._runner.pool.tensors]
+        self._saved_pool = [tensor.clone() for tensor in self._runner.pool.tensors]
         self._parts = self._runner.hook_plans.every
         self._forms = forms_of(self._parts, "decode", "every")
-        self._neutral = [one.clone() for one in self._state()]
+        self._neutral = [tensor.clone() for tensor in self._state()]
         self._expected: dict[Variant, list[Results]] = {}
-        self.pictures = [one for one in _pictures(prompts[0]) if mllm.alike(one) is not None]
+        self.pictures = [picture for picture in _pictures(prompts[0]) if mllm.alike(picture) is not None]
         """Inputs of one picture, and of several of its size; none where no step is made for such."""
 
     @property
@@ -138,26 +138,28 @@ class Rehearsal:
         """The number of rotary axes."""
         return self._runner.embedder.rope_axes
 
-    def rehearse(self, wanted: WantedStep) -> None:
+    def rehearse(self, step: WantedStep) -> None:
         """Run the plain passes that a compiled step will be compared with."""
-        self._expected[wanted.variant] = self._results(
-            wanted.variant, _Plain(self._runner), self._runner.mllm.image_features
+        self._expected[step.variant] = self._results(
+            step.variant, _Plain(self._runner), self._runner.mllm.image_features
         )
 
-    def check(self, steps: CompiledSteps, wanted: WantedStep, package: Package) -> None:
+    def check(self, steps: CompiledSteps, step: WantedStep, package: Package) -> None:
         """Raise UnsupportedModel where a package's steps differ from the plain ones; use from one thread at a time."""
-        sole = CompiledSteps.of(steps, wanted, package)
+        sole = CompiledSteps.of(steps, step, package)
         runs = _Compiled(sole.on(RunnerState(self._runner.pool, self._parts)), self.axes)
-        results = self._results(wanted.variant, runs, lambda pictures: _there(sole.features(pictures)))
-        for expected, found in zip(self._expected[wanted.variant], results, strict=True):
-            self._compare(expected, found)
+        results = self._results(step.variant, runs, lambda pictures: _require(sole.features(pictures)))
+        for expected, actual in zip(self._expected[step.variant], results, strict=True):
+            self._compare(expected, actual)
 
-    def _compare(self, expected: Results, found: Results) -> None:
-        for step, (one, other) in enumerate(zip(expected, found, strict=True)):
-            for a, b in zip(one, other, strict=True):
-                own, other_form = TensorForm.of(a), TensorForm.of(b)
-                if own != other_form:  # caches mix tensors from before and after the switch to compiled steps
-                    raise UnsupportedModel(f"Compiled pass {step} returns {other_form}; the eager one returns {own}.")
+    def _compare(self, expected: Results, actual: Results) -> None:
+        for step, (expected_step, actual_step) in enumerate(zip(expected, actual, strict=True)):
+            for a, b in zip(expected_step, actual_step, strict=True):
+                expected_form, other_form = TensorForm.of(a), TensorForm.of(b)
+                if expected_form != other_form:  # caches mix tensors from before and after the switch to compiled steps
+                    raise UnsupportedModel(
+                        f"Compiled pass {step} returns {other_form}; the eager one returns {expected_form}."
+                    )
                 plain, compiled = a.nan_to_num(), b.nan_to_num()
                 off = float((plain - compiled).abs().max() / plain.abs().max().clamp(min=1e-6))
                 if not off <= self._tolerance:
@@ -170,41 +172,43 @@ class Rehearsal:
         if variant.kind == "pictures":
             return [[_features(encode(pictures), len(pictures[GRID]))] for pictures in self.pictures]
         if variant.kind == "prefill":
-            return [self._prefilled(variant.scope, runs)]
-        return [self._decoded(rows, variant.scope, runs) for rows in (1, len(self._sequences))]
+            return [self._run_prefills(variant.scope, runs)]
+        return [self._run_decodes(rows, variant.scope, runs) for rows in (1, len(self._sequences))]
 
     def _state(self) -> list[torch.Tensor]:
         """Return all tensors that the slots of a decode hold."""
         parts = [form.slots for form in self._forms]
-        return [one for part in parts for one in vars(part).values() if isinstance(one, torch.Tensor)]
+        return [tensor for part in parts for tensor in vars(part).values() if isinstance(tensor, torch.Tensor)]
 
-    def _kept(self) -> list[torch.Tensor]:
+    def _copy_state(self) -> list[torch.Tensor]:
         """Return a copy of the slots' tensors, because the next pass writes to them.
 
         For a model that rounds it leaves out measurements: an update near a threshold may be damped or not.
         """
         exact = not self._runner.mllm.rounds
-        return [one.to(torch.float32, copy=True) for one in self._state() if exact or not one.is_floating_point()]
+        return [
+            tensor.to(torch.float32, copy=True) for tensor in self._state() if exact or not tensor.is_floating_point()
+        ]
 
     def _set(self, something: bool) -> None:
         """Set every slot tensor to its neutral contents, or with `something` to random contents for every setting."""
-        for pooled, left in zip(self._runner.pool.tensors, self._left, strict=True):
-            pooled.copy_(left)
+        for pooled, saved in zip(self._runner.pool.tensors, self._saved_pool, strict=True):
+            pooled.copy_(saved)
         random = torch.Generator().manual_seed(0)
-        for one, neutral in zip(self._state(), self._neutral, strict=True):
-            one.copy_(torch.rand(one.shape, generator=random) / 2 if something else neutral)
+        for tensor, neutral in zip(self._state(), self._neutral, strict=True):
+            tensor.copy_(torch.rand(tensor.shape, generator=random) / 2 if something else neutral)
         if something:
             for form in self._forms:
                 form.draw()
 
-    def _prefilled(self, scope: Scope, runs: Runs) -> Results:
+    def _run_prefills(self, scope: Scope, runs: Runs) -> Results:
         """Run one prompt whole, then both in two parts; the second parts begin at different columns."""
-        first, both = self._sequences[:1], self._sequences
-        length = both[0].prompt.length
+        first, sequences = self._sequences[:1], self._sequences
+        length = sequences[0].prompt.length
         parts = (
             (first, [0], [length]),
-            (both, [0, 0], [length // 2, length // 3]),
-            (both, [length // 2, length // 3], [length - length // 2, both[1].prompt.length - length // 3]),
+            (sequences, [0, 0], [length // 2, length // 3]),
+            (sequences, [length // 2, length // 3], [length - length // 2, sequences[1].prompt.length - length // 3]),
         )
         return [self._chunk(PrefillChunk(*part, complete=True), scope, runs) for part in parts]
 
@@ -214,7 +218,10 @@ class Rehearsal:
         for sequence in sequences:
             sequence.captured = {}
         inputs = Embedded.join(
-            [one.cut(start, start + n) for one, start, n in zip(self._embedded, starts, lengths, strict=False)]
+            [
+                embedded.cut(start, start + n)
+                for embedded, start, n in zip(self._embedded, starts, lengths, strict=False)
+            ]
         )
         for pooled in self._runner.pool.tensors:
             for row, (start, n) in enumerate(zip(starts, lengths, strict=True)):
@@ -231,15 +238,15 @@ class Rehearsal:
             for row, (start, n) in enumerate(zip(starts, lengths, strict=True))
         ]
         captured = [
-            one
-            for kept in sequences[0].captured.values()
-            for one in vars(kept).values()
-            if isinstance(one, torch.Tensor)
+            tensor
+            for captured in sequences[0].captured.values()
+            for tensor in vars(captured).values()
+            if isinstance(tensor, torch.Tensor)
         ]
         states = computed.hidden[0, : lengths[0]]
-        return (computed.logits, states, torch.cat(filled), *captured, *self._kept())
+        return (computed.logits, states, torch.cat(filled), *captured, *self._copy_state())
 
-    def _decoded(self, rows: int, scope: Scope, runs: Runs) -> Results:
+    def _run_decodes(self, rows: int, scope: Scope, runs: Runs) -> Results:
         runner, results = self._runner, Results()
         sequences = self._sequences[:rows]
         self._set(something=scope != "plain")
@@ -255,7 +262,7 @@ class Rehearsal:
                 form.slots.record(batch, ran.hooks[form.name], ran.computed)
             runner.position[:rows] += 1
             assert ran.computed.logits is not None
-            results.append((ran.computed.logits, *self._kept()))
+            results.append((ran.computed.logits, *self._copy_state()))
             self._feed(sequences, ran.computed.logits)
         return results
 

@@ -35,11 +35,11 @@ class CompiledAhead:
             rehearsal = Rehearsal(mllm)
             threads = PassThreads(mllm).of(1)
             self.steps = steps = CompiledSteps(mllm, threads, rehearsal.axes)
-            wanted = [steps.wanted(one) for one in VARIANTS if one.kind != "pictures" or rehearsal.pictures]
-            for one in wanted:
-                rehearsal.rehearse(one)
+            wanted = [steps.wanted(variant) for variant in VARIANTS if variant.kind != "pictures" or rehearsal.pictures]
+            for step in wanted:
+                rehearsal.rehearse(step)
             self.compiling = Compiling(
-                mllm, steps, wanted, lambda one, package: rehearsal.check(steps, one, package), threads, folder
+                mllm, steps, wanted, lambda step, package: rehearsal.check(steps, step, package), threads, folder
             )
         except Exception as error:
             log.warning("steps are not compiled and run eagerly: %s: %s", type(error).__name__, error)

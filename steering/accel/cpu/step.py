@@ -65,7 +65,7 @@ class PackedPrefill(PackedStep, DecoderStep):
         if self._axes is not None:
             angles = angles.expand(self._axes, -1, -1)
         places = torch.zeros(3, sizes.rows, dtype=torch.int64, device=mllm.device)
-        return (embeds, angles.contiguous(), *(one.clone() for one in places))
+        return (embeds, angles.contiguous(), *(tensor.clone() for tensor in places))
 
     def forward(
         self,
@@ -75,7 +75,7 @@ class PackedPrefill(PackedStep, DecoderStep):
         starts: torch.Tensor,
         last: torch.Tensor,
         column: torch.Tensor,
-        given: list[torch.Tensor],
+        tensors: list[torch.Tensor],
         pooled: list[torch.Tensor],
     ) -> list[torch.Tensor]:
         """Run a chunk of prompts.
@@ -83,10 +83,10 @@ class PackedPrefill(PackedStep, DecoderStep):
         embeds: (rows, n, d). positions: (rows, n), or (axes, rows, n), rotary. slots, starts, last: (rows,), each row's
         slot, its first column, and the index of its last token. The others: as in `DecodeStep`.
         """
-        hooks: list[Hook] = put_together(self.shape.tree, given)
+        hooks: list[Hook] = put_together(self.shape.tree, tensors)
         pool, kernel = KVPool.of(pooled), CpuPrompts(WITHIN)
         step = Placed(pool, slots, starts, column.shape[0], self.adopted(hooks), kernel)
-        return self.run(embeds, positions, step, last, hooks, given)
+        return self.run(embeds, positions, step, last, hooks, tensors)
 
 
 class PackedPictures(PackedStep):
@@ -96,7 +96,7 @@ class PackedPictures(PackedStep):
         super().__init__(mllm, shape, axes, weights)
         self.tower = mllm.whole_tower
 
-    def arguments(self, sizes: StepSizes, given: list[torch.Tensor]) -> tuple[Any, ...]:
+    def arguments(self, sizes: StepSizes, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
         (mllm,) = self._mllm
         merged = self.tower.spatial_merge_size
         grid = torch.tensor([[1, merged, merged * sizes.width]] * sizes.rows)
@@ -111,7 +111,7 @@ class PackedPictures(PackedStep):
         """Encode the tensors of `MLLM.alike`; return (pictures, tokens, d)."""
         pictures, width = pixels.shape[:2]
         with self.around():
-            made = self.tower(
+            output = self.tower(
                 pixels.flatten(0, 2),
                 grid_thw=None,
                 position_ids=positions.flatten(0, 2),
@@ -120,7 +120,7 @@ class PackedPictures(PackedStep):
                 alike=pictures,
             )
         self._note.left = self.shape.tree
-        return [made.pooler_output.unflatten(0, (pictures, width))]
+        return [output.pooler_output.unflatten(0, (pictures, width))]
 
 
 STEPS: dict[Kind, type[PackedStep]] = {"prefill": PackedPrefill, "decode": PackedDecode, "pictures": PackedPictures}
@@ -131,8 +131,8 @@ class _Tensors(nn.Module):
 
     def __init__(self, tensors: dict[str, torch.Tensor]):
         super().__init__()
-        for name, one in tensors.items():
-            self.register_buffer(name, one)
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
 
     def named(self, name: str) -> torch.Tensor | None:
         return self._buffers.get(name)

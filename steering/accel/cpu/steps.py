@@ -85,12 +85,14 @@ class CompiledSteps:
         """The number of steps that were run."""
 
     @classmethod
-    def of(cls, steps: CompiledSteps, wanted: WantedStep, package: Package) -> Self:
+    def of(cls, steps: CompiledSteps, step: WantedStep, package: Package) -> Self:
         """Return the steps of the same model with this package alone."""
-        own = cls(steps._mllm, steps._threads, steps.axes)
-        own._team = steps._team  # packages were loaded for this number of threads, whatever torch was set to since
-        own.add(wanted, package)
-        return own
+        steps_of_package = cls(steps._mllm, steps._threads, steps.axes)
+        steps_of_package._team = (
+            steps._team
+        )  # packages were loaded for this number of threads, whatever torch was set to since
+        steps_of_package.add(step, package)
+        return steps_of_package
 
     @functools.cached_property
     def weights(self) -> PackedWeights:
@@ -123,20 +125,20 @@ class CompiledSteps:
         sizes = example_sizes(self._mllm, variant)
         return WantedStep(variant, step.shape, sizes, self.axes, laid, small(step), key)
 
-    def load(self, wanted: WantedStep, entry: StoredStep) -> Package:
+    def load(self, wanted_step: WantedStep, entry: StoredStep) -> Package:
         """Return the package of an entry, not yet in use; raise what `Package` raises."""
-        step = STEPS[wanted.variant.kind](self._mllm, wanted.shape, wanted.axes, self.weights)
+        step = STEPS[wanted_step.variant.kind](self._mllm, wanted_step.shape, wanted_step.axes, self.weights)
         if not self._reordered:
-            self._reordered = {f"packed.{name}": reordered(one) for name, one in step.packed.named_buffers()}
-        return Package(entry, wanted.shape, wanted.sizes, constants(step) | self._reordered, self._team)
+            self._reordered = {f"packed.{name}": reordered(tensor) for name, tensor in step.packed.named_buffers()}
+        return Package(entry, wanted_step.shape, wanted_step.sizes, constants(step) | self._reordered, self._team)
 
-    def add(self, wanted: WantedStep, package: Package) -> None:
+    def add(self, step: WantedStep, package: Package) -> None:
         """Use a package from the next step on."""
-        kind, scope = wanted.variant
+        kind, scope = step.variant
         self.scopes = {**self.scopes, kind: self.scopes.get(kind, frozenset()) | {scope}}
         if kind == "prefill" and self._mllm.dtype == torch.float32:
             self.loops = Loops(package.native, self._threads)
-        place = kind, wanted.axes
+        place = kind, step.axes
         self._ready = {**self._ready, place: [*self._ready.get(place, ()), package]}
 
     def decode(
@@ -151,13 +153,13 @@ class CompiledSteps:
     ) -> Computed | None:
         """Decode as `Package.decode`; None where no step for such hooks is ready."""
         shares = self._team.shares(len(tokens), SHARED_ROWS)
-        found = self._found("decode", hooks, axes)
-        if found is None:
+        match = self._match_step("decode", hooks, axes)
+        if match is None:
             return None
-        package, own, given = found
+        package, values, tensors = match
         if not package.divisible:
             shares = [slice(0, len(tokens))]
-        return Computed(*package.decode(own, given, tokens, positions, rope, columns, pool, shares))
+        return Computed(*package.decode(values, tensors, tokens, positions, rope, columns, pool, shares))
 
     def may_run(self, chunk: PrefillChunk, pool: KVPool) -> bool:
         """Return True where compiled steps are suited to a chunk."""
@@ -178,10 +180,10 @@ class CompiledSteps:
 
         embeds: (rows, n, d). positions: (rows, n) or (axes, rows, n).
         """
-        found = self._found("prefill", hooks, axes)
-        if found is None:
+        match = self._match_step("prefill", hooks, axes)
+        if match is None:
             return None
-        package, own, given = found
+        package, values, tensors = match
         if axes is not None:
             positions = positions.expand(axes, -1, -1)
         slots, starts = torch.arange(chunk.rows.start, chunk.rows.stop), torch.tensor(chunk.starts)
@@ -189,27 +191,27 @@ class CompiledSteps:
         shares = self._team.shares(rows, -(-SHARED_TOKENS // chunk.width)) if package.divisible else [slice(0, rows)]
         columns = _columns(chunk)
         hidden, logits = package.prefill(
-            own, given, embeds, positions, slots, starts, chunk.last, columns, pool, shares
+            values, tensors, embeds, positions, slots, starts, chunk.last, columns, pool, shares
         )
         return Computed(hidden, logits if chunk.complete else None)
 
     def features(self, pictures: Mapping[str, torch.Tensor]) -> Features | None:
         """Encode pictures of one size, as `MLLM.image_features`; None where no step for them is ready."""
         package = next(iter(self._ready.get(("pictures", self.axes), ())), None)
-        if package is None or len(pictures[PIXELS]) > MOST_PATCHES or (given := self._mllm.alike(pictures)) is None:
+        if package is None or len(pictures[PIXELS]) > MOST_PATCHES or (tensors := self._mllm.alike(pictures)) is None:
             return None
         self.taken += 1
-        least = -(-SHARED_TOKENS // given[0].shape[1:3].numel())
-        return Features((*package.encode(given, self._team.shares(len(given[0]), least)),))
+        least = -(-SHARED_TOKENS // tensors[0].shape[1:3].numel())
+        return Features((*package.encode(tensors, self._team.shares(len(tensors[0]), least)),))
 
-    def _found(
+    def _match_step(
         self, kind: Kind, hooks: Bound, axes: int | None
     ) -> tuple[Package, list[Hook], list[torch.Tensor]] | None:
         """Return the step that is ready for such hooks, with the hooks and their tensors."""
         for package in self._ready.get((kind, axes), ()):
-            if (given := package.given(hooks)) is not None:
+            if (tensors := package.given(hooks)) is not None:
                 self.taken += 1
-                return package, hooks.values, given
+                return package, hooks.values, tensors
         return None
 
 
@@ -293,6 +295,6 @@ class CompiledPasses:
         """Return the scopes of ready steps with all needed hooks, smallest first. needed: the scope of each acting slot."""
         if None in needed:
             return []
-        least = max((SCOPES.index(one) for one in needed if one is not None), default=0)
+        least = max((SCOPES.index(scope) for scope in needed if scope is not None), default=0)
         ready = self._steps.scopes.get(kind, frozenset())
         return [scope for scope in SCOPES[least:] if scope in ready]

@@ -63,7 +63,7 @@ def error_of(
     expected, means = (weights @ far)[:, :, 0], weights[:, :, 0].mean(1)
     assert attended.means is not None
     pairs = ((attended.out, expected), (plain.out, expected), (attended.means, means))
-    errors = [float((ours[:2].double() - own).norm() / own.norm()) for ours, own in pairs]
+    errors = [float((ours[:2].double() - expected).norm() / expected.norm()) for ours, expected in pairs]
     return math.inf if any(map(math.isnan, errors)) else max(errors)
 
 

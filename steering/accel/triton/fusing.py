@@ -60,7 +60,7 @@ def fuse_by(ops: ModelOps, model: nn.Module, decoder: nn.Module | None = None) -
             continue
         kind = type(module), weight.dtype
         if kind not in kinds:
-            kinds[kind] = _shifted(ops, module)
+            kinds[kind] = _adds_one(ops, module)
         if (shifted := kinds[kind]) is not None:
             norms[module] = _eps(module), shifted
             ours = functools.partial(ops.rms_norm, weight=weight, eps=_eps(module), shifted=shifted)
@@ -73,16 +73,21 @@ def fuse_by(ops: ModelOps, model: nn.Module, decoder: nn.Module | None = None) -
 
 def _is_rms_norm(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
-    own = isinstance(weight, torch.Tensor) and weight.ndim == 1 and not isinstance(weight, DTensor)
-    return own and type(module).__name__.endswith("RMSNorm") and "forward" not in vars(module) and _eps(module) > 0
+    is_plain_weight = isinstance(weight, torch.Tensor) and weight.ndim == 1 and not isinstance(weight, DTensor)
+    return (
+        is_plain_weight
+        and type(module).__name__.endswith("RMSNorm")
+        and "forward" not in vars(module)
+        and _eps(module) > 0
+    )
 
 
 def _eps(module: nn.Module) -> float:
-    found = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
-    return found if isinstance(found, float) else 0.0
+    eps = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
+    return eps if isinstance(eps, float) else 0.0
 
 
-def _shifted(ops: ModelOps, norm: Any) -> bool | None:
+def _adds_one(ops: ModelOps, norm: Any) -> bool | None:
     """Return True where a norm adds 1 to its weight, False where it does not; None where ours agrees in neither way."""
     tried = [drawn((*shape, norm.weight.shape[0]), norm.weight) for shape in ((1, 1), (2, 3), (129,))]
     try:
@@ -100,19 +105,27 @@ def _fuse_rotary(ops: ModelOps, name: str, device: torch.device, dtype: torch.dt
     """Replace the rotary embeddings of a transformers module by ours, on a GPU, where both agree."""
     like = torch.empty(0, device=device, dtype=dtype)
     module = sys.modules.get(name)
-    for known, made, trials in (
-        ("apply_rotary_pos_emb", _of_text, [_texts(like, *size) for size in ((2, 5, 3, 1, 16), (1, 1, 28, 4, 128))]),
-        ("apply_rotary_pos_emb_vision", _of_vision, [_seen(like, *size) for size in ((5, 3, 12), (129, 16, 80))]),
+    for attribute, make, trials in (
+        (
+            "apply_rotary_pos_emb",
+            _rotate_text,
+            [_texts(like, *size) for size in ((2, 5, 3, 1, 16), (1, 1, 28, 4, 128))],
+        ),
+        (
+            "apply_rotary_pos_emb_vision",
+            _rotate_vision,
+            [_vision_trial(like, *size) for size in ((5, 3, 12), (129, 16, 80))],
+        ),
     ):
-        own: Rotary | None = getattr(module, known, None)
-        if own is None or hasattr(own, "ours"):
+        original: Rotary | None = getattr(module, attribute, None)
+        if original is None or hasattr(original, "ours"):
             continue
         try:
-            same = all(all(map(alike, made(ops, *given), own(*given))) for given in trials)
+            same = all(all(map(alike, make(ops, *arguments), original(*arguments))) for arguments in trials)
         except Exception:  # another signature
             continue
         if same:
-            setattr(module, known, _dispatched(own, functools.partial(made, ops)))
+            setattr(module, attribute, _dispatch(original, functools.partial(make, ops)))
 
 
 def _texts(like: torch.Tensor, rows: int, tokens: int, heads: int, kv_heads: int, width: int) -> list[torch.Tensor]:
@@ -122,29 +135,29 @@ def _texts(like: torch.Tensor, rows: int, tokens: int, heads: int, kv_heads: int
     return [query, key, angle, 1 - angle]
 
 
-def _seen(like: torch.Tensor, tokens: int, heads: int, width: int) -> list[torch.Tensor]:
+def _vision_trial(like: torch.Tensor, tokens: int, heads: int, width: int) -> list[torch.Tensor]:
     """Return queries, keys and angles of pictures; the angles are float32."""
     query, key, _ = drawn((tokens, 3, heads, width), like).unbind(1)
     angle = drawn((tokens, width), like).float()
     return [query, key, angle, 1 - angle]
 
 
-def _dispatched(own: Rotary, ours: Rotary) -> Rotary:
+def _dispatch(original: Rotary, ours: Rotary) -> Rotary:
     """Return a function that calls ours for supported arguments on a GPU, otherwise the model's own.
 
     The check is at each call, because a process may have models on both kinds of devices.
     """
 
-    @functools.wraps(own)
-    def rotary(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        ours_can = not named and given[0].is_cuda and _known(*given) and not modules.runs_own()
-        return ours(*given) if ours_can else own(*given, **named)
+    @functools.wraps(original)
+    def rotary(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        ours_can = not kwargs and args[0].is_cuda and _is_supported(*args) and not modules.runs_own()
+        return ours(*args) if ours_can else original(*args, **kwargs)
 
     rotary.ours = ours  # type: ignore[attr-defined]
     return rotary
 
 
-def _known(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: object) -> bool:
+def _is_supported(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: object) -> bool:
     """Return True where these are queries, keys and angles that ours supports."""
     halves = query.shape[-1] == cos.shape[-1] and cos.ndim == query.ndim - 1
     dense = query.stride(-1) == key.stride(-1) == cos.stride(-1) == sin.stride(-1) == 1
@@ -152,14 +165,14 @@ def _known(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch
     return not more and halves and dense and dtypes
 
 
-def _of_text(
+def _rotate_text(
     ops: ModelOps, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate queries and keys (rows, heads, n, d) by angles (1 or rows, n, d), in their dtype."""
     return ops.rotated(query, key, cos, sin, True)
 
 
-def _of_vision(
+def _rotate_vision(
     ops: ModelOps, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate queries and keys (n, heads, d) by angles (n, d), in float32."""

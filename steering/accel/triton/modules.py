@@ -79,15 +79,15 @@ def fuse_modules(ops: Ops, decoder: nn.Module, output: nn.Module, norms: dict[nn
         for names in TOGETHER:
             _fuse_projections(product, [getattr(module, name, None) for name in names])
     product.take((*decoder.modules(), output))  # layers that are not part of a larger product by now
-    known: dict[tuple[type, torch.dtype], bool] = {}
+    matches: dict[tuple[type, torch.dtype], bool] = {}
     for module in list(decoder.modules()):
         for replacement in (_gated, partial(_residual, norms=norms)):
             if (forward := replacement(ops, module)) is None:
                 continue
             kind = type(module), next(module.parameters()).dtype
-            if kind not in known:
-                known[kind] = _same(module, forward, replacement is _gated)
-            if known[kind]:
+            if kind not in matches:
+                matches[kind] = _same(module, forward, replacement is _gated)
+            if matches[kind]:
                 module.forward = Replaced(module, forward)  # type: ignore[method-assign]
 
 
@@ -112,8 +112,8 @@ class _Product:
         key = weight.shape, weight.dtype
         if key not in self._tried:
             state = drawn((1, 1, weight.shape[1]), weight)
-            own = nn.functional.linear(state, weight, bias)
-            self._tried[key] = alike(self._ops.matvec(state, weight, bias), own)
+            expected = nn.functional.linear(state, weight, bias)
+            self._tried[key] = alike(self._ops.matvec(state, weight, bias), expected)
         return self._tried[key]
 
     def __call__(self, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -138,8 +138,8 @@ class _Projections:
         self._layers = layers
         self._states: torch.Tensor | None = None
         self._parts: tuple[torch.Tensor, ...] = ()
-        for index, (layer, own) in enumerate(zip(layers, weight.split(self._sizes), strict=True)):
-            layer.weight = nn.Parameter(own, requires_grad=False)
+        for index, (layer, part) in enumerate(zip(layers, weight.split(self._sizes), strict=True)):
+            layer.weight = nn.Parameter(part, requires_grad=False)
             layer.forward = Replaced(layer, partial(self.part, index))
 
     def part(self, index: int, states: torch.Tensor) -> torch.Tensor:
@@ -170,8 +170,8 @@ def _gated(ops: Ops, module: Any) -> Callable[[torch.Tensor], torch.Tensor] | No
         return None
 
     def forward(states: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = module.down_proj(ops.silu_product(module.gate_proj(states), module.up_proj(states)))
-        return made
+        output: torch.Tensor = module.down_proj(ops.silu_product(module.gate_proj(states), module.up_proj(states)))
+        return output
 
     return forward
 
@@ -187,23 +187,23 @@ def _residual(ops: Ops, layer: Any, norms: dict[nn.Module, tuple[float, bool]]) 
     def forward(hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         update, *_ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), **kwargs)
         total, normed = ops.add_rms_norm(hidden_states, update, norm.weight, eps, shifted)
-        made: torch.Tensor = total + layer.mlp(normed)
-        return made
+        output: torch.Tensor = total + layer.mlp(normed)
+        return output
 
     return forward
 
 
-def _same(module: Any, forward: Callable[..., torch.Tensor], whole: bool) -> bool:
+def _same(module: Any, forward: Callable[..., torch.Tensor], is_mlp: bool) -> bool:
     """Return True where a replacement agrees with the module.
 
-    Unless `whole`, a stub stands in for attention, which would need a cache.
+    Unless `is_mlp`, a stub stands in for attention, which would need a cache.
     """
     weight = next(module.parameters())
-    width = module.gate_proj.in_features if whole else module.input_layernorm.weight.shape[0]
-    if whole:
+    width = module.gate_proj.in_features if is_mlp else module.input_layernorm.weight.shape[0]
+    if is_mlp:
         return all(alike(forward(states), module(states)) for states in _trials(width, weight))
     attention = vars(module.self_attn)
-    own = attention.get("forward")
+    own_forward = attention.get("forward")
     attention["forward"] = lambda hidden_states, **_: (hidden_states * 0.5 + 0.25, None)
     try:
         return all(alike(forward(states), module(states)) for states in _trials(width, weight))
@@ -211,8 +211,8 @@ def _same(module: Any, forward: Callable[..., torch.Tensor], whole: bool) -> boo
         return False
     finally:
         del attention["forward"]
-        if own is not None:
-            attention["forward"] = own
+        if own_forward is not None:
+            attention["forward"] = own_forward
 
 
 def _trials(width: int, like: torch.Tensor) -> list[torch.Tensor]:
@@ -233,9 +233,9 @@ def drawn(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     return torch.randn(shape, generator=generator).to(like)
 
 
-def alike(ours: torch.Tensor, own: torch.Tensor) -> bool:
+def alike(ours: torch.Tensor, expected: torch.Tensor) -> bool:
     """Return True where two tensors agree up to the last bits of their dtype, relative to the largest number."""
-    if ours.shape != own.shape or ours.dtype != own.dtype or own.dtype not in WITHIN:
+    if ours.shape != expected.shape or ours.dtype != expected.dtype or expected.dtype not in WITHIN:
         return False
-    ours, most = ours.float(), own.float().abs().max()
-    return bool((ours - own.float()).abs().max() <= WITHIN[own.dtype] * most)
+    ours, most = ours.float(), expected.float().abs().max()
+    return bool((ours - expected.float()).abs().max() <= WITHIN[expected.dtype] * most)

@@ -87,11 +87,11 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     splits, kv_heads = tl.num_programs(2), tl.num_programs(1)
     position, first, end = _extent(positions, row, length, window, has_window)
-    each = tl.cdiv(tl.cdiv(end + 1 - first, splits), block) * block
-    each = tl.maximum(each, least)
-    begin = first + split * each
-    stop = tl.minimum(begin + each, end)
-    writes = (begin <= end) & (end < begin + each)  # the program whose part contains the new column
+    split_length = tl.cdiv(tl.cdiv(end + 1 - first, splits), block) * block
+    split_length = tl.maximum(split_length, least)
+    begin = first + split * split_length
+    stop = tl.minimum(begin + split_length, end)
+    writes = (begin <= end) & (end < begin + split_length)  # the program whose part contains the new column
 
     member = tl.arange(0, group_block)
     head = kv_head * group + member
@@ -106,14 +106,14 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     summed = tl.zeros([group_block, width_block], tl.float32)
     visual = tl.zeros([group_block, width_block], tl.float32)
     textual = tl.zeros([group_block, width_block], tl.float32)
-    seen = tl.zeros([group_block], tl.float32)
+    image_mass = tl.zeros([group_block], tl.float32)
     read = tl.zeros([group_block], tl.float32)
     for start in range(begin, stop, block):
         column = start + tl.arange(0, block)
         inside = column < stop
-        here = cache + column[:, None] * width + at[None, :]
+        offsets = cache + column[:, None] * width + at[None, :]
         tile = inside[:, None] & in_width[None, :]
-        near = tl.load(keys + here, mask=tile, other=0.0)
+        near = tl.load(keys + offsets, mask=tile, other=0.0)
         scores = tl.dot(queries, tl.trans(near), input_precision="ieee") * scaling
         scores = _capped(scores, softcap, has_cap)
         if has_gains:
@@ -127,17 +127,17 @@ def _split_kernel(  # type: ignore[no-untyped-def]
         higher = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp(scores - higher[:, None])
         fade = tl.exp(peak - higher)
-        own = tl.load(values + here, mask=tile, other=0.0)
+        value_tile = tl.load(values + offsets, mask=tile, other=0.0)
         total = total * fade + tl.sum(weights, 1)
-        summed = summed * fade[:, None] + tl.dot(weights.to(own.dtype), own, input_precision="ieee")
+        summed = summed * fade[:, None] + tl.dot(weights.to(value_tile.dtype), value_tile, input_precision="ieee")
         if has_masks:
             image = tl.load(masks + row * mask_row + 2 * column, mask=inside, other=0.0)
-            rest = tl.load(masks + row * mask_row + 2 * column + 1, mask=inside, other=0.0)
-            on_images, on_rest = weights * image[None, :], weights * rest[None, :]
-            seen = seen * fade + tl.sum(on_images, 1)
+            rest_mask = tl.load(masks + row * mask_row + 2 * column + 1, mask=inside, other=0.0)
+            on_images, on_rest = weights * image[None, :], weights * rest_mask[None, :]
+            image_mass = image_mass * fade + tl.sum(on_images, 1)
             read = read * fade + tl.sum(on_rest, 1)
-            visual = visual * fade[:, None] + tl.dot(on_images.to(own.dtype), own, input_precision="ieee")
-            textual = textual * fade[:, None] + tl.dot(on_rest.to(own.dtype), own, input_precision="ieee")
+            visual = visual * fade[:, None] + tl.dot(on_images.to(value_tile.dtype), value_tile, input_precision="ieee")
+            textual = textual * fade[:, None] + tl.dot(on_rest.to(value_tile.dtype), value_tile, input_precision="ieee")
         peak = higher
 
     # The new column comes from the layer's projections, not from the cache, to which it is written here.
@@ -153,8 +153,8 @@ def _split_kernel(  # type: ignore[no-untyped-def]
         score += tl.load(gains + row * columns + position, mask=position < columns, other=0.0) * tl.abs(score)
     score = tl.where(writes, score, float("-inf"))
     if looks:
-        looked = member < tl.where(writes & (position < columns), group, 0)
-        tl.store(scores_out + place * columns + position, score, mask=looked)
+        score_mask = member < tl.where(writes & (position < columns), group, 0)
+        tl.store(scores_out + place * columns + position, score, mask=score_mask)
     higher = tl.maximum(peak, score)
     level = tl.where(higher == float("-inf"), 0.0, higher)
     weight, fade = tl.exp(score - level), tl.exp(peak - level)
@@ -164,27 +164,27 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     summed = summed * fade[:, None] + rounded[:, None] * newest
     if has_masks:
         image = tl.load(masks + row * mask_row + 2 * position)
-        rest = tl.load(masks + row * mask_row + 2 * position + 1)
-        seen, read = seen * fade + weight * image, read * fade + weight * rest
+        rest_mask = tl.load(masks + row * mask_row + 2 * position + 1)
+        image_mass, read = image_mass * fade + weight * image, read * fade + weight * rest_mask
         visual = visual * fade[:, None] + (rounded * image)[:, None] * newest
-        textual = textual * fade[:, None] + (rounded * rest)[:, None] * newest
+        textual = textual * fade[:, None] + (rounded * rest_mask)[:, None] * newest
 
-    some = total > 0
-    shown = tl.where(some, total, 1.0)
+    has_mass = total > 0
+    divisor = tl.where(has_mass, total, 1.0)
     part = place * splits + split
-    log_sum = tl.where(some, level + tl.log(shown), float("-inf"))
+    log_sum = tl.where(has_mass, level + tl.log(divisor), float("-inf"))
     tl.store(log_sums + part, log_sum, mask=mine)
-    kept = mine & some
-    tile = kept[:, None] & in_width[None, :]
+    stored = mine & has_mass
+    tile = stored[:, None] & in_width[None, :]
     if has_masks:
         apart = parts + (3 * part)[:, None] * width + at[None, :]
-        tl.store(apart, summed / shown[:, None], mask=tile)
-        tl.store(apart + width, visual / shown[:, None], mask=tile)
-        tl.store(apart + 2 * width, textual / shown[:, None], mask=tile)
-        tl.store(masses + 2 * part, seen / shown, mask=kept)
-        tl.store(masses + 2 * part + 1, read / shown, mask=kept)
+        tl.store(apart, summed / divisor[:, None], mask=tile)
+        tl.store(apart + width, visual / divisor[:, None], mask=tile)
+        tl.store(apart + 2 * width, textual / divisor[:, None], mask=tile)
+        tl.store(masses + 2 * part, image_mass / divisor, mask=stored)
+        tl.store(masses + 2 * part + 1, read / divisor, mask=stored)
     else:
-        tl.store(parts + part[:, None] * width + at[None, :], summed / shown[:, None], mask=tile)
+        tl.store(parts + part[:, None] * width + at[None, :], summed / divisor[:, None], mask=tile)
 
 
 @triton.jit(do_not_specialize=["layer"])  # type: ignore[untyped-decorator]
@@ -195,7 +195,7 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     settings,
     transfer,
     out,
-    whole,
+    row_log_sums,
     factors,
     effect,
     splits,
@@ -220,28 +220,28 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     if has_masks:
         row, head = place // heads, (place % heads).to(tl.int32)
         every = tl.arange(0, head_block)
-        known = (every < heads)[:, None] & (split < splits)[None, :]
+        valid = (every < heads)[:, None] & (split < splits)[None, :]
         index = (row * heads + every)[:, None] * splits + split[None, :]
-        sums = tl.load(log_sums + index, mask=known, other=float("-inf"))
-        known = known & (sums > float("-inf"))
+        sums = tl.load(log_sums + index, mask=valid, other=float("-inf"))
+        valid = valid & (sums > float("-inf"))
         peaks = tl.max(sums, 1)
         shares = tl.exp(sums - tl.where(every < heads, peaks, 0.0)[:, None])
         shares = shares / tl.where(every < heads, tl.sum(shares, 1), 1.0)[:, None]
-        seen = tl.sum(shares * tl.load(masses + 2 * index, mask=known, other=0.0), 1)
-        read = tl.sum(shares * tl.load(masses + 2 * index + 1, mask=known, other=0.0), 1)
-        before = tl.sum(seen, 0) / heads
+        image_mass = tl.sum(shares * tl.load(masses + 2 * index, mask=valid, other=0.0), 1)
+        read = tl.sum(shares * tl.load(masses + 2 * index + 1, mask=valid, other=0.0), 1)
+        before = tl.sum(image_mass, 0) / heads
         setting = settings + (row * layers + layer) * 4
         ramp = tl.load(setting + 1) + before * tl.load(setting + 2)
         alpha = tl.load(setting) + tl.minimum(tl.maximum(ramp, 0.0), tl.load(setting + 3))
         moving = tl.load(transfer + row) != 0
-        moved = tl.where(seen >= tiny, alpha, 0.0)
-        up = tl.where(moving, moved * read / tl.maximum(seen, tiny), alpha)
-        norm = tl.where(moving, 1.0, 1 + alpha * seen)
-        after = tl.sum(tl.where(every < heads, seen * (1 + up) / norm, 0.0), 0) / heads
-        own = every == head
-        own_up = tl.sum(tl.where(own, up, 0.0), 0)
-        own_down = tl.where(moving, tl.sum(tl.where(own, moved, 0.0), 0), 0.0)
-        own_norm = tl.sum(tl.where(own, norm, 0.0), 0)
+        moved = tl.where(image_mass >= tiny, alpha, 0.0)
+        up = tl.where(moving, moved * read / tl.maximum(image_mass, tiny), alpha)
+        norm = tl.where(moving, 1.0, 1 + alpha * image_mass)
+        after = tl.sum(tl.where(every < heads, image_mass * (1 + up) / norm, 0.0), 0) / heads
+        is_head = every == head
+        own_up = tl.sum(tl.where(is_head, up, 0.0), 0)
+        own_down = tl.where(moving, tl.sum(tl.where(is_head, moved, 0.0), 0), 0.0)
+        own_norm = tl.sum(tl.where(is_head, norm, 0.0), 0)
         apart = parts + (place * splits + split)[:, None] * (3 * width) + at[None, :]
         plain = tl.sum(tl.load(apart, mask=tile, other=0.0) * share[:, None], 0)
         visual = tl.sum(tl.load(apart + width, mask=tile, other=0.0) * share[:, None], 0)
@@ -257,13 +257,13 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
         part = parts + (place * splits + split)[:, None] * width + at[None, :]
         result = tl.sum(tl.load(part, mask=tile, other=0.0) * share[:, None], 0)
     tl.store(out + place * width + at, result.to(out.dtype.element_ty), mask=at < width)
-    tl.store(whole + place, peak + tl.log(total))
+    tl.store(row_log_sums + place, peak + tl.log(total))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _means_kernel(  # type: ignore[no-untyped-def]
     scores,
-    whole,
+    row_log_sums,
     positions,
     masks,
     factors,
@@ -283,18 +283,18 @@ def _means_kernel(  # type: ignore[no-untyped-def]
     visible = (((column >= first) & (column < end)) | (column == position)) & (column < columns)
     total = tl.zeros([block], tl.float32)
     image = tl.zeros([block], tl.float32)
-    rest = tl.zeros([block], tl.float32)
+    rest_mass = tl.zeros([block], tl.float32)
     if has_masks:
         image += tl.load(masks + row * mask_row + 2 * column, mask=visible, other=0.0)
-        rest += tl.load(masks + row * mask_row + 2 * column + 1, mask=visible, other=0.0)
+        rest_mass += tl.load(masks + row * mask_row + 2 * column + 1, mask=visible, other=0.0)
     used = tl.where(tl.program_id(1) * block <= position, heads, 0)
     for head in range(0, used):
         place = row * heads + head
         score = tl.load(scores + place * columns + column, mask=visible, other=float("-inf"))
-        weight = tl.exp(score - tl.load(whole + place))
+        weight = tl.exp(score - tl.load(row_log_sums + place))
         if has_masks:
             up, down = tl.load(factors + 3 * place), tl.load(factors + 3 * place + 1)
-            weight = weight * (1 + up * image - down * rest) / tl.load(factors + 3 * place + 2)
+            weight = weight * (1 + up * image - down * rest_mass) / tl.load(factors + 3 * place + 2)
         total += weight
     tl.store(out + row * columns + column, total / heads, mask=column < columns)
 
@@ -306,8 +306,8 @@ def _processors(device: torch.device) -> int:
 
 def splits_of(programs: int, columns: int, processors: int) -> tuple[int, int]:
     """Return the number of splits of each row, and the least columns of one; `programs` would run without splits."""
-    wanted = max(triton.cdiv(WAVES * processors, programs), triton.cdiv(columns, LONGEST))
-    splits = max(1, min(wanted, triton.cdiv(columns, BLOCK), MOST_SPLITS))
+    least_splits = max(triton.cdiv(WAVES * processors, programs), triton.cdiv(columns, LONGEST))
+    splits = max(1, min(least_splits, triton.cdiv(columns, BLOCK), MOST_SPLITS))
     return splits, BLOCK * max(1, 12 * programs // (WAVES * processors))
 
 
@@ -340,24 +340,24 @@ def decode_attention(
     splits, least = splits_of(rows * kv_heads, length, _processors(device))
     empty = functools.partial(torch.empty, dtype=torch.float32, device=device)
     parts = empty(rows, heads, splits, 3 if enhancement else 1, width)
-    log_sums, whole = empty(rows, heads, splits), empty(rows, heads)
-    scores = empty(rows, heads, columns) if looks else whole
+    log_sums, row_log_sums = empty(rows, heads, splits), empty(rows, heads)
+    scores = empty(rows, heads, columns) if looks else row_log_sums
     out = torch.empty(rows, heads, width, dtype=query.dtype, device=device)
-    masks, settings, transfer = enhancement or (whole, whole, whole)
-    masses = factors = effect = whole
+    masks, settings, transfer = enhancement or (row_log_sums, row_log_sums, row_log_sums)
+    masses = factors = effect = row_log_sums
     if enhancement is not None:
         masses, factors = empty(rows, heads, splits, 2), empty(rows, heads, 3)
         effect, transfer = empty(rows, 3), transfer.view(torch.uint8)
     flags = {"has_masks": enhancement is not None, "has_window": window is not None}
     width_block = max(16, triton.next_power_of_2(width))
     _split_kernel[(rows, kv_heads, splits)](
-        query, key, value, keys, values, positions, whole if gains is None else gains, masks, parts, masses, log_sums,
+        query, key, value, keys, values, positions, row_log_sums if gains is None else gains, masks, parts, masses, log_sums,
         scores, scaling, softcap or 0.0, window or 0, least, columns, length, *key.stride()[:2], *value.stride()[:2],
         masks.stride(0), heads, group, max(16, triton.next_power_of_2(group)), width, width_block, BLOCK,
         has_cap=softcap is not None, has_gains=gains is not None, looks=looks, num_warps=4, num_stages=3, **flags,
     )  # fmt: skip
     _combine_kernel[(rows * heads,)](
-        parts, masses, log_sums, settings, transfer, out, whole, factors, effect, splits,
+        parts, masses, log_sums, settings, transfer, out, row_log_sums, factors, effect, splits,
         settings.shape[1], layer, torch.finfo(torch.float32).tiny, heads, triton.next_power_of_2(heads),
         triton.next_power_of_2(splits), width, width_block, flags["has_masks"], num_warps=4 if splits > 8 else 2,
     )  # fmt: skip
@@ -365,7 +365,7 @@ def decode_attention(
         return Attended(out, None, None if enhancement is None else effect)
     means = empty(rows, columns)
     _means_kernel[(rows, triton.cdiv(columns, 128))](
-        scores, whole, positions, masks, factors, means, window or 0, columns, length, masks.stride(0), heads, 128,
+        scores, row_log_sums, positions, masks, factors, means, window or 0, columns, length, masks.stride(0), heads, 128,
         num_warps=4, has_window=flags["has_window"], has_masks=flags["has_masks"],
     )  # fmt: skip
     return Attended(out, means, None if enhancement is None else effect)

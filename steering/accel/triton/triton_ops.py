@@ -27,16 +27,16 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]  # triton reads what is sa
     first = tl.program_id(0).to(tl.int64) * width
     at = tl.arange(0, block)
     inside = at < width
-    own = tl.load(states + first + at, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(states + first + at, mask=inside, other=0.0).to(tl.float32)
     if adds:
-        own += tl.load(update + first + at, mask=inside, other=0.0).to(tl.float32)
-        own = own.to(out.dtype.element_ty)
-        tl.store(total + first + at, own, mask=inside)
-        own = own.to(tl.float32)
+        values += tl.load(update + first + at, mask=inside, other=0.0).to(tl.float32)
+        values = values.to(out.dtype.element_ty)
+        tl.store(total + first + at, values, mask=inside)
+        values = values.to(tl.float32)
     gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    own = own * tl.rsqrt(tl.sum(own * own, 0) / width + eps)
-    own = own * (1.0 + gain) if shifted else own.to(out.dtype.element_ty).to(tl.float32) * gain
-    tl.store(out + first + at, own.to(out.dtype.element_ty), mask=inside)
+    values = values * tl.rsqrt(tl.sum(values * values, 0) / width + eps)
+    values = values * (1.0 + gain) if shifted else values.to(out.dtype.element_ty).to(tl.float32) * gain
+    tl.store(out + first + at, values.to(out.dtype.element_ty), mask=inside)
 
 
 def rms_norm(states: torch.Tensor, weight: torch.Tensor, eps: float, shifted: bool) -> torch.Tensor:
@@ -106,18 +106,18 @@ def _rotate(  # type: ignore[no-untyped-def]
     head = tl.arange(0, head_block)[:, None].to(tl.int64)
     at = tl.arange(0, block)[None, :]
     inside = (head < heads) & (at < half)
-    here = states + row * row_stride + head * head_stride + token * token_stride + at
-    first = tl.load(here, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(here + half, mask=inside, other=0.0).to(tl.float32)
+    source = states + row * row_stride + head * head_stride + token * token_stride + at
+    first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
     a, b = first * cos_first, second * sin_first
     c, d = second * cos_second, first * sin_second
     if rounded:
         dtype = out.dtype.element_ty
         a, b = a.to(dtype).to(tl.float32), b.to(dtype).to(tl.float32)
         c, d = c.to(dtype).to(tl.float32), d.to(dtype).to(tl.float32)
-    there = out + row * out_row_stride + head * out_head_stride + token * out_token_stride + at
-    tl.store(there, (a - b).to(out.dtype.element_ty), mask=inside)
-    tl.store(there + half, (c + d).to(out.dtype.element_ty), mask=inside)
+    target = out + row * out_row_stride + head * out_head_stride + token * out_token_stride + at
+    tl.store(target, (a - b).to(out.dtype.element_ty), mask=inside)
+    tl.store(target + half, (c + d).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -210,11 +210,11 @@ def _silu_product_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     inside = at < width
-    own = tl.load(gate + row * gate_row + at, mask=inside, other=0.0).to(tl.float32)
-    other = tl.load(up + row * up_row + at, mask=inside, other=0.0).to(tl.float32)
+    gates = tl.load(gate + row * gate_row + at, mask=inside, other=0.0).to(tl.float32)
+    ups = tl.load(up + row * up_row + at, mask=inside, other=0.0).to(tl.float32)
     dtype = out.dtype.element_ty
-    own = (own / (1.0 + tl.exp(-own))).to(dtype).to(tl.float32)
-    tl.store(out + row * width + at, (own * other).to(dtype), mask=inside)
+    gates = (gates / (1.0 + tl.exp(-gates))).to(dtype).to(tl.float32)
+    tl.store(out + row * width + at, (gates * ups).to(dtype), mask=inside)
 
 
 def silu_product(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -242,19 +242,19 @@ def _matvec_kernel(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
 ) -> None:
     row = tl.program_id(0) * rows + tl.arange(0, rows)
-    known = row < outputs
+    valid = row < outputs
     at = tl.arange(0, block)
     sums = tl.zeros([rows, block], tl.float32)
     base = weight + row.to(tl.int64)[:, None] * inputs
     for start in range(0, inputs, block):
         inside = start + at < inputs
-        own = tl.load(state + start + at, mask=inside, other=0.0).to(tl.float32)
-        tile = known[:, None] & inside[None, :]
-        sums += tl.load(base + (start + at)[None, :], mask=tile, other=0.0).to(tl.float32) * own[None, :]
+        states = tl.load(state + start + at, mask=inside, other=0.0).to(tl.float32)
+        tile = valid[:, None] & inside[None, :]
+        sums += tl.load(base + (start + at)[None, :], mask=tile, other=0.0).to(tl.float32) * states[None, :]
     total = tl.sum(sums, 1)
     if has_bias:
-        total += tl.load(bias + row, mask=known, other=0.0).to(tl.float32)
-    tl.store(out + row, total.to(out.dtype.element_ty), mask=known)
+        total += tl.load(bias + row, mask=valid, other=0.0).to(tl.float32)
+    tl.store(out + row, total.to(out.dtype.element_ty), mask=valid)
 
 
 def matvec(state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

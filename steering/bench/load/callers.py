@@ -41,19 +41,19 @@ def ask_all(ask: Callable[[Work], Iterable[object]], works: Sequence[Work], call
 
     `ask` yields as pieces of an answer come.
     """
-    seen, left, lock = CallerTimes(), iter(works), threading.Lock()
+    times, pending, lock = CallerTimes(), iter(works), threading.Lock()
     failures: list[BaseException] = []
 
     def call() -> None:
-        while (work := _next(left, lock)) is not None and not failures:
+        while (work := _next(pending, lock)) is not None and not failures:
             try:
-                first, gaps = _clocked(ask(work))
+                first, gaps = _clock(ask(work))
             except BaseException as error:
                 failures.append(error)
                 return
             with lock:
-                seen.first.append(first)
-                seen.gaps.extend(gaps)
+                times.first.append(first)
+                times.gaps.extend(gaps)
 
     threads = [threading.Thread(target=call, name=f"caller-{number}", daemon=True) for number in range(callers)]
     begun = time.perf_counter()
@@ -61,18 +61,18 @@ def ask_all(ask: Callable[[Work], Iterable[object]], works: Sequence[Work], call
         thread.start()
     for thread in threads:
         thread.join()
-    seen.whole = time.perf_counter() - begun
+    times.whole = time.perf_counter() - begun
     if failures:
         raise failures[0]
-    return seen
+    return times
 
 
-def _next(left: Iterator[Work], lock: threading.Lock) -> Work | None:
+def _next(pending: Iterator[Work], lock: threading.Lock) -> Work | None:
     with lock:
-        return next(left, None)
+        return next(pending, None)
 
 
-def _clocked(pieces: Iterable[object]) -> tuple[float, list[float]]:
+def _clock(pieces: Iterable[object]) -> tuple[float, list[float]]:
     """Return the seconds until the first piece, and between each and the next."""
     at = [time.perf_counter()]
     at += [time.perf_counter() for _ in pieces]

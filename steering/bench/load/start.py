@@ -43,9 +43,9 @@ def start(trial: Trial) -> Iterator[Gauge]:
         begun = time.perf_counter()
         write_checkpoint(trial.size, trial.place, getattr(torch, trial.dtype), folder)
         yield Gauge("start", "making and writing the checkpoint", time.perf_counter() - begun, "s")
-        yield Gauge("start", "reading its weights alone", _reading(folder), "s")
+        yield Gauge("start", "reading its weights alone", _read_weights(folder), "s")
         for number in ("first", "second")[: 1 if trial.quick else None]:
-            with _served(trial, folder) as server:
+            with _serve(trial, folder) as server:
                 yield Gauge("start", f"{number} start until the port is open", server.opened, "s")
                 yield Gauge("start", f"{number} start until it is ready", server.ready, "s")
                 if trial.quick or number == "second":
@@ -57,8 +57,8 @@ def _over_http(trial: Trial, url: str) -> Iterator[Gauge]:
         for callers in trial.size.callers:
             bodies = [_body(trial, kind) for _ in range(callers + max(4, 2 * callers))]
             ask_all(lambda body: _pieces(url, body), bodies[:callers], callers)
-            seen = ask_all(lambda body: _pieces(url, body), bodies[callers:], callers)
-            yield from rows_of("start", f"over HTTP, {kind.name}, {callers} callers", seen, trial.size.answer)
+            times = ask_all(lambda body: _pieces(url, body), bodies[callers:], callers)
+            yield from rows_of("start", f"over HTTP, {kind.name}, {callers} callers", times, trial.size.answer)
 
 
 def _body(trial: Trial, kind: RequestKind) -> bytes:
@@ -94,7 +94,7 @@ class _Server:
 
 
 @contextmanager
-def _served(trial: Trial, folder: Path) -> Iterator[_Server]:
+def _serve(trial: Trial, folder: Path) -> Iterator[_Server]:
     """Start the server as a user does, but on a free port and without a journal, and stop it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -123,14 +123,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(patience)
 
 
-def _until(process: subprocess.Popen[bytes], log: str, done: Callable[[], bool]) -> float:
+def _until(process: subprocess.Popen[bytes], log: str, is_ready: Callable[[], bool]) -> float:
     """Wait until a condition holds, and return that time; raise Unavailable where the server ended before."""
     until = time.perf_counter() + _TIMEOUT
     while time.perf_counter() < until:
         if process.poll() is not None:
             break
         try:
-            if done():
+            if is_ready():
                 return time.perf_counter()
         except requests.ConnectionError:
             pass
@@ -143,7 +143,7 @@ def _is_open(port: int) -> bool:
         return link.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _reading(folder: Path) -> float:
+def _read_weights(folder: Path) -> float:
     """Return the seconds of reading all weights into memory, which is discarded."""
     begun = time.perf_counter()
     for file in sorted(folder.glob("*.safetensors")):

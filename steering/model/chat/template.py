@@ -47,15 +47,15 @@ class ChatTemplate:
         self._tokenizer = getattr(processor, "tokenizer", processor)
 
     @property
-    def _all(self) -> list[Any]:
+    def _templates(self) -> list[Any]:
         """The templates of processor and tokenizer; some models have several by name."""
-        held = (getattr(owner, "chat_template", None) for owner in (self._processor, self._tokenizer))
-        return [template for template in held if template]
+        templates = (getattr(owner, "chat_template", None) for owner in (self._processor, self._tokenizer))
+        return [template for template in templates if template]
 
     @property
     def text(self) -> str:
         """The template; "" where there is none, or several."""
-        first = next(iter(self._all), "")
+        first = next(iter(self._templates), "")
         return first if isinstance(first, str) else ""
 
     @property
@@ -66,8 +66,8 @@ class ChatTemplate:
     @property
     def variables(self) -> frozenset[str]:
         """The names that the template looks up and that a request may set, such as `enable_thinking`."""
-        held = getattr(self._processor, "chat_template", None)
-        applied = held.get("default") if isinstance(held, Mapping) else held
+        template = getattr(self._processor, "chat_template", None)
+        applied = template.get("default") if isinstance(template, Mapping) else template
         try:
             return variables_of(str(applied or "")) - frozenset(self._tokenizer.special_tokens_map)
         except TemplateSyntaxError:  # applying it will raise the same error
@@ -85,10 +85,10 @@ class ChatTemplate:
         The chat is to be answered or, if `continues`, its last message is to be continued. Raises whatever the template
         raises. variables: by name, others that it looks up.
         """
-        given = {**variables, **({"tools": [*tools]} if tools else {})}
+        options = {**variables, **({"tools": [*tools]} if tools else {})}
         return str(
             self._processor.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues, **given
+                chat, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues, **options
             )
         )
 
@@ -102,7 +102,7 @@ class ChatTemplate:
         def rendered(form: str) -> str:
             return self.render(*json.loads(form))
 
-        return rendered if "strftime_now" in str(self._all) else lru_cache(maxsize=64)(rendered)
+        return rendered if "strftime_now" in str(self._templates) else lru_cache(maxsize=64)(rendered)
 
 
 class _Generation(Extension):

@@ -53,20 +53,20 @@ def read_template(path: str | Path) -> str:
     return template
 
 
-def set_template(processor: Any, model_type: str, given: str | None) -> bool:
+def set_template(processor: Any, model_type: str, template: str | None) -> bool:
     """Make a processor use the given template, or else its own or its tokenizer's, or else its family's.
 
     Returns whether it has one then.
     """
     tokenizer = getattr(processor, "tokenizer", None)
-    if given is None and not getattr(processor, "chat_template", None):
+    if template is None and not getattr(processor, "chat_template", None):
         processor.chat_template = getattr(tokenizer, "chat_template", None) or None
         if not processor.chat_template:
-            given = FALLBACKS.get(model_type)
-            if given is None:
+            template = FALLBACKS.get(model_type)
+            if template is None:
                 return False
-    if given is not None:
-        processor.chat_template = given
+    if template is not None:
+        processor.chat_template = template
         if tokenizer is not None:
-            tokenizer.chat_template = given
+            tokenizer.chat_template = template
     return True

@@ -44,7 +44,7 @@ class Additions(TorchDispatchMode):
         for layer in self._layers:
             self._handles.append(layer.register_forward_pre_hook(self._begin, with_kwargs=True))
             self._handles.append(layer.register_forward_hook(self._finish))
-            for module in [one for one in layer.modules() if one is not layer]:
+            for module in [inner for inner in layer.modules() if inner is not layer]:
                 self._handles.append(module.register_forward_hook(self._note, with_kwargs=True))
         return super().__enter__()  # type: ignore[no-any-return]
 
@@ -65,18 +65,20 @@ class Additions(TorchDispatchMode):
             mha = {module: factor for module, factor in terms.items() if module in self._attention}
             ffn = {module: factor for module, factor in terms.items() if module not in self._attention}
             if mha and ffn:
-                self.found[next(i for i, one in enumerate(self._layers) if one is layer)] = mha, ffn
+                self.found[next(i for i, candidate in enumerate(self._layers) if candidate is layer)] = mha, ffn
         self._layer = None
         self._values.clear()
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Note a module's output as a term, attention's if the module attends or its input is attention's output alone."""
         value = output[0] if isinstance(output, tuple) else output
-        given = args[0] if args else next(iter(kwargs.values()), None)
-        if not isinstance(value, torch.Tensor) or (isinstance(given, torch.Tensor) and _place(given) == _place(value)):
+        argument = args[0] if args else next(iter(kwargs.values()), None)
+        if not isinstance(value, torch.Tensor) or (
+            isinstance(argument, torch.Tensor) and _place(argument) == _place(value)
+        ):
             return
-        source = self._terms(given) if isinstance(given, torch.Tensor) else {}
-        if "step" in kwargs or (source and all(one in self._attention for one in source)):
+        source = self._terms(argument) if isinstance(argument, torch.Tensor) else {}
+        if "step" in kwargs or (source and all(module in self._attention for module in source)):
             self._attention.add(module)
         self._set(value, {module: 1.0})
 
@@ -85,22 +87,22 @@ class Additions(TorchDispatchMode):
     ) -> Any:
         output = func(*args, **(kwargs or {}))
         if self._layer is not None and isinstance(output, torch.Tensor):
-            if (terms := self._made(func.overloadpacket, args, kwargs or {})) is not None:
+            if (terms := self._terms_of_result(func.overloadpacket, args, kwargs or {})) is not None:
                 self._set(output, terms)
             elif func._schema.is_mutable:
                 self._set(output, {})
         return output
 
-    def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms | None:
+    def _terms_of_result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Terms | None:
         """Return the terms of an operation's result; None where it is no such sum."""
         if func in _COPIES:
             return self._terms(args[0]) or None
         if func in _SUMS:
-            left, right, factor = args[0], args[1], kwargs.get("alpha", 1)
-            first, second = self._terms(left), self._terms(right)
-            if not first or not second or left.shape != right.shape:
+            first_tensor, right, factor = args[0], args[1], kwargs.get("alpha", 1)
+            first, second = self._terms(first_tensor), self._terms(right)
+            if not first or not second or first_tensor.shape != right.shape:
                 return None
-            return _combined(first, second, float(factor))
+            return _combine(first, second, float(factor))
         if func in (*_PRODUCTS, *_QUOTIENTS):
             number = args[1]
             terms = self._terms(args[0])
@@ -111,16 +113,16 @@ class Additions(TorchDispatchMode):
         return None
 
     def _terms(self, tensor: Any) -> Terms:
-        held = self._values.get(_place(tensor)) if isinstance(tensor, torch.Tensor) else None
-        return {} if held is None else held[0]
+        entry = self._values.get(_place(tensor)) if isinstance(tensor, torch.Tensor) else None
+        return {} if entry is None else entry[0]
 
     def _set(self, tensor: torch.Tensor, terms: Terms) -> None:
         self._values[_place(tensor)] = terms, tensor
 
 
-def _combined(first: Terms, second: Terms, factor: float) -> Terms:
-    own = {module: first.get(module, 0.0) + factor * second.get(module, 0.0) for module in (*first, *second)}
-    return {module: value for module, value in own.items() if value}
+def _combine(first: Terms, second: Terms, factor: float) -> Terms:
+    factors = {module: first.get(module, 0.0) + factor * second.get(module, 0.0) for module in (*first, *second)}
+    return {module: value for module, value in factors.items() if value}
 
 
 def _place(tensor: torch.Tensor) -> Place:

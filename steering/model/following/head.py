@@ -53,11 +53,11 @@ class OutputHead:
         following = _Following(state)
         handle = self._output.register_forward_hook(following.multiplied)
         try:
-            with _in_place_of(model.model, _Made((state,))), following:
-                said = model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=state.device), use_cache=False)
+            with _replace_forward(model.model, _Made((state,))), following:
+                output = model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=state.device), use_cache=False)
         finally:
             handle.remove()
-        if following.after is None or not following.follows(said.logits):
+        if following.after is None or not following.follows(output.logits):
             raise ValueError("its logits do not follow from the output embedding's by scalar operations")
         self._before, self._after = following.before, following.after
 
@@ -70,16 +70,16 @@ class _Made(tuple[torch.Tensor]):
 
 
 @contextmanager
-def _in_place_of(module: nn.Module, made: _Made) -> Iterator[None]:
-    """Make calls of the module return `made` within the block."""
-    own = vars(module).get("forward")
-    module.forward = lambda *args, **kwargs: made
+def _replace_forward(module: nn.Module, output: _Made) -> Iterator[None]:
+    """Make calls of the module return `output` within the block."""
+    forward = vars(module).get("forward")
+    module.forward = lambda *args, **kwargs: output
     try:
         yield
     finally:
         del module.forward
-        if own is not None:
-            module.forward = own
+        if forward is not None:
+            module.forward = forward
 
 
 class _Following(TorchDispatchMode):

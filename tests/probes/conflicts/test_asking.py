@@ -33,13 +33,17 @@ def test_replies_find_their_condition_sample_and_order(ahead: int) -> None:
     numbers = iter(range(1000))
     answerer = Scripted(lambda question: Reply(f"number {next(numbers)}", seen(0.5)), ahead=ahead)
     answers = ask(answerer, make_samples(4), CONDITIONS, quiet=True)
-    texts = [[[reply.text for reply in pair] for pair in one.replies] for one in answers]
-    for condition, one in enumerate(texts):
-        assert one == [[f"number {6 * i + 2 * condition}", f"number {6 * i + 2 * condition + 1}"] for i in range(4)]
+    texts = [
+        [[reply.text for reply in pair] for pair in answers_of_condition.replies] for answers_of_condition in answers
+    ]
+    for condition, answers_of_condition in enumerate(texts):
+        assert answers_of_condition == [
+            [f"number {6 * i + 2 * condition}", f"number {6 * i + 2 * condition + 1}"] for i in range(4)
+        ]
 
 
 @pytest.mark.parametrize(
-    ("said", "letters", "outcome"),
+    ("replies", "letters", "outcome"),
     [
         (lambda text: "red", ("A", "B"), "vision"),
         (lambda text: "blue", ("B", "A"), "text"),
@@ -49,8 +53,8 @@ def test_replies_find_their_condition_sample_and_order(ahead: int) -> None:
         (lambda text: "blue" if "A. red" in text else "B", ("B", "B"), "others"),
     ],
 )
-def test_letters_are_read_in_the_order_that_was_asked(said: Any, letters: Any, outcome: str) -> None:
-    (answers,) = ask(Scripted(lambda question: said(text_of(question))), make_samples(2), [Condition()], quiet=True)
+def test_letters_are_read_in_the_order_that_was_asked(replies: Any, letters: Any, outcome: str) -> None:
+    (answers,) = ask(Scripted(lambda question: replies(text_of(question))), make_samples(2), [Condition()], quiet=True)
     assert answers.letters == [letters] * 2
     assert answers.outcomes == [outcome] * 2
 
@@ -87,7 +91,7 @@ def test_shots_stand_before_the_question() -> None:
     assert [message["role"] for message in question.chat] == ["user", "assistant"] * 2 + ["user"]
 
 
-def test_without_samples_nothing_is_asked() -> None:
+def test_without_samples_no_question_is_asked() -> None:
     answerer = Scripted(lambda question: "A")
     assert ask(answerer, [], CONDITIONS, quiet=True) == [Answers()] * 3
     assert not answerer.asked
@@ -110,7 +114,7 @@ def test_the_shares_can_be_computed_anew_from_what_is_kept_of_the_samples(tmp_pa
             chosen = "red" if row["answer"] == "red" else row["options"][row["answer"]]
             assert row["side"] == {"red": "vision", "blue": "text"}[chosen]
             sides.setdefault(row["id"], []).append(row["side"])
-    followed = [set(both) == {"vision"} for both in sides.values()]
+    followed = [set(sides_of_pair) == {"vision"} for sides_of_pair in sides.values()]
     assert sum(followed) / 4 == Shares.of(plain.outcomes).s_vision == 0.75
     row = rows[-1]
     assert row["push"] == {"vector": "v", "toward": "text", "strength": 0.5, "layers": [2], "criterion": None}

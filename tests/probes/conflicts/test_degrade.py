@@ -63,13 +63,13 @@ def test_the_same_seed_gives_the_same_errors() -> None:
 
 
 def test_every_error_occurs_and_every_word_is_still_there_at_a_half() -> None:
-    seen = [ungrammatical("The green objects are here", 0.5, seed).split() for seed in range(300)]
-    assert any("The" not in words for words in seen)
-    assert any("is" in words for words in seen)
-    assert any("geren" in words for words in seen)
-    assert any(words[-2] == "here" for words in seen)
+    variants = [ungrammatical("The green objects are here", 0.5, seed).split() for seed in range(300)]
+    assert any("The" not in words for words in variants)
+    assert any("is" in words for words in variants)
+    assert any("geren" in words for words in variants)
+    assert any(words[-2] == "here" for words in variants)
     letters = sorted("greenobjectshere")
-    for words in seen:
+    for words in variants:
         assert sorted("".join(word for word in words if word not in ("The", "is", "are"))) == letters
 
 
@@ -93,13 +93,13 @@ def test_short_words_ends_and_punctuation_stay_at_a_half() -> None:
 
 def test_at_1_only_the_number_of_words_and_their_lengths_are_left() -> None:
     lengths = sorted(len(word) for word in PLAIN.split())
-    kept = total = 0
+    same_letters = total = 0
     for seed in range(100):
         words = ungrammatical(PLAIN, 1, seed).split()
         assert sorted(len(word) for word in words) == lengths
-        kept += sum(a == b for a, b in zip("".join(words), PLAIN.replace(" ", "").lower(), strict=True))
+        same_letters += sum(a == b for a, b in zip("".join(words), PLAIN.replace(" ", "").lower(), strict=True))
         total += len("".join(words))
-    assert 0.02 < kept / total < 0.06  # one in 26 by chance
+    assert 0.02 < same_letters / total < 0.06  # one in 26 by chance
     assert not any(c.isdigit() or c.isupper() for c in ungrammatical(TEXT, 1, seed=1))
 
 
@@ -111,21 +111,24 @@ def test_at_1_a_word_may_stand_anywhere() -> None:
 
 def test_one_modality_is_degraded_and_nothing_else() -> None:
     sample = make_samples(1)[0]
-    seen, read = degraded(sample, "vision", 0.8, seed=1), degraded(sample, "text", 0.8, seed=1)
-    assert seen.picture().tobytes() != sample.picture().tobytes()
+    image_degraded, read = degraded(sample, "vision", 0.8, seed=1), degraded(sample, "text", 0.8, seed=1)
+    assert image_degraded.picture().tobytes() != sample.picture().tobytes()
     assert read.context != sample.context
-    assert dataclasses.replace(seen, image=sample.image) == sample
+    assert dataclasses.replace(image_degraded, image=sample.image) == sample
     assert dataclasses.replace(read, context=sample.context) == sample
 
 
 def test_one_seed_gives_every_sample_its_own_noise() -> None:
-    one, other = (dataclasses.replace(sample, context=TEXT) for sample in make_samples(2))
+    first_sample, second_sample = (dataclasses.replace(sample, context=TEXT) for sample in make_samples(2))
     for modality in ("vision", "text"):
-        first, second = (degraded(sample, modality, 1, seed=1) for sample in (one, other))
-        again = degraded(one, modality, 1, seed=1)
+        first, second = (degraded(sample, modality, 1, seed=1) for sample in (first_sample, second_sample))
+        again = degraded(first_sample, modality, 1, seed=1)
         assert (first.picture().tobytes(), first.context) == (again.picture().tobytes(), again.context)
         assert (first.picture().tobytes(), first.context) != (second.picture().tobytes(), second.context)
-    assert degraded(one, "vision", 1, 1).picture().tobytes() != degraded(other, "vision", 1, 1).picture().tobytes()
+    assert (
+        degraded(first_sample, "vision", 1, 1).picture().tobytes()
+        != degraded(second_sample, "vision", 1, 1).picture().tobytes()
+    )
 
 
 def test_an_image_in_a_file_is_read(tmp_path: Path) -> None:
@@ -150,10 +153,10 @@ def test_a_reworded_context_is_whole_in_its_frame() -> None:
     samples = make_samples(60)
     frames = set()
     for sample in samples:
-        other = reworded(sample, seed=1)
-        assert other == reworded(sample, seed=1)
-        assert dataclasses.replace(other, context=sample.context) == sample
-        assert sample.context in other.context
-        frames.add(other.context.replace(sample.context, "{}"))
+        other_wording = reworded(sample, seed=1)
+        assert other_wording == reworded(sample, seed=1)
+        assert dataclasses.replace(other_wording, context=sample.context) == sample
+        assert sample.context in other_wording.context
+        frames.add(other_wording.context.replace(sample.context, "{}"))
     assert frames == set(FRAMES)
     assert any(reworded(sample, 1) != reworded(sample, 2) for sample in samples)

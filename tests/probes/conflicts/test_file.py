@@ -105,12 +105,12 @@ def test_fields_that_are_not_known_do_not_matter(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["image_id", "task", "question", "answer_vision", "answer_text", "context"])
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "expected"),
     [("absent", "None"), ("", "''"), (" \n", r"' \\n'"), (None, "None"), (["x"], r"\['x'\]"), (True, "True")],
 )
-def test_a_row_with_a_bad_field_is_named(folder: Path, name: str, value: object, shown: str) -> None:
+def test_a_row_with_a_bad_field_is_named(folder: Path, name: str, value: object, expected: str) -> None:
     bad = without(name) if value == "absent" else row(2, **{name: value})
-    with pytest.raises(ValueError, match=rf"mc2\.json, row 2: '{name}' must be a non-empty string, got {shown}$"):
+    with pytest.raises(ValueError, match=rf"mc2\.json, row 2: '{name}' must be a non-empty string, got {expected}$"):
         load(folder, [row(1), bad])
 
 
@@ -244,9 +244,9 @@ def test_a_few_pictures_that_do_not_decode_are_named_and_skipped_as_missing_ones
     assert isinstance(path, Path)
     path.write_bytes(b"no picture")
     with caplog.at_level(logging.WARNING):
-        found = mc2_file.whole(samples, 10, left=(left := []))
-    assert len(left) == 1
-    assert [sample.id for sample in found] == [sample.id for sample in samples if sample.image != path]
+        decoded = mc2_file.whole(samples, 10, left_out=(left_out := []))
+    assert len(left_out) == 1
+    assert [sample.id for sample in decoded] == [sample.id for sample in samples if sample.image != path]
     (record,) = caplog.records
     assert (
         f"1 of 10 images do not decode; their samples are skipped: The image of sample {3:012}-3" in record.getMessage()

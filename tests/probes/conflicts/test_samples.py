@@ -55,8 +55,8 @@ def test_the_instructions_are_the_authors_to_the_last_space() -> None:
 
 def test_the_instruction_of_the_papers_case() -> None:
     """Figure 12: "... In case of inconsistency, prioritize the text context"."""
-    said = mc2.prompt(SAMPLE, "text", swapped=False, wording="case")
-    assert "\nIn case of inconsistency, prioritize the text context. \nWhat color" in said
+    text = mc2.prompt(SAMPLE, "text", swapped=False, wording="case")
+    assert "\nIn case of inconsistency, prioritize the text context. \nWhat color" in text
     assert "prioritize the image content. \n" in mc2.prompt(SAMPLE, "vision", swapped=False, wording="case")
 
 
@@ -64,13 +64,13 @@ def test_the_instruction_of_the_papers_case() -> None:
 def test_an_instructed_prompt_word_for_word(wording: mc2.Wording) -> None:
     """The prompt joins as in the authors' steer_qwen_search_scale.py: instruction, its space, a new line, question."""
     for side, instruction in (("text", TEXT[wording]), ("vision", VISION)):
-        said = (
+        expected = (
             "Text context: The ball is blue.\n" + instruction + "\nWhat color is the ball?\nA. blue\nB. red\n"
             "Answer the question by selecting the correct answer A or B."
         )
-        assert mc2.prompt(SAMPLE, side, swapped=True, wording=wording) == said  # type: ignore[arg-type]
+        assert mc2.prompt(SAMPLE, side, swapped=True, wording=wording) == expected  # type: ignore[arg-type]
         (message,) = mc2.messages(SAMPLE, side, swapped=True, wording=wording)  # type: ignore[arg-type]
-        assert message["content"][1]["text"] == said
+        assert message["content"][1]["text"] == expected
 
 
 def test_the_papers_wording_is_the_default() -> None:
@@ -117,16 +117,16 @@ def shot(number: int) -> ConflictSample:
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"), [("shots_vision", ["A", "B", "A", "B"]), ("shots_text", ["B", "A", "B", "A"])]
+    ("setting", "answers"), [("shots_vision", ["A", "B", "A", "B"]), ("shots_text", ["B", "A", "B", "A"])]
 )
 @pytest.mark.parametrize("swapped", [False, True])
 def test_four_shots_are_solved_turns_before_the_plain_question(
-    setting: mc2.Setting, said: list[str], swapped: bool
+    setting: mc2.Setting, answers: list[str], swapped: bool
 ) -> None:
     shots = [shot(number) for number in range(4)]
     chat = mc2.messages(SAMPLE, setting, swapped, shots)
     assert [message["role"] for message in chat] == ["user", "assistant"] * 4 + ["user"]
-    assert [message["content"] for message in chat[1::2]] == said
+    assert [message["content"] for message in chat[1::2]] == answers
     for number, turn in enumerate(chat[:-1:2]):
         image, text = turn["content"]
         assert image == {"type": "image", "image": shots[number].image}
@@ -178,17 +178,17 @@ def test_a_picture_of_any_mode_is_shown_as_rgb(tmp_path: Path) -> None:
 
 
 def test_a_picture_that_is_made_is_made_each_time_it_is_shown() -> None:
-    made: list[Image.Image] = []
+    drawn: list[Image.Image] = []
 
     def make() -> Image.Image:
-        made.append(Image.new("RGB", (4, 4), (len(made), 0, 0)))
-        return made[-1]
+        drawn.append(Image.new("RGB", (4, 4), (len(drawn), 0, 0)))
+        return drawn[-1]
 
     sample = dataclasses.replace(SAMPLE, image=make)
-    assert made == []
+    assert drawn == []
     for setting in ("plain", "image_only"):
         (message,) = mc2.messages(sample, setting, swapped=False)
-        assert message["content"][0]["image"] is made[-1]
-    assert len(made) == 2
+        assert message["content"][0]["image"] is drawn[-1]
+    assert len(drawn) == 2
     mc2.messages(sample, "context_only", swapped=False)
-    assert len(made) == 2
+    assert len(drawn) == 2

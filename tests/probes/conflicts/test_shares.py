@@ -169,7 +169,7 @@ def test_an_interval_by_hand() -> None:
     assert (low, high) == (pytest.approx(0.0715, abs=5e-5), pytest.approx(0.5907, abs=5e-5))
 
 
-def test_nothing_varies_and_yet_other_shares_are_possible() -> None:
+def test_unanimous_answers_have_an_interval_too() -> None:
     vision = Shares.of(["vision"] * 400, intervals=True).intervals
     assert vision["s_vision"] == (pytest.approx(400 / 403.8415, abs=1e-5), 1)  # n / (n + z^2)
     assert vision["s_others"] == (0, pytest.approx(3.8415 / 403.8415, abs=1e-5))

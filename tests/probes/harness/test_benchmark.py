@@ -35,13 +35,13 @@ def words(loaded_once: None, model: str, tmp_path: Path) -> list[str]:
     return ["eval", "toy", "--model", model, "--device", "cpu", "--quiet", "--out", str(tmp_path / "toy")]
 
 
-def test_a_run_writes_and_prints_what_it_found(
+def test_a_run_writes_and_prints_its_results(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], questions: list[Question]
 ) -> None:
     files = ["--json", str(tmp_path / "scores.json"), "--markdown", str(tmp_path / "toy.md")]
     assert run(*words, *files, "--limit", "2") == 0
-    assert [(text_of(one), one.interventions) for one in questions] == [
-        (f"Is it {colour}?", what) for what in ((), (See(alpha=0.5),), (Icd(),)) for colour in ("red", "green")
+    assert [(text_of(question), question.interventions) for question in questions] == [
+        (f"Is it {colour}?", way) for way in ((), (See(alpha=0.5),), (Icd(),)) for colour in ("red", "green")
     ]
     report = strict(tmp_path / "toy" / "report.json")
     assert (report["about"]["samples"], report["about"]["benchmark"]) == (2, "toy")
@@ -68,7 +68,7 @@ def test_a_run_writes_and_prints_what_it_found(
     assert "<table>" in (tmp_path / "toy" / "report.html").read_text()
 
 
-def test_what_a_run_had_to_leave_out_stands_in_its_report(
+def test_a_report_names_what_was_left_out(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def without(options: toy.ToyOptions, session: Session) -> Findings:
@@ -88,13 +88,13 @@ def test_what_a_run_had_to_leave_out_stands_in_its_report(
     assert "thresholds are rough." in capsys.readouterr().out
 
 
-def test_a_run_that_was_stopped_asks_only_the_rest(
+def test_a_stopped_run_resumes(
     words: list[str], tmp_path: Path, questions: list[Question], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = InProcess.answers
 
-    def interrupted(self: InProcess, given: Iterable[Question]) -> Iterator[Reply]:
-        for reply in answers(self, given):
+    def interrupted(self: InProcess, questions: Iterable[Question]) -> Iterator[Reply]:
+        for reply in answers(self, questions):
             yield reply
             if (tmp_path / "toy" / "answers.jsonl").read_text().count("\n") == 3:
                 raise KeyboardInterrupt
@@ -138,9 +138,11 @@ def test_a_server_is_asked_in_place_of_a_model(tmp_path: Path, monkeypatch: pyte
     assert run("eval", "toy", "--base-url", "http://there/v1", "--quiet", "--out", str(tmp_path)) == 0
     report = strict(tmp_path / "report.json")
     assert report["about"]["model"] == "see at http://there/v1"
-    named: dict[str, Any] = {name: one["colours"]["all"]["named"] for name, one in report["conditions"].items()}
-    assert {name: one["value"] for name, one in named.items()} == {BASELINE: 1, "See": 0, "ICD": 0}
-    assert (named["See"]["difference"], named["See"]["turned"]) == (-1, 1)
+    scores: dict[str, Any] = {
+        name: condition["colours"]["all"]["named"] for name, condition in report["conditions"].items()
+    }
+    assert {name: score["value"] for name, score in scores.items()} == {BASELINE: 1, "See": 0, "ICD": 0}
+    assert (scores["See"]["difference"], scores["See"]["turned"]) == (-1, 1)
 
 
 @pytest.mark.usefixtures("no_model")
@@ -156,7 +158,7 @@ def test_the_report_of_another_benchmark_is_not_lost(
 
 
 @pytest.mark.usefixtures("no_model")
-def test_a_missing_package_is_told_before_any_work(
+def test_a_missing_package_is_reported_before_any_work(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("probes.harness.bootstrap.find_spec", lambda name: None)
@@ -166,7 +168,7 @@ def test_a_missing_package_is_told_before_any_work(
 
 
 @pytest.mark.usefixtures("no_model")
-def test_wrong_options_are_told_before_any_work(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_reported_before_any_work(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     # Nothing listens at that address: it must not even be asked.
     assert run(*words, "--base-url", "http://127.0.0.1:9", "--colours", "beige") == 1
     assert last_error(capsys) == "helmsight: --colours: nobody knows what is beige"
@@ -182,7 +184,7 @@ def test_a_server_that_is_not_there_is_one_line(words: list[str], capsys: pytest
 
 @pytest.mark.usefixtures("no_model")
 @pytest.mark.parametrize("option", ["--out", "--json", "--markdown"])
-def test_a_place_that_cannot_be_written_to_is_told_before_any_work(
+def test_an_unwritable_folder_is_reported_before_any_work(
     words: list[str], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "file"

@@ -30,35 +30,35 @@ def every_resample(values: np.ndarray) -> tuple[float, float]:
 
 
 def test_the_difference_has_the_interval_of_the_samples_differences() -> None:
-    found = estimates(tallies(RIGHT), share, tallies(PLAIN))["share"]
-    assert (found.value, found.difference) == (pytest.approx(0.6), pytest.approx(0.2))
-    assert found.interval == pytest.approx(every_resample(RIGHT))
-    assert found.difference_interval == pytest.approx(every_resample(RIGHT - PLAIN))
-    assert found.p is None  # nobody said that it is a share of samples
+    estimate = estimates(tallies(RIGHT), share, tallies(PLAIN))["share"]
+    assert (estimate.value, estimate.difference) == (pytest.approx(0.6), pytest.approx(0.2))
+    assert estimate.interval == pytest.approx(every_resample(RIGHT))
+    assert estimate.difference_interval == pytest.approx(every_resample(RIGHT - PLAIN))
+    assert estimate.p is None  # nobody said that it is a share of samples
 
 
 def test_the_same_answers_differ_by_nothing_however_wide_the_interval_of_either() -> None:
-    found = estimates(tallies(RIGHT), share, tallies(RIGHT), shares={"share": Share("right", "n")})["share"]
-    assert found.interval is not None
-    assert found.interval[1] - found.interval[0] > 0.5
-    assert (found.difference, found.p, found.turned) == (0, 1, 0)
+    estimate = estimates(tallies(RIGHT), share, tallies(RIGHT), shares={"share": Share("right", "n")})["share"]
+    assert estimate.interval is not None
+    assert estimate.interval[1] - estimate.interval[0] > 0.5
+    assert (estimate.difference, estimate.p, estimate.turned) == (0, 1, 0)
     bound = wilson(0, len(RIGHT))[1]
-    assert found.difference_interval == (-bound, bound)
+    assert estimate.difference_interval == (-bound, bound)
 
 
-def test_what_turned_is_a_share_of_the_samples_that_the_metric_is_about() -> None:
+def test_changes_are_a_share_of_the_samples_of_the_metric() -> None:
     ours, theirs, about = np.array([1.0, 0, 1, 0, 0]), np.array([0.0, 0, 1, 1, 0]), np.array([1.0, 1, 1, 1, 0])
 
     def both(right: np.ndarray) -> Tallies:
         return {"right": right, "n": about}
 
-    found = estimates(both(ours), share, both(theirs), shares={"share": Share("right", "n")})["share"]
-    assert found.turned == 2 / 4
+    estimate = estimates(both(ours), share, both(theirs), shares={"share": Share("right", "n")})["share"]
+    assert estimate.turned == 2 / 4
 
 
-def test_alone_there_is_no_difference() -> None:
-    found = estimates(tallies(RIGHT), share)["share"]
-    assert found.to_json() == {"value": 0.6, "value_95": list(found.interval or ())}
+def test_a_single_condition_has_no_difference() -> None:
+    estimate = estimates(tallies(RIGHT), share)["share"]
+    assert estimate.to_json() == {"value": 0.6, "value_95": list(estimate.interval or ())}
 
 
 def test_questions_about_one_picture_are_drawn_together() -> None:
@@ -75,32 +75,34 @@ def test_questions_about_one_picture_are_drawn_together() -> None:
 SHARES = {"share": Share("right", "n")}
 
 
-def half_width(found: bootstrap.Estimate) -> float:
-    assert found.interval is not None
-    return (found.interval[1] - found.interval[0]) / 2
+def half_width(estimate: bootstrap.Estimate) -> float:
+    assert estimate.interval is not None
+    return (estimate.interval[1] - estimate.interval[0]) / 2
 
 
 def test_a_share_has_wilsons_interval_and_its_difference_that_of_the_bootstrap() -> None:
-    found = estimates(tallies(RIGHT), share, tallies(PLAIN), shares=SHARES)["share"]
+    estimate = estimates(tallies(RIGHT), share, tallies(PLAIN), shares=SHARES)["share"]
     z = 1.959963985
     middle, spread = 3 + z**2 / 2, z * (3 * 2 / 5 + z**2 / 4) ** 0.5
-    assert found.interval == pytest.approx(((middle - spread) / (5 + z**2), (middle + spread) / (5 + z**2)))
-    assert found.difference_interval == estimates(tallies(RIGHT), share, tallies(PLAIN))["share"].difference_interval
+    assert estimate.interval == pytest.approx(((middle - spread) / (5 + z**2), (middle + spread) / (5 + z**2)))
+    assert estimate.difference_interval == estimates(tallies(RIGHT), share, tallies(PLAIN))["share"].difference_interval
 
 
-def test_a_share_where_nothing_varies_has_an_interval_all_the_same() -> None:
-    found = estimates(tallies(np.ones(20)), share, shares=SHARES, clusters=[i // 2 for i in range(20)])["share"]
-    assert found.interval == wilson(20, 20)
-    assert found.interval[0] == pytest.approx(20 / (20 + 1.959963985**2))
+def test_a_share_without_variation_has_an_interval() -> None:
+    estimate = estimates(tallies(np.ones(20)), share, shares=SHARES, clusters=[i // 2 for i in range(20)])["share"]
+    assert estimate.interval == wilson(20, 20)
+    assert estimate.interval[0] == pytest.approx(20 / (20 + 1.959963985**2))
 
 
 def test_questions_that_are_answered_alike_count_once() -> None:
     rng = np.random.default_rng(5)
     right = (rng.random(300) < 0.7).astype(float)
     once = estimates(tallies(right), share, shares=SHARES)["share"]
-    both = estimates(tallies(np.repeat(right, 2)), share, shares=SHARES, clusters=np.repeat(np.arange(300), 2).tolist())
-    assert both["share"].value == once.value
-    assert half_width(both["share"]) == pytest.approx(
+    doubled = estimates(
+        tallies(np.repeat(right, 2)), share, shares=SHARES, clusters=np.repeat(np.arange(300), 2).tolist()
+    )
+    assert doubled["share"].value == once.value
+    assert half_width(doubled["share"]) == pytest.approx(
         half_width(once), rel=0.06
     )  # the effect is measured on 1000 resamples
 
@@ -109,35 +111,35 @@ def test_the_design_effect_is_that_of_the_correlation_within_clusters() -> None:
     """1 + (m - 1) rho (Kish 1965) of clusters of m with the correlation rho between two of one."""
     rng = np.random.default_rng(6)
     groups, m, rho, p = 3000, 4, 0.3, 0.6
-    common, own = rng.random((groups, 1)) < p, rng.random((groups, m)) < p
-    right = np.where(rng.random((groups, m)) < rho**0.5, common, own).astype(float)
+    common, individual = rng.random((groups, 1)) < p, rng.random((groups, m)) < p
+    right = np.where(rng.random((groups, m)) < rho**0.5, common, individual).astype(float)
     clusters = np.repeat(np.arange(groups), m).tolist()
-    found = estimates(tallies(right.ravel()), share, shares=SHARES, clusters=clusters)["share"]
+    estimate = estimates(tallies(right.ravel()), share, shares=SHARES, clusters=clusters)["share"]
     apart = estimates(tallies(right.ravel()), share, shares=SHARES)["share"]
-    assert (half_width(found) / half_width(apart)) ** 2 == pytest.approx(1 + (m - 1) * rho, rel=0.12)
+    assert (half_width(estimate) / half_width(apart)) ** 2 == pytest.approx(1 + (m - 1) * rho, rel=0.12)
 
 
 def test_clusters_that_balance_each_other_do_not_narrow_an_interval() -> None:
     right = np.array([1.0, 0] * 50)  # of every picture one answer is right: no resample has another share
-    found = estimates(tallies(right), share, shares=SHARES, clusters=[i // 2 for i in range(100)])["share"]
-    assert found.interval == wilson(50, 100)
+    estimate = estimates(tallies(right), share, shares=SHARES, clusters=[i // 2 for i in range(100)])["share"]
+    assert estimate.interval == wilson(50, 100)
 
 
 def test_samples_that_hold_several_each_are_clusters_too() -> None:
     claims = {"right": np.array([3.0, 0, 3, 0] * 20), "n": np.full(80, 3.0)}
-    found = estimates(claims, share, shares={"share": Share("right", "n", fixed=False)})["share"]
-    assert found.interval == pytest.approx(wilson(40, 80), abs=0.012)  # as 80 claims, not as 240
+    estimate = estimates(claims, share, shares={"share": Share("right", "n", fixed=False)})["share"]
+    assert estimate.interval == pytest.approx(wilson(40, 80), abs=0.012)  # as 80 claims, not as 240
 
 
 def test_a_share_of_what_depends_on_the_answers_has_no_p() -> None:
-    found = estimates(tallies(RIGHT), share, tallies(PLAIN), shares={"share": Share("right", "n", fixed=False)})[
+    estimate = estimates(tallies(RIGHT), share, tallies(PLAIN), shares={"share": Share("right", "n", fixed=False)})[
         "share"
     ]
-    assert (found.p, found.turned) == (None, None)
-    assert found.interval == estimates(tallies(RIGHT), share, shares=SHARES)["share"].interval
+    assert (estimate.p, estimate.turned) == (None, None)
+    assert estimate.interval == estimates(tallies(RIGHT), share, shares=SHARES)["share"].interval
 
 
-def test_without_statsmodels_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_statsmodels_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     bootstrap.check_statistics()
     monkeypatch.setattr(bootstrap, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"^Intervals of shares need statsmodels: pip install statsmodels$"):
@@ -152,9 +154,12 @@ def test_a_metric_that_does_not_exist_is_none_and_its_resamples_do_not_count() -
     scores: Scores = quotient
     nothing = {"right": np.zeros(3), "n": np.zeros(3)}
     assert estimates(nothing, scores)["quotient"].to_json() == {"value": None, "value_95": None}
-    one = {"right": np.array([1.0, 0, 0]), "n": np.array([1.0, 0, 0])}  # a third of the resamples lack the first sample
-    assert estimates(one, scores)["quotient"].interval == (1, 1)
-    beside = estimates(nothing, scores, one)["quotient"]
+    single = {
+        "right": np.array([1.0, 0, 0]),
+        "n": np.array([1.0, 0, 0]),
+    }  # a third of the resamples lack the first sample
+    assert estimates(single, scores)["quotient"].interval == (1, 1)
+    beside = estimates(nothing, scores, single)["quotient"]
     assert (beside.difference, beside.difference_interval) == (None, None)
 
 
@@ -180,18 +185,18 @@ def test_the_detectable_difference_is_found_in_four_of_five_experiments() -> Non
     samples, turned = 1000, 0.1
     difference = detectable(turned, samples)
     shares = [(turned + difference) / 2, (turned - difference) / 2, 1 - turned]
-    found = 0
+    detected = 0
     for better, worse, _ in rng.multinomial(samples, shares, size=1000):
-        found += mcnemar(np.repeat([1, 0], [better, worse]), np.repeat([0, 1], [better, worse])) < 0.05
-    assert found / 1000 == pytest.approx(0.8, abs=0.06)
+        detected += mcnemar(np.repeat([1, 0], [better, worse]), np.repeat([0, 1], [better, worse])) < 0.05
+    assert detected / 1000 == pytest.approx(0.8, abs=0.06)
 
 
 @pytest.mark.parametrize("same", [-1.0, 0.0, 1.0])
-def test_a_difference_that_is_the_same_in_all_samples_is_no_certainty(same: float) -> None:
+def test_a_constant_difference_has_an_interval(same: float) -> None:
     """Tango's score test, its likelihood maximised on a grid: differences d that it does not refuse at 5 %."""
     n, grid = 24, np.linspace(0, 1, 2001)
     gained, lost = n * (same > 0), n * (same < 0)
-    kept = []
+    accepted = []
     for d in np.linspace(-0.999, 0.999, 1999):
         up, down = grid, grid - d  # the shares that turn one way and the other way
         able = (down >= 0) & (up + down <= 1)
@@ -202,8 +207,8 @@ def test_a_difference_that_is_the_same_in_all_samples_is_no_certainty(same: floa
         best = np.argmax(likely)
         variance = n * (up[best] + down[best] - d**2)
         if abs(gained - lost - n * d) <= 1.96 * np.sqrt(max(variance, 0)) + 1e-9:
-            kept.append(d)
-    assert paired(np.full(n, same)) == pytest.approx((min(kept), max(kept)), abs=0.003)
+            accepted.append(d)
+    assert paired(np.full(n, same)) == pytest.approx((min(accepted), max(accepted)), abs=0.003)
 
 
 def test_a_difference_that_varies_has_the_interval_of_the_bootstrap() -> None:

@@ -65,8 +65,8 @@ def test_every_intervention_that_needs_no_argument_is_known() -> None:
 
 
 def test_steering_uses_what_answers_has() -> None:
-    asked = Wanted.of(["toward vision"], None, list).conditions(session("its own"))
-    assert asked == {BASELINE: (), "toward vision": (Push("vision", "its own"),)}
+    conditions = Wanted.of(["toward vision"], None, list).conditions(session("its own"))
+    assert conditions == {BASELINE: (), "toward vision": (Push("vision", "its own"),)}
     assert list(pushes("v", 0.5).values()) == [(Push("vision", "v", 0.5),), (Push("text", "v", 0.5),)]
 
 
@@ -81,12 +81,12 @@ def test_without_a_vector_steering_is_left_out_or_refused_where_it_was_named(cap
         Wanted.of(["toward nothing"], None, list)
 
 
-def test_what_is_left_out_or_rough_is_kept_for_the_report(caplog: Any) -> None:
-    told = session(VectorError("there is no vector"), measured=("sinks",))
-    own = ['own={"sage": {"think": {"threshold": 1.0}}}', 'rough={"sage": {"think": true}}']
+def test_left_out_and_uncalibrated_conditions_are_noted_for_the_report(caplog: Any) -> None:
+    noting = session(VectorError("there is no vector"), measured=("sinks",))
+    own_conditions = ['own={"sage": {"think": {"threshold": 1.0}}}', 'rough={"sage": {"think": true}}']
     with caplog.at_level(logging.WARNING):
-        Wanted.of(None, own, list).conditions(told)
-    steering_left_out, rough = told.lacks
+        Wanted.of(None, own_conditions, list).conditions(noting)
+    steering_left_out, rough = noting.lacks
     assert steering_left_out == "Steering is left out: there is no vector"
     assert rough == (
         "SAGE, rough without calibration: sage.think: it uses rough thresholds of two prompts, since this model has no "
@@ -94,7 +94,7 @@ def test_what_is_left_out_or_rough_is_kept_for_the_report(caplog: Any) -> None:
     )
     assert rough in caplog.text
     calibrated = session("its own")
-    Wanted.of(None, own, list).conditions(calibrated)
+    Wanted.of(None, own_conditions, list).conditions(calibrated)
     assert calibrated.lacks == []
 
 
@@ -106,12 +106,12 @@ def in_process(folder: Any, fingerprint: str = "f" * 32) -> Any:
 
 
 def test_vectors_among_options_are_looked_up_in_process(tmp_path: Path, caplog: Any) -> None:
-    ones = torch.ones(2)
-    vector = steering.SteeringVector("modality-preference", torch.ones(2, 3), ones, ones, ones, (1,), "f" * 32)
+    weights = torch.ones(2)
+    vector = steering.SteeringVector("modality-preference", torch.ones(2, 3), weights, weights, weights, (1,), "f" * 32)
     vector.save(tmp_path / "vectors" / "modality-preference.safetensors")
-    own = ['mine={"project_out": {"vector": "modality-preference", "layers": [1]}}']
-    found = Wanted.of(["project_out"], own, list).conditions(in_process(tmp_path))
-    (plain,), (mine,) = found["project_out"], found["mine"]
+    own_conditions = ['mine={"project_out": {"vector": "modality-preference", "layers": [1]}}']
+    conditions = Wanted.of(["project_out"], own_conditions, list).conditions(in_process(tmp_path))
+    (plain,), (mine,) = conditions["project_out"], conditions["mine"]
     assert isinstance(plain, ProjectOut)
     assert isinstance(mine, ProjectOut)
     assert isinstance(plain.vector, steering.SteeringVector)
@@ -120,44 +120,44 @@ def test_vectors_among_options_are_looked_up_in_process(tmp_path: Path, caplog: 
     with caplog.at_level(logging.WARNING):
         assert "project_out" not in Wanted.of(None, None, list).conditions(in_process(tmp_path / "elsewhere"))
     assert "project_out is left out: There is no steering vector 'modality-preference'" in caplog.text
-    for named, more in ((["project_out"], None), (["See"], own)):
+    for patterns, more in ((["project_out"], None), (["See"], own_conditions)):
         with pytest.raises(VectorError):
-            Wanted.of(named, more, list, {"See": (See(),)}).conditions(in_process(tmp_path / "elsewhere"))
+            Wanted.of(patterns, more, list, {"See": (See(),)}).conditions(in_process(tmp_path / "elsewhere"))
     asked = Wanted.of(["project_out"], None, list).conditions(session("its own"))  # a server looks them up by itself
     assert asked["project_out"] == (ProjectOut(),)
 
 
 def test_a_vector_of_the_same_name_is_another_question(tmp_path: Path) -> None:
-    ones = torch.ones(2)
+    weights = torch.ones(2)
 
     def asked(direction: float) -> str:
-        vector = steering.SteeringVector("v", direction * torch.ones(2, 3), ones, ones, ones, (1,), "f" * 32)
+        vector = steering.SteeringVector("v", direction * torch.ones(2, 3), weights, weights, weights, (1,), "f" * 32)
         return key("model", Question([], interventions=(ProjectOut(vector=vector),)))
 
     assert asked(1.0) == asked(1.0) != asked(2.0)
 
 
-def test_a_server_that_is_not_helmsight_is_told_what_can_be_said(caplog: Any) -> None:
+def test_conditions_of_another_server_are_limited_to_its_protocol(caplog: Any) -> None:
     def refuse(*_: Any) -> None:
         raise ValueError("that is not a Helmsight server.")
 
     plain = Stub(endpoint=SimpleNamespace(vector=refuse, check_interventions=refuse))
-    told = {"refusal prompt": (RefusalPrompt(),)}
+    special = {"refusal prompt": (RefusalPrompt(),)}
     with caplog.at_level(logging.WARNING):
-        assert Wanted.of(None, None, list, told).conditions(plain) == {BASELINE: (), **told}
+        assert Wanted.of(None, None, list, special).conditions(plain) == {BASELINE: (), **special}
     assert "that is not a Helmsight server. Left out: SAGE, look_at, project_out, VCD, ICD, PAI, dola." in caplog.text
-    assert Wanted.of(["refusal*"], None, list, told).conditions(plain) == {BASELINE: (), **told}
+    assert Wanted.of(["refusal*"], None, list, special).conditions(plain) == {BASELINE: (), **special}
     with pytest.raises(ValueError, match="not a Helmsight server"):
-        Wanted.of(["refusal*", "VCD"], None, list, told).conditions(plain)
+        Wanted.of(["refusal*", "VCD"], None, list, special).conditions(plain)
 
 
-def test_quiet_says_nothing_while_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_prints_nothing_while_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.utils import logging as transformers_logging
 
-    shown = []
+    states = []
 
     def load(*_: object, **__: object) -> None:
-        shown.append(transformers_logging.is_progress_bar_enabled())
+        states.append(transformers_logging.is_progress_bar_enabled())
         raise ValueError("loaded")
 
     monkeypatch.setattr(steering, "load", load)
@@ -165,4 +165,4 @@ def test_quiet_says_nothing_while_a_model_is_loaded(monkeypatch: pytest.MonkeyPa
     for quiet in (True, False):
         with pytest.raises(ValueError, match="loaded"):
             ModelOptions("nowhere").engine(quiet)
-    assert shown == [False, True]
+    assert states == [False, True]

@@ -33,17 +33,19 @@ def questions(*numbers: int) -> list[Question]:
     return [question(number) for number in numbers]
 
 
-def echo(one: Question) -> Reply:
+def echo(question: Question) -> Reply:
     """Return a reply with every field set, different for every question."""
-    text = text_of(one)
+    text = text_of(question)
     return Reply(f"Re: {text} ä\n", seen(len(text) / 7), {"toward": "text", "abstained": None, "drop_text": 1e-17})
 
 
-def run(path: Path, asked: list[Question], ahead: int = 0, identity: str = "scripted") -> tuple[list[Reply], list[str]]:
+def run(
+    path: Path, asked_questions: list[Question], ahead: int = 0, identity: str = "scripted"
+) -> tuple[list[Reply], list[str]]:
     """Return the replies of a new run, and the questions that it had to ask."""
     answerer = Scripted(echo, ahead=ahead, identity=identity)
-    replies = list(Remembering(answerer, path).answers(asked))
-    return replies, [text_of(one) for one in answerer.asked]
+    replies = list(Remembering(answerer, path).answers(asked_questions))
+    return replies, [text_of(question) for question in answerer.asked]
 
 
 def texts(*numbers: int) -> list[str]:
@@ -53,21 +55,21 @@ def texts(*numbers: int) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ a second run
 
 
-def test_a_second_run_asks_nothing_and_answers_the_same(tmp_path: Path) -> None:
-    asked = questions(*range(7))
-    first, new = run(tmp_path / "a" / "answers.jsonl", asked)
-    assert first == [echo(one) for one in asked]
+def test_a_second_run_asks_nothing_and_returns_the_same_answers(tmp_path: Path) -> None:
+    asked_questions = questions(*range(7))
+    first, new = run(tmp_path / "a" / "answers.jsonl", asked_questions)
+    assert first == [echo(question) for question in asked_questions]
     assert new == texts(*range(7))
-    again, new = run(tmp_path / "a" / "answers.jsonl", asked)
+    again, new = run(tmp_path / "a" / "answers.jsonl", asked_questions)
     assert again == first
     assert new == []
 
 
-def test_within_a_run_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
+def test_equal_questions_of_a_run_are_asked_once(tmp_path: Path) -> None:
     answerer = Scripted(echo)
     ledger = Remembering(answerer, tmp_path / "answers.jsonl")
-    assert list(ledger.answers(questions(1, 2, 1))) == [echo(one) for one in questions(1, 2, 1)]
-    assert list(ledger.answers(questions(2, 3))) == [echo(one) for one in questions(2, 3)]
+    assert list(ledger.answers(questions(1, 2, 1))) == [echo(question) for question in questions(1, 2, 1)]
+    assert list(ledger.answers(questions(2, 3))) == [echo(question) for question in questions(2, 3)]
     assert len(answerer.asked) == 3
 
 
@@ -79,11 +81,11 @@ def test_known_and_unknown_answers_come_in_the_order_of_the_questions(
     path = tmp_path / "answers.jsonl"
     run(path, questions(*reversed(known)))
     replies, new = run(path, questions(*range(6)), ahead)
-    assert replies == [echo(one) for one in questions(*range(6))]
+    assert replies == [echo(question) for question in questions(*range(6))]
     assert new == texts(*sorted(set(range(6)) - set(known)))
 
 
-def test_no_questions_no_answers(tmp_path: Path) -> None:
+def test_without_questions_there_are_no_answers(tmp_path: Path) -> None:
     assert run(tmp_path / "answers.jsonl", []) == ([], [])
 
 
@@ -108,19 +110,19 @@ def _mended(path: Path) -> None:
         assert set(json.loads(line)) == {"key", "text", "diagnostics", "auto", "logprobs"}
 
 
-@pytest.mark.parametrize("left", [1, 40, -2, -1])
+@pytest.mark.parametrize("cut", [1, 40, -2, -1])
 def test_a_line_that_was_cut_off_is_asked_again_and_removed(
-    tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "answers.jsonl"
     run(path, questions(1, 2, 3))
-    whole = path.read_bytes()
-    *before, last = whole.splitlines(keepends=True)
-    path.write_bytes(b"".join(before) + last[:left])
+    content = path.read_bytes()
+    *before, last = content.splitlines(keepends=True)
+    path.write_bytes(b"".join(before) + last[:cut])
     replies, new = run(path, questions(1, 2, 3))
-    assert replies == [echo(one) for one in questions(1, 2, 3)]
+    assert replies == [echo(question) for question in questions(1, 2, 3)]
     assert new == texts(3)
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == content
     assert "line 3" in caplog.text
     assert run(path, questions(1, 2, 3))[1] == []
 
@@ -141,7 +143,7 @@ def test_a_damaged_line_alone_is_asked_again(tmp_path: Path, line: bytes, caplog
     path.write_bytes(b"\n".join(lines) + b"\n")
     with caplog.at_level(logging.WARNING):
         replies, new = run(path, questions(1, 2, 3, 4))
-    assert replies == [echo(one) for one in questions(1, 2, 3, 4)]
+    assert replies == [echo(question) for question in questions(1, 2, 3, 4)]
     assert new == texts(3)
     assert f"{path}: line 3 is damaged; its question is asked again" in caplog.text
     assert run(path, questions(1, 2, 3, 4))[1] == []
@@ -166,7 +168,7 @@ def _disk_with(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("spare", [0, 1, 60])
-def test_with_a_full_disk_the_error_surfaces_and_what_was_answered_stays(tmp_path: Path, spare: int) -> None:
+def test_a_full_disk_raises_and_earlier_answers_stay(tmp_path: Path, spare: int) -> None:
     path = tmp_path / "answers.jsonl"
     run(path, questions(1, 2, 3))
     answerer = Scripted(echo)
@@ -176,16 +178,16 @@ def test_with_a_full_disk_the_error_surfaces_and_what_was_answered_stays(tmp_pat
         received.extend(ledger.answers(questions(1, 4, 2, 3, 5)))
     assert path.read_bytes().count(b"\n") == 3
     replies, new = run(path, questions(1, 2, 3, 4, 5))
-    assert replies == [echo(one) for one in questions(1, 2, 3, 4, 5)]
+    assert replies == [echo(question) for question in questions(1, 2, 3, 4, 5)]
     assert new == texts(4, 5)
     _mended(path)
 
 
-def test_an_error_of_the_answerer_surfaces_and_what_was_answered_stays(tmp_path: Path) -> None:
-    def failing(one: Question) -> Reply:
-        if text_of(one) == "What is 3?":
+def test_an_error_of_the_answerer_is_raised_and_earlier_answers_stay(tmp_path: Path) -> None:
+    def failing(question: Question) -> Reply:
+        if text_of(question) == "What is 3?":
             raise RuntimeError("out of memory")
-        return echo(one)
+        return echo(question)
 
     path = tmp_path / "answers.jsonl"
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -221,29 +223,29 @@ def test_a_line_that_another_process_is_writing_is_not_taken_for_a_damaged_one(t
 
 
 def test_a_run_that_is_killed_loses_no_answer_and_nobody_else_writes_while_it_runs(tmp_path: Path) -> None:
-    path, said = tmp_path / "answers.jsonl", tmp_path / "said"
+    path, log = tmp_path / "answers.jsonl", tmp_path / "said"
 
-    def slow(one: Question) -> Reply:
+    def slow(question: Question) -> Reply:
         time.sleep(0.005)
-        return echo(one)
+        return echo(question)
 
     def long() -> None:
         ledger = Remembering(Scripted(slow, ahead=3), path)
         for number, _ in enumerate(ledger.answers(questions(*range(10_000)))):
             print(number, flush=True)
 
-    with forked(long, said) as process:
-        wait_for(lambda: said.exists() and said.read_bytes().count(b"\n") >= 30, 60, process)
+    with forked(long, log) as process:
+        wait_for(lambda: log.exists() and log.read_bytes().count(b"\n") >= 30, 60, process)
         with pytest.raises(ValueError, match="is being written by another process"):
             run(path, questions(1))
         process.kill()
         process.join()
     assert process.exitcode == -signal.SIGKILL
-    received = said.read_text().splitlines(keepends=True)
+    received = log.read_text().splitlines(keepends=True)
     finished = len(received)
     assert received[-1] == f"{finished - 1}\n"
     replies, new = run(path, questions(*range(finished + 10)))
-    assert replies == [echo(one) for one in questions(*range(finished + 10))]
+    assert replies == [echo(question) for question in questions(*range(finished + 10))]
     # One more may have been written that was not yet handed over.
     assert new in (texts(*range(finished, finished + 10)), texts(*range(finished + 1, finished + 10)))
 
@@ -257,9 +259,9 @@ def picture(mode: str = "RGB", size: tuple[int, int] = (4, 3), colour: Any = (9,
 
 def small_vector(**changes: Any) -> SteeringVector:
     direction = torch.arange(6, dtype=torch.float32).reshape(2, 3) + 1
-    ones = torch.ones(2)
-    made = SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), "model")
-    return replace(made, **changes)
+    weights = torch.ones(2)
+    vector = SteeringVector("v", direction, weights, weights.clone(), weights.clone(), (1,), "model")
+    return replace(vector, **changes)
 
 
 VECTOR = small_vector()
@@ -269,7 +271,7 @@ def chat(*pictures: Image.Image, text: str = "What is it?", role: str = "user") 
     return [
         {
             "role": role,
-            "content": [*({"type": "image", "image": one} for one in pictures), {"type": "text", "text": text}],
+            "content": [*({"type": "image", "image": picture} for picture in pictures), {"type": "text", "text": text}],
         }
     ]
 
@@ -283,9 +285,9 @@ def _pushed(**changes: Any) -> Question:
 
 
 def _palette(colour: tuple[int, int, int]) -> Image.Image:
-    made = Image.new("P", (4, 3), 0)
-    made.putpalette(list(colour))
-    return made
+    image = Image.new("P", (4, 3), 0)
+    image.putpalette(list(colour))
+    return image
 
 
 OTHERS = {
@@ -348,16 +350,16 @@ OTHERS = {
 }
 
 
-def test_whatever_matters_makes_another_key() -> None:
+def test_everything_that_changes_an_answer_changes_the_key() -> None:
     keys = {"base": key("model", BASE), "identity": key("model2", BASE)}
-    keys |= {name: key("model", one) for name, one in OTHERS.items()}
+    keys |= {name: key("model", question) for name, question in OTHERS.items()}
     by_key: dict[str, list[str]] = {}
     for name, value in keys.items():
         by_key.setdefault(value, []).append(name)
     assert [names for names in by_key.values() if len(names) > 1] == []
 
 
-def test_what_does_not_matter_makes_the_same_key(tmp_path: Path) -> None:
+def test_irrelevant_differences_keep_the_key(tmp_path: Path) -> None:
     expected = key("model", BASE)
     assert key("model", replace(BASE, chat=chat(picture()))) == expected
     path = VECTOR.save(tmp_path / "v.safetensors")
@@ -371,6 +373,6 @@ def test_a_picture_of_a_file_is_known_by_its_pixels(tmp_path: Path) -> None:
     picture().save(tmp_path / "a.png")
     picture().save(tmp_path / "b.png", compress_level=0)
     opened = [Image.open(tmp_path / name) for name in ("a.png", "b.png")]
-    assert {key("model", replace(BASE, chat=chat(one))) for one in opened} == {key("model", BASE)}
-    for one in opened:
-        one.close()
+    assert {key("model", replace(BASE, chat=chat(image))) for image in opened} == {key("model", BASE)}
+    for image in opened:
+        image.close()

@@ -9,7 +9,7 @@ import pytest
 from probes.harness.reading import parsed, text_of
 
 
-def test_what_is_nested_beyond_measure_is_a_wrong_value_as_what_is_cut_off() -> None:
+def test_too_deeply_nested_json_is_an_error_like_cut_off_json() -> None:
     assert parsed('[{"a": 1}]') == [{"a": 1}]
     assert parsed(r'"\u00fc \ud83d\ude00"') == "ü 😀"
     for text in ("[" * 100_000, "[1", r'["\ud800"]'):
@@ -17,13 +17,13 @@ def test_what_is_nested_beyond_measure_is_a_wrong_value_as_what_is_cut_off() -> 
             parsed(text)
 
 
-def test_the_mark_that_windows_begins_files_with_is_no_part_of_them(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     file.write_bytes(b"\xef\xbb\xbf" + '["ü"]'.encode())
     assert parsed(text_of(file)) == ["ü"]
 
 
-def test_what_is_no_text_is_named(tmp_path: Path) -> None:
+def test_files_that_are_not_text_are_named(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     file.write_bytes(b"\xff\xd8")
     with pytest.raises(ValueError, match=r"rows\.json is not UTF-8 text"):

@@ -71,12 +71,12 @@ def _run(options: ToyOptions, session: Session) -> Findings:
         setting=lambda colour: colour,
         cluster=hash,
     )
-    found = compare(session.answerer, CONDITIONS, [part], max_tokens=4, quiet=setup.quiet)
+    results = compare(session.answerer, CONDITIONS, [part], max_tokens=4, quiet=setup.quiet)
     page = Report(f"Colours on {session.model}")
     page.text(READING)
-    power(page, found, "colours", "named", "pictures")
-    table(page, found, "colours", ("named", "letters"), ["all", *options.colours])
-    return Findings(page, {"model": session.model, "samples": len(samples)}, found)
+    power(page, results, "colours", "named", "pictures")
+    table(page, results, "colours", ("named", "letters"), ["all", *options.colours])
+    return Findings(page, {"model": session.model, "samples": len(samples)}, results)
 
 
 BENCHMARK = Benchmark("toy", "colours", "Ask of what colour pictures are.", 4, _options, _run, unit="pictures")

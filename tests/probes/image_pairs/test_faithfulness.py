@@ -26,7 +26,7 @@ def test_a_true_difference_stands_for_one_claim_and_better_matches_come_first() 
 
 
 def test_the_share_of_faithful_claims_and_another_number_than_there_are() -> None:
-    found = Faithfulness.of(findings([CAR, Claim("color", "dog"), Claim("add", "tree")], [CAR, DOG, CUP]), 3)
-    assert (found.claims, found.faithful, found.quantity_error) == (3, 1, False)
-    assert found.errors == {"type_confusion": 1, "fabrication": 1}
+    result = Faithfulness.of(findings([CAR, Claim("color", "dog"), Claim("add", "tree")], [CAR, DOG, CUP]), 3)
+    assert (result.claims, result.faithful, result.quantity_error) == (3, 1, False)
+    assert result.errors == {"type_confusion": 1, "fabrication": 1}
     assert Faithfulness.of(["faithful"], 2).quantity_error

@@ -17,7 +17,7 @@ def pair(true: list[Claim], claimed: list[Claim], **more: object) -> PairScores:
 
 def test_quantity_in_its_four_definitions() -> None:
     # Two of three: the paper's own example of DS. Four of two. None of one. One of none. None of none.
-    found = score(
+    scores = score(
         [
             pair([CAR, DOG, CHAIR], [CAR, DOG]),
             pair([CAR, DOG], [CAR, DOG, DOG, DOG]),
@@ -26,53 +26,53 @@ def test_quantity_in_its_four_definitions() -> None:
             pair([], []),
         ]
     )
-    assert found["dqr_exact"] == pytest.approx(1 / 5)
-    assert found["ds_tolerance"] == pytest.approx((2 / 3 + 0 + 0) / 3)
-    assert found["dqr_ratio"] == pytest.approx((2 / 3 + 4 / 2 + 0) / 3)
-    assert found["ds_detect"] == pytest.approx(2 / 3)
-    assert found["false_alarms"] == pytest.approx(1 / 2)
+    assert scores["dqr_exact"] == pytest.approx(1 / 5)
+    assert scores["ds_tolerance"] == pytest.approx((2 / 3 + 0 + 0) / 3)
+    assert scores["dqr_ratio"] == pytest.approx((2 / 3 + 4 / 2 + 0) / 3)
+    assert scores["ds_detect"] == pytest.approx(2 / 3)
+    assert scores["false_alarms"] == pytest.approx(1 / 2)
 
 
 def test_a_stated_number_counts_in_place_of_what_is_described() -> None:
-    found = score([pair([CAR, DOG, CHAIR], [CAR], count=3)])
-    assert (found["dqr_exact"], found["ds_tolerance"], found["dqr_ratio"]) == (1, 1, 1)
-    assert found["color_recall"] == pytest.approx(1 / 2)  # of what is described
+    scores = score([pair([CAR, DOG, CHAIR], [CAR], count=3)])
+    assert (scores["dqr_exact"], scores["ds_tolerance"], scores["dqr_ratio"]) == (1, 1, 1)
+    assert scores["color_recall"] == pytest.approx(1 / 2)  # of what is described
 
 
 def test_types_are_multisets_and_others_than_the_three_do_not_count() -> None:
     claimed = [Claim("color", "car"), Claim("color", "car"), Claim("remove", "cat"), Claim("add", "tree")]
-    found = score([pair([CAR, DOG, CHAIR], claimed), pair([Claim("position", "cup")], [Claim("color", "cup")])])
+    scores = score([pair([CAR, DOG, CHAIR], claimed), pair([Claim("position", "cup")], [Claim("color", "cup")])])
     # color: 2 of 2 claimed and true, then 1 claimed of none; remove: 1 of 1; position: none of 1 true
-    assert (found["color_precision"], found["color_recall"]) == (pytest.approx(2 / 3), 1)
-    assert (found["remove_precision"], found["remove_recall"]) == (1, 1)
-    assert (found["position_precision"], found["position_recall"]) == (None, 0)
-    assert found["tf1"] == pytest.approx(2 * 3 / (4 + 4))
+    assert (scores["color_precision"], scores["color_recall"]) == (pytest.approx(2 / 3), 1)
+    assert (scores["remove_precision"], scores["remove_recall"]) == (1, 1)
+    assert (scores["position_precision"], scores["position_recall"]) == (None, 0)
+    assert scores["tf1"] == pytest.approx(2 * 3 / (4 + 4))
 
 
 def test_one_claim_of_a_type_does_not_find_two() -> None:
-    found = score([pair([CAR, CHAIR], [Claim("color", "car")])])
-    assert (found["color_precision"], found["color_recall"]) == (1, 1 / 2)
-    assert found["tf1"] == pytest.approx(2 / 3)
+    scores = score([pair([CAR, CHAIR], [Claim("color", "car")])])
+    assert (scores["color_precision"], scores["color_recall"]) == (1, 1 / 2)
+    assert scores["tf1"] == pytest.approx(2 / 3)
 
 
 def test_categories_as_multisets_and_as_the_released_code_counts_them() -> None:
     claimed = [Claim("color", "car"), Claim("color", "car"), Claim("remove", "cat"), Claim("add", "tree")]
-    found = score([pair([CAR, DOG, CHAIR], claimed)])
-    assert (found["category_precision"], found["category_recall"]) == (1 / 4, pytest.approx(1 / 3))
-    assert found["cf1"] == pytest.approx(2 * 1 / (4 + 3))
+    scores = score([pair([CAR, DOG, CHAIR], claimed)])
+    assert (scores["category_precision"], scores["category_recall"]) == (1 / 4, pytest.approx(1 / 3))
+    assert scores["cf1"] == pytest.approx(2 * 1 / (4 + 3))
     # There both cars count: precision 2/4, recall 2/3.
-    assert found["cf1_released"] == pytest.approx(2 * (2 / 4) * (2 / 3) / (2 / 4 + 2 / 3))
+    assert scores["cf1_released"] == pytest.approx(2 * (2 / 4) * (2 / 3) / (2 / 4 + 2 / 3))
 
 
 def test_a_claim_without_a_category_is_no_claim_of_one() -> None:
-    found = score([pair([DOG], [Claim("remove")])])
-    assert (found["tf1"], found["category_precision"], found["category_recall"], found["cf1"]) == (1, None, 0, 0)
+    scores = score([pair([DOG], [Claim("remove")])])
+    assert (scores["tf1"], scores["category_precision"], scores["category_recall"], scores["cf1"]) == (1, None, 0, 0)
 
 
-def test_what_nothing_was_there_to_measure_by_is_none() -> None:
+def test_metrics_without_anything_to_measure_are_none() -> None:
     assert set(score([]).values()) == {None}
-    found = score([pair([], [])])
-    assert [name for name, value in found.items() if value is not None] == [
+    scores = score([pair([], [])])
+    assert [name for name, value in scores.items() if value is not None] == [
         "dqr_exact", "false_alarms", "cr_pairs", "yes_no_consistency", "contradictions", "yes_same",
     ]  # fmt: skip
 
@@ -101,25 +101,25 @@ def test_claims_of_two_answers_are_compared(first: list[Claim], second: list[Cla
 
 def test_cr_is_the_mean_over_claims_and_then_over_pairs() -> None:
     three: list[Label] = ["consistent", "contradictory", "ambiguous"]
-    found = score([pair([], [], labels=three), pair([], [], labels=["consistent"]), pair([], [])])
-    assert found["cr"] == pytest.approx(((1 - 1 + 0.5) / 3 + 1) / 2)  # not (1 - 1 + .5 + 1) / 4
-    assert found["cr_pairs"] == pytest.approx(2 / 3)
+    scores = score([pair([], [], labels=three), pair([], [], labels=["consistent"]), pair([], [])])
+    assert scores["cr"] == pytest.approx(((1 - 1 + 0.5) / 3 + 1) / 2)  # not (1 - 1 + .5 + 1) / 4
+    assert scores["cr_pairs"] == pytest.approx(2 / 3)
 
 
 def test_cr_leaves_the_yes_and_no_out_which_are_another_number() -> None:
     alike = pair([CAR], [], same=True, different=True, labels=["consistent"])
     unlike = pair([CAR], [], same=False, different=True, labels=["contradictory"])
     neither = pair([CAR], [], same=None, different=True)
-    found = score([alike, unlike, neither])
-    assert found["cr"] == 0
-    assert found["yes_no_consistency"] == pytest.approx((-1 + 1 + 0.5) / 3)
-    assert found["contradictions"] == pytest.approx(1 / 3)
-    assert found["yes_same"] == pytest.approx(1 / 3)
+    scores = score([alike, unlike, neither])
+    assert scores["cr"] == 0
+    assert scores["yes_no_consistency"] == pytest.approx((-1 + 1 + 0.5) / 3)
+    assert scores["contradictions"] == pytest.approx(1 / 3)
+    assert scores["yes_same"] == pytest.approx(1 / 3)
 
 
-def test_no_twice_is_inconsistent_but_no_contradiction_of_the_papers_kind() -> None:
-    found = score([pair([], [], same=False, different=False)])
-    assert (found["yes_no_consistency"], found["contradictions"]) == (-1, 0)
+def test_answering_no_twice_is_inconsistent_but_no_contradiction() -> None:
+    scores = score([pair([], [], same=False, different=False)])
+    assert (scores["yes_no_consistency"], scores["contradictions"]) == (-1, 0)
 
 
 def test_labels_do_not_depend_on_the_order_of_the_claims() -> None:

@@ -41,7 +41,7 @@ def test_mme_is_read_as_it_is_published_and_as_its_script_takes_it(tmp_path: Pat
     write(tmp_path / "count/000.txt", two)
     write(tmp_path / "OCR/questions_answers_YN/1.txt", two)
     pairs = mme.load([tmp_path], tmp_path)
-    assert {(one.subtask, one.picture) for one in pairs} == {
+    assert {(pair.subtask, pair.picture) for pair in pairs} == {
         ("count", tmp_path / "count/000.jpg"),
         ("OCR", tmp_path / "OCR/images/1.png"),
     }
@@ -61,15 +61,15 @@ def test_chair_takes_objects_of_instances_and_of_captions(tmp_path: Path) -> Non
     instances = {"images": images, "categories": categories, "annotations": [{"image_id": 7, "category_id": 2}]}
     captions = {"images": images, "annotations": [{"image_id": 7, "caption": "Two puppies on a couch."}]}
     files = [write(tmp_path / "i.json", json.dumps(instances)), write(tmp_path / "c.json", json.dumps(captions))]
-    (one,) = chair.load(files, tmp_path)
-    assert one.objects == {"dining table", "couch", "dog"}
+    (described,) = chair.load(files, tmp_path)
+    assert described.objects == {"dining table", "couch", "dog"}
     with pytest.raises(ValueError, match="holds none of the 2 images"):
         chair.load(files, tmp_path / "none")
     with pytest.raises(ValueError, match="needs COCO's instances"):
         chair.load(files[1:], tmp_path)
     synonyms = write(tmp_path / "synonyms.txt", "dog, puppy\ndining table, table\n")
-    (other,) = chair.load([*files, synonyms], tmp_path)
-    assert other.objects == {"dining table", "dog"}
+    (with_synonyms,) = chair.load([*files, synonyms], tmp_path)
+    assert with_synonyms.objects == {"dining table", "dog"}
 
 
 def test_phd_asks_each_question_plainly_and_beside_both_texts(tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_ambigcaps_is_rows_or_three_files(tmp_path: Path, monkeypatch: pytest.Mo
     rows = write(tmp_path / "rows.json", json.dumps([{"image": "1.jpg", "en": "a bat", "tr": "bir yarasa"}]))
     files = [write(tmp_path / name, text) for name, text in (("t.en", "a bat\n"), ("t.tr", "bir yarasa\n"))]
     names = write(tmp_path / "t.txt", "1.jpg\n")
-    there, back = ambigcaps.load([rows], tmp_path)
-    assert [there, back] == ambigcaps.load([*files, names], tmp_path)
+    forth, back = ambigcaps.load([rows], tmp_path)
+    assert [forth, back] == ambigcaps.load([*files, names], tmp_path)
     assert (back.text, back.reference, back.target) == ("bir yarasa", "a bat", "English")
     write(tmp_path / "t.tr", "bir\nyarasa\n")
     with pytest.raises(ValueError, match=r"as many lines in each file; .*t\.tr has 2"):
@@ -133,25 +133,25 @@ def test_ambigcaps_is_rows_or_three_files(tmp_path: Path, monkeypatch: pytest.Mo
         (chair.load, "i.json", '{"images": [], "categories": [{"id": 1, "name": "wug"}]}', "lack the category wug"),
     ],
 )
-def test_what_is_wrong_is_named(load: Callable[..., Any], name: str, text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_rows_are_named(load: Callable[..., Any], name: str, text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         load([write(tmp_path / name, text)], tmp_path)
 
 
-def test_what_lacks_something_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_incomplete_rows_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     draw(tmp_path / "1.jpg")
     good = {"image": "1.jpg", "text": "Is there a star?", "label": "yes"}
-    for bad, said in (
+    for bad, message in (
         (good | {"image": "2.jpg"}, "there is no image"),
         ({"image": "1.jpg", "label": "no"}, "it has no 'text'"),
         (good | {"text": ""}, "it has no 'text'"),
         (good | {"label": None}, "it has no answer"),
     ):
         file = write(tmp_path / "coco_pope_random.json", json.dumps([good, bad, good]))
-        left: list[str] = []
-        assert [one.id for one in pope.load([file], tmp_path, left)] == ["1-0", "1-2"]
-        (why,) = left
-        assert said in why
+        left_out: list[str] = []
+        assert [sample.id for sample in pope.load([file], tmp_path, left_out)] == ["1-0", "1-2"]
+        (why,) = left_out
+        assert message in why
         assert f"{file}, row 2: " in caplog.messages[-1]
     write(file, json.dumps([good, bad, bad, *[good] * 9]))
     with pytest.raises(ValueError, match="2 of 12 samples cannot be asked"):
@@ -165,13 +165,13 @@ def test_an_image_of_mme_that_lacks_a_question_is_left_out(tmp_path: Path) -> No
     draw(*(tmp_path / f"count/{number}.jpg" for number in range(4)))
     for number in range(4):
         write(tmp_path / f"count/{number}.txt", "Two?\tYes\nOne?" + "\tNo\n" * (number != 2))
-    left: list[str] = []
-    found = mme.load([tmp_path], tmp_path, left)
-    assert [(one.id, one.expected) for one in found] == [(f"count/{number}", ["yes", "no"]) for number in (0, 1, 3)]
-    assert left == [f"{tmp_path / 'count/2.txt'}: line 2: not a question of MME: a line is QUESTION TAB ANSWER"]
+    left_out: list[str] = []
+    pairs = mme.load([tmp_path], tmp_path, left_out)
+    assert [(pair.id, pair.expected) for pair in pairs] == [(f"count/{number}", ["yes", "no"]) for number in (0, 1, 3)]
+    assert left_out == [f"{tmp_path / 'count/2.txt'}: line 2: not a question of MME: a line is QUESTION TAB ANSWER"]
 
 
-def test_what_is_no_text_is_named(tmp_path: Path) -> None:
+def test_fields_that_are_not_texts_are_named(tmp_path: Path) -> None:
     (tmp_path / "i.json").write_bytes(b"\xff\xfe")
     for load in (mme.load, tallyqa.load, chair.load):
         with pytest.raises(ValueError, match=r"i\.json is not UTF-8 text"):
@@ -184,10 +184,10 @@ def test_what_is_no_text_is_named(tmp_path: Path) -> None:
         tallyqa.load([write(tmp_path / "t.json", json.dumps([row]))], tmp_path)
 
 
-def test_a_name_that_no_file_can_have_is_that_of_no_image(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_impossible_file_name_is_a_missing_image(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(Incomplete) as raised:
         image(tmp_path, "x" * 5000)
     leave_out([str(raised.value)], of=20)
-    (said,) = caplog.messages
-    assert said.startswith(f"1 of 20 samples are left out: there is no image {tmp_path}")
-    assert len(said) < 400
+    (message,) = caplog.messages
+    assert message.startswith(f"1 of 20 samples are left out: there is no image {tmp_path}")
+    assert len(message) < 400

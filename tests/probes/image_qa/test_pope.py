@@ -26,8 +26,8 @@ def test_rows_become_questions_whose_image_is_opened_when_asked(tmp_path: Path) 
     samples = load([write(tmp_path, ROW + ROW.replace("yes", "no"))], tmp_path)
     image = tmp_path / "COCO_val2014_000000000001.jpg"
     assert samples == [YesNo(image, "Is there a star?", present, "popular") for present in (True, False)]
-    found = compare(Scripted(lambda _: "Yes."), {"baseline": ()}, TASK.parts(samples), max_tokens=4, quiet=True)
-    assert {name: one["accuracy"]["value"] for name, one in found["baseline"]["existence"].items()} == {
+    results = compare(Scripted(lambda _: "Yes."), {"baseline": ()}, TASK.parts(samples), max_tokens=4, quiet=True)
+    assert {name: condition["accuracy"]["value"] for name, condition in results["baseline"]["existence"].items()} == {
         "all": 0.5,
         "popular": 0.5,
     }
@@ -52,7 +52,7 @@ def test_a_wrong_file_is_named_with_its_line(tmp_path: Path, text: str, name: st
         load([write(tmp_path, text, name)], tmp_path)
 
 
-def test_a_file_that_is_not_there_is_not_told_of_its_name(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_before_an_unknown_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"questions\.json"):
         load([tmp_path / "questions.json"], tmp_path)
 

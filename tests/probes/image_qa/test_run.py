@@ -29,7 +29,7 @@ def test_the_demo_world_is_asked_under_the_conditions_and_the_run_goes_on(
     words.insert(1, "pope")
     words += ["--conditions", "ICD", "--noise", "30"]
     assert cli.main(words) == 0
-    assert [one.interventions for one in questions] == [(), (), (), (), *[(Icd(),)] * 4]
+    assert [question.interventions for question in questions] == [(), (), (), (), *[(Icd(),)] * 4]
     report = strict(tmp_path / "out" / "report.json")
     assert list(report["conditions"]) == [BASELINE, "ICD"]
     assert "over held-out scenes of the demo world with noise of standard deviation 30" in report["about"]["data"]
@@ -56,11 +56,13 @@ def test_files_are_asked_in_place_of_the_demo_world(
     )  # the images lie beside the file
     about = strict(tmp_path / "out" / "report.json")["about"]
     assert about["data"] == "5 questions from coco_pope_random.json, in the order of seed 0"
-    assert {text_of(one) for one in questions} == {row["text"] for row in rows[1:]}
+    assert {text_of(question) for question in questions} == {row["text"] for row in rows[1:]}
     assert about["left_out"] == 1
     assert "1, because their files are missing or do not decode" in (tmp_path / "out" / "report.md").read_text()
-    told = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
-    assert {(one["id"], one["expected"]) for one in told} == {(f"{number}-{number}", "yes") for number in range(1, 6)}
+    rows_written = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    assert {(row["id"], row["expected"]) for row in rows_written} == {
+        (f"{number}-{number}", "yes") for number in range(1, 6)
+    }
 
 
 @pytest.mark.usefixtures("no_model")

@@ -31,33 +31,40 @@ PICTURE = Image.new("RGB", (8, 8))
 
 
 def scored(module: Any, samples: Sequence[Any], answers: Sequence[Sequence[str]]) -> dict[str, float]:
-    told = [module.tally(one, [Reply(text) for text in said]) for one, said in zip(samples, answers, strict=True)]
-    sums = {name: np.array(sum(one[name] for one in told)) for name in told[0]}
+    tallies = [
+        module.tally(sample, [Reply(text) for text in answers_of_sample])
+        for sample, answers_of_sample in zip(samples, answers, strict=True)
+    ]
+    sums = {name: np.array(sum(tally[name] for tally in tallies)) for name in tallies[0]}
     return {name: float(value) for name, value in module.scores(sums).items()}
 
 
-def test_mme() -> None:
-    asked = [MmePair(PICTURE, (("Two?", True), ("One?", False)), task) for task in ("count", "count", "code_reasoning")]
-    found = scored(pairs, asked, [("Yes.", "No"), ("yes", "Yes"), ("Perhaps", "no.")])
-    assert found == {"acc": 4 / 6, "acc_plus": 1 / 3, "score": pytest.approx(100), "unread": 1 / 6}
+def test_mme_scores_by_hand() -> None:
+    samples = [
+        MmePair(PICTURE, (("Two?", True), ("One?", False)), task) for task in ("count", "count", "code_reasoning")
+    ]
+    scores = scored(pairs, samples, [("Yes.", "No"), ("yes", "Yes"), ("Perhaps", "no.")])
+    assert scores == {"acc": 4 / 6, "acc_plus": 1 / 3, "score": pytest.approx(100), "unread": 1 / 6}
 
 
 def test_mmes_totals_are_sums_of_subtasks() -> None:
-    asked = [MmePair(PICTURE, (("Two?", True), ("One?", False)), task) for task in ("count", "color", "code_reasoning")]
-    right = Scripted(lambda one: "Yes" if text_of(one) == "Two?" else "No")
-    found = compare(right, {BASELINE: ()}, MME.parts(asked), max_tokens=4, quiet=True)
-    totals = MME.totals(found)
+    samples = [
+        MmePair(PICTURE, (("Two?", True), ("One?", False)), task) for task in ("count", "color", "code_reasoning")
+    ]
+    right = Scripted(lambda question: "Yes" if text_of(question) == "Two?" else "No")
+    results = compare(right, {BASELINE: ()}, MME.parts(samples), max_tokens=4, quiet=True)
+    totals = MME.totals(results)
     assert totals == {BASELINE: {"perception": 400, "cognition": 200}}
-    page = report(MME, {"model": "m", "data": "d", "versions": {}}, found, totals).markdown()
+    page = report(MME, {"model": "m", "data": "d", "versions": {}}, results, totals).markdown()
     assert "| baseline | 400.000 | 200.000 |" in page
     assert "| baseline | color | 1.000" in page
 
 
-def test_chair() -> None:
+def test_chair_scores_by_hand() -> None:
     vocabulary = Vocabulary.of([["star"], ["ring"], ["heart"]])
-    seen = [Described(PICTURE, frozenset({"star", "ring"}), vocabulary) for _ in range(2)]
-    found = scored(descriptions, seen, [("A star and a heart, two stars.",), ("A ring.",)])
-    assert found == {
+    samples = [Described(PICTURE, frozenset({"star", "ring"}), vocabulary) for _ in range(2)]
+    scores = scored(descriptions, samples, [("A star and a heart, two stars.",), ("A ring.",)])
+    assert scores == {
         "chair_s": 1 / 2, "chair_i": 1 / 4, "recall": 2 / 4, "mentions": 2, "words": 9 / 2,
     }  # fmt: skip
 
@@ -84,18 +91,18 @@ def test_our_words_have_cocos_eighty_categories() -> None:
     assert {"potted plant", "tv", "sports ball", "cell phone", "hair drier"} <= names
 
 
-def test_phd() -> None:
-    asked = [PhdSample(PICTURE, "", present, "counting", "icc") for present in (True, True, False, False, False)]
-    found = scored(texts, asked, [("Yes",), ("No",), ("No",), ("Yes",), ("Well",)])
-    assert found["recall"] == 1 / 2
-    assert found["recall_no"] == 1 / 3
-    assert found["index"] == pytest.approx(2 * (1 / 6) / (5 / 6))
-    assert (found["accuracy"], found["unread"]) == (2 / 5, 1 / 5)
-    assert [part.name for part in texts.parts(asked) if part.samples] == ["PhD-icc"]
+def test_phd_scores_by_hand() -> None:
+    samples = [PhdSample(PICTURE, "", present, "counting", "icc") for present in (True, True, False, False, False)]
+    scores = scored(texts, samples, [("Yes",), ("No",), ("No",), ("Yes",), ("Well",)])
+    assert scores["recall"] == 1 / 2
+    assert scores["recall_no"] == 1 / 3
+    assert scores["index"] == pytest.approx(2 * (1 / 6) / (5 / 6))
+    assert (scores["accuracy"], scores["unread"]) == (2 / 5, 1 / 5)
+    assert [part.name for part in texts.parts(samples) if part.samples] == ["PhD-icc"]
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "expected"),
     [
         ("There are 3 stars.", 3),
         ("Twelve", 12),
@@ -106,26 +113,26 @@ def test_phd() -> None:
         ("9" * 5000, 10**9 - 1),
     ],
 )
-def test_a_number_is_read(answer: str, said: int | None) -> None:
-    assert numbers.number(answer) == said
+def test_a_number_is_read(answer: str, expected: int | None) -> None:
+    assert numbers.number(answer) == expected
 
 
-def test_tallyqa() -> None:
-    asked = [Counted(PICTURE, "How many?", answer, True) for answer in (3, 2, 5)]
-    found = scored(numbers, asked, [("3",), ("four",), ("many",)])
-    assert found == {"accuracy": 1 / 3, "rmse": pytest.approx(2**0.5), "unread": 1 / 3}
+def test_tallyqa_scores_by_hand() -> None:
+    samples = [Counted(PICTURE, "How many?", answer, True) for answer in (3, 2, 5)]
+    scores = scored(numbers, samples, [("3",), ("four",), ("many",)])
+    assert scores == {"accuracy": 1 / 3, "rmse": pytest.approx(2**0.5), "unread": 1 / 3}
 
 
 def test_bleu_of_a_corpus_is_sacrebleus() -> None:
     sacrebleu = pytest.importorskip("sacrebleu")
     references = ["bir yarasa ağaçta asılı duruyor", "küçük bir kedi masanın üzerinde"]
-    said = ["bir yarasa ağaçta  duruyor", "küçük kedi masanın üzerinde uyuyor"]
-    asked = [Translated(PICTURE, "English", "", one) for one in references]
-    found = scored(translations, asked, [(one,) for one in said])
-    assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(said, [references]).score)
+    answers = ["bir yarasa ağaçta  duruyor", "küçük kedi masanın üzerinde uyuyor"]
+    samples = [Translated(PICTURE, "English", "", reference) for reference in references]
+    scores = scored(translations, samples, [(answer,) for answer in answers])
+    assert scores["bleu"] == pytest.approx(sacrebleu.corpus_bleu(answers, [references]).score)
 
 
-def test_without_sacrebleu_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sacrebleu_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probes.ambigcaps.samples.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"BLEU needs sacrebleu: pip install 'helmsight\[eval\]'"):
         translations.check_bleu()
@@ -133,16 +140,16 @@ def test_without_sacrebleu_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("draw", [lists.mme_pairs, lists.phd_samples, lists.counted_samples, lists.described])
 def test_the_demo_worlds_samples_are_those_of_their_seed(draw: Callable[[int, int], Sequence[Any]]) -> None:
-    samples, again, other = draw(12, 3), draw(12, 3), draw(12, 4)
+    samples, again, different = draw(12, 3), draw(12, 3), draw(12, 4)
     assert len(samples) == 12
-    assert [one.image.tobytes() for one in samples] == [one.image.tobytes() for one in again]
-    assert [one.image.tobytes() for one in samples] != [one.image.tobytes() for one in other]
+    assert [sample.image.tobytes() for sample in samples] == [sample.image.tobytes() for sample in again]
+    assert [sample.image.tobytes() for sample in samples] != [sample.image.tobytes() for sample in different]
 
 
 def test_the_demo_worlds_questions_are_balanced() -> None:
-    asked = lists.phd_samples(30, 1)
+    samples = lists.phd_samples(30, 1)
     for mode in texts.MODES:
-        assert [one.present for one in asked if one.mode == mode] == [True, False] * 5
-    for one in lists.mme_pairs(10, 1):
-        assert [answer for _, answer in one.questions] == [True, False]
-        assert one.questions[0][0] != one.questions[1][0]
+        assert [sample.present for sample in samples if sample.mode == mode] == [True, False] * 5
+    for pair in lists.mme_pairs(10, 1):
+        assert [answer for _, answer in pair.questions] == [True, False]
+        assert pair.questions[0][0] != pair.questions[1][0]

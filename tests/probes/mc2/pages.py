@@ -15,7 +15,7 @@ from probes.reporting.report import Report
 
 def tables(page: Report) -> list[dict[str, dict[str, str]]]:
     """Every table as rows by their first cell, each with its cells by column."""
-    found: list[dict[str, dict[str, str]]] = []
+    tables_found: list[dict[str, dict[str, str]]] = []
     lines = page.markdown().replace("\u00a0", " ").splitlines()
     for number, line in enumerate(lines):
         if line.startswith("| ---"):
@@ -26,8 +26,8 @@ def tables(page: Report) -> list[dict[str, dict[str, str]]]:
                     break
                 cells = [cell.strip() for cell in row.strip("|").split("|")]
                 rows[cells[0]] = dict(zip(head, cells, strict=True))
-            found.append(rows)
-    return found
+            tables_found.append(rows)
+    return tables_found
 
 
 def ranged(shares: Shares, name: str) -> str:
@@ -47,7 +47,8 @@ def row(vision: tuple[int, int, int], text: tuple[int, int, int]) -> Steered:
 def strengths(rows: dict[float, Steered], bend: Knee, published: float | None = None) -> dict[str, Any]:
     """Return the rows as report.json holds them."""
     return {
-        "knee": bend.to_json(), "published": published, "rows": {f"{one:g}": row.to_json() for one, row in rows.items()},
+        "knee": bend.to_json(), "published": published,
+        "rows": {f"{strength:g}": row.to_json() for strength, row in rows.items()},
     }  # fmt: skip
 
 

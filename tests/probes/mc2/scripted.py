@@ -40,8 +40,8 @@ class AskedQuestion:
     def of(cls, question: Question) -> AskedQuestion:
         *shots, last = question.chat
         text = last["content"][-1]["text"]
-        found = re.search(r"ball (\d+)\?", text)
-        assert found is not None
+        match = re.search(r"ball (\d+)\?", text)
+        assert match is not None
         sides = [side for side in mc2.SIDES if mc2.WORDINGS["paper"][side] in text]
         setting: str = sides[0] if sides else "plain"
         if mc2.CHAIN_REQUEST in text:
@@ -52,7 +52,7 @@ class AskedQuestion:
             setting = "context_only"
         elif not text.startswith("Text context: "):
             setting = "image_only"
-        return cls(int(found[1]), "A. blue" in text, setting, question.push, question)
+        return cls(int(match[1]), "A. blue" in text, setting, question.push, question)
 
 
 @dataclass
@@ -125,22 +125,22 @@ STEERING = Candidate(VECTOR, 1.5, (0, 2))
 SHOTS = make_samples(4)
 
 
-def script_name(one: AskedQuestion) -> str:
+def script_name(question: AskedQuestion) -> str:
     """Return the key of a question in SCRIPT."""
-    steered = "plain" if one.push is None else one.push.toward
-    if one.setting.endswith("_only"):
-        return f"{steered} {one.setting}"
-    if one.setting in ("vision", "text"):
-        return f"instruct_{one.setting}"
-    return steered if one.setting == "plain" else one.setting
+    steered = "plain" if question.push is None else question.push.toward
+    if question.setting.endswith("_only"):
+        return f"{steered} {question.setting}"
+    if question.setting in ("vision", "text"):
+        return f"instruct_{question.setting}"
+    return steered if question.setting == "plain" else question.setting
 
 
-def ratio(one: AskedQuestion) -> float | None:
+def ratio(question: AskedQuestion) -> float | None:
     """.0 to .4 for the balls plainly asked, the swapped ones .1 more; unknown for ball 3; .5 where anything is done."""
-    if script_name(one) != "plain":
+    if script_name(question) != "plain":
         return 0.5
-    return None if one.ball == 3 else (one.ball + one.swapped) / 10
+    return None if question.ball == 3 else (question.ball + question.swapped) / 10
 
 
-def by_script(one: AskedQuestion) -> Reply:
-    return Reply(said(SCRIPT[script_name(one)][one.ball], one.swapped), seen(ratio(one)))
+def by_script(question: AskedQuestion) -> Reply:
+    return Reply(said(SCRIPT[script_name(question)][question.ball], question.swapped), seen(ratio(question)))

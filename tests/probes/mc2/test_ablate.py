@@ -38,29 +38,31 @@ def by_vector(codes: Sequence[str]) -> Scripted:
     """Follows the side of the push, for the n-th vector that is met, with those balls whose code in the n-th is "+"."""
     met: list[SteeringVector] = []
 
-    def rule(one: AskedQuestion) -> Reply:
-        assert one.push is not None
-        assert isinstance(one.push.vector, SteeringVector)
-        if not any(one.push.vector is known for known in met):
-            met.append(one.push.vector)
-        number = next(i for i, known in enumerate(met) if known is one.push.vector)
-        return Reply(said(one.push.toward[0] if codes[number][one.ball] == "+" else "a", one.swapped))
+    def rule(question: AskedQuestion) -> Reply:
+        assert question.push is not None
+        assert isinstance(question.push.vector, SteeringVector)
+        if not any(question.push.vector is vector for vector in met):
+            met.append(question.push.vector)
+        number = next(i for i, vector in enumerate(met) if vector is question.push.vector)
+        return Reply(said(question.push.toward[0] if codes[number][question.ball] == "+" else "a", question.swapped))
 
     return Scripted(rule)
 
 
 def pushed(answerer: Scripted) -> list[tuple[SteeringVector, list[Push]]]:
     """Return the vectors in the order in which they came, each with its pushes."""
-    found: list[tuple[SteeringVector, list[Push]]] = []
-    for one in answerer.asked:
-        assert one.push is not None
-        assert isinstance(one.push.vector, SteeringVector)
-        pushes = next((known for vector, known in found if vector is one.push.vector), None)
+    pushes_by_vector: list[tuple[SteeringVector, list[Push]]] = []
+    for question in answerer.asked:
+        assert question.push is not None
+        assert isinstance(question.push.vector, SteeringVector)
+        pushes = next(
+            (known_vector for vector, known_vector in pushes_by_vector if vector is question.push.vector), None
+        )
         if pushes is None:
-            found.append((one.push.vector, [one.push]))
+            pushes_by_vector.append((question.push.vector, [question.push]))
         else:
-            pushes.append(one.push)
-    return found
+            pushes.append(question.push)
+    return pushes_by_vector
 
 
 def check_same_dose(vector: SteeringVector, published: SteeringVector) -> None:
@@ -89,7 +91,7 @@ def test_probe_sizes_use_the_evaluated_layers_and_dose(tiny: steering.Engine, ca
 def test_layers_that_are_evaluated_on_purpose_are_kept(tiny: steering.Engine, calibrated: SteeringVector) -> None:
     answerer = by_vector(["+"])
     by_samples(tiny, answerer, make_samples(1), balls(1), Candidate(calibrated, layers=(0, 1)), (1,), quiet=True)
-    assert {one.push.layers for one in answerer.asked if one.push} == {(0, 1)}
+    assert {question.push.layers for question in answerer.asked if question.push} == {(0, 1)}
 
 
 def test_a_vector_that_was_not_calibrated_is_compared_at_the_published_weight(tiny: steering.Engine) -> None:
@@ -132,10 +134,10 @@ def test_strengths_are_in_published_units_whatever_strength_is_evaluated(
 ) -> None:
     """2.0 published is strength 5 if strength 1 is 0.4 published; a vector without that keeps its own units."""
 
-    def rule(one: AskedQuestion) -> Reply:
-        assert one.push is not None
-        followed = one.ball < one.push.strength if one.push.toward == "vision" else one.ball == 0
-        return Reply(said(one.push.toward[0] if followed else "n", one.swapped))
+    def rule(question: AskedQuestion) -> Reply:
+        assert question.push is not None
+        followed = question.ball < question.push.strength if question.push.toward == "vision" else question.ball == 0
+        return Reply(said(question.push.toward[0] if followed else "n", question.swapped))
 
     answerer, vector = Scripted(rule), simple_vector()
     vector = replace(vector, info=vector.info | ({} if published is None else {"published": published}))
@@ -144,7 +146,7 @@ def test_strengths_are_in_published_units_whatever_strength_is_evaluated(
     if published is not None:  # at strengths 0, 1.25 and 5
         followed = {0.0: (0, 0.25), 0.5: (0.5, 0.25), 2.0: (1.0, 0.25)}
     assert {strength: follows(row) for strength, row in rows.items()} == followed
-    pushes = {one.push for one in answerer.asked if one.push}
+    pushes = {question.push for question in answerer.asked if question.push}
     assert {push.strength for push in pushes} == pushed_at
     assert {push.layers for push in pushes} == {(2,)}
     assert all(push.vector is vector for push in pushes)
@@ -202,12 +204,12 @@ def test_the_knee_of_curves_by_hand(
     breaks: float | None,
     visible: bool,
 ) -> None:
-    found = knee(curve(effects))
-    assert (found.strength, found.breaks_at, found.visible) == (strength, breaks, visible)
-    assert found.slope_before == pytest.approx(before)
-    assert found.slope_after == (None if after is None else pytest.approx(after))
-    assert found.to_json() == {
-        "strength": strength, "slope_before": pytest.approx(before), "slope_after": found.slope_after,
+    bend = knee(curve(effects))
+    assert (bend.strength, bend.breaks_at, bend.visible) == (strength, breaks, visible)
+    assert bend.slope_before == pytest.approx(before)
+    assert bend.slope_after == (None if after is None else pytest.approx(after))
+    assert bend.to_json() == {
+        "strength": strength, "slope_before": pytest.approx(before), "slope_after": bend.slope_after,
         "breaks_at": breaks, "visible": visible,
     }  # fmt: skip
 
@@ -228,15 +230,15 @@ def test_a_slow_rise_that_goes_on_is_no_visible_knee() -> None:
 
 
 def test_latency_of_the_three_ways_on_a_real_engine(tiny: steering.Engine, calibrated: SteeringVector) -> None:
-    found = latency(tiny, make_samples(3), Candidate(calibrated), quiet=True)
-    assert list(found) == ["plain", "probing", "steering"]
-    for one in found.values():
-        assert 0 < one.seconds < 60
-        assert 0 < one.interval[0] <= one.ratio <= one.interval[1] < math.inf
-    assert (found["plain"].ratio, found["plain"].interval) == (1.0, (1.0, 1.0))
-    assert found["steering"].to_json() == {
-        "seconds": found["steering"].seconds, "ratio": found["steering"].ratio,
-        "ratio_95": list(found["steering"].interval), "megabytes": found["steering"].megabytes,
+    latencies = latency(tiny, make_samples(3), Candidate(calibrated), quiet=True)
+    assert list(latencies) == ["plain", "probing", "steering"]
+    for way in latencies.values():
+        assert 0 < way.seconds < 60
+        assert 0 < way.interval[0] <= way.ratio <= way.interval[1] < math.inf
+    assert (latencies["plain"].ratio, latencies["plain"].interval) == (1.0, (1.0, 1.0))
+    assert latencies["steering"].to_json() == {
+        "seconds": latencies["steering"].seconds, "ratio": latencies["steering"].ratio,
+        "ratio_95": list(latencies["steering"].interval), "megabytes": latencies["steering"].megabytes,
         "memory_ratio": pytest.approx(1, abs=0.5), "memory_ratio_95": [pytest.approx(1, abs=0.5)] * 2,
     }  # fmt: skip
 
@@ -258,7 +260,7 @@ class Clock:
         (request,) = requests
         way = "probing" if request.states else "steering" if request.asked else "plain"
         number = int(request.messages[0]["content"][1]["text"].split("ball ")[1].split("?")[0]) + 1
-        first = not any(known.messages is request.messages for known in self.requests)
+        first = not any(request_before.messages is request.messages for request_before in self.requests)
         self.now += number * {"plain": 1, "probing": 2, "steering": 3}[way] + 100 * first
         self.order.append(way)
         self.requests.append(request)
@@ -267,17 +269,17 @@ class Clock:
         return self.now
 
 
-def test_latencies_by_a_clock_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latencies_by_a_scripted_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("time.perf_counter", clock.time)
     needs = {"plain": 7.0, "probing": 8.5, "steering": 7.5}
     monkeypatch.setattr("probes.mc2.memory.peak", lambda device: needs[clock.order[-1]])
-    found = latency(clock, balls(5), Candidate(simple_vector(), 1.5, (0,)), quiet=True)  # type: ignore[arg-type]
-    assert {name: one.seconds for name, one in found.items()} == {"plain": 3, "probing": 6, "steering": 9}
-    assert {name: one.ratio for name, one in found.items()} == {"plain": 1, "probing": 2, "steering": 3}
-    assert found["steering"].interval == (3, 3)
-    assert {name: one.megabytes for name, one in found.items()} == needs
-    assert found["steering"].memory == (pytest.approx(7.5 / 7), (pytest.approx(7.5 / 7), pytest.approx(7.5 / 7)))
+    latencies = latency(clock, balls(5), Candidate(simple_vector(), 1.5, (0,)), quiet=True)  # type: ignore[arg-type]
+    assert {name: way.seconds for name, way in latencies.items()} == {"plain": 3, "probing": 6, "steering": 9}
+    assert {name: way.ratio for name, way in latencies.items()} == {"plain": 1, "probing": 2, "steering": 3}
+    assert latencies["steering"].interval == (3, 3)
+    assert {name: way.megabytes for name, way in latencies.items()} == needs
+    assert latencies["steering"].memory == (pytest.approx(7.5 / 7), (pytest.approx(7.5 / 7), pytest.approx(7.5 / 7)))
 
 
 def test_settings_are_compared_with_the_last_one_by_the_same_samples(
@@ -305,6 +307,6 @@ def test_the_ways_take_turns_and_answer_at_one_length(monkeypatch: pytest.Monkey
         assert set(ways[:, place]) == {"plain", "probing", "steering"}
     for request in clock.requests:
         assert (request.sampling.max_tokens, request.sampling.ignore_eos) == (8, True)
-        asked = request.asked.get("steering")
-        for steer in asked.steers if isinstance(asked, Steering) else ():
+        options = request.asked.get("steering")
+        for steer in options.steers if isinstance(options, Steering) else ():
             assert (steer.scale, steer.layers, steer.toward, steer.tokens) == (1.5, (0,), "text", "all")

@@ -41,31 +41,31 @@ VECTOR = simple_vector()
 SAMPLES = balls(4)
 
 
-def cell_of(one: AskedQuestion) -> tuple[str, bool]:
+def cell_of(question: AskedQuestion) -> tuple[str, bool]:
     """Return the modality that is left, picture or context, and whether it is reworded."""
-    sample = SAMPLES[one.ball]
-    plainly = f"Text context: {sample.context}\n" in one.text
-    if one.image is None:
-        return ("text", not plainly) if sample.context in one.text else ("vision", False)
-    if one.image.tobytes() == sample.picture().tobytes():
-        assert sample.context not in one.text
+    sample = SAMPLES[question.ball]
+    plainly = f"Text context: {sample.context}\n" in question.text
+    if question.image is None:
+        return ("text", not plainly) if sample.context in question.text else ("vision", False)
+    if question.image.tobytes() == sample.picture().tobytes():
+        assert sample.context not in question.text
         return "vision", False
-    assert one.setting == "image_only" or sample.context in one.text
-    return "text", one.setting != "image_only" and not plainly
+    assert question.setting == "image_only" or sample.context in question.text
+    return "text", question.setting != "image_only" and not plainly
 
 
-def rule(one: AskedQuestion) -> Reply:
-    cell, auto, done = cell_of(one), None, one.setting
-    if one.push is None:
-        done = "plain" if one.setting == "plain" else one.setting
-    elif one.push.toward != "auto":
-        assert one.push.toward == cell[0]
-        done = "prior"
+def rule(question: AskedQuestion) -> Reply:
+    cell, auto, setting_asked = cell_of(question), None, question.setting
+    if question.push is None:
+        setting_asked = "plain" if question.setting == "plain" else question.setting
+    elif question.push.toward != "auto":
+        assert question.push.toward == cell[0]
+        setting_asked = "prior"
     else:
-        done = one.push.criterion.name
-        assert one.push.criterion == NAMES[done]
-        auto = {"toward": WAYS[FOUND[cell][done][one.ball][one.swapped]], "criterion": done}
-    return Reply(said(SCRIPT[cell][done][one.ball], one.swapped), None, auto)
+        setting_asked = question.push.criterion.name
+        assert question.push.criterion == NAMES[setting_asked]
+        auto = {"toward": WAYS[FOUND[cell][setting_asked][question.ball][question.swapped]], "criterion": setting_asked}
+    return Reply(said(SCRIPT[cell][setting_asked][question.ball], question.swapped), None, auto)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def report(scripted: Scripted) -> AutomaticReport:
 
 def test_right_answers_are_the_reliable_modalitys(report: AutomaticReport) -> None:
     vision, text, unfamiliar = report.cells
-    assert [(one.side, one.severity, one.reworded) for one in report.cells] == [
+    assert [(cell.side, cell.severity, cell.reworded) for cell in report.cells] == [
         ("vision", 1.0, False), ("text", 1.0, False), ("text", 1.0, True),
     ]  # fmt: skip
     assert vision.plain.tolist() == [1, 0, 1, 0.5]
@@ -134,9 +134,9 @@ def test_the_report_as_json(report: AutomaticReport) -> None:
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert (data["severities"], data["criteria"]) == ([1.0], ["drop", "surprise"])
     assert len(data["rows"]) == 2 * 5 * 2
-    found = {(row["severity"], row["degraded"], row["criterion"]): row for row in data["rows"]}
-    assert found[None, "text", "drop"]["right_if_decided"] == pytest.approx(4 / 7)
-    assert found[1.0, "text", "drop"] == found[None, "text", "drop"] | {"severity": 1.0}
+    rows_by_cell = {(row["severity"], row["degraded"], row["criterion"]): row for row in data["rows"]}
+    assert rows_by_cell[None, "text", "drop"]["right_if_decided"] == pytest.approx(4 / 7)
+    assert rows_by_cell[1.0, "text", "drop"] == rows_by_cell[None, "text", "drop"] | {"severity": 1.0}
     assert data["cells"][0]["votes"]["drop"]["shape"] == {"text": 3, "vision": 1}
 
 
@@ -151,27 +151,27 @@ def test_the_gap_that_is_closed_by_hand() -> None:
     plain, prior = [1.0] * 20 + [0.0] * 20, [1.0] * 40
     auto = [1.0] * 18 + [0.0] * 2 + [1.0] * 12 + [0.0] * 8
     cells = [a_cell("vision", 0.3, plain, prior, auto), a_cell("text", 0.7, plain, prior, plain)]
-    found = AutomaticReport(cells, ["color"] * 40)
-    alone, other, both = (
-        found.row(some, "drop").gap_closed
-        for some in (found.groups(0.3)["text"], found.groups(0.7)["image"], found.groups()["either"])
+    report = AutomaticReport(cells, ["color"] * 40)
+    alone, image_gap, pooled_gap = (
+        report.row(group, "drop").gap_closed
+        for group in (report.groups(0.3)["text"], report.groups(0.7)["image"], report.groups()["either"])
     )
     assert alone is not None
-    assert other is not None
-    assert both is not None
+    assert image_gap is not None
+    assert pooled_gap is not None
     assert alone[0] == pytest.approx(0.5)
     low, high = alone[1]
     assert 0.2 < low < 0.4
     assert 0.6 < high < 0.8
-    assert other == (0, (0, 0))
-    assert both[0] == pytest.approx(0.25)
-    assert both[1] == pytest.approx([end / 2 for end in alone[1]])  # the same samples are drawn together
-    row = found.row(found.groups(0.3)["text"], "drop")
+    assert image_gap == (0, (0, 0))
+    assert pooled_gap[0] == pytest.approx(0.25)
+    assert pooled_gap[1] == pytest.approx([end / 2 for end in alone[1]])  # the same samples are drawn together
+    row = report.row(report.groups(0.3)["text"], "drop")
     assert (row.decided, row.right_if_decided, row.follows, row.tasks) == (0, None, None, 0)
     assert row.to_json()["gap_closed_95"] == list(alone[1])
 
 
-def test_where_steering_rightly_is_no_better_there_is_no_gap() -> None:
+def test_there_is_no_gap_if_steering_rightly_is_no_better() -> None:
     for prior in ([1.0] * 10, [0.0] * 10, [0.0] + [1.0] * 9):
         cell = a_cell("vision", 0.3, [1.0] * 10, prior, [0.0] * 10)
         assert AutomaticReport([cell], ["color"] * 10).row([cell], "drop").gap_closed is None
@@ -179,48 +179,50 @@ def test_where_steering_rightly_is_no_better_there_is_no_gap() -> None:
 
 def test_every_way_is_asked_of_every_sample_with_the_same_vector(scripted: Scripted, report: AutomaticReport) -> None:
     assert len(scripted.asked) == 3 * 6 * 4 * 2
-    pushes = Counter((one.push.toward, one.push.criterion.name) for one in scripted.asked if one.push)
+    pushes = Counter(
+        (question.push.toward, question.push.criterion.name) for question in scripted.asked if question.push
+    )
     assert pushes == {
         ("vision", "drop"): 8, ("text", "drop"): 16, ("auto", "drop"): 24, ("auto", "surprise"): 24,
     }  # fmt: skip
-    for one in scripted.asked:
-        if one.push is not None:
-            assert (one.push.vector, one.push.strength, one.push.layers) == (VECTOR, 1.5, (0, 2))
+    for question in scripted.asked:
+        if question.push is not None:
+            assert (question.push.vector, question.push.strength, question.push.layers) == (VECTOR, 1.5, (0, 2))
 
 
-def test_what_is_not_reliable_is_really_degraded(scripted: Scripted, report: AutomaticReport) -> None:
+def test_the_unreliable_modality_is_degraded(scripted: Scripted, report: AutomaticReport) -> None:
     third = len(scripted.asked) // 3
-    for one in scripted.asked[:third]:  # the image is reliable
-        original = SAMPLES[one.ball]
-        if one.image is not None:
-            assert one.image is original.image
-        assert original.context not in one.text
-        assert one.setting == "image_only" or one.text.startswith("Text context: ")
-        assert original.question in one.text
-    for number, one in enumerate(scripted.asked[third:]):
-        original = SAMPLES[one.ball]
-        if one.image is not None:
-            pixels = np.asarray(one.image, float)
+    for question in scripted.asked[:third]:  # the image is reliable
+        original = SAMPLES[question.ball]
+        if question.image is not None:
+            assert question.image is original.image
+        assert original.context not in question.text
+        assert question.setting == "image_only" or question.text.startswith("Text context: ")
+        assert original.question in question.text
+    for number, question in enumerate(scripted.asked[third:]):
+        original = SAMPLES[question.ball]
+        if question.image is not None:
+            pixels = np.asarray(question.image, float)
             assert pixels.shape == np.asarray(original.picture()).shape
             assert pixels.std() > 50  # noise; the samples' own pictures are of one colour
-        assert (original.context in one.text) == (one.setting != "image_only")
-        if one.setting != "image_only":
-            assert (f"Text context: {original.context}\n" in one.text) == (number < third)
+        assert (original.context in question.text) == (question.setting != "image_only")
+        if question.setting != "image_only":
+            assert (f"Text context: {original.context}\n" in question.text) == (number < third)
 
 
 def test_a_degraded_picture_is_the_same_in_every_condition(scripted: Scripted, report: AutomaticReport) -> None:
     noise: dict[int, set[bytes]] = {}
-    for one in scripted.asked[len(scripted.asked) // 3 :]:
-        if one.image is not None:
-            noise.setdefault(one.ball, set()).add(one.image.tobytes())
+    for question in scripted.asked[len(scripted.asked) // 3 :]:
+        if question.image is not None:
+            noise.setdefault(question.ball, set()).add(question.image.tobytes())
     assert all(len(pictures) == 1 for pictures in noise.values())
     assert len(set.union(*noise.values())) == 4
 
 
 def test_without_severity_nothing_is_degraded() -> None:
-    answerer = Scripted(lambda one: Reply("A", None, {"toward": "vision"}))
-    found = automatic(answerer, SAMPLES, Candidate(VECTOR), severities=(0.0,), quiet=True)
-    for one in answerer.asked:
-        assert one.image is None or one.image.tobytes() == SAMPLES[one.ball].picture().tobytes()
-        assert one.setting == "image_only" or SAMPLES[one.ball].context in one.text
-    assert found.criteria == ("drop", "surprise", "surprise, one degraded")
+    answerer = Scripted(lambda question: Reply("A", None, {"toward": "vision"}))
+    report = automatic(answerer, SAMPLES, Candidate(VECTOR), severities=(0.0,), quiet=True)
+    for question in answerer.asked:
+        assert question.image is None or question.image.tobytes() == SAMPLES[question.ball].picture().tobytes()
+        assert question.setting == "image_only" or SAMPLES[question.ball].context in question.text
+    assert report.criteria == ("drop", "surprise", "surprise, one degraded")

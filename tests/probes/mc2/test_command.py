@@ -37,8 +37,8 @@ FIELDS = {"s_vision", "s_text", "s_others", "vision_ratio", "n"}
 @pytest.fixture(scope="module")
 def vector(tiny: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Save a vector of the tiny model to a file."""
-    made = build(tiny, make_samples(3), name="made", layers=[1], quiet=True)
-    return str(made.save(tmp_path_factory.mktemp("vector") / "made.safetensors"))
+    built = build(tiny, make_samples(3), name="made", layers=[1], quiet=True)
+    return str(built.save(tmp_path_factory.mktemp("vector") / "made.safetensors"))
 
 
 @pytest.fixture
@@ -71,21 +71,21 @@ def test_all_five_conditions(
     assert f"report: {tmp_path / 'mc2' / 'report.html'}" in printed
     assert len(questions) == (9 + 3 * 2 + 2) * 2 * 2
     rows = [json.loads(line) for line in (tmp_path / "mc2" / "samples.jsonl").read_text().splitlines()]
-    assert sorted(row["question"] for row in rows) == sorted(text_of(one) for one in questions)
+    assert sorted(row["question"] for row in rows) == sorted(text_of(question) for question in questions)
     assert {row["push"]["vector"] for row in rows if row["push"]} == {"made", "random-0", "random-1"}
-    known = steering.SteeringVector.load(vector)
-    pushed = [one.push.vector for one in questions if one.push and one.push.vector.name == "made"]
-    assert all(torch.equal(one.direction, known.direction) for one in pushed)
-    assert {one.push.strength for one in questions if one.push} == {0.5}
+    given_vector = steering.SteeringVector.load(vector)
+    pushed = [question.push.vector for question in questions if question.push and question.push.vector.name == "made"]
+    assert all(torch.equal(push.direction, given_vector.direction) for push in pushed)
+    assert {question.push.strength for question in questions if question.push} == {0.5}
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_solved_examples_are_other_samples(evaluation: list[str], questions: list[Question]) -> None:
     assert run(*evaluation, "--conditions", "plain", "shots") == 0
-    asked = {id(one): one.chat[-1]["content"][-1]["text"].split("\n")[0] for one in questions}
-    shown = {turn["content"][1]["text"].split("\n")[0] for one in questions for turn in one.chat[:-1:2]}
-    assert len(shown) == 4
-    assert shown.isdisjoint(asked.values())
+    questions_asked = {id(question): question.chat[-1]["content"][-1]["text"].split("\n")[0] for question in questions}
+    examples = {turn["content"][1]["text"].split("\n")[0] for question in questions for turn in question.chat[:-1:2]}
+    assert len(examples) == 4
+    assert examples.isdisjoint(questions_asked.values())
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -117,7 +117,7 @@ def test_a_repeated_evaluation_asks_only_what_is_new(
     assert (tmp_path / "mc2" / "report.json").read_bytes() == first
     assert run(*evaluation, "--conditions", "plain", "instruct", "steer") == 0
     assert len(questions) == 2 * 2
-    assert all("In case there is an inconsistency" in one.chat[0]["content"][1]["text"] for one in questions)
+    assert all("In case there is an inconsistency" in question.chat[0]["content"][1]["text"] for question in questions)
 
 
 def test_ablations_and_the_automatic_direction(
@@ -132,7 +132,8 @@ def test_ablations_and_the_automatic_direction(
     assert set(report) >= {"about", "conditions", "samples", "tasks", "strength", "latency", "auto"}
     assert set(report["samples"]) == {"2", "4"}
     assert set(report["tasks"]) == {"color", "shape", "all tasks"}
-    assert {one.push.strength for one in questions if one.push} == set(ablate.STRENGTHS)  # published is 1
+    # Published is 1.
+    assert {question.push.strength for question in questions if question.push} == set(ablate.STRENGTHS)
     rows = report["strength"]["rows"]
     assert {"0", "0.125", "1", "3"} <= set(rows)
     assert all(set(row) == {"vision", "text"} and row["text"]["n"] == 1 for row in rows.values())
@@ -161,24 +162,25 @@ def test_surprise_is_calibrated_and_then_evaluated(
     model: str, vector: str, kept_in: Path, capsys: pytest.CaptureFixture[str], questions: list[Question]
 ) -> None:
     out = kept_in.parents[2] / "mc2"
-    given = ("--model", model, "--device", "cpu", "--quiet")
+    common = ("--model", model, "--device", "cpu", "--quiet")
     words = ("--conditions", "plain", "steer", "--auto", "surprise", "--severity", "1")
-    evaluated = ("eval", "mc2", *given, "--vector", vector, "--limit", "1", "--out", str(out), *words)
+    evaluated = ("eval", "mc2", *common, "--vector", vector, "--limit", "1", "--out", str(out), *words)
     assert run(*evaluated) == 1
     assert "'helmsight probe --calibrate-surprise'" in last_error(capsys)
     assert questions == []
-    assert run("probe", *given, "--samples", "3", "--calibrate-surprise") == 0
+    assert run("probe", *common, "--samples", "3", "--calibrate-surprise") == 0
     (file,) = kept_in.iterdir()
-    kept = strict(file)
-    assert f"98% of 6 contexts surprise by at most {kept['surprise']:.2f} nats" in capsys.readouterr().out
+    calibration = strict(file)
+    assert f"98% of 6 contexts surprise by at most {calibration['surprise']:.2f} nats" in capsys.readouterr().out
     engine = steering.Engine(steering.load(model, device="cpu", calibrations=kept_in), slots=4)
     samples = demo_samples(3, PROBE_SEEDS)
     chats = [messages(sample, "plain", swapped) for sample in samples for swapped in (False, True)]
     values = [value for value, _ in steering.surprises(engine, chats)]
-    assert kept["surprise"] == pytest.approx(float(np.quantile([v for v in values if v is not None], 0.98)), rel=1e-3)
+    measured = [value for value in values if value is not None]
+    assert calibration["surprise"] == pytest.approx(float(np.quantile(measured, 0.98)), rel=1e-3)
     assert run(*evaluated) == 0
     report = strict(out / "report.json")["auto"]
-    assert report["bounds"] == dict.fromkeys(("surprise", "surprise, one degraded"), kept["surprise"])
+    assert report["bounds"] == dict.fromkeys(("surprise", "surprise, one degraded"), calibration["surprise"])
     assert {row["decided"] for row in report["rows"] if row["criterion"] == "surprise, one degraded"} == {1}
 
 
@@ -189,7 +191,7 @@ def test_the_command_offers_the_conditions_that_there_are() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_what_a_vector_was_made_from_is_not_asked(model: str, tmp_path: Path, questions: list[Question]) -> None:
+def test_samples_of_the_vector_are_not_asked(model: str, tmp_path: Path, questions: list[Question]) -> None:
     data = ("--model", model, "--device", "cpu", "--quiet", *write_mc2(tmp_path, 9))
     vector = tmp_path / "v.safetensors"
     words = (
@@ -212,26 +214,24 @@ def test_what_a_vector_was_made_from_is_not_asked(model: str, tmp_path: Path, qu
     more = ("--conditions", "plain", "steer", "--limit", "9", "--vector", str(vector), "--out", str(tmp_path / "mc2"))
     assert run("eval", "mc2", *data, *more) == 0
     assert strict(tmp_path / "mc2" / "report.json")["about"]["samples"] == 4
-    asked = " ".join(str(part) for one in questions for part in one.chat[0]["content"])
+    texts = " ".join(str(part) for question in questions for part in question.chat[0]["content"])
     used = {int(name.rsplit("-", 1)[1]) for name in made_from}
-    assert {number for number in range(9) if f"Ball {number} is blue." in asked} == set(range(9)) - used
+    assert {number for number in range(9) if f"Ball {number} is blue." in texts} == set(range(9)) - used
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_killed_evaluation_goes_on_where_it_was(
-    model: str, vector: str, tmp_path: Path, questions: list[Question]
-) -> None:
+def test_a_killed_evaluation_resumes(model: str, vector: str, tmp_path: Path, questions: list[Question]) -> None:
     words = ["eval", "mc2", "--model", model, "--device", "cpu", "--quiet", "--threads", "1", "--vector", vector]
     words += ["--limit", "3", "--seed", "2", "--conditions", "plain", "steer", "--slots", "4"]
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    killed, complete = tmp_path / "killed", tmp_path / "whole"
     answers = killed / "answers.jsonl"
     with forked(lambda: cli.main([*words, "--out", str(killed)]), tmp_path / "said") as process:
         wait_for(lambda: answers.exists() and answers.read_bytes().count(b"\n") >= 12, 60, process)
         process.kill()
         process.join()
     total = 3 * 2 * (1 + 2 + 3 * 2)
-    kept = answers.read_bytes()
-    early = kept[: kept.rindex(b"\n") + 1]
+    first_answers = answers.read_bytes()
+    early = first_answers[: first_answers.rindex(b"\n") + 1]
     assert 12 <= early.count(b"\n") < total
     assert not (killed / "report.json").exists()
 
@@ -241,13 +241,13 @@ def test_a_killed_evaluation_goes_on_where_it_was(
     keys = [json.loads(line)["key"] for line in answers.read_bytes().splitlines()]
     assert len(set(keys)) == len(keys) == total
 
-    assert cli.main([*words, "--out", str(whole)]) == 0
-    resumed, uninterrupted = strict(killed / "report.json"), strict(whole / "report.json")
+    assert cli.main([*words, "--out", str(complete)]) == 0
+    resumed, uninterrupted = strict(killed / "report.json"), strict(complete / "report.json")
     page = (killed / "report.md").read_text()
     for about in (resumed["about"], uninterrupted["about"]):
-        about["command"] = about["command"].replace(str(killed), str(whole))
+        about["command"] = about["command"].replace(str(killed), str(complete))
     assert resumed == near(uninterrupted)
-    assert page.replace(str(killed), str(whole)) == (whole / "report.md").read_text()
+    assert page.replace(str(killed), str(complete)) == (complete / "report.md").read_text()
 
 
 def near(report: Any) -> Any:
@@ -315,7 +315,7 @@ def test_a_server_is_asked_in_place_of_a_model(tmp_path: Path, monkeypatch: pyte
     report = strict(tmp_path / "report.json")
     assert report["about"]["model"] == "served at http://there/v1"
     assert report["about"]["vector"] == "served"
-    assert {name: one["vision_ratio"] for name, one in report["conditions"].items()} == {
+    assert {name: condition["vision_ratio"] for name, condition in report["conditions"].items()} == {
         "plain": 1, "vision": 1, "text": 0,
     }  # fmt: skip
     assert report["strength"]["rows"]["2"]["text"]["s_text"] == 1
@@ -363,13 +363,13 @@ def test_wrong_options_are_one_line(
 
 @pytest.mark.usefixtures("no_model")
 @pytest.mark.parametrize("ablations", [("samples",), ("strength", "tasks"), ("latency",)])
-def test_what_needs_the_model_here_is_refused_with_a_server(
+def test_options_that_need_a_local_model_are_refused_with_a_server(
     evaluation: list[str], ablations: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Nothing listens at that address: it must not even be asked.
     assert run(*evaluation, "--base-url", "http://127.0.0.1:9", "--ablate", *ablations) == 1
-    named = next(one for one in ablations if one != "strength")
-    assert last_error(capsys) == f"helmsight: --ablate {named} needs the model in this process, not --base-url"
+    ablation = next(ablation for ablation in ablations if ablation != "strength")
+    assert last_error(capsys) == f"helmsight: --ablate {ablation} needs the model in this process, not --base-url"
     assert not (tmp_path / "mc2").exists()
 
 
@@ -388,7 +388,7 @@ def test_a_small_file_keeps_four_examples_back(
 ) -> None:
     assert run(*evaluation, *write_mc2(tmp_path, 6), "--limit", "5", "--conditions", "plain", "shots") == 0
     assert strict(tmp_path / "mc2" / "report.json")["about"]["samples"] == 2
-    assert {len(one.chat) for one in questions} == {1, 9}
+    assert {len(question.chat) for question in questions} == {1, 9}
 
 
 @pytest.mark.parametrize(

@@ -24,33 +24,35 @@ from tests.probes.mc2.scripted import STEERING, AskedQuestion, Scripted, balls, 
 def test_random_directions_are_pushed_toward_text_and_counted_each() -> None:
     codes = {"random-7": "ttva", "random-8": "vvvt", "random-9": "nnna"}
 
-    def rule(one: AskedQuestion) -> Reply:
-        if one.push is None:
+    def rule(question: AskedQuestion) -> Reply:
+        if question.push is None:
             return Reply("A")
-        assert isinstance(one.push.vector, SteeringVector)
-        return Reply(said(codes.get(one.push.vector.name, "nnnn")[one.ball], one.swapped))
+        assert isinstance(question.push.vector, SteeringVector)
+        return Reply(said(codes.get(question.push.vector.name, "nnnn")[question.ball], question.swapped))
 
     answerer = Scripted(rule)
-    found = evaluate(answerer, balls(4), steering=STEERING, kinds=["plain"], random_directions=3, seed=7, quiet=True)
-    assert [(one.s_vision, one.s_text, one.s_others) for one in found.random] == [
+    evaluation = evaluate(
+        answerer, balls(4), steering=STEERING, kinds=["plain"], random_directions=3, seed=7, quiet=True
+    )
+    assert [(shares.s_vision, shares.s_text, shares.s_others) for shares in evaluation.random] == [
         (0.25, 0.5, 0.25), (0.75, 0.25, 0), (0, 0, 1),
     ]  # fmt: skip
-    pushes = [one.push for one in answerer.asked if one.push is not None]
+    pushes = [question.push for question in answerer.asked if question.push is not None]
     assert {(push.toward, push.strength, push.layers) for push in pushes} == {("text", 1.5, (0, 2))}
-    report = found.to_json()["random"]
+    report = evaluation.to_json()["random"]
     assert report["directions"] == 3
     assert report["vision_ratio"] == {"min": pytest.approx(1 / 3), "mean": pytest.approx(13 / 24), "max": 0.75}
     assert report["s_others"] == {"min": 0, "mean": pytest.approx(1.25 / 3), "max": 1}
-    assert [one["s_text"] for one in report["each"]] == [0.5, 0.25, 0]
+    assert [shares["s_text"] for shares in report["each"]] == [0.5, 0.25, 0]
 
 
 def test_random_directions_are_the_same_dose(tiny: steering.Engine) -> None:
     vector = build(tiny, make_samples(2), layers=[1], quiet=True)
-    first, again, other = random_like(vector, 1), random_like(vector, 1), random_like(vector, 2)
+    first, again, different = random_like(vector, 1), random_like(vector, 1), random_like(vector, 2)
     everywhere = range(len(vector.direction))
     torch.testing.assert_close(first.delta(0.7, everywhere).norm(dim=-1), vector.delta(0.7, everywhere).norm(dim=-1))
     torch.testing.assert_close(first.direction, again.direction)
-    cosine = torch.nn.functional.cosine_similarity(first.direction, other.direction, dim=-1)
+    cosine = torch.nn.functional.cosine_similarity(first.direction, different.direction, dim=-1)
     assert cosine.abs().max() < 0.6
     assert first.layers == vector.layers
 
@@ -74,7 +76,7 @@ def test_accuracy_counts_questions_not_samples() -> None:
 def test_both_orders_of_a_sample_follow_each_other_under_every_condition() -> None:
     answerer = Scripted(by_script)
     plain, pushed = ask(answerer, balls(2), [Condition(), Condition("plain", STEERING.toward("text"))], quiet=True)
-    assert [(one.ball, script_name(one), one.swapped) for one in answerer.asked] == [
+    assert [(question.ball, script_name(question), question.swapped) for question in answerer.asked] == [
         (ball, name, swapped) for ball in (0, 1) for name in ("plain", "text") for swapped in (False, True)
     ]
     assert (plain.outcomes, pushed.outcomes) == (["vision", "vision"], ["text", "text"])

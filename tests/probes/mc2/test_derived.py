@@ -22,9 +22,9 @@ from tests.probes.mc2.scripted import STEERING, AskedQuestion, Scripted, balls, 
 
 
 def test_words_stand_between_spaces() -> None:
-    one, two, three = balls(3)
+    first, two, three = balls(3)
     samples = [
-        replace(one, context="A dog's bowl, half-empty."),
+        replace(first, context="A dog's bowl, half-empty."),
         replace(two, context=""),
         replace(three, context="So."),
     ]
@@ -33,20 +33,20 @@ def test_words_stand_between_spaces() -> None:
 
 def test_smaller_evaluations_are_drawn_from_each_task() -> None:
     """Two of each task are drawn in all ways, from four in one task and three in the other."""
-    one: list[Outcome] = ["vision", "vision", "text", "others"]
-    other: list[Outcome] = ["vision", "text", "text"]
-    found = by_size([*one, *other], ["a"] * 4 + ["b"] * 3, sizes=(2, 9))
-    assert found is not None
-    assert list(found.rows) == [2, 3]
+    first_task: list[Outcome] = ["vision", "vision", "text", "others"]
+    second_task: list[Outcome] = ["vision", "text", "text"]
+    sizes = by_size([*first_task, *second_task], ["a"] * 4 + ["b"] * 3, sizes=(2, 9))
+    assert sizes is not None
+    assert list(sizes.rows) == [2, 3]
     every = []
-    for drawn in itertools.product(itertools.combinations(one, 2), itertools.combinations(other, 2)):
-        both = [*drawn[0], *drawn[1]]
-        every.append(both.count("vision") / (4 - both.count("others")))
-    mean, (low, high) = found.rows[2]
+    for drawn in itertools.product(itertools.combinations(first_task, 2), itertools.combinations(second_task, 2)):
+        drawn_outcomes = [*drawn[0], *drawn[1]]
+        every.append(drawn_outcomes.count("vision") / (4 - drawn_outcomes.count("others")))
+    mean, (low, high) = sizes.rows[2]
     assert mean == pytest.approx(np.mean(every), abs=0.02)
     assert np.mean(np.array(every) < low) <= 0.025 + 0.02 < np.mean(np.array(every) <= low) + 0.02
     assert high == pytest.approx(np.quantile(every, 0.975), abs=0.01)
-    assert found.settled is None
+    assert sizes.settled is None
 
 
 def test_enough_samples_settle_the_ratio() -> None:
@@ -69,12 +69,13 @@ def test_ranks_correlate_as_textbooks_have_it() -> None:
     assert spearman(np.array([1.0, 1]), np.array([1.0, 2])) is None
 
 
-def looked(one: AskedQuestion) -> Reply:
+def looked(question: AskedQuestion) -> Reply:
     """Answer by script; attention in two layers grows with the ball, and with a push toward the image."""
-    seen = {"vision": 0.3, "text": -0.1}.get(one.push.toward if one.push else "", 0.1) + one.ball / 100
-    reply = by_script(one)
+    ratio = {"vision": 0.3, "text": -0.1}.get(question.push.toward if question.push else "", 0.1) + question.ball / 100
+    reply = by_script(question)
     return Reply(
-        reply.text, {"modality": {"attention_ratio": seen, "by_layer": [seen, None if one.ball == 3 else seen / 2]}}
+        reply.text,
+        {"modality": {"attention_ratio": ratio, "by_layer": [ratio, None if question.ball == 3 else ratio / 2]}},
     )
 
 
@@ -85,35 +86,35 @@ def evaluation() -> Evaluation:
 
 def test_checks_and_attention_by_task_by_hand(evaluation: Evaluation) -> None:
     # Balls 0, 2, 4 are colours, 1 and 3 shapes: image alone v v a and v a, context alone t t n and t v.
-    found = evaluation.to_json()["plain"]["by_task"]
-    assert found["color"]["no_conflict_accuracy"] == pytest.approx((1 + 1 + 0.5) / 3)
-    assert found["color"]["context_only_accuracy"] == pytest.approx((1 + 1 + 0) / 3)
-    assert found["shape"]["no_conflict_accuracy"] == pytest.approx((1 + 0.5) / 2)
-    assert found["shape"]["context_only_accuracy"] == pytest.approx((1 + 0) / 2)
-    assert found["color"]["attention_ratio"] == pytest.approx(0.1 + 0.02)
-    assert found["shape"]["attention_ratio"] == pytest.approx(0.1 + 0.02)
+    by_task = evaluation.to_json()["plain"]["by_task"]
+    assert by_task["color"]["no_conflict_accuracy"] == pytest.approx((1 + 1 + 0.5) / 3)
+    assert by_task["color"]["context_only_accuracy"] == pytest.approx((1 + 1 + 0) / 3)
+    assert by_task["shape"]["no_conflict_accuracy"] == pytest.approx((1 + 0.5) / 2)
+    assert by_task["shape"]["context_only_accuracy"] == pytest.approx((1 + 0) / 2)
+    assert by_task["color"]["attention_ratio"] == pytest.approx(0.1 + 0.02)
+    assert by_task["shape"]["attention_ratio"] == pytest.approx(0.1 + 0.02)
 
 
 def test_attention_by_layer_leaves_out_what_was_not_measured(evaluation: Evaluation) -> None:
-    found = evaluation.to_json()
-    assert found["plain"]["attention_by_layer"] == pytest.approx([0.12, np.mean([0.1, 0.11, 0.12, 0.14]) / 2])
-    assert found["vision"]["attention_by_layer"][0] == pytest.approx(0.32)
-    low, high = found["plain"]["attention_by_layer_95"][0]
+    rows = evaluation.to_json()
+    assert rows["plain"]["attention_by_layer"] == pytest.approx([0.12, np.mean([0.1, 0.11, 0.12, 0.14]) / 2])
+    assert rows["vision"]["attention_by_layer"][0] == pytest.approx(0.32)
+    low, high = rows["plain"]["attention_by_layer_95"][0]
     assert 0.1 <= low < 0.12 < high <= 0.14
-    json.dumps(found, allow_nan=False)
+    json.dumps(rows, allow_nan=False)
 
 
 def test_attention_follows_preference_over_conditions(evaluation: Evaluation) -> None:
-    found = attention(evaluation)
-    assert found["conditions"] == {"spearman": pytest.approx(1), "n": 3}
-    assert found["tasks"] == {"spearman": None, "n": 2}  # two tasks are too few
+    attention_found = attention(evaluation)
+    assert attention_found["conditions"] == {"spearman": pytest.approx(1), "n": 3}
+    assert attention_found["tasks"] == {"spearman": None, "n": 2}  # two tasks are too few
 
 
-def test_the_pages_of_tasks_and_layers(evaluation: Evaluation, tmp_path: Path) -> None:
-    page, found = Report("Preference"), evaluation.to_json()
-    report_conditions.alone(page, found)
-    report_conditions.attention_by_task(page, found, {"color": 5.0, "shape": 4.5}, attention(evaluation))
-    report_conditions.attention_by_layer(page, found, [1])
+def test_the_page_shows_tasks_and_layers(evaluation: Evaluation, tmp_path: Path) -> None:
+    page, conditions = Report("Preference"), evaluation.to_json()
+    report_conditions.alone(page, conditions)
+    report_conditions.attention_by_task(page, conditions, {"color": 5.0, "shape": 4.5}, attention(evaluation))
+    report_conditions.attention_by_layer(page, conditions, [1])
     alone, tasks, layers = tables(page)
     assert alone["plain"] == {"condition": "plain", "shown": "image only", "color": "0.833", "shape": "0.750"}
     assert tasks["shape"] == {
@@ -126,9 +127,9 @@ def test_the_pages_of_tasks_and_layers(evaluation: Evaluation, tmp_path: Path) -
     assert "Vision Ratio" in (tmp_path / "attention-tasks.svg").read_text()
 
 
-def test_without_readouts_nothing_is_said_of_attention() -> None:
+def test_without_readouts_attention_is_left_out() -> None:
     only = evaluate(
-        Scripted(lambda one: Reply(said("v", one.swapped))), balls(2), kinds=["plain"], quiet=True
+        Scripted(lambda question: Reply(said("v", question.swapped))), balls(2), kinds=["plain"], quiet=True
     ).to_json()
     page = Report("Preference")
     report_conditions.attention_by_layer(page, only, [1])
@@ -136,20 +137,20 @@ def test_without_readouts_nothing_is_said_of_attention() -> None:
     assert page.markdown() == "# Preference\n"
 
 
-def test_the_page_of_sizes() -> None:
-    page, found = Report("Preference"), by_size(outcomes(30, 10, 0), ["a"] * 40, sizes=(5,))
-    assert found is not None
-    report_conditions.sizes(page, found.to_json())
+def test_the_page_shows_sizes() -> None:
+    page, sizes = Report("Preference"), by_size(outcomes(30, 10, 0), ["a"] * 40, sizes=(5,))
+    assert sizes is not None
+    report_conditions.sizes(page, sizes.to_json())
     (table,) = tables(page)
     assert list(table) == ["5", "40"]
     assert table["40"]["Vision Ratio"] == "0.750 (0.750 to 0.750)"
     assert "No smaller number is enough." in page.markdown()
 
 
-def test_instructed_and_steered_at_once() -> None:
+def test_instruction_and_steering_combine() -> None:
     answerer = Scripted(by_script)
-    found = evaluate(answerer, balls(2), steering=STEERING, kinds=("both",), quiet=True).conditions
-    assert list(found) == ["both_vision", "both_text"]
-    assert {(one.setting, one.push.toward if one.push else None) for one in answerer.asked} == {
+    conditions = evaluate(answerer, balls(2), steering=STEERING, kinds=("both",), quiet=True).conditions
+    assert list(conditions) == ["both_vision", "both_text"]
+    assert {(question.setting, question.push.toward if question.push else None) for question in answerer.asked} == {
         ("vision", "vision"), ("text", "text"),
     }  # fmt: skip

@@ -42,7 +42,7 @@ def evaluation(scripted: Scripted) -> Evaluation:
 
 
 def test_shares_of_every_condition_by_hand(evaluation: Evaluation) -> None:
-    shares = {name: one.shares for name, one in evaluation.conditions.items()}
+    shares = {name: condition.shares for name, condition in evaluation.conditions.items()}
     assert {
         name: (round(5 * s.s_vision), round(5 * s.s_text), round(5 * s.s_others)) for name, s in shares.items()
     } == {
@@ -56,19 +56,19 @@ def test_shares_of_every_condition_by_hand(evaluation: Evaluation) -> None:
         "vision": (4, 1, 0),
         "text": (0, 5, 0),
     }
-    assert all(one.n == 5 for one in shares.values())
+    assert all(share.n == 5 for share in shares.values())
     assert shares["plain"].vision_ratio == pytest.approx(2 / 3)
     assert shares["text"].vision_ratio == 0
 
 
 def test_kinds_and_sides_of_the_conditions(evaluation: Evaluation) -> None:
-    found = {name: (one.kind, one.side) for name, one in evaluation.conditions.items()}
-    assert found["plain"] == ("plain", None)
-    assert found["vision"] == ("steer", "vision")
-    assert found["text"] == ("steer", "text")
+    kinds = {name: (condition.kind, condition.side) for name, condition in evaluation.conditions.items()}
+    assert kinds["plain"] == ("plain", None)
+    assert kinds["vision"] == ("steer", "vision")
+    assert kinds["text"] == ("steer", "text")
     for kind in ("instruct", "chain", "shots"):
         for side in mc2.SIDES:
-            assert found[f"{kind}_{side}"] == (kind, side)
+            assert kinds[f"{kind}_{side}"] == (kind, side)
 
 
 def test_shares_by_task_by_hand(evaluation: Evaluation) -> None:
@@ -88,12 +88,14 @@ def test_consistent_and_unanswered_by_hand(evaluation: Evaluation) -> None:
 
 
 def test_one_modality_alone_is_asked_where_nothing_instructs(evaluation: Evaluation) -> None:
-    found = {name: (one.image_only, one.context_only) for name, one in evaluation.conditions.items()}
+    alone_by_condition = {
+        name: (condition.image_only, condition.context_only) for name, condition in evaluation.conditions.items()
+    }
     # Right answers of both orders; "a" and "b" are right in one of them.
-    assert found.pop("plain") == pytest.approx((8 / 10, 6 / 10))
-    assert found.pop("vision") == pytest.approx((10 / 10, 4 / 10))
-    assert found.pop("text") == pytest.approx((4 / 10, 9 / 10))
-    assert set(found.values()) == {(None, None)}
+    assert alone_by_condition.pop("plain") == pytest.approx((8 / 10, 6 / 10))
+    assert alone_by_condition.pop("vision") == pytest.approx((10 / 10, 4 / 10))
+    assert alone_by_condition.pop("text") == pytest.approx((4 / 10, 9 / 10))
+    assert set(alone_by_condition.values()) == {(None, None)}
     report = evaluation.to_json()
     assert (report["plain"]["no_conflict_accuracy"], report["plain"]["context_only_accuracy"]) == pytest.approx(
         (0.8, 0.6)
@@ -108,20 +110,24 @@ def test_the_attention_ratio_is_the_mean_of_what_was_measured(evaluation: Evalua
 
 
 def test_an_attention_ratio_that_nobody_measured_is_left_out() -> None:
-    found = evaluate(Scripted(lambda one: Reply("A")), balls(1), kinds=["plain"], quiet=True)
-    assert found.conditions["plain"].attention_ratio is None
-    assert "attention_ratio" not in found.to_json()["plain"]
+    evaluation = evaluate(Scripted(lambda question: Reply("A")), balls(1), kinds=["plain"], quiet=True)
+    assert evaluation.conditions["plain"].attention_ratio is None
+    assert "attention_ratio" not in evaluation.to_json()["plain"]
 
 
 def test_every_question_is_asked_once_as_its_condition_wants(scripted: Scripted, evaluation: Evaluation) -> None:
     assert len(scripted.asked) == len(SCRIPT) * 5 * 2
-    assert len({(script_name(one), one.ball, one.swapped) for one in scripted.asked}) == len(scripted.asked)
-    for one in scripted.asked:
-        assert one.question.max_tokens == (512 if one.setting.startswith("chain") else 24)
-        if one.push is not None:
-            assert (one.push.vector, one.push.strength, one.push.layers) == (VECTOR, 1.5, (0, 2))
-        shown = [part["image"] for turn in one.question.chat[:-1:2] for part in turn["content"] if "image" in part]
-        assert shown == ([shot.image for shot in SHOTS] if one.setting.startswith("shots") else [])
+    assert len({(script_name(question), question.ball, question.swapped) for question in scripted.asked}) == len(
+        scripted.asked
+    )
+    for question in scripted.asked:
+        assert question.question.max_tokens == (512 if question.setting.startswith("chain") else 24)
+        if question.push is not None:
+            assert (question.push.vector, question.push.strength, question.push.layers) == (VECTOR, 1.5, (0, 2))
+        example_images = [
+            part["image"] for turn in question.question.chat[:-1:2] for part in turn["content"] if "image" in part
+        ]
+        assert example_images == ([shot.image for shot in SHOTS] if question.setting.startswith("shots") else [])
     assert scripted.ended
 
 
@@ -147,18 +153,20 @@ def test_advantages_are_paired_differences_from_the_best_other_condition(evaluat
 
 def test_a_steering_that_is_worse_has_a_negative_advantage() -> None:
     codes = {"vision": "ttvv", "text": "vvvv", "instruct_vision": "vvvv", "instruct_text": "tttt"}
-    answerer = Scripted(lambda one: Reply(said(codes.get(script_name(one), "vvvv")[one.ball], one.swapped)))
-    found = evaluate(answerer, balls(4), steering=STEERING, kinds=["instruct", "steer"], quiet=True)
-    assert [one.difference for one in found.advantages()] == [-0.5, -1.0]
+    answerer = Scripted(
+        lambda question: Reply(said(codes.get(script_name(question), "vvvv")[question.ball], question.swapped))
+    )
+    evaluation = evaluate(answerer, balls(4), steering=STEERING, kinds=["instruct", "steer"], quiet=True)
+    assert [advantage.difference for advantage in evaluation.advantages()] == [-0.5, -1.0]
     squared = 1.959964**2  # of four samples that all differ alike, the score interval
-    assert found.advantages()[1].interval == pytest.approx((-1.0, (squared - 4) / (squared + 4)))
+    assert evaluation.advantages()[1].interval == pytest.approx((-1.0, (squared - 4) / (squared + 4)))
 
 
 @pytest.mark.parametrize("kinds", [["plain", "steer"], ["plain", "instruct", "chain"]])
 def test_no_advantage_without_something_to_compare(kinds: list[str]) -> None:
-    found = evaluate(Scripted(lambda one: Reply("A")), balls(1), steering=STEERING, kinds=kinds, quiet=True)
-    assert found.advantages() == []
-    assert "advantages" not in found.to_json()
+    evaluation = evaluate(Scripted(lambda question: Reply("A")), balls(1), steering=STEERING, kinds=kinds, quiet=True)
+    assert evaluation.advantages() == []
+    assert "advantages" not in evaluation.to_json()
 
 
 # ---------------------------------------------------------------------------------------------------------- report
@@ -180,8 +188,8 @@ def test_the_report_has_the_agreed_fields(evaluation: Evaluation) -> None:
 
 
 def test_null_where_no_ratio_exists() -> None:
-    found = evaluate(Scripted(lambda one: Reply("Sorry.")), balls(2), kinds=["plain"], quiet=True)
-    plain = json.loads(json.dumps(found.to_json(), allow_nan=False))["plain"]
+    evaluation = evaluate(Scripted(lambda question: Reply("Sorry.")), balls(2), kinds=["plain"], quiet=True)
+    plain = json.loads(json.dumps(evaluation.to_json(), allow_nan=False))["plain"]
     assert {name: plain[name] for name in FIELDS} == {
         "s_vision": 0.0, "s_text": 0.0, "s_others": 1.0, "vision_ratio": None, "n": 2,
     }  # fmt: skip
@@ -196,11 +204,11 @@ def test_null_where_no_ratio_exists() -> None:
         (KINDS[:3], {"plain", "instruct_vision", "instruct_text", "chain_vision", "chain_text"}),
     ],
 )
-def test_only_what_is_wanted_is_asked(kinds: tuple[str, ...], names: set[str]) -> None:
+def test_only_requested_conditions_are_asked(kinds: tuple[str, ...], names: set[str]) -> None:
     answerer = Scripted(by_script)
-    found = evaluate(answerer, balls(2), steering=STEERING, kinds=kinds, shots=SHOTS, quiet=True)
-    assert set(found.to_json()) == names
-    assert {script_name(one).split()[0] for one in answerer.asked} == names
+    evaluation = evaluate(answerer, balls(2), steering=STEERING, kinds=kinds, shots=SHOTS, quiet=True)
+    assert set(evaluation.to_json()) == names
+    assert {script_name(question).split()[0] for question in answerer.asked} == names
 
 
 @pytest.mark.parametrize(
@@ -212,6 +220,6 @@ def test_only_what_is_wanted_is_asked(kinds: tuple[str, ...], names: set[str]) -
         ({"kinds": ["plain"], "random_directions": 1}, "Random directions need the vector whose size they have"),
     ],
 )
-def test_what_is_lacking_is_named(more: Mapping[str, object], message: str) -> None:
+def test_unknown_conditions_and_missing_inputs_are_named(more: Mapping[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        evaluate(Scripted(lambda one: Reply("A")), balls(1), quiet=True, **more)  # type: ignore[arg-type]
+        evaluate(Scripted(lambda question: Reply("A")), balls(1), quiet=True, **more)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.skipif(not memory._CLEAR.exists(), reason="the system does not tell")
-def test_a_peak_is_that_since_it_was_forgotten() -> None:
+def test_a_peak_is_measured_since_its_reset() -> None:
     memory.forget_peak(CPU)
     before = memory.peak(CPU)
     with mmap.mmap(-1, 200_000_000) as held:  # pages of its own: an allocator may have as many left from before
@@ -29,7 +29,7 @@ def test_a_peak_is_that_since_it_was_forgotten() -> None:
     assert after - later == pytest.approx(200, abs=20)
 
 
-def test_where_the_system_does_not_tell_there_is_no_peak(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_there_is_no_peak_if_the_system_does_not_report_it(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setattr(memory, "_CLEAR", memory.Path("/nowhere"))
     memory.forget_peak(CPU)
     assert memory.peak(CPU) is None

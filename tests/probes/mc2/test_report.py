@@ -36,13 +36,13 @@ def measured(
     alone: tuple[float, float] | tuple[None, None] = (None, None),
     intervals: bool = True,
 ) -> Preference:
-    both = outcomes(*color) + outcomes(*shape)
+    all_outcomes = outcomes(*color) + outcomes(*shape)
     return Preference(
         kind=kind,
         side=side,
-        shares=Shares.of(both, intervals),
+        shares=Shares.of(all_outcomes, intervals),
         by_task={"color": Shares.of(outcomes(*color)), "shape": Shares.of(outcomes(*shape))},
-        followed={one: np.array([outcome == one for outcome in both], float) for one in SIDES},
+        followed={side: np.array([outcome == side for outcome in all_outcomes], float) for side in SIDES},
         attention_ratio=ratio,
         unanswered=0.0625,
         image_only=alone[0],
@@ -52,8 +52,8 @@ def measured(
 
 EVALUATION = Evaluation(
     {
-        one.name: one
-        for one in (
+        condition.name: condition
+        for condition in (
             measured("plain", None, (2, 1, 1), (0, 2, 2), ratio=0.123, alone=(0.9, 0.8)),
             measured("instruct", "vision", (3, 1, 0), (2, 0, 2)),
             measured("instruct", "text", (0, 4, 0), (0, 0, 4)),
@@ -91,7 +91,7 @@ def test_every_condition_has_its_row(page: Report) -> None:
     assert table["four-shot toward text"]["S_t"].startswith("0.125 (")
 
 
-def test_what_was_not_measured_is_a_dash(page: Report) -> None:
+def test_missing_measurements_are_dashes(page: Report) -> None:
     report_conditions.conditions(page, EVALUATION.to_json())
     conditions, checks, by_task, followed = tables(page)
     assert conditions["chain of thought toward vision"]["Vision Ratio"] == "-"
@@ -137,7 +137,7 @@ def test_steering_is_compared_with_the_best_other_condition(page: Report) -> Non
 
 
 @pytest.mark.parametrize(
-    ("difference", "interval", "said"),
+    ("difference", "interval", "expected"),
     [
         (-0.03, [-0.045, -0.01], "3.0 points fewer samples than the best other condition, instruction toward vision (95 % "
          "interval: 1.0 to 4.5 points fewer)"),
@@ -149,13 +149,15 @@ def test_steering_is_compared_with_the_best_other_condition(page: Report) -> Non
          "points)"),
     ],
 )  # fmt: skip
-def test_no_sign_stands_beside_more_or_fewer(page: Report, difference: float, interval: list[float], said: str) -> None:
-    found = {"other": "instruct_vision", "difference": difference, "difference_95": interval}
-    report_conditions.conditions(page, EVALUATION.to_json() | {"advantages": {"vision": found}})
-    assert f"steering follows {said}." in page.markdown()
+def test_no_sign_stands_beside_more_or_fewer(
+    page: Report, difference: float, interval: list[float], expected: str
+) -> None:
+    advantage = {"other": "instruct_vision", "difference": difference, "difference_95": interval}
+    report_conditions.conditions(page, EVALUATION.to_json() | {"advantages": {"vision": advantage}})
+    assert f"steering follows {expected}." in page.markdown()
 
 
-def test_one_condition_alone_is_a_report_too(page: Report, tmp_path: Path) -> None:
+def test_a_report_may_have_one_condition(page: Report, tmp_path: Path) -> None:
     only = Evaluation({"plain": measured("plain", None, (0, 0, 2), (0, 0, 2), intervals=False)})
     report_conditions.conditions(page, only.to_json())
     assert tables(page)[0]["plain"]["S_o"] == "1.000"
@@ -215,11 +217,11 @@ def test_the_whole_report_is_written_from_its_numbers(tmp_path: Path) -> None:
     ]  # fmt: skip
     plots = {"conditions.svg", "probe-size.svg", "probe-task.svg", "strength.svg"}
     assert {path.name for path in tmp_path.iterdir()} == {*plots, "report.md", "report.html", "report.json"}
-    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    for name in kept.keys() - {"report.json"}:
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for name in files.keys() - {"report.json"}:
         (tmp_path / name).unlink()
     mc2_report.render(tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
 def test_the_table_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ def page(undrawn: None) -> Report:
 
 def test_rows_of_an_ablation_carry_both_sides(page: Report) -> None:
     rows = {25: row((15, 2, 3), (4, 12, 4)), 250: row((16, 2, 2), (2, 13, 5))}
-    report_ablations.samples(page, {str(size): one.to_json() for size, one in rows.items()})
+    report_ablations.samples(page, {str(size): row.to_json() for size, row in rows.items()})
     (table,) = tables(page)
     assert list(table) == ["25", "250"]
     vision, text = (rows[25].shares[side] for side in SIDES)
@@ -39,31 +39,31 @@ def test_rows_of_an_ablation_carry_both_sides(page: Report) -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "said"),
+    ("least", "most", "expected"),
     [(96, 100, "4.0 points at most (within 5)"), (90, 100, "10.0 points at most (NOT within 5)"),
      (100, 90, "10.0 points at most (NOT within 5)")],
 )  # fmt: skip
-def test_the_least_probe_is_judged_by_the_worse_side(page: Report, least: int, most: int, said: str) -> None:
+def test_the_least_probe_is_judged_by_the_worse_side(page: Report, least: int, most: int, expected: str) -> None:
     fixed = (50, 25, 25)
     rows = {
         250: row(fixed, (0, most, 100 - most)),
         100: row(fixed, (0, 5, 95)),
         25: row(fixed, (0, least, 100 - least)),
     }
-    report_ablations.samples(page, {str(size): one.to_json() for size, one in rows.items()})
-    assert said in page.markdown()
+    report_ablations.samples(page, {str(size): row.to_json() for size, row in rows.items()})
+    assert expected in page.markdown()
 
 
 def test_one_task_only(page: Report) -> None:
     rows = {"color": row((1, 0, 0), (0, 0, 1)), "all tasks": row((0, 1, 0), (0, 1, 0))}
-    report_ablations.tasks(page, {task: one.to_json() for task, one in rows.items()})
+    report_ablations.tasks(page, {task: row.to_json() for task, row in rows.items()})
     (table,) = tables(page)
     followed = {task: (cells["S_v toward vision"][:5], cells["S_t toward text"][:5]) for task, cells in table.items()}
     assert followed == {"color": ("1.000", "0.000"), "all tasks": ("0.000", "1.000")}
 
 
 @pytest.mark.parametrize(
-    ("bend", "said"),
+    ("bend", "expected"),
     [
         (
             Knee(1.0, 0.5, -0.25, 2.0),
@@ -77,9 +77,9 @@ def test_one_task_only(page: Report) -> None:
         ),
     ],
 )
-def test_the_knee_in_words(page: Report, bend: Knee, said: str) -> None:
+def test_the_knee_in_words(page: Report, bend: Knee, expected: str) -> None:
     report_ablations.strength(page, strengths({0.0: row((1, 1, 0), (1, 1, 0)), 1.5: row((2, 0, 0), (0, 2, 0))}, bend))
-    assert said in page.markdown()
+    assert expected in page.markdown()
     (table,) = tables(page)
     assert list(table) == ["0.000", "1.500"]
     assert table["1.500"]["S_v toward vision"] == "1.000 (0.342 to 1.000)"
@@ -100,12 +100,12 @@ def test_strengths_stand_in_both_units(tmp_path: Path) -> None:
         ["| 3.000", "7.500"],
     ]
     drawn = (tmp_path / "strength.svg").read_text()
-    assert all(said in drawn for said in ("strength (published)", "strength (calibrated)", "strength 1.0", "knee"))
+    assert all(label in drawn for label in ("strength (published)", "strength (calibrated)", "strength 1.0", "knee"))
 
 
 def test_latencies(page: Report) -> None:
     ways = {"plain": Latency(0.05, 1, (1, 1)), "steering": Latency(0.0612345, 1.2345, (1.1, 1.3004), 812.6)}
-    report_ablations.latency(page, {name: one.to_json() for name, one in ways.items()})
+    report_ablations.latency(page, {name: way.to_json() for name, way in ways.items()})
     (table,) = tables(page)
     assert table["plain"] == {
         "way": "plain",
@@ -142,18 +142,18 @@ def test_the_gap_that_a_criterion_closes(page: Report) -> None:
 
 def test_the_gap_that_a_criterion_closes_in_words(page: Report) -> None:
     report_automatic.automatic(page, AUTOMATIC.to_json())
-    said = page.markdown()
+    text = page.markdown()
     assert (
         "drop: closes 25 % of the gap (25 to 25 % closed); with a degraded image it leaves the gap as it is (0 to 0 % "
         "closed), with a degraded text it closes 50 % of the gap"
-    ) in said
-    assert "in an unfamiliar wording it widens the gap by 25 % (" in said
-    assert "It decides 50 % of the questions, 50 % of those rightly" in said
-    assert "steers away from 50 % of the sound texts, 50 % of those in an unfamiliar wording and 50 % of" in said
+    ) in text
+    assert "in an unfamiliar wording it widens the gap by 25 % (" in text
+    assert "It decides 50 % of the questions, 50 % of those rightly" in text
+    assert "steers away from 50 % of the sound texts, 50 % of those in an unfamiliar wording and 50 % of" in text
 
 
 @pytest.mark.parametrize(
-    ("closed", "interval", "said"),
+    ("closed", "interval", "expected"),
     [
         (0.24, [0.2, 0.28], "closes 24 % of the gap (20 to 28 % closed)"),
         (0.24, [-0.05, 0.5], "closes 24 % of the gap (5 % wider to 50 % closed)"),
@@ -163,18 +163,18 @@ def test_the_gap_that_a_criterion_closes_in_words(page: Report) -> None:
     ],
 )
 def test_no_sign_stands_beside_closed_or_wider(
-    page: Report, closed: float | None, interval: list[float] | None, said: str
+    page: Report, closed: float | None, interval: list[float] | None, expected: str
 ) -> None:
-    found = AUTOMATIC.to_json()
-    for one in found["rows"]:
-        one |= {"gap_closed": closed, "gap_closed_95": interval}
-    report_automatic.automatic(page, found)
-    assert f"drop: {said}; with a degraded image it {said}, with" in page.markdown()
+    report = AUTOMATIC.to_json()
+    for cell in report["rows"]:
+        cell |= {"gap_closed": closed, "gap_closed_95": interval}
+    report_automatic.automatic(page, report)
+    assert f"drop: {expected}; with a degraded image it {expected}, with" in page.markdown()
 
 
 def test_a_criterion_that_always_abstains_is_reported(page: Report, tmp_path: Path) -> None:
-    found = an_automatic("--")
-    report_automatic.automatic(page, found.to_json())
+    report = an_automatic("--")
+    report_automatic.automatic(page, report.to_json())
     assert not re.search(r"\bnan\b", page.markdown().lower())
     assert "It decides 0 % of the questions, none of those rightly" in page.markdown()
-    page.write(tmp_path, found.to_json())
+    page.write(tmp_path, report.to_json())

@@ -33,7 +33,7 @@ def choosing(choice: Callable[[str, Question], str | None]) -> Callable[[Questio
     """
 
     def answer(question: Question) -> str:
-        wanted = choice(text_of(question).split(":")[0], question) or REFUSAL
-        return options_of(question).get(wanted, f"{wanted}.")
+        chosen = choice(text_of(question).split(":")[0], question) or REFUSAL
+        return options_of(question).get(chosen, f"{chosen}.")
 
     return answer

@@ -26,19 +26,19 @@ CONDITIONS = {BASELINE: (), "refusal prompt": (RefusalPrompt(),)}
 SAMPLES = [sample(part, number, f"kind {number % 2}") for part in ("basic", "know", "beyond") for number in range(4)]  # type: ignore[arg-type]
 
 
-def choice(what: str, question: Question) -> str | None:
+def choice(label: str, question: Question) -> str | None:
     """Choose an answer by the part of the question.
 
     It knows all that can be seen; it refuses all of the questions of knowledge and knows the first; it makes up answers to
     unanswerable questions unless it is told that it may refuse.
     """
-    told, forced = bool(question.interventions), REFUSAL not in options_of(question)
-    match what.split():
+    is_told, forced = bool(question.interventions), REFUSAL not in options_of(question)
+    match label.split():
         case "basic", _:
             return "red"
         case "know", number:
             return ("red" if number == "0" else "blue") if forced else None
-    return None if told or what == "beyond 0" else "blue"
+    return None if is_told or label == "beyond 0" else "blue"
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def found(answerer: Scripted) -> Any:
 def test_every_condition_is_scored_by_part_by_subtask_and_whole(found: Any) -> None:
     conditions, runs = found
     assert list(conditions) == list(runs) == list(CONDITIONS)
-    plain, told = conditions[BASELINE], conditions["refusal prompt"]
+    plain, with_prompt = conditions[BASELINE], conditions["refusal prompt"]
     assert {name: plain[TOTAL][name]["samples"] for name in plain[TOTAL]} == {
         "all": 12,
         "basic": 4,
@@ -69,7 +69,7 @@ def test_every_condition_is_scored_by_part_by_subtask_and_whole(found: Any) -> N
         4 / 12,
         pytest.approx(8 / 12),
     ]
-    assert told[TOTAL]["all"]["ku"]["difference"] == pytest.approx(3 / 12)
+    assert with_prompt[TOTAL]["all"]["ku"]["difference"] == pytest.approx(3 / 12)
     low, high = plain[TOTAL]["all"]["sa"]["value_95"]
     assert low < 8 / 12 < high
     assert runs[BASELINE][TOTAL]["ku"] == {"mean": 4 / 12, "deviation": 0, "runs": [4 / 12] * 3}
@@ -81,14 +81,14 @@ def test_the_deviation_is_over_runs() -> None:
     letters = Scripted(lambda question: "A")  # right where the order of a run has it first
     _, runs = evaluate(letters, {BASELINE: ()}, [sample("basic", number) for number in range(20)], 4, 1, quiet=True)
     shares = [sum(sample("basic", i).offered(run, 1)[0][0] == "red" for i in range(20)) / 20 for run in range(4)]
-    found = runs[BASELINE]["basic"]["kk"]
+    spread = runs[BASELINE]["basic"]["kk"]
     mean = sum(shares) / 4
-    assert found["runs"] == pytest.approx(shares)
+    assert spread["runs"] == pytest.approx(shares)
     assert len({*shares}) > 1
-    assert found["deviation"] == pytest.approx((sum((share - mean) ** 2 for share in shares) / 3) ** 0.5)
+    assert spread["deviation"] == pytest.approx((sum((share - mean) ** 2 for share in shares) / 3) ** 0.5)
 
 
-def test_what_is_asked(answerer: Scripted, found: Any) -> None:
+def test_each_sample_has_its_questions(answerer: Scripted, found: Any) -> None:
     plain = [question for question in answerer.asked if not question.interventions]
     assert len(plain) == 3 * (4 + 2 * 4 + 4)
     first = text_of(plain[0])
@@ -96,14 +96,14 @@ def test_what_is_asked(answerer: Scripted, found: Any) -> None:
         r"basic 0: what color is it\?\n(?:[A-D]\. .*\n){4}Answer with the option's letter from the given choices directly\.",
         first,
     )
-    orders = {tuple(options_of(one)) for one in plain if text_of(one).startswith("basic 0")}
+    orders = {tuple(options_of(question)) for question in plain if text_of(question).startswith("basic 0")}
     assert len(orders) > 1
     assert all({*order} == {"red", "blue", "teal", REFUSAL} for order in orders)
-    know = [tuple(options_of(one)) for one in plain if text_of(one).startswith("know 0")]
+    know = [tuple(options_of(question)) for question in plain if text_of(question).startswith("know 0")]
     assert know[1] == tuple(option for option in know[0] if option != REFUSAL)
-    (told,) = Request(plain[0].chat, interventions=[RefusalPrompt()]).chat
-    assert told["content"][-1]["text"].endswith(f"\n{REFUSAL_PROMPT}")
-    assert told["content"][-1]["text"].count("Answer with") == 1
+    (message,) = Request(plain[0].chat, interventions=[RefusalPrompt()]).chat
+    assert message["content"][-1]["text"].endswith(f"\n{REFUSAL_PROMPT}")
+    assert message["content"][-1]["text"].count("Answer with") == 1
 
 
 def test_the_report_has_the_papers_tables(found: Any) -> None:
@@ -116,21 +116,21 @@ def test_the_report_has_the_papers_tables(found: Any) -> None:
 
 def test_the_demo_world_draws_all_three_parts() -> None:
     samples = sap_samples(54, 3)
-    parts = [one.part for one in samples]
+    parts = [sample.part for sample in samples]
     assert [parts.count(part) for part in ("basic", "know", "beyond")] == [18, 18, 18]
-    assert {one.subtask for one in samples if one.part == "basic"} == {*BASIC}
-    assert {one.subtask for one in samples if one.part == "beyond"} == {*BEYOND}
+    assert {sample.subtask for sample in samples if sample.part == "basic"} == {*BASIC}
+    assert {sample.subtask for sample in samples if sample.part == "beyond"} == {*BEYOND}
     never = {*UNSEEN_COLOURS, *UNSEEN_LETTERS, *UNSEEN_SHAPES}
-    for one in samples:
-        assert len({*one.options}) == 4
-        assert (one.answer is None) is (one.part == "beyond")
-        assert one.answer is None or one.answer in one.options
-        if one.part == "know":
-            assert (one.answer in never) is one.subtask.endswith("never seen")
-    assert len({one.subtask for one in samples if one.part == "know"}) == 2 * len(KNOW)
+    for drawn in samples:
+        assert len({*drawn.options}) == 4
+        assert (drawn.answer is None) is (drawn.part == "beyond")
+        assert drawn.answer is None or drawn.answer in drawn.options
+        if drawn.part == "know":
+            assert (drawn.answer in never) is drawn.subtask.endswith("never seen")
+    assert len({sample.subtask for sample in samples if sample.part == "know"}) == 2 * len(KNOW)
     again = sap_samples(54, 3)
-    assert [(one.question, one.image.tobytes()) for one in again] == [
-        (one.question, one.image.tobytes()) for one in samples
+    assert [(sample.question, sample.image.tobytes()) for sample in again] == [
+        (sample.question, sample.image.tobytes()) for sample in samples
     ]  # type: ignore[union-attr]
 
 
@@ -144,11 +144,11 @@ def words(loaded_once: None, model: str, tmp_path: Path) -> list[str]:
 def test_the_command_writes_all_files_and_goes_on(words: list[str], tmp_path: Path, questions: list[Question]) -> None:
     assert cli.main([*words, "--conditions", "refusal prompt"]) == 0
     assert len(questions) == 2 * 2 * (1 + 2 * 1 + 1)
-    found = strict(tmp_path / "out" / "report.json")
-    assert list(found["conditions"]) == [BASELINE, "refusal prompt"]
-    assert found["about"].items() >= {"questions": 3, "runs": 2, "seed": 0}.items()
-    assert found["runs"][BASELINE][TOTAL]["sa"]["runs"][0] == pytest.approx(
-        sum(found["runs"][BASELINE][TOTAL][name]["runs"][0] for name in ("kk", "ku"))
+    report = strict(tmp_path / "out" / "report.json")
+    assert list(report["conditions"]) == [BASELINE, "refusal prompt"]
+    assert report["about"].items() >= {"questions": 3, "runs": 2, "seed": 0}.items()
+    assert report["runs"][BASELINE][TOTAL]["sa"]["runs"][0] == pytest.approx(
+        sum(report["runs"][BASELINE][TOTAL][name]["runs"][0] for name in ("kk", "ku"))
     )
     questions.clear()
     assert cli.main([*words, "--conditions", "refusal prompt"]) == 0
@@ -176,7 +176,7 @@ def test_a_limit_takes_of_each_part_in_proportion(words: list[str], tmp_path: Pa
     )
 
 
-def test_what_is_wrong_is_told_before_a_model_is_loaded(
+def test_invalid_options_are_refused_before_a_model_is_loaded(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], no_model: None
 ) -> None:
     assert cli.main([*words, "--images", str(tmp_path)]) == 1

@@ -45,7 +45,7 @@ def test_the_three_parts_of_a_folder(folder: Path) -> None:
     letters = {"A": "Tom", "B": "Sorry, I can't help with it", "C": "Kitty"}
     write(folder, "beyond_vis_qa.json", {key: ROW[key] for key in ("image", "question")} | letters | {"answer": "B"})
     write(folder, "notes.json", {"no": "question"})
-    basic, beyond, know = sorted(load(folder), key=lambda one: one.part)
+    basic, beyond, know = sorted(load(folder), key=lambda sample: sample.part)
     assert (basic.id, basic.part, basic.subtask, basic.options, basic.answer) == (
         "basic 7", "basic", "Color", ("black", "white", "red"), "white",
     )  # fmt: skip
@@ -69,13 +69,13 @@ def test_the_three_parts_of_a_folder(folder: Path) -> None:
         ({"image": "dog.jpg"}, r"there is no image .*dog\.jpg"),
     ],
 )
-def test_what_is_wrong_is_named(folder: Path, row: dict[str, Any], message: str) -> None:
+def test_invalid_rows_are_named(folder: Path, row: dict[str, Any], message: str) -> None:
     file = write(folder, "BasicVisQA.json", ROW, ROW | row)
     with pytest.raises(ValueError, match=rf"BasicVisQA\.json, row 2: {message}"):
         load(file)
 
 
-def test_what_is_no_file_of_it_is_named(folder: Path) -> None:
+def test_files_of_another_format_are_named(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"holds none of MM-SAP's files, whose names hold the part: BasicVisQA\.json"):
         load(folder)
     with pytest.raises(
@@ -89,15 +89,15 @@ def test_what_is_no_file_of_it_is_named(folder: Path) -> None:
         load(folder / "know.json")
 
 
-def test_what_cannot_be_asked_is_left_out_and_told(folder: Path) -> None:
+def test_unusable_rows_are_left_out_and_reported(folder: Path) -> None:
     """Among twenty-two samples one has no picture and is left out, and one has a broken picture that is drawn."""
     (folder / "broken.jpg").write_bytes(b"no picture")
     rows = [ROW | {"id": number} for number in range(20)]
     write(folder, "BasicVisQA.json", *rows, ROW | {"image": "dog.jpg"}, ROW | {"image": "broken.jpg"})
-    wanted = Wanted(None, (), list)
+    conditions = Wanted(None, (), list)
     setup = Setup(ModelOptions("nothing"), 100, 0, True, folder)
-    left: list[str] = []
-    found = SapOptions(wanted, 1, str(folder / "BasicVisQA.json"), None, None).draw(setup, left)
-    assert {one.id for one in found} == {f"basic {number}" for number in range(20)}
-    assert ["there is no image" in left[0], "does not decode" in left[1], len(left)] == [True, True, 2]
-    assert found[0].expected == "white"
+    left_out: list[str] = []
+    samples = SapOptions(conditions, 1, str(folder / "BasicVisQA.json"), None, None).draw(setup, left_out)
+    assert {sample.id for sample in samples} == {f"basic {number}" for number in range(20)}
+    assert ["there is no image" in left_out[0], "does not decode" in left_out[1], len(left_out)] == [True, True, 2]
+    assert samples[0].expected == "white"

@@ -39,7 +39,7 @@ OPTIONS = ("blue", "red", REFUSAL, "teal")
         ("", "unread"),
     ],
 )
-def test_what_an_answer_does(answer: str, expected: str) -> None:
+def test_an_answer_is_right_wrong_or_a_refusal(answer: str, expected: str) -> None:
     assert verdict(answer, OPTIONS, "red") == expected
 
 
@@ -47,15 +47,18 @@ def test_nothing_is_right_where_no_picture_tells() -> None:
     assert [verdict(letter, OPTIONS, None) for letter in "ABCD"] == ["wrong", "wrong", "refused", "wrong"]
 
 
-def replies(asked: SapSample, *said: str | None) -> list[Reply]:
+def replies(sample: SapSample, *answers: str | None) -> list[Reply]:
     """Return the letters of these options as two runs of seed 3 offer them; None stands for no answer."""
-    offered = [options for run in range(2) for options in asked.offered(run, 3)]
-    letters = [None if one is None else "ABCD"[options.index(one)] for one, options in zip(said, offered, strict=True)]
+    offered = [options for run in range(2) for options in sample.offered(run, 3)]
+    letters = [
+        None if option is None else "ABCD"[options.index(option)]
+        for option, options in zip(answers, offered, strict=True)
+    ]
     return [Reply(letter or "?") for letter in letters]
 
 
 def summed(found: list[dict[str, float]]) -> Tallies:
-    return {name: np.array(sum(one[name] for one in found)) for name in found[0]}
+    return {name: np.array(sum(tally_of_sample[name] for tally_of_sample in found)) for name in found[0]}
 
 
 BASIC, KNOW, BEYOND = sample("basic"), sample("know"), sample("beyond")
@@ -69,8 +72,10 @@ SAID: list[tuple[SapSample, list[Reply]]] = [
 
 
 def measured(chosen: Any) -> dict[str, float]:
-    found = scores(summed([tally(one, said, 3) for one, said in SAID if one in chosen]))
-    return {name: float(value) for name, value in found.items()}
+    shares = scores(
+        summed([tally(sample, replies_of_sample, 3) for sample, replies_of_sample in SAID if sample in chosen])
+    )
+    return {name: float(value) for name, value in shares.items()}
 
 
 def test_the_scores_of_each_part_and_of_all() -> None:
@@ -93,25 +98,25 @@ def test_the_scores_of_each_part_and_of_all() -> None:
 
 
 def test_runs_add_up() -> None:
-    for one, said in SAID:
-        runs = tallies(one, said, 3)
+    for question, answers in SAID:
+        runs = tallies(question, answers, 3)
         assert len(runs) == 2
-        assert tally(one, said, 3) == {name: sum(run[name] for run in runs) for name in runs[0]}
+        assert tally(question, answers, 3) == {name: sum(run[name] for run in runs) for name in runs[0]}
         assert all(run[share.of] >= run[share.counted] for run in runs for share in SHARES.values())
 
 
 def test_the_figures_of_the_paper() -> None:
     """InfMLLM on KnowVisQA: 25.0 of 350 refused, of which 42.47 % known (table 4), leave ku 4.11 (table 1)."""
-    known = 0.4247 * 25
+    known_unknowns = 0.4247 * 25
     sums = {name: np.array(0.0) for name in {*(s.of for s in SHARES.values()), *(s.counted for s in SHARES.values())}}
-    found = scores(
+    shares = scores(
         sums
         | {
             "asked": np.array(350.0),
-            "rightly": np.array(25 - known),
+            "rightly": np.array(25 - known_unknowns),
             "doubted": np.array(25.0),
-            "known": np.array(known),
+            "known": np.array(known_unknowns),
         }
     )
-    assert 100 * float(found["ku"]) == pytest.approx(4.11, abs=0.005)
-    assert 100 * float(found["unknown_knowns"]) == pytest.approx(42.47)
+    assert 100 * float(shares["ku"]) == pytest.approx(4.11, abs=0.005)
+    assert 100 * float(shares["unknown_knowns"]) == pytest.approx(42.47)

@@ -158,7 +158,7 @@ def test_marks_are_labelled_lines_whose_labels_keep_apart() -> None:
     assert {text.xy[0]: text.get_text() for text in written} == marks
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in written]
-    assert not any(one.overlaps(other) for at, one in enumerate(boxes) for other in boxes[:at])
+    assert not any(box.overlaps(earlier) for at, box in enumerate(boxes) for earlier in boxes[:at])
     assert all(box.y0 >= axes.get_window_extent().y1 for box in boxes), "no curve runs through a label"
     lines = {text.xy[0]: text.get_window_extent().y1 for text in axes.texts if not text.get_text()}
     at = {x: axes.transData.transform((x, 0))[0] for x in marks}
@@ -191,8 +191,8 @@ def test_a_logarithmic_axis_has_plain_numbers_for_ticks() -> None:
     axes = plots.curves(X, {"one": X}, xlabel="x", ylabel="y", log_x=True).axes[0]
     assert axes.get_xscale() == "log"
     low, high = axes.get_xlim()
-    shown = {label.get_text() for at, label in ticks(axes.xaxis) if low <= at <= high}
-    assert shown == {"0.5", "1", "2"}
+    labels = {label.get_text() for at, label in ticks(axes.xaxis) if low <= at <= high}
+    assert labels == {"0.5", "1", "2"}
     assert {label.get_text() for label in axes.xaxis.get_ticklabels(minor=True)} <= {""}
 
 
@@ -245,23 +245,23 @@ def test_eight_colours_and_then_other_dashes_tell_series_apart() -> None:
 def test_nothing_is_cut_off_or_drawn_over(name: str) -> None:
     figure = every()[name]()
     FigureCanvasAgg(figure).draw()
-    axes, whole = figure.axes[0], figure.bbox
+    axes, canvas = figure.axes[0], figure.bbox
     inside = axes.get_window_extent()
     for drawn in (axes.get_tightbbox(), *(legend.get_window_extent() for legend in figure.legends)):
-        assert whole.x0 <= drawn.x0
-        assert drawn.x1 <= whole.x1
-        assert whole.y0 <= drawn.y0
-        assert drawn.y1 <= whole.y1
+        assert canvas.x0 <= drawn.x0
+        assert drawn.x1 <= canvas.x1
+        assert canvas.y0 <= drawn.y0
+        assert drawn.y1 <= canvas.y1
     assert all(not legend.get_window_extent().overlaps(axes.get_tightbbox()) for legend in figure.legends)
-    assert inside.width > whole.width / 2, "the labels leave room for the plot"
-    assert inside.height > whole.height / 3
+    assert inside.width > canvas.width / 2, "the labels leave room for the plot"
+    assert inside.height > canvas.height / 3
     assert axes.get_xlabel()
     rows = [label.get_window_extent() for label in axes.get_yticklabels()]
     assert all(below.y1 <= above.y0 or above.y1 <= below.y0 for below, above in itertools.pairwise(rows))
     assert figure.get_figwidth() == 7
 
 
-def test_no_global_state() -> None:
+def test_plots_leave_no_global_state() -> None:
     code = "import sys, probes.reporting.plots; assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -306,9 +306,9 @@ def test_panels_have_an_axis_each_and_leave_out_what_is_no_number() -> None:
         "two": {"c": (None, None), "d": (1.0, None)},
         "three": {"e": ("3", None)},
     }
-    shown = [axes for axes in plots.panels(values).axes if axes.axison]
-    assert [axes.get_title(loc="left") for axes in shown] == ["one", "two"]
-    assert [[label.get_text() for label in axes.get_yticklabels()] for axes in shown] == [["a", "b"], ["d"]]
-    interval, first, second = shown[0].lines
+    used = [axes for axes in plots.panels(values).axes if axes.axison]
+    assert [axes.get_title(loc="left") for axes in used] == ["one", "two"]
+    assert [[label.get_text() for label in axes.get_yticklabels()] for axes in used] == [["a", "b"], ["d"]]
+    interval, first, second = used[0].lines
     assert (list(interval.get_xdata()), list(interval.get_ydata())) == ([0.4, 0.6], [0, 0])
     assert [list(point.get_xdata()) for point in (first, second)] == [[0.5], [2]]

@@ -34,7 +34,7 @@ class Page(HTMLParser):
         self.tags.append((tag, dict(attrs)))
         if tag == "table":
             self.tables.append([])
-            self.around_tables.append(tuple(dict(seen).get("class") or "" for _, seen in self.tags[-2:-1]))
+            self.around_tables.append(tuple(dict(attributes).get("class") or "" for _, attributes in self.tags[-2:-1]))
         elif tag == "tr":
             self.tables[-1].append([])
         elif tag in ("td", "th"):
@@ -258,7 +258,7 @@ def test_a_plot_is_what_it_was_when_it_was_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "a b", "../up", "a.svg", "ä", "a\n"])
-def test_a_name_that_is_no_file_name_is_refused(name: str) -> None:
+def test_an_invalid_file_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="a-z, 0-9 and -"):
         Report("Names").plot(name, line(), "A plot")
 
@@ -272,7 +272,7 @@ def test_a_name_is_taken_once() -> None:
 
 
 @pytest.mark.parametrize("level", [0, 7])
-def test_a_level_that_html_has_not_is_refused(level: int) -> None:
+def test_an_invalid_heading_level_is_refused(level: int) -> None:
     with pytest.raises(ValueError, match=f"not {level}"):
         Report("Levels").heading("text", level)
 
@@ -283,7 +283,7 @@ def test_a_row_that_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float64("-inf")])
-def test_numbers_that_json_has_not_are_refused_before_anything_is_written(value: float, tmp_path: Path) -> None:
+def test_nan_and_infinity_are_refused_before_anything_is_written(value: float, tmp_path: Path) -> None:
     report = Report("Numbers")
     report.plot("plot", line(), "A plot")
     with pytest.raises(ValueError, match="JSON"):
@@ -292,7 +292,7 @@ def test_numbers_that_json_has_not_are_refused_before_anything_is_written(value:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(title: str) -> None:
         report = Report(title)
         report.plot("plot", line(), "A plot")
@@ -315,7 +315,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         assert (tmp_path / failing).read_bytes() == before
 
 
-def test_what_is_known_by_several_names_is_said_in_words() -> None:
+def test_mappings_are_written_as_words() -> None:
     page = Report("A run")
     page.facts({"model": "m", "versions": {"torch": "2.13", "transformers": "5.23"}, "note": None})
     assert page.markdown().rstrip().endswith("- model: m\n- versions: torch 2.13, transformers 5.23")

@@ -24,31 +24,31 @@ def widths(window: Any, page: Path) -> list[tuple[int, int]]:
     """Return for every table the width that it needs and the width that it has."""
     window.goto(page.as_uri())
     assert window.evaluate("document.documentElement.scrollWidth") == 1100
-    return [(needed, there) for needed, there in window.evaluate(TABLES)]
+    return [(needed, available) for needed, available in window.evaluate(TABLES)]
 
 
 @pytest.mark.parametrize("name", ["auto", "mc2", "probe"])
 def test_a_report_fits(window: Any, name: str) -> None:
-    found = widths(window, REPORTS / name / "report.html")
-    assert found
-    assert all(needed <= there for needed, there in found), found
+    found_widths = widths(window, REPORTS / name / "report.html")
+    assert found_widths
+    assert all(needed <= available for needed, available in found_widths), found_widths
 
 
 @pytest.mark.parametrize("name", ["sage", "sage-noisy", "sage-sweep"])
 def test_a_comparison_of_many_conditions_fits(window: Any, name: str, tmp_path: Path) -> None:
     conditions = json.loads((REPORTS / f"{name}.json").read_text())
     sage_report({"model": "a model", "data": "", "versions": {}}, conditions).write(tmp_path)
-    found = widths(window, tmp_path / "report.html")
-    assert len(found) == 12
-    assert all(needed <= there for needed, there in found), found
+    found_widths = widths(window, tmp_path / "report.html")
+    assert len(found_widths) == 12
+    assert all(needed <= available for needed, available in found_widths), found_widths
 
 
-def test_what_does_not_fit_is_seen(window: Any, tmp_path: Path) -> None:
+def test_a_table_that_does_not_fit_is_detected(window: Any, tmp_path: Path) -> None:
     page = Report("Wide")
     page.table([f"column_{index}" for index in range(20)], [[0.5] * 20])
     page.write(tmp_path)
-    ((needed, there),) = widths(window, tmp_path / "report.html")
-    assert needed > there
+    ((needed, available),) = widths(window, tmp_path / "report.html")
+    assert needed > available
 
 
 def test_no_table_of_a_report_has_more_than_ten_columns() -> None:

@@ -36,9 +36,9 @@ def test_every_row_of_the_paper_is_there_once() -> None:
 def test_each_row_that_has_a_run_is_read(measured: dict[str, Any]) -> None:
     for row, item in ROWS.items():
         if item.run is not None:
-            found = read(row, measured)
-            assert found.n is not None
-            assert 0 < found.n <= measured["about"]["samples"]
+            reading = read(row, measured)
+            assert reading.n is not None
+            assert 0 < reading.n <= measured["about"]["samples"]
     assert (
         read(31, measured).ours["looks elsewhere"]
         == measured["conditions"]["baseline"]["samples"]["all"]["ivm"]["value"]
@@ -106,9 +106,9 @@ def test_a_better_figure_alone_shows_nothing_where_the_intervals_meet(measured: 
 
 def test_a_curve_rises_and_falls_by_more_than_a_few_answers(measured: dict[str, Any]) -> None:
     report = copy.deepcopy(measured)
-    own = report["attention"]["baseline"]["all"]["right"]
+    right = report["attention"]["baseline"]["all"]["right"]
     for values, appears in (([0.5, 0.8, 0.5], True), ([0.78, 0.8, 0.5], False), ([0.9, 0.8, 0.5], False)):
-        own["curves"] = {"lnd": values}
+        right["curves"] = {"lnd": values}
         assert read(41, report).appears is appears
 
 

@@ -34,15 +34,15 @@ def verdicts(low: float, high: float) -> dict[int, bool]:
     return {number: item.read(report(str(item.run), low, high)).appears for number, item in ROWS.items() if item.read}
 
 
-def test_what_moves_with_its_interval_appears_and_what_does_not_does_not() -> None:
+def test_a_finding_appears_only_if_its_interval_excludes_zero() -> None:
     falls = {61}  # CHAIR's share of hallucinating descriptions
     measured = {8, 9, 60, 61, 62, 64}
-    assert {number for number, seen in verdicts(0.1, 0.3).items() if seen} == measured - falls
-    assert {number for number, seen in verdicts(-0.3, -0.1).items() if seen} == falls
-    assert {number for number, seen in verdicts(-0.1, 0.3).items() if seen} == set()
+    assert {number for number, appears in verdicts(0.1, 0.3).items() if appears} == measured - falls
+    assert {number for number, appears in verdicts(-0.3, -0.1).items() if appears} == falls
+    assert {number for number, appears in verdicts(-0.1, 0.3).items() if appears} == set()
 
 
-def test_their_runs_are_there_and_the_others_say_why_not() -> None:
+def test_each_row_has_a_run_or_a_reason() -> None:
     assert {item.run for item in ROWS.values() if item.run} == PARTS.keys()
     assert PARTS.keys() <= RUNS.keys()
     assert {number for number, item in ROWS.items() if item.why} == {11, 65, 66}

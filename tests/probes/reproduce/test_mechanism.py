@@ -11,14 +11,14 @@ from probes.reproduce.spd_mechanism import MECHANISM
 READ = {item.id: item.read for item in MECHANISM}
 
 
-def report(seen: bool) -> dict[str, Any]:
-    """Three layers; where `seen`, as the paper says."""
-    sign = 1.0 if seen else -1.0
+def report(appears: bool) -> dict[str, Any]:
+    """Three layers; where `appears`, as the paper says."""
+    sign = 1.0 if appears else -1.0
 
     def change(*by_layer: float) -> dict[str, Any]:
-        return {"difference": list(by_layer), "difference_95": [[one - 0.01, one + 0.01] for one in by_layer]}
+        return {"difference": list(by_layer), "difference_95": [[value - 0.01, value + 0.01] for value in by_layer]}
 
-    same = [0.9, 0.9, 0.8 if seen else 0.95]
+    same = [0.9, 0.9, 0.8 if appears else 0.95]
     auroc = {name: {"alike": 0.5 + 0.1 * sign, "alike_95": [0.45 + 0.1 * sign, 0.6]} for name in FLAGS}
     return {
         "parts": {"all": {"answers": 90, "auroc": auroc}},
@@ -33,10 +33,10 @@ def report(seen: bool) -> dict[str, Any]:
                 "neuron_ratio": change(0.0, 0.1, 0.0),
             },
         },
-        "separated": {"neuron_ratio": {"layer": 1, "share": 0.6, "share_95": [0.55 if seen else 0.45, 0.7], "n": 7}},
-        "patches": {"said": {"value": 1.5, "value_95": [1.1 if seen else 0.9, 2.0], "n": 7}},
+        "separated": {"neuron_ratio": {"layer": 1, "share": 0.6, "share_95": [0.55 if appears else 0.45, 0.7], "n": 7}},
+        "patches": {"said": {"value": 1.5, "value_95": [1.1 if appears else 0.9, 2.0], "n": 7}},
         "apart": {
-            "same question": {"mean": same, "mean_95": [[one - 0.01, one + 0.01] for one in same]},
+            "same question": {"mean": same, "mean_95": [[value - 0.01, value + 0.01] for value in same]},
             "other questions": {"mean": [0.5] * 3, "mean_95": [[0.4, 0.6]] * 3},
         },
     }
@@ -49,9 +49,9 @@ FLAGS = ("perceptual_blindness", "dissociation")
 def test_a_finding_appears_where_it_is_seen_and_nowhere_else(row: int) -> None:
     read = READ[row]
     assert read is not None
-    there, missing = read(report(True)), read(report(False))
-    assert (there.appears, missing.appears) == (True, False)
-    assert there.n in (7, 90)
+    present, missing = read(report(True)), read(report(False))
+    assert (present.appears, missing.appears) == (True, False)
+    assert present.n in (7, 90)
 
 
 def test_more_neurons_in_an_early_layer_is_not_what_the_paper_found() -> None:

@@ -19,8 +19,8 @@ REPORTS = Path(__file__).parents[3] / "demo" / "reports"
 
 
 def report(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((REPORTS / name / "report.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((REPORTS / name / "report.json").read_text())
+    return content
 
 
 def test_every_row_has_its_number_once_and_a_run_that_there_is() -> None:
@@ -42,9 +42,9 @@ PLAIN = {
 ABOUT = {"samples": 80, "layers": [1]}
 
 
-def changed(found: dict[str, Any], value: Any, *path: Any) -> dict[str, Any]:
+def changed(report: dict[str, Any], value: Any, *path: Any) -> dict[str, Any]:
     """Return a copy with one value changed."""
-    copied = copy.deepcopy(found)
+    copied = copy.deepcopy(report)
     at: Any = copied
     for key in path[:-1]:
         at = at[key]
@@ -141,14 +141,12 @@ SEEN: dict[str, Any] = {
         (read.lens, ("lens", "plain_text", "surfaces"), None),
     ],
 )
-def test_an_effect_appears_and_does_not_where_one_number_is_another(
-    reading: Any, path: tuple[Any, ...], value: Any
-) -> None:
-    seen, unseen = reading(SEEN), reading(changed(SEEN, value, *path))
-    assert (seen.appears, unseen.appears) == (True, False)
+def test_an_effect_disappears_if_one_number_changes(reading: Any, path: tuple[Any, ...], value: Any) -> None:
+    with_effect, unseen = reading(SEEN), reading(changed(SEEN, value, *path))
+    assert (with_effect.appears, unseen.appears) == (True, False)
 
 
-def test_figures_by_hand() -> None:
+def test_figures_equal_those_by_hand() -> None:
     assert read.latency(SEEN).ours == {
         "time, steering": 1.01, "time, probing": 1.2, "memory, steering": pytest.approx(1.02),
     }  # fmt: skip
@@ -188,10 +186,10 @@ def test_the_rows_of_organisms(reading: Any, name: str, ratio: float) -> None:
         reading(lacking)
 
 
-def test_the_organisms_that_were_measured() -> None:
-    found = read.by_share_of_conflicts(report("organisms"))
-    assert found.appears
-    assert found.ours["100 %"] == pytest.approx(0.724, abs=1e-3)  # its table
+def test_measured_organisms_are_read() -> None:
+    reading = read.by_share_of_conflicts(report("organisms"))
+    assert reading.appears
+    assert reading.ours["100 %"] == pytest.approx(0.724, abs=1e-3)  # its table
 
 
 def test_the_rows_of_a_probe() -> None:
@@ -208,8 +206,8 @@ def test_the_rows_of_a_probe() -> None:
     drawn = np.random.default_rng(2).normal(by_layer.ours["3"], 1, (4000, probe["info"]["samples"]))
     expected = np.quantile(drawn.mean(1) / drawn.std(1), (0.025, 0.975))
     assert by_layer.figures()["3"].interval == pytest.approx(tuple(expected), rel=0.02)
-    few = changed(probe, 8, "info", "samples")
-    assert not read.layers(few).appears
+    small_probe = changed(probe, 8, "info", "samples")
+    assert not read.layers(small_probe).appears
     assert not read.layers(changed(probe, [5.0, 4.0, 7.4, 7.0, 4.0, 4.0, 4.0, 4.0], "info", "score")).appears
 
 
@@ -229,7 +227,7 @@ SHIFTS: dict[str, Any] = {
     ("path", "value"), [(("cosine_95",), [-0.9, 0.1]), (("distance_95", "instructed toward text"), [2.5, 13.5])]
 )
 def test_the_row_of_states_goes_by_intervals(path: tuple[str, ...], value: list[float]) -> None:
-    seen = read.states(SHIFTS)
-    assert seen.appears
-    assert seen.figures()["toward text"] == (8.0, [7, 9])
+    shifts = read.states(SHIFTS)
+    assert shifts.appears
+    assert shifts.figures()["toward text"] == (8.0, [7, 9])
     assert not read.states(changed(SHIFTS, value, "projection", *path)).appears

@@ -56,7 +56,7 @@ def _lives(process: int) -> bool:
         return False
 
 
-def test_ctrl_c_ends_them_without_a_word_and_nothing_else_begins(begun: BaseProcess, tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_runs_silently_and_starts_no_other(begun: BaseProcess, tmp_path: Path) -> None:
     os.killpg(begun.pid, signal.SIGINT)  # as a terminal does: everyone in the group gets it
     begun.join(20)
     assert begun.exitcode == 0
@@ -64,7 +64,7 @@ def test_ctrl_c_ends_them_without_a_word_and_nothing_else_begins(begun: BaseProc
     assert not (tmp_path / "never").exists()
 
 
-def test_none_outlives_the_one_that_was_killed(begun: BaseProcess, tmp_path: Path) -> None:
+def test_no_child_outlives_a_killed_parent(begun: BaseProcess, tmp_path: Path) -> None:
     processes = {int((tmp_path / name).read_text()) for name in ("quick", "long", "next")}
     assert all(map(_lives, processes))
     begun.kill()

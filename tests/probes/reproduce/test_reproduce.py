@@ -20,8 +20,8 @@ from probes.reproduce.runs import Run
 from server import cli
 
 
-def _share(found: Json) -> Found:
-    return Found(found["share"], found["share"] > 0.5, (found["share"] - 0.1, found["share"] + 0.1), found["n"])
+def _share(report: Json) -> Found:
+    return Found(report["share"], report["share"] > 0.5, (report["share"] - 0.1, report["share"] + 0.1), report["n"])
 
 
 HIGH = Item(1, "mp", "a share", "0.9 (Table 1)", "high", _share, "it is above a half")
@@ -45,35 +45,38 @@ class Commands:
         self.said.append(list(words))
         print("much that nobody reads")
         folder = Path(words[words.index("--report" if "--report" in words else "--out") + 1])
-        what = self.reports[folder.name]
-        if isinstance(what, Exception):
-            raise what
+        report = self.reports[folder.name]
+        if isinstance(report, Exception):
+            raise report
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.json").write_text(json.dumps(what))
+        (folder / "report.json").write_text(json.dumps(report))
 
 
 @pytest.fixture(autouse=True)
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = {"high": Run(("eval", "high"), ("--limit", "9"), ("--limit", "2")), "low": Run(("eval", "low"), steers=True)}
-    monkeypatch.setattr(runs, "RUNS", {"probe": runs.RUNS["probe"], **made})
+    runs_by_name = {
+        "high": Run(("eval", "high"), ("--limit", "9"), ("--limit", "2")),
+        "low": Run(("eval", "low"), steers=True),
+    }
+    monkeypatch.setattr(runs, "RUNS", {"probe": runs.RUNS["probe"], **runs_by_name})
     monkeypatch.setattr("probes.reproduce.run.RUNS", runs.RUNS)
 
 
 def test_each_run_serves_all_its_rows_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     commands = Commands({"high": {"share": 0.9, "n": 50}, "low": {"share": 0.1, "n": 20}})
     rows = [HIGH, LOW, replace(HIGH, id=4), NEVER]
-    outcomes, done = reproduce(rows, tmp_path, commands, model=None, quick=False, quiet=False)
+    outcomes, runs_done = reproduce(rows, tmp_path, commands, model=None, quick=False, quiet=False)
     assert commands.said == [
         ["eval", "high", "--limit", "9", "--out", str(tmp_path / "high")],
         ["eval", "low", "--out", str(tmp_path / "low")],
     ]
-    assert [one.verdict for one in outcomes] == ["appears", "does not appear", "appears", "cannot be done here"]
-    first, _, _, last = (one.to_json() for one in outcomes)
+    assert [outcome.verdict for outcome in outcomes] == ["appears", "does not appear", "appears", "cannot be done here"]
+    first, _, _, last = (outcome.to_json() for outcome in outcomes)
     assert (first["ours"], first["interval"], first["n"]) == (0.9, [0.8, 1.0], 50)
     assert first["command"] == f"helmsight eval high --limit 9 --out {tmp_path / 'high'}"
     assert (last["ours"], last["why"], last["command"]) == (None, "needs people", "")
     assert capsys.readouterr().out == ""
-    page = report({"model": "m"}, outcomes, done).markdown()
+    page = report({"model": "m"}, outcomes, runs_done).markdown()
     assert "| Modality preference (MP) | 2 | 1 | 0 |" in page
     assert "0.9 (0.8 to 1)" in page
     assert "- 3, what people say: needs people" in page
@@ -94,22 +97,24 @@ def test_several_figures_have_their_intervals_by_name_and_a_plot(tmp_path: Path)
     assert ">2, a share<" not in drawn
 
 
-def test_runs_beside_each_other_come_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_runs_give_the_same_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In processes of their own; what is timed runs last."""
-    made = {name: Run(("eval", name)) for name in ("low", "third", "high")} | {
+    runs_by_name = {name: Run(("eval", name)) for name in ("low", "third", "high")} | {
         "timed": Run(("eval", "timed"), timed=True)
     }
-    monkeypatch.setattr("probes.reproduce.run.RUNS", made)
-    commands = Commands({name: {"share": 0.9, "n": os.getpid()} for name in made} | {"third": ValueError("no file")})
-    rows = [replace(HIGH, id=number, run=name) for number, name in enumerate(made)]
+    monkeypatch.setattr("probes.reproduce.run.RUNS", runs_by_name)
+    commands = Commands(
+        {name: {"share": 0.9, "n": os.getpid()} for name in runs_by_name} | {"third": ValueError("no file")}
+    )
+    rows = [replace(HIGH, id=number, run=name) for number, name in enumerate(runs_by_name)]
 
     def command(words: Sequence[str]) -> None:
         commands(words)
         (tmp_path / f"{words[1]}.process").write_text(str(os.getpid()))
 
-    outcomes, done = reproduce(rows, tmp_path, command, model=None, quick=False, quiet=True, jobs=2)
-    assert list(done) == list(made)
-    assert done["third"].error == "no file"
+    outcomes, runs_done = reproduce(rows, tmp_path, command, model=None, quick=False, quiet=True, jobs=2)
+    assert list(runs_done) == list(runs_by_name)
+    assert runs_done["third"].error == "no file"
     assert outcomes[-1].verdict == "appears"
     assert not commands.said
     files = {name: tmp_path / f"{name}.process" for name in ("low", "high", "timed")}
@@ -119,12 +124,12 @@ def test_runs_beside_each_other_come_to_the_same(tmp_path: Path, monkeypatch: py
 
 def test_a_run_that_fails_costs_its_own_rows_alone(tmp_path: Path) -> None:
     commands = Commands({"high": ValueError("no such file"), "low": {"n": 3}})
-    outcomes, done = reproduce([HIGH, LOW], tmp_path, commands, model=None, quick=True, quiet=True)
-    assert [(one.verdict, one.why) for one in outcomes] == [
+    outcomes, runs_done = reproduce([HIGH, LOW], tmp_path, commands, model=None, quick=True, quiet=True)
+    assert [(outcome.verdict, outcome.why) for outcome in outcomes] == [
         ("cannot be done here", "the command failed: no such file"),
         ("cannot be done here", "the report lacks 'share'"),
     ]
-    assert done["high"].report is None
+    assert runs_done["high"].report is None
     assert commands.said[0] == ["eval", "high", "--limit", "2", "--out", str(tmp_path / "high"), "--quiet"]
 
 
@@ -152,14 +157,14 @@ def test_the_rows_are_numbered_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "said"),
+    ("error", "status", "message"),
     [
         (KeyboardInterrupt(), 130, "again to continue"),
         (ValueError("no weights"), 1, "no run completed.* no weights"),
     ],
 )
-def test_what_ends_every_run_leaves_the_report_that_was(
-    error: BaseException, status: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+def test_if_every_run_fails_the_old_report_stays(
+    error: BaseException, status: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     def fails(*_: Any, **__: Any) -> None:
@@ -172,27 +177,27 @@ def test_what_ends_every_run_leaves_the_report_that_was(
     monkeypatch.setattr("probes.reproduce.run.ITEMS", [replace(HIGH, run="sage")])
     (tmp_path / "report.json").write_text("before")
     assert cli.main(["reproduce", "--quick", "--jobs", "1", "--out", str(tmp_path)]) == status
-    assert re.search(said, capsys.readouterr().err)
+    assert re.search(message, capsys.readouterr().err)
     assert (tmp_path / "report.json").read_text() == "before"
 
 
 @pytest.mark.usefixtures("short_answers")
-def test_its_command_runs_others_on_one_engine(
+def test_the_command_runs_all_benchmarks_on_one_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded = []
     import steering
 
     load = steering.load
-    monkeypatch.setattr(steering, "load", lambda *given, **more: loaded.append(given) or load(*given, **more))
-    made = {
+    monkeypatch.setattr(steering, "load", lambda *args, **more: loaded.append(args) or load(*args, **more))
+    runs_by_name = {
         name: Run(("eval", "sage", "--conditions", "baseline"), (*FEW, "--seed", name[-1]))
         for name in ("sage-1", "sage-2")
     }
-    monkeypatch.setattr("probes.reproduce.run.RUNS", made)
+    monkeypatch.setattr("probes.reproduce.run.RUNS", runs_by_name)
     rows = [
-        replace(HIGH, id=number, run=name, read=lambda found: Found(found["about"]["seed"], True))
-        for number, name in enumerate(made)
+        replace(HIGH, id=number, run=name, read=lambda report: Found(report["about"]["seed"], True))
+        for number, name in enumerate(runs_by_name)
     ]
     monkeypatch.setattr("probes.reproduce.run.ITEMS", rows)
     assert cli.main(["reproduce", "--quiet", "--jobs", "1", "--out", str(tmp_path)]) == 0
@@ -201,9 +206,9 @@ def test_its_command_runs_others_on_one_engine(
     assert "2 appears" in capsys.readouterr().out
 
 
-def test_every_run_loads_the_model_as_the_reproduction_was_told(tmp_path: Path) -> None:
+def test_every_run_loads_the_model_with_the_same_options(tmp_path: Path) -> None:
     loading = ("--dtype", "bfloat16", "--download")
     for name, run in REAL.items():
         words = run.command(name, tmp_path, quick=True, model="acme/model-7b", loading=loading)
-        told = [*words[: len(words) - len(run.place)]][-3:]
-        assert (told == [*loading]) != run.fixed, name
+        last_words = [*words[: len(words) - len(run.place)]][-3:]
+        assert (last_words == [*loading]) != run.fixed, name

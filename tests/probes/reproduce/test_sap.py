@@ -24,14 +24,14 @@ def found(*, told: bool, known: int, beyond: int) -> Any:
     refused, and all if the model is told that it may, with `told`.
     """
 
-    def choice(what: str, question: Any) -> str | None:
-        part, number = what.split()
+    def choice(label: str, question: Any) -> str | None:
+        part, number = label.split()
         if part == "beyond":
             return None if int(number) < beyond or (told and question.interventions) else "blue"
         if (
             part == "know"
             and int(number) < REFUSED
-            and any("Sorry" in one["text"] for one in question.chat[0]["content"][1:])
+            and any("Sorry" in part["text"] for part in question.chat[0]["content"][1:])
         ):
             return None
         return "red" if part == "basic" or not known <= int(number) < REFUSED else "blue"
@@ -56,22 +56,22 @@ def test_the_rows_are_those_of_the_paper() -> None:
     assert [item.id for item in ITEMS] == [*range(46, 53)]
 
 
-def test_what_the_paper_finds_appears(as_in_the_paper: Any) -> None:
-    said = {item.id: item.read(as_in_the_paper) for item in ITEMS if item.read}
-    assert all(one.appears for one in said.values())
-    assert said[46].ours == {"BasicVisQA kk": 1, "KnowVisQA kk": 38 / 48, "BeyondVisQA ku": 28 / 48}
-    assert said[47].ours == {"kk": 86 / 144, "ku": (9 + 28) / 144, "sa": pytest.approx(123 / 144)}
-    assert said[48].ours == {"BasicVisQA": 1, "KnowVisQA": 38 / 48, "BeyondVisQA": 20 / 48}
-    assert said[49].ours == {"refused": REFUSED, "of these known": 1 / REFUSED}
-    assert said[49].n == EACH
-    assert (said[50].ours["ku plain"], said[50].ours["ku told"]) == (37 / 144, 57 / 144)
-    assert said[51].ours["deviation"] == 0
-    assert said[52].ours.keys() == {f"{part} {number}" for part in get_args(Part) for number in range(2)}
+def test_the_papers_findings_appear(as_in_the_paper: Any) -> None:
+    readings = {item.id: item.read(as_in_the_paper) for item in ITEMS if item.read}
+    assert all(reading.appears for reading in readings.values())
+    assert readings[46].ours == {"BasicVisQA kk": 1, "KnowVisQA kk": 38 / 48, "BeyondVisQA ku": 28 / 48}
+    assert readings[47].ours == {"kk": 86 / 144, "ku": (9 + 28) / 144, "sa": pytest.approx(123 / 144)}
+    assert readings[48].ours == {"BasicVisQA": 1, "KnowVisQA": 38 / 48, "BeyondVisQA": 20 / 48}
+    assert readings[49].ours == {"refused": REFUSED, "of these known": 1 / REFUSED}
+    assert readings[49].n == EACH
+    assert (readings[50].ours["ku plain"], readings[50].ours["ku told"]) == (37 / 144, 57 / 144)
+    assert readings[51].ours["deviation"] == 0
+    assert readings[52].ours.keys() == {f"{part} {number}" for part in get_args(Part) for number in range(2)}
 
 
-def test_what_it_does_not_find_does_not(otherwise: Any) -> None:
-    said = {item.id: item.read(otherwise).appears for item in ITEMS if item.read}
-    assert [number for number, appears in said.items() if not appears] == [46, 49, 50, 52]
+def test_other_results_do_not_appear(otherwise: Any) -> None:
+    verdicts = {item.id: item.read(otherwise).appears for item in ITEMS if item.read}
+    assert [number for number, appears in verdicts.items() if not appears] == [46, 49, 50, 52]
 
 
 def test_the_deviation_of_runs_goes_by_its_interval(as_in_the_paper: Any) -> None:
@@ -81,8 +81,8 @@ def test_the_deviation_of_runs_goes_by_its_interval(as_in_the_paper: Any) -> Non
     for share, appears in ((0.3, True), (0.5, False)):
         runs = {"mean": 0.6, "deviation": share * allowed, "runs": [0.6] * 5}
         report = as_in_the_paper | {"runs": {"baseline": {"total": {"sa": runs}}}}
-        said = row.read(report)
-        assert said.appears is appears
+        reading = row.read(report)
+        assert reading.appears is appears
         # Tables of chi square with 4 degrees of freedom: 11.143 and 0.484.
         expected = (share * allowed * (4 / 11.143) ** 0.5, share * allowed * (4 / 0.4844) ** 0.5)
-        assert said.figures()["deviation"].interval == pytest.approx(expected, rel=1e-3)
+        assert reading.figures()["deviation"].interval == pytest.approx(expected, rel=1e-3)

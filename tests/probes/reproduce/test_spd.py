@@ -42,12 +42,14 @@ def written(run: str, engine: steering.Engine) -> dict[str, Any]:
     """Return the report of a run on a model that gives one answer to everything."""
     answerer = Scripted(lambda question: "The star turned to blue.")
     if run == "spd-faith":
-        pairs = [PicturePair(one, TRUE[:1], PICTURE, PICTURE, difficulty=one) for one in DIFFICULTIES]
-        asked = manners(conditions(run, known() | dict.fromkeys(OWN, ())))
+        pairs = [
+            PicturePair(difficulty, TRUE[:1], PICTURE, PICTURE, difficulty=difficulty) for difficulty in DIFFICULTIES
+        ]
+        manners_asked = manners(conditions(run, known() | dict.fromkeys(OWN, ())))
         names = Presentation(categories=("star", "ring"))
         answered = answer(
-            answerer, asked, [*pairs, PicturePair("m", TRUE, PICTURE, PICTURE)], names,
-            lambda given: [ruled(one, names.categories) for one in given], quiet=True,
+            answerer, manners_asked, [*pairs, PicturePair("m", TRUE, PICTURE, PICTURE)], names,
+            lambda statements: [ruled(statement, names.categories) for statement in statements], quiet=True,
         )  # fmt: skip
         contradictions = inside(engine, answered["single"])
         return {"conditions": evaluated(answered), "agreement": agreement(), "inside": contradictions}
@@ -63,9 +65,9 @@ def test_every_row_reads_what_its_run_writes(tiny: steering.Engine) -> None:
     reports = {run: written(run, tiny) for run in ("spd-faith", "sage", "sage-sweep")}
     for item in rows:
         assert item.read is not None
-        found = item.read(reports[str(item.run)])
-        assert found.n or item.id == 80  # where nothing contradicts, it reads nothing
-        assert found.ours is not None
+        reading = item.read(reports[str(item.run)])
+        assert reading.n or item.id == 80  # where nothing contradicts, it reads nothing
+        assert reading.ours is not None
     (cr,) = (item for item in rows if item.id == 58)
     assert cr.read is not None
     assert cr.read(reports["spd-faith"]).ours == 1  # which is not below 1
@@ -77,23 +79,31 @@ def share(value: float, low: float, high: float, difference: float = 0.0, above:
 
 
 def made(scores: Mapping[str, Mapping[str, Any]], part: str) -> dict[str, Any]:
-    return {"conditions": {name: {part: {"all": {"samples": 9, **own}}} for name, own in scores.items()}}
+    return {
+        "conditions": {
+            name: {part: {"all": {"samples": 9, **scores_of_condition}}} for name, scores_of_condition in scores.items()
+        }
+    }
 
 
 @pytest.mark.parametrize(
     ("hard", "appears"), [((0.4, 0.31, 0.5), True), ((0.4, 0.29, 0.5), False), ((0.1, 0.0, 0.2), False)]
 )
 def test_harder_pairs_by_hand(hard: tuple[float, float, float], appears: bool) -> None:
-    found = made({BASELINE: {}}, "single")
-    one = {"contradictions": share(0.2, 0.1, 0.3)}
-    found["conditions"][BASELINE]["single"] |= {"easy": one, "medium": one, "hard": {"contradictions": share(*hard)}}
-    assert harder("contradictions")(found).appears is appears
+    results = made({BASELINE: {}}, "single")
+    easy = {"contradictions": share(0.2, 0.1, 0.3)}
+    results["conditions"][BASELINE]["single"] |= {
+        "easy": easy,
+        "medium": easy,
+        "hard": {"contradictions": share(*hard)},
+    }
+    assert harder("contradictions")(results).appears is appears
 
 
 @pytest.mark.parametrize(("best", "above", "appears"), [(0.03, 0.01, True), (0.06, 0.01, False), (0.03, -0.01, False)])
 def test_sage_beside_the_prompt_level_methods_by_hand(best: float, above: float, appears: bool) -> None:
     gains = {"SAGE": 0.05, "SC": 0.01, "SR": -0.1, "API": 0.0, "Zoom-Refine": best}
-    scores = {name: {one: share(0, 0, 0, gain, above) for one in ("cr", "drf")} for name, gain in gains.items()}
+    scores = {name: {metric: share(0, 0, 0, gain, above) for metric in ("cr", "drf")} for name, gain in gains.items()}
     scores["SR"]["cr"] = {"value": None, "value_95": None}  # as where it claims nothing
     assert methods(made(scores, "several")).appears is appears
 
@@ -117,9 +127,9 @@ def test_stage_by_stage_by_hand(steps: tuple[int, ...], gained: float, appears: 
 
 @pytest.mark.parametrize(("strongest", "appears"), [(0.6, True), (0.8, False)])
 def test_peaks_by_hand(strongest: float, appears: bool) -> None:
-    found: dict[str, Any] = {"conditions": {}}
+    results: dict[str, Any] = {"conditions": {}}
     for part, metric, names in PEAKS.values():
         for name, value in zip(names, (0.5, 0.7, strongest), strict=True):
-            of_name = found["conditions"].setdefault(name, {})
+            of_name = results["conditions"].setdefault(name, {})
             of_name.setdefault(part, {"all": {"samples": 9}})["all"][metric] = share(value, 0, 1)
-    assert peaks(found).appears is appears
+    assert peaks(results).appears is appears

@@ -33,12 +33,12 @@ def test_the_command_writes_all_files_for_the_conditions_asked_for(
 ) -> None:
     files = ["--json", str(tmp_path / "sage.json"), "--markdown", str(tmp_path / "sage.md")]
     assert cli.main([*words, *files, "--conditions", "+ S*"]) == 0
-    found = json.loads((tmp_path / "sage.json").read_text())
-    assert list(found) == [BASELINE, "+ See"]
-    assert [found[BASELINE][part]["all"]["samples"] for part in ("existence", "differences")] == [2, 1]
+    conditions = json.loads((tmp_path / "sage.json").read_text())
+    assert list(conditions) == [BASELINE, "+ See"]
+    assert [conditions[BASELINE][part]["all"]["samples"] for part in ("existence", "differences")] == [2, 1]
     assert (tmp_path / "sage.md").read_text().startswith("# SAGE on")
     report = strict(tmp_path / "out" / "report.json")
-    assert report["conditions"] == found
+    assert report["conditions"] == conditions
     assert report["about"].items() >= {"questions": 2, "pairs": 1, "seed": 0}.items()
     assert cli.main([*words, "--conditions", "Sea"]) == 1
     assert "--conditions: unknown 'Sea'; there are 'baseline', '+ See'" in capsys.readouterr().err
@@ -54,7 +54,7 @@ def test_a_repeated_run_asks_only_what_is_new(words: list[str], tmp_path: Path, 
     assert questions == []
     assert (tmp_path / "out" / "report.json").read_bytes() == first
     assert cli.main([*words, "--conditions", "+ See", "ICD"]) == 0
-    assert [one.interventions for one in questions] == [(Icd(),)] * asked_each
+    assert [question.interventions for question in questions] == [(Icd(),)] * asked_each
 
 
 def test_a_condition_of_ones_own(
@@ -62,15 +62,15 @@ def test_a_condition_of_ones_own(
 ) -> None:
     strong = '{"sage": {"see": {"alpha": 0.5}, "think": false, "generate": false}}'
     assert cli.main([*words, "--conditions", "baseline", "--condition", f"strong={strong}"]) == 0
-    assert {one.interventions for one in questions} == {(), (See(alpha=0.5),)}
-    for wrong, said in (
+    assert {question.interventions for question in questions} == {(), (See(alpha=0.5),)}
+    for wrong, message in (
         ("strong", "--condition strong: NAME=JSON is needed, such as"),
         ("strong=[]", "--condition strong: NAME=JSON is needed, such as"),
         ('strong={"sgae": true}', "--condition strong: 'sgae' is unknown; allowed: "),
         ('strong={"sage": {"see": {"alpha": 5}}}', "--condition strong: 'sage.see.alpha' must be from 0 to 1; got 5."),
     ):
         assert cli.main([*words, "--condition", wrong]) == 1
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 class Server:
@@ -103,8 +103,8 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.usefixtures("no_model")
 def test_a_server_is_asked_in_place_of_a_model(served: list[str], tmp_path: Path) -> None:
     assert cli.main([*served, "--conditions", "+ See", "VCD"]) == 0
-    found = strict(tmp_path / "report.json")["conditions"]
-    yes = {name: one["existence"]["all"]["yes"]["value"] for name, one in found.items()}
+    conditions = strict(tmp_path / "report.json")["conditions"]
+    yes = {name: condition["existence"]["all"]["yes"]["value"] for name, condition in conditions.items()}
     assert yes == {BASELINE: 1, "+ See": 0, "VCD": 1}
     page = (tmp_path / "report.md").read_text()
     assert page.startswith(
@@ -138,7 +138,7 @@ def test_popes_questions_are_asked_in_place_of_the_demo_worlds(
     assert run(*words, *pope) == 0  # which has no demo world
     about = strict(tmp_path / "out" / "report.json")["about"]
     assert about["data"] == "2 existence questions from coco_pope_random.json, in the order of seed 0"
-    texts = {text_of(one) for one in questions}
+    texts = {text_of(question) for question in questions}
     assert len(texts) == 2
     assert texts <= {row["text"] for row in rows}
 

@@ -35,12 +35,12 @@ def test_the_command_asks_the_demo_worlds_pairs_and_goes_on_from_what_it_kept(
     ]
     words += ["--out", str(tmp_path), "--conditions", "API", "hint"]
     assert cli.main(words) == 0
-    found = strict(tmp_path / "report.json")
-    assert {name: list(one) for name, one in found["conditions"].items()} == {
+    report = strict(tmp_path / "report.json")
+    assert {name: list(parts) for name, parts in report["conditions"].items()} == {
         BASELINE: ["single", "several"], "API": ["several"], "hint": ["single"],
     }  # fmt: skip
-    assert found["about"].items() >= {"single": 2, "several": 1, "seed": 0}.items()
-    assert found["inside"].keys() == {"contradicting", "consistent"}
+    assert report["about"].items() >= {"single": 2, "several": 1, "seed": 0}.items()
+    assert report["inside"].keys() == {"contradicting", "consistent"}
     assert any(question.diagnose is not None for question in questions)
     first = (tmp_path / "report.json").read_bytes()
     questions.clear()
@@ -85,19 +85,19 @@ def test_any_server_is_asked_about_published_pairs(
     monkeypatch.setattr("probes.spd.run.Endpoint", Server)
     words += ["--judge-url", "http://judge/v1", "--judge-model", "wise", "--judge-timeout", "5"]
     assert run(*words, "--out", str(tmp_path / "out"), "--limit", "1", "--conditions", "API", "SR") == 0
-    found = strict(tmp_path / "out" / "report.json")
-    assert list(found["conditions"]) == [BASELINE, "SR"]
+    report = strict(tmp_path / "out" / "report.json")
+    assert list(report["conditions"]) == [BASELINE, "SR"]
     assert (
         "API is left out: it needs a readout of where the model looked, which only a Helmsight server has."
         in caplog.text
     )
-    assert found["about"].items() >= {"single": 1, "several": 1, "left_out": {"no picture 5.jpg": 1}}.items()
-    assert found["conditions"][BASELINE]["several"]["all"]["ds_detect"]["value"] == 0
-    judge = found["about"]["judge"]  # of two conditions, which both count no difference that could be described
+    assert report["about"].items() >= {"single": 1, "several": 1, "left_out": {"no picture 5.jpg": 1}}.items()
+    assert report["conditions"][BASELINE]["several"]["all"]["ds_detect"]["value"] == 0
+    judge = report["about"]["judge"]  # of two conditions, which both count no difference that could be described
     cases = judge.pop("labelled_cases")
     assert judge == {"model": "wise at http://judge/v1", "asked": 2, "failed": 0, "unreadable": 2}
     assert cases == {"asked": 48, "failed": 0, "unreadable": 48}
-    assert found["agreement"]["claims"][1] == {
+    assert report["agreement"]["claims"][1] == {
         "first": "by hand", "second": "by the judge", "n": 0, "agreed": None, "kappa": None, "kappa_95": None,
     }  # fmt: skip
     page = capsys.readouterr().out

@@ -25,8 +25,8 @@ def write(folder: Path, *names: str, shade: int = 0) -> Path:
     return folder
 
 
-def rows(file: Path, *given: dict[str, Any]) -> Path:
-    file.write_text("\n".join(map(json.dumps, given)))
+def rows(file: Path, *table: dict[str, Any]) -> Path:
+    file.write_text("\n".join(map(json.dumps, table)))
     return file
 
 
@@ -52,13 +52,13 @@ def test_the_logs_of_the_generator_are_single_differences(tmp_path: Path) -> Non
         {**CAR, "diff_index": 1}, {"type": "remove", "error": "none", "diff_index": 2}, {**DOG, "diff_index": 3},
     ]}  # fmt: skip
     (folder / "log.json").write_text(json.dumps(log))
-    found = load(tmp_path)
-    assert [(one.id, one.true[0].category, one.setting) for one in found.pairs] == [
+    loaded = load(tmp_path)
+    assert [(pair.id, pair.true[0].category, pair.setting) for pair in loaded.pairs] == [
         ("99_1", "car", "hard"),
         ("99_3", "dog", "hard"),
     ]
-    assert found.pairs[1].second == folder / "99_modified_diff_3.jpg"
-    assert found.left_out == {"99_2": "no category in the log"}
+    assert loaded.pairs[1].second == folder / "99_modified_diff_3.jpg"
+    assert loaded.left_out == {"99_2": "no category in the log"}
 
 
 def test_rows_of_merged_pictures_and_of_folders(tmp_path: Path) -> None:
@@ -72,22 +72,22 @@ def test_rows_of_merged_pictures_and_of_folders(tmp_path: Path) -> None:
         {"qid": "9", "image": "pictures/100238_color.jpg", "modifications": []},
         {"qid": "10", "modifications": [CAR]},
     )
-    found = load(file)
-    assert [one.id for one in found.pairs] == ["100238_color", "7"]
-    assert [one.setting for one in found.pairs] == ["easy", "2"]
-    assert found.pairs[0].merged == tmp_path / "pictures" / "100238_color.jpg"
-    assert found.left_out == {
+    loaded = load(file)
+    assert [pair.id for pair in loaded.pairs] == ["100238_color", "7"]
+    assert [pair.setting for pair in loaded.pairs] == ["easy", "2"]
+    assert loaded.pairs[0].merged == tmp_path / "pictures" / "100238_color.jpg"
+    assert loaded.left_out == {
         "8": "no picture pictures/8.jpg", "9": "no modifications", "10": "no original or no changed image",
     }  # fmt: skip
     elsewhere = load(
         rows(tmp_path / "rows.json", {"qid": "1", "image": "a/100238_color.jpg", "modifications": [CAR]}),
         tmp_path / "pictures",
     )
-    assert [one.setting for one in elsewhere.pairs] == ["unrated"]
+    assert [pair.setting for pair in elsewhere.pairs] == ["unrated"]
 
 
-def test_what_is_wrong_is_named(tmp_path: Path) -> None:
-    for text, said in (
+def test_invalid_files_are_named(tmp_path: Path) -> None:
+    for text, message in (
         ('{"qid": "1"', "is neither a JSON list nor JSON lines"),
         ('{"image": "a.jpg"}', r"row 1: .*`qid` or `sample_id` is missing"),
         ('[{"qid": "1", "image": 5}]', r"row 1: `image` must be the name of a file; got 5"),
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     ):
         file = tmp_path / "rows.jsonl"
         file.write_text(text)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             load(file)
     write(tmp_path, "a.jpg")
     with pytest.raises(ValueError, match="row 1: modifications must be a list of objects with `type` and `category`"):

@@ -15,7 +15,7 @@ from tests.probes.conftest import Scripted, text_of
 
 SHAPES = ("star", "ring")
 PICTURES = [Image.new("RGB", (100, 80), colour) for colour in ("red", "white")]
-PARTS = [*({"type": "image", "image": one} for one in PICTURES), {"type": "text", "text": "What?"}]
+PARTS = [*({"type": "image", "image": picture} for picture in PICTURES), {"type": "text", "text": "What?"}]
 QUESTION = Question([{"role": "user", "content": PARTS}], diagnose=None)
 
 
@@ -33,24 +33,26 @@ def pictures(question: Question) -> list[Image.Image]:
 
 def test_self_consistency_takes_what_most_say_however_they_word_it() -> None:
     drawn = ("The ring was removed.", "Perhaps.", "The star moved to the top.", "The ring is gone.", "Perhaps.")
-    for said, taken in (
+    for replies, chosen in (
         ((*drawn[:4], "The ring is missing."), drawn[0]),
         (drawn, drawn[0]),
         ((*drawn[1:], "Perhaps."), "Perhaps."),
     ):
-        text, asked = by("SC", lambda question, said=said: said[question.seed])
-        assert text == taken
-    assert [(one.temperature, one.seed) for one in asked] == [(TEMPERATURE, seed) for seed in range(DRAWN)]
+        text, questions = by("SC", lambda question, replies=replies: replies[question.seed])
+        assert text == chosen
+    assert [(question.temperature, question.seed) for question in questions] == [
+        (TEMPERATURE, seed) for seed in range(DRAWN)
+    ]
 
 
 def test_self_refine_criticises_its_answer_and_answers_again() -> None:
     texts = iter(("The ring.", "It was the star.", "The star moved to the top."))
-    text, asked = by("SR", lambda question: next(texts))
+    text, questions = by("SR", lambda question: next(texts))
     assert text == "The star moved to the top."
-    assert [part["text"] for message in asked[2].chat[1:] for part in message["content"]] == [
+    assert [part["text"] for message in questions[2].chat[1:] for part in message["content"]] == [
         "The ring.", CRITICISE, "It was the star.", "Answer the question again, better where that is needed. What?",
     ]  # fmt: skip
-    assert pictures(Question(asked[2].chat[:1])) == PICTURES
+    assert pictures(Question(questions[2].chat[:1])) == PICTURES
 
 
 def test_attention_prompting_darkens_what_was_not_attended_to() -> None:
@@ -58,14 +60,14 @@ def test_attention_prompting_darkens_what_was_not_attended_to() -> None:
         "images": [{"grid": [2, 2]}] * 2,
         "patches": [{"rho": [[0, 1, 1, 0], [0, 3, 3, 0]]}, {"rho": [[5, 5, 5, 5]] * 2}],
     }
-    text, asked = by("API", lambda question: Reply("first", read) if question.diagnose else "last")
+    text, questions = by("API", lambda question: Reply("first", read) if question.diagnose else "last")
     assert text == "last"
-    shown, even = map(np.asarray, pictures(asked[1]))
-    assert tuple(shown[0, 0]) == (round(255 * DIM), 0, 0)
-    assert tuple(shown[0, -1]) == (255, 0, 0)
+    darkened, even = map(np.asarray, pictures(questions[1]))
+    assert tuple(darkened[0, 0]) == (round(255 * DIM), 0, 0)
+    assert tuple(darkened[0, -1]) == (255, 0, 0)
     assert (even == 255).all()
     for nothing in (None, {"images": [{"grid": None}] * 2, "patches": [{}, {}]}):
-        assert by("API", lambda question, nothing=nothing: Reply("first", nothing)) == ("first", asked[:1])
+        assert by("API", lambda question, nothing=nothing: Reply("first", nothing)) == ("first", questions[:1])
 
 
 def test_zoom_refine_shows_the_region_that_the_model_names() -> None:
@@ -74,12 +76,12 @@ def test_zoom_refine_shows_the_region_that_the_model_names() -> None:
             return "It is [500, 0, 1000, 500]."
         return "last" if len(pictures(question)) == 4 else "first"
 
-    text, asked = by("Zoom-Refine", answer)
+    text, questions = by("Zoom-Refine", answer)
     assert text == "last"
-    assert "You answered: first" in text_of(asked[2])
-    assert pictures(asked[2])[2].tobytes() == Image.new("RGB", (100, 80), "red").tobytes()
-    text, asked = by("Zoom-Refine", lambda question: "nowhere")
-    assert (text, len(asked)) == ("nowhere", 2)
+    assert "You answered: first" in text_of(questions[2])
+    assert pictures(questions[2])[2].tobytes() == Image.new("RGB", (100, 80), "red").tobytes()
+    text, questions = by("Zoom-Refine", lambda question: "nowhere")
+    assert (text, len(questions)) == ("nowhere", 2)
 
 
 @pytest.mark.parametrize(

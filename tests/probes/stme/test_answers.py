@@ -19,7 +19,7 @@ CHOICES = ("light blue", "blue", "red, green")
 
 
 @pytest.mark.parametrize(
-    ("asked", "answer", "published", "robust"),
+    ("target_sample", "answer", "published", "robust"),
     [
         # A caption: the authors read "image N", else a number of two digits, so that "2" and "Picture 2" are none.
         (sample(CAPTION, "2"), "The caption is of Image 2, not of image 3.", True, True),
@@ -49,12 +49,12 @@ CHOICES = ("light blue", "blue", "red, green")
         (sample(ANCHOR, "2"), "Picture 2.", True, True),
     ],
 )
-def test_answers_by_both_rules(asked: TargetSample, answer: str, published: bool, robust: bool) -> None:
-    assert (right(asked, answer, "published"), right(asked, answer, "robust")) == (published, robust)
+def test_answers_by_both_rules(target_sample: TargetSample, answer: str, published: bool, robust: bool) -> None:
+    assert (right(target_sample, answer, "published"), right(target_sample, answer, "robust")) == (published, robust)
 
 
 def test_the_picture_that_an_answer_names() -> None:
-    said = {
+    named = {
         "Picture 3.": 3,
         "3": 3,
         "image #12 and 4": 12,
@@ -62,18 +62,21 @@ def test_the_picture_that_an_answer_names() -> None:
         "There are 2 stars.": None,
         "": None,
     }
-    assert {answer: picture_named(answer) for answer in said} == said
+    assert {answer: picture_named(answer) for answer in named} == named
 
 
 def test_a_list_of_pictures_names_the_target() -> None:
-    asked = sample("TQA", "blue", CHOICES)
+    target_sample = sample("TQA", "blue", CHOICES)
     answers = {"[2]": (True, True), "[2, 3]": (True, False), "[12]": (True, False), "none": (False, False)}
-    found = {answer: tuple(names_target(asked, answer, how) for how in ("published", "robust")) for answer in answers}
-    assert found == answers
+    verdicts = {
+        answer: tuple(names_target(target_sample, answer, rule) for rule in ("published", "robust"))
+        for answer in answers
+    }
+    assert verdicts == answers
 
 
 def test_other_digits_are_read_off_a_needles_picture() -> None:
-    asked = sample(NEEDLE, "4711")
+    needle = sample(NEEDLE, "4711")
     answers = {
         "The code is 4171.": True,
         "It is in image 3": False,
@@ -81,5 +84,5 @@ def test_other_digits_are_read_off_a_needles_picture() -> None:
         "image 2 says 47": True,
         "?": False,
     }
-    assert {answer: reads_digits(asked, answer) for answer in answers} == answers
+    assert {answer: reads_digits(needle, answer) for answer in answers} == answers
     assert not reads_digits(sample("TQA", "blue", CHOICES), "4711")

@@ -59,20 +59,20 @@ def test_convergence_is_1_where_all_pictures_get_the_same() -> None:
     assert convergence([look(2, sigma=even)]) == pytest.approx([1, 1.5])
     assert convergence([look(2, sigma=even), look(1, sigma=even)]) == pytest.approx([1, 1])
     dark = torch.tensor([[0.0, 0.0], [0.1, 0.3]])  # the window of the first layer holds no picture
-    found = convergence([look(2, sigma=dark)])
-    assert (found[0], found[1]) == (None, pytest.approx(1.5))
+    ratios = convergence([look(2, sigma=dark)])
+    assert (ratios[0], ratios[1]) == (None, pytest.approx(1.5))
     assert math.isnan(look(2, sigma=dark).share[0])
 
 
-def test_an_answer_is_looked_at_by_its_readouts() -> None:
+def test_the_look_of_an_answer_is_read_from_its_readouts() -> None:
     pictures = tuple(Image.new("RGB", (8, 8)) for _ in range(3))
-    said = {"focus": {"sigma": SIGMA.tolist(), "m_lnd": {"n": 2}}, "anchor": {"sigma": SIGMA[:, 1:].tolist()}}
+    readouts = {"focus": {"sigma": SIGMA.tolist(), "m_lnd": {"n": 2}}, "anchor": {"sigma": SIGMA[:, 1:].tolist()}}
     plain = TargetSample("1", "TQA", ("",) * 4, pictures, 3, "red")
-    found = Look.of(plain, Reply("red", said), right=True)
-    assert found is not None
-    assert torch.equal(found.sigma, SIGMA)
-    assert (found.target, found.n, found.text) == (3, 2, None)
-    compared = Look.of(TargetSample("1", ANCHOR, ("",) * 4, pictures, 2, "2"), Reply("2", said), right=True)
+    seen_look = Look.of(plain, Reply("red", readouts), right=True)
+    assert seen_look is not None
+    assert torch.equal(seen_look.sigma, SIGMA)
+    assert (seen_look.target, seen_look.n, seen_look.text) == (3, 2, None)
+    compared = Look.of(TargetSample("1", ANCHOR, ("",) * 4, pictures, 2, "2"), Reply("2", readouts), right=True)
     assert compared is not None
     assert compared.text is not None
     assert torch.equal(compared.sigma, SIGMA[:, 1:])  # the anchor's rows

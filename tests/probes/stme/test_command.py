@@ -38,19 +38,19 @@ class Looking:
 
     def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
         for question in questions:
-            said: dict[str, Any] | None = None
+            readouts: dict[str, Any] | None = None
             if question.diagnose is not None and self.focus:
                 count = pictures(question)
                 rows = [[0.4, *[0.1] * (count - 1)], [0.1, 0.2, *[0.1] * (count - 2)]]
                 anchor = {"sigma": [[0.3, *[0.1] * (count - 2)]] * 2}
-                said = {"focus": {"sigma": rows, "m_lnd": {"n": 1}}, "anchor": anchor}
-                said["images"] = [{"grid": [3, 3]}] * count
-                said["patches"] = [{"rho": [[0.1] * 9, [0.0] * 8 + [0.3]]}] * count
+                readouts = {"focus": {"sigma": rows, "m_lnd": {"n": 1}}, "anchor": anchor}
+                readouts["images"] = [{"grid": [3, 3]}] * count
+                readouts["patches"] = [{"rho": [[0.1] * 9, [0.0] * 8 + [0.3]]}] * count
                 maps = {" seen": [0.0] * 8 + [2.0], "It": [1.0] * 9, ".": [0.0] * 9}
-                said["tam"] = [{"token": token, "image": image, "map": map_} for token, map_ in maps.items()
+                readouts["tam"] = [{"token": token, "image": image, "map": map_} for token, map_ in maps.items()
                                for image in range(1, count + 1)]  # fmt: skip
             text = "[1]" if question.diagnose is None and WHICH in str(question.chat) else "The second picture."
-            yield Reply(text if pictures(question) else "I see none.", said)
+            yield Reply(text if pictures(question) else "I see none.", readouts)
 
 
 @pytest.fixture
@@ -64,37 +64,39 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.usefixtures("no_model")
 def test_a_run_is_scored_by_answers_and_looks(words: list[str], tmp_path: Path) -> None:
     assert cli.main(words) == 0
-    found = strict(tmp_path / "out" / "report.json")
-    every = found["conditions"]["baseline"]["samples"]["all"]
-    own = found["attention"]["baseline"]["all"]
+    report = strict(tmp_path / "out" / "report.json")
+    every = report["conditions"]["baseline"]["samples"]["all"]
+    attention = report["attention"]["baseline"]["all"]
     # Right are captions and anchors whose target is the second picture; captions look there, anchors at the first.
-    second = [one for one in target_samples(LIMIT, 0) if one.target == 2 and one.task in (CAPTION, ANCHOR)]
-    captions = sum(one.task == CAPTION for one in second)
+    second = [sample for sample in target_samples(LIMIT, 0) if sample.target == 2 and sample.task in (CAPTION, ANCHOR)]
+    captions = sum(sample.task == CAPTION for sample in second)
     assert 0 < captions < len(second)
     assert every["answers"]["value"] == len(second) / LIMIT
     assert every["ivm"]["value"] == (len(second) - captions) / LIMIT
-    four = own["quadrants"]
+    four = attention["quadrants"]
     assert (four["right_target"], four["right_other"]) == (captions, len(second) - captions)
     assert four["wrong_target"] + four["wrong_other"] == LIMIT - len(second)
     # By the one largest factor of both layers, .4, all look at the first picture.
-    assert found["attention"]["baseline"]["easy"]["right"]["curves"]["lnd"] == [1, 0]
-    assert found["blind"]["all"]["share"]["value"] == 0
-    assert found["hidden"]["all"]["focused"]["value"] == 0  # it says the same whatever is hidden
+    assert report["attention"]["baseline"]["easy"]["right"]["curves"]["lnd"] == [1, 0]
+    assert report["blind"]["all"]["share"]["value"] == 0
+    assert report["hidden"]["all"]["focused"]["value"] == 0  # it says the same whatever is hidden
     # An even look in the first layer, and in the last one all of it at the lower right corner.
-    corners = [one.spot == (2 / 3, 2 / 3, 1, 1) for one in second if one.task == CAPTION and one.spot is not None]
+    corners = [
+        sample.spot == (2 / 3, 2 / 3, 1, 1) for sample in second if sample.task == CAPTION and sample.spot is not None
+    ]
     assert corners
-    assert found["patches"]["on_spot"] == pytest.approx([1, 9 * sum(corners) / len(corners)])
+    assert report["patches"]["on_spot"] == pytest.approx([1, 9 * sum(corners) / len(corners)])
     # Of the answer's three tokens one has a map of that corner alone, one an even map, and one an empty one.
-    assert found["patches"]["said"]["value"] == pytest.approx((9 * sum(corners) / len(corners) + 1) / 2)
-    last = found["convergence"]["all"]["last"]
-    assert last["value"] == pytest.approx(found["convergence"]["all"]["right"][-1])
+    assert report["patches"]["said"]["value"] == pytest.approx((9 * sum(corners) / len(corners) + 1) / 2)
+    last = report["convergence"]["all"]["last"]
+    assert last["value"] == pytest.approx(report["convergence"]["all"]["right"][-1])
     assert last["value_95"][0] <= last["value"] <= last["value_95"][1]
-    assert len(found["shuffles"]["all"]["answers"]["orders"]) == 2
+    assert len(report["shuffles"]["all"]["answers"]["orders"]) == 2
     lines = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
-    looked = next(one for one in lines if one["part"] == "samples")
-    assert looked["sigma"][0][0][:2] == [0.4, 0.1]  # so that curves over N can be computed anew
-    assert all("sigma" not in one for one in lines if one["part"] == "blind")
-    anchor = found["anchor"]["every"]
+    row = next(row for row in lines if row["part"] == "samples")
+    assert row["sigma"][0][0][:2] == [0.4, 0.1]  # so that curves over N can be computed anew
+    assert all("sigma" not in row for row in lines if row["part"] == "blind")
+    anchor = report["anchor"]["every"]
     assert anchor["image"]["curves"]["lnd"][0] + anchor["text"]["curves"]["lnd"][0] <= 1  # the first, the second
     page = (tmp_path / "out" / "report.md").read_text()
     for heading in ("Four quadrants", "Other orders of the images", "One image hidden", "An anchor"):
@@ -112,10 +114,10 @@ def test_a_repeated_run_asks_nothing_and_says_the_same(
 ) -> None:
     monkeypatch.setattr(Looking, "focus", False)
     assert cli.main(words) == 0
-    first, kept = (tmp_path / "out" / "report.json").read_bytes(), len(answers(tmp_path))
+    first, count = (tmp_path / "out" / "report.json").read_bytes(), len(answers(tmp_path))
     assert cli.main(words) == 0
     assert (tmp_path / "out" / "report.json").read_bytes() == first
-    assert len(answers(tmp_path)) == kept
+    assert len(answers(tmp_path)) == count
 
 
 @pytest.mark.usefixtures("no_model", "undrawn")
@@ -124,9 +126,9 @@ def test_without_diagnostics_answers_alone_are_scored(
 ) -> None:
     monkeypatch.setattr(Looking, "focus", False)
     assert cli.main([*words, "--shuffles", "0"]) == 0
-    found = strict(tmp_path / "out" / "report.json")
-    assert found["conditions"]["baseline"]["samples"]["all"]["answers"]["value"] > 0
-    assert not {"attention", "hidden", "shuffles", "cases"} & found.keys()
+    report = strict(tmp_path / "out" / "report.json")
+    assert report["conditions"]["baseline"]["samples"]["all"]["answers"]["value"] > 0
+    assert not {"attention", "hidden", "shuffles", "cases"} & report.keys()
     assert "has no diagnostics, so the attention is unknown" in (tmp_path / "out" / "report.md").read_text()
 
 
@@ -148,9 +150,9 @@ def test_a_model_is_asked_under_a_condition_of_ones_own(model: str, tmp_path: Pa
     ]
     see = 'See={"sage": {"see": true, "think": false, "generate": false}}'
     assert cli.main([*words, "--condition", see, "--quiet", "--out", str(tmp_path)]) == 0
-    found = strict(tmp_path / "report.json")
-    assert list(found["conditions"]) == list(found["attention"]) == ["baseline", "See"]
-    assert "difference" in found["conditions"]["See"]["samples"]["all"]["ivm"]
+    report = strict(tmp_path / "report.json")
+    assert list(report["conditions"]) == list(report["attention"]) == ["baseline", "See"]
+    assert "difference" in report["conditions"]["See"]["samples"]["all"]["ivm"]
 
 
 @pytest.mark.usefixtures("no_model")

@@ -46,13 +46,13 @@ def rows(folder: Path) -> Rows:
     return written
 
 
-def only(file: Path, folder: Path, **how: Any) -> TargetSample:
-    (sample,), left = load([file], folder, **how)
-    assert len(left) == 0
+def only(file: Path, folder: Path, **options: Any) -> TargetSample:
+    (sample,), left_out = load([file], folder, **options)
+    assert len(left_out) == 0
     return sample
 
 
-def test_a_caption(folder: Path, rows: Rows) -> None:
+def test_a_caption_becomes_a_sample(folder: Path, rows: Rows) -> None:
     sample = only(rows(CM), folder)
     assert sample.images == (folder / "CM/images/a.jpg", folder / "CM/images/b.jpg")  # by the end of their paths
     assert (sample.id, sample.texts, sample.target) == ("CM-1189", ("", "", "Which image shows two dogs?"), 2)
@@ -83,19 +83,21 @@ def test_a_question_that_ends_otherwise_keeps_its_letters(folder: Path, rows: Ro
     assert sample.texts[-1] == "\nWhich shape is it, star or square"
 
 
-def test_what_cannot_be_asked_is_left_out_and_named(folder: Path, rows: Rows, caplog: pytest.LogCaptureFixture) -> None:
+def test_unusable_rows_are_left_out_and_named(folder: Path, rows: Rows, caplog: pytest.LogCaptureFixture) -> None:
     good = [CM | {"sample_id": number} for number in range(20)]
-    samples, left = load([rows(*good, TQA | {"target_id": None}, CM | {"raw_img_list": ["x.jpg", "a.jpg"]})], folder)
-    assert (len(samples), len(left)) == (20, 2)
-    said = "2 samples are left out: an image is missing: CM-1189; no image is the target: TQA-171"
-    assert caplog.messages == [said]
-    few = rows(CM, TQA | {"target_id": 3})
+    samples, left_out = load(
+        [rows(*good, TQA | {"target_id": None}, CM | {"raw_img_list": ["x.jpg", "a.jpg"]})], folder
+    )
+    assert (len(samples), len(left_out)) == (20, 2)
+    message = "2 samples are left out: an image is missing: CM-1189; no image is the target: TQA-171"
+    assert caplog.messages == [message]
+    few_rows = rows(CM, TQA | {"target_id": 3})
     with pytest.raises(ValueError, match=r"1 of 2 samples cannot be asked \(at most 10% may be missing\): no image"):
-        load([few], folder)
+        load([few_rows], folder)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("table", "message"),
     [
         ([CM, CM], "row 2: sample CM-1189 stands in .*, row 1 already"),
         ([CM | {"context": "Which image?"}], "row 1: 2 images for 0 times <ImageHere>"),
@@ -105,9 +107,9 @@ def test_what_cannot_be_asked_is_left_out_and_named(folder: Path, rows: Rows, ca
         ([], "must be a list of samples"),
     ],
 )
-def test_wrong_rows_are_one_sentence(folder: Path, rows: Rows, given: list[Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        load([rows(*given)], folder)
+def test_wrong_rows_are_one_sentence(folder: Path, rows: Rows, table: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load([rows(*table)], folder)
 
 
 def test_a_file_that_is_no_json(folder: Path) -> None:

@@ -19,36 +19,26 @@ from steering.accel.cuda_graphs import LEAST, Captured, DecodeGraphs
 from steering.accel.tensors import Bound
 from steering.decoder.kv import KVPool
 from steering.protocol.readout import REGISTRY
-from steering.vectors.vector import SteeringVector
-from tests.steering.accel.cpu.test_compiled import numbers
+from tests.steering.accel.cpu.conftest import check_alike
 from tests.steering.conftest import LoadMLLM, MakeEngine
+from tests.steering.interventions.pushes import unit_vector
 
 FAMILIES = ("qwen2_vl", "gemma3", "internvl")
 
 
 def again(run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
     """Return a capture whose memory each replay overwrites."""
-    made = run()
+    outputs = run()
 
     def replay() -> None:
-        for kept, new in zip(made, run(), strict=True):
-            kept.copy_(new)
+        for kept_output, new in zip(outputs, run(), strict=True):
+            kept_output.copy_(new)
 
-    return replay, made
-
-
-def check_alike(expected: list[steering.Result], answers: list[steering.Result]) -> None:
-    """Compare the tokens, log-probabilities, reports and readouts of answers in the same order."""
-    for one, other in zip(expected, answers, strict=True):
-        a, b = one.choices[0], other.choices[0]
-        assert a.token_ids == b.token_ids
-        assert [x.logprob for x in b.logprobs] == pytest.approx([x.logprob for x in a.logprobs], abs=1e-4)
-        for said, found in ((a.applied, b.applied), (a.diagnostics, b.diagnostics)):
-            assert numbers(found) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)
+    return replay, outputs
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers_are_those_of_steps_that_run_as_they_are(
+def test_answers_from_graphs_equal_eager_answers(
     family: str, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that can be asked, beside each other, while rows come and go."""
@@ -56,11 +46,7 @@ def test_answers_are_those_of_steps_that_run_as_they_are(
     mllm = ours.mllm
     graphs = DecodeGraphs(mllm, captures=lambda: again)
     ours.core.runner.passes.use(graphs)
-    ones = torch.ones(mllm.num_layers)
-    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
-    steer = steering.Steer(
-        SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint), 0.5
-    )
+    steer = steering.Steer(unit_vector(mllm), 0.5)
     see, think = See(alpha=0.4, shallow=1), Think(threshold=0.01)
     everything = Diagnose(frozenset(REGISTRY), causal=True)
     picture = Image.linear_gradient("L").resize((56, 56)).convert("RGB")
@@ -83,29 +69,29 @@ def test_answers_are_those_of_steps_that_run_as_they_are(
     for requests, answers in zip(batches, expected, strict=True):
         check_alike(answers, ours.generate(requests))
     assert graphs.taken >= 20
-    assert {rows for form in graphs._every() for rows in form.graphs} >= {1, 2, 8}
+    assert {rows for form in graphs._all_forms() for rows in form.graphs} >= {1, 2, 8}
     assert len(graphs) < graphs.taken / 2
 
 
-def test_rows_behind_the_running_ones_write_where_nobody_reads(load_mllm: LoadMLLM) -> None:
+def test_padding_rows_write_to_the_spare_column(load_mllm: LoadMLLM) -> None:
     mllm = load_mllm("qwen2_vl")
     pool = KVPool(4, 64)
     pool.allot(mllm.column())
     graphs = DecodeGraphs(mllm, captures=lambda: again)
-    before = [one.clone() for one in pool.tensors]
+    before = [tensor.clone() for tensor in pool.tensors]
     places = torch.tensor([3, 7, 5])
     with torch.inference_mode():
         computed = graphs.decode(Bound([]), None, torch.tensor([5, 6, 7]), places, places, 64, pool)
     assert computed is not None
     assert computed.logits is not None
     assert computed.logits.shape == (3, mllm.vocab_size)
-    for one, other in zip(pool.tensors, before, strict=True):
-        changed = (one != other).any(-1).any(1)  # (slots, columns)
+    for after, untouched in zip(pool.tensors, before, strict=True):
+        changed = (after != untouched).any(-1).any(1)  # (slots, columns)
         assert [row.nonzero()[:, 0].tolist() for row in changed] == [[3, 63], [7, 63], [5, 63], [63]]
 
 
 @pytest.mark.parametrize(("needed", "read"), [(1, LEAST), (256, 256), (257, 384), (385, 512), (600, 768), (900, 1000)])
-def test_few_numbers_of_columns_are_read(needed: int, read: int, load_mllm: LoadMLLM) -> None:
+def test_the_number_of_columns_is_rounded_to_few_values(needed: int, read: int, load_mllm: LoadMLLM) -> None:
     assert DecodeGraphs(load_mllm("qwen2_vl"), captures=lambda: again).columns(needed, KVPool(1, 1000)) == read
 
 
@@ -131,7 +117,7 @@ def answered(engine: steering.Engine, tokens: int, **options: Any) -> tuple[int,
     return engine.generate([request])[0].choices[0].token_ids
 
 
-def test_one_is_captured_for_each_number_of_columns_although_hooks_leave_something(
+def test_a_graph_is_captured_per_number_of_columns_with_hooks_that_change(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_graphs, "LEAST", 32)
@@ -144,7 +130,7 @@ def test_one_is_captured_for_each_number_of_columns_although_hooks_leave_somethi
     assert len(graphs) == 4
 
 
-def test_when_there_are_too_many_all_are_forgotten_with_their_memory(
+def test_too_many_graphs_are_all_dropped_with_their_memory(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_graphs, "LEAST", 32)
@@ -157,7 +143,7 @@ def test_when_there_are_too_many_all_are_forgotten_with_their_memory(
     assert (Counted.made, len(graphs)) == ([2, 2], 2)
 
 
-def test_steps_that_cannot_be_captured_while_answers_run_run_as_they_are(
+def test_steps_that_cannot_be_captured_yet_run_eagerly(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cuda_graphs, "LEAST", 32)
@@ -171,7 +157,7 @@ def test_steps_that_cannot_be_captured_while_answers_run_run_as_they_are(
     graphs.tried = True
     assert answered(engine, 60) == answered(plain, 60)
     assert answered(engine, 60) == answered(plain, 60)
-    assert [one.message for one in caplog.records if "captured" in one.message] == [
+    assert [record.message for record in caplog.records if "captured" in record.message] == [
         "no more decode steps are captured; the rest run eagerly: CUDA out of memory."
     ]
     assert len(graphs) == 2

@@ -41,33 +41,33 @@ def tree_spec_of(value: Any, other: Any = None) -> TreeSpec:
     return TreeSpec(shape, fixed_sizes(tensors, tensors if other is None else taken_apart(other)[1]))
 
 
-def test_a_value_put_together_again_is_the_same() -> None:
-    held = Held(4)
-    shape, tensors = taken_apart([held])
+def test_a_value_is_rebuilt_from_its_parts() -> None:
+    value = Held(4)
+    shape, tensors = taken_apart([value])
     assert len(tensors) == 3  # one of them is held twice
-    (made,) = put_together(shape.tree, tensors)
-    assert type(made) is Held
-    assert made.again is held.again is made.tables[torch.device("cpu")].one
-    assert (made.depth, made.nothing, made.device, made.kept) == (2, None, torch.device("cpu"), held.kept)
-    assert made.kept is not held.kept
+    (rebuilt,) = put_together(shape.tree, tensors)
+    assert type(rebuilt) is Held
+    assert rebuilt.again is value.again is rebuilt.tables[torch.device("cpu")].one
+    assert (rebuilt.depth, rebuilt.nothing, rebuilt.device, rebuilt.kept) == (2, None, torch.device("cpu"), value.kept)
+    assert rebuilt.kept is not value.kept
 
 
 @pytest.mark.parametrize(
     ("other", "alike"),
     [(Held(7), True), (Held(4, depth=3), False), (torch.zeros(4), False)],
 )
-def test_shapes_are_alike_where_nothing_but_the_contents_of_tensors_differs(other: Any, alike: bool) -> None:
-    one, two = taken_apart(Held(4))[0], taken_apart(other)[0]
-    assert (one == two) is alike
-    assert (one.text() == two.text()) is alike
+def test_patterns_ignore_the_contents_of_tensors(other: Any, alike: bool) -> None:
+    first, two = taken_apart(Held(4))[0], taken_apart(other)[0]
+    assert (first == two) is alike
+    assert (first.text() == two.text()) is alike
 
 
-def test_dtypes_and_axes_count() -> None:
+def test_patterns_differ_by_dtype_and_number_of_axes() -> None:
     assert taken_apart([torch.zeros(2)])[0] != taken_apart([torch.zeros(2).half()])[0]
     assert taken_apart([torch.zeros(2)])[0] != taken_apart([torch.zeros(2, 1)])[0]
 
 
-def test_a_tree_is_read_of_its_words_where_its_kinds_are_known() -> None:
+def test_a_tree_is_read_from_json_if_its_classes_are_known() -> None:
     tree = taken_apart([Held(4), {"a": (1, 0.5, torch.float16)}])[0].tree
     words = json.loads(json.dumps(as_json(tree)))
     assert of_json(words, kinds_of(tree)) == tree
@@ -75,19 +75,19 @@ def test_a_tree_is_read_of_its_words_where_its_kinds_are_known() -> None:
         of_json(words, [Tables])
 
 
-def test_what_is_neither_tensor_nor_constant_is_refused() -> None:
+def test_values_other_than_tensors_and_constants_are_refused() -> None:
     with pytest.raises(Foreign):
         taken_apart([open])
     assert put_together(Leaf(0), [3]) == 3  # type: ignore[list-item]
 
 
-def test_a_mould_finds_the_tensors_of_what_is_of_its_shape_alone() -> None:
+def test_a_tree_spec_reads_only_values_of_its_pattern() -> None:
     _, tensors = taken_apart([Held(4)])
-    tree_spec, other = tree_spec_of([Held(4)], [Held(5)]), [Held(7)]
-    found, expected = tree_spec.tensors(other), taken_apart(other)[1]
-    assert found is not None
-    assert [one.data_ptr() for one in found] == [one.data_ptr() for one in expected]
-    assert len(found) == len(tensors)
+    tree_spec, fresh = tree_spec_of([Held(4)], [Held(5)]), [Held(7)]
+    read_tensors, expected = tree_spec.tensors(fresh), taken_apart(fresh)[1]
+    assert read_tensors is not None
+    assert [tensor.data_ptr() for tensor in read_tensors] == [tensor.data_ptr() for tensor in expected]
+    assert len(read_tensors) == len(tensors)
     twice = Held(4)
     twice.again = torch.zeros(4, 3)  # no longer the tensor that it was
     more = Held(4)
@@ -98,7 +98,7 @@ def test_a_mould_finds_the_tensors_of_what_is_of_its_shape_alone() -> None:
         assert tree_spec.tensors(unlike) is None
 
 
-def test_a_mould_takes_no_tensors_of_other_sizes_than_it_is_for() -> None:
+def test_a_tree_spec_refuses_tensors_of_other_sizes() -> None:
     """Compiled code would read what lies behind them."""
     tree_spec, wide = tree_spec_of([Held(4)], [Held(5)]), Held(4)
     wide.again = torch.zeros(4, 5)
@@ -109,24 +109,24 @@ def test_a_mould_takes_no_tensors_of_other_sizes_than_it_is_for() -> None:
     assert tree_spec_of([Held(4)], [wide]).tensors([wide]) is not None
 
 
-def test_a_mould_knows_what_has_changed() -> None:
-    held = [Held(4)]
-    shape, tensors = taken_apart(held)
-    held[0].kept, held[0].depth = [], 2
-    held[0].made = torch.ones(1)  # type: ignore[attr-defined]
-    left, _ = taken_apart(held)
-    changes = TreeSpec(shape, fixed_sizes(tensors, tensors)).changes(left.tree)
+def test_a_tree_spec_knows_which_parts_changed() -> None:
+    values = [Held(4)]
+    shape, tensors = taken_apart(values)
+    values[0].kept, values[0].depth = [], 2
+    values[0].made = torch.ones(1)  # type: ignore[attr-defined]
+    pattern_after, _ = taken_apart(values)
+    changes = TreeSpec(shape, fixed_sizes(tensors, tensors)).changes(pattern_after.tree)
     assert [(number, name) for number, name, _ in changes] == [(0, "kept"), (0, "made")]
     assert put_together(changes[0][2], tensors) == []
 
 
-def test_objects_that_have_changed_are_looked_at_as_they_were() -> None:
-    held = [Held(4)]
-    _, tensors = taken_apart(held)
-    bound, tree_spec = Bound(held), tree_spec_of(held)
+def test_reset_restores_changed_objects() -> None:
+    values = [Held(4)]
+    _, tensors = taken_apart(values)
+    bound, tree_spec = Bound(values), tree_spec_of(values)
     assert bound.tensors(tree_spec) == tensors
-    tree_spec.change(held, [(0, "made", Leaf(0)), (0, "depth", 7)], tensors)
-    assert (bound.tensors(tree_spec), held[0].depth) == (tensors, 7)
-    assert tree_spec.tensors(held) is None
+    tree_spec.change(values, [(0, "made", Leaf(0)), (0, "depth", 7)], tensors)
+    assert (bound.tensors(tree_spec), values[0].depth) == (tensors, 7)
+    assert tree_spec.tensors(values) is None
     assert bound.tensors(tree_spec_of([Held(4)])) == tensors
     assert bound.tensors(tree_spec_of([1])) is None

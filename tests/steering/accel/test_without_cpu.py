@@ -52,13 +52,13 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_answers_are_exact_without_it() -> None:
+def test_answers_are_exact_without_the_cpu_backend() -> None:
     ran = run(EXACT)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     assert ran.stdout.count(".") > 8, "as many tests ran"
 
 
-def test_an_engine_that_is_to_be_compiled_runs_eagerly_without_it() -> None:
+def test_an_engine_runs_eagerly_without_the_cpu_backend() -> None:
     ran = run(ENGINE)
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert "steering.accel.cpu is missing" in ran.stderr

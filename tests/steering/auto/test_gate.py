@@ -16,19 +16,17 @@ from tests import families
 from tests.server.api.choices import refused
 from tests.server.conftest import ask, data_uri
 from tests.steering.conftest import LoadPlain, MakeEngine
+from tests.steering.interventions.pushes import unit_vector
 
 FAMILY = "qwen2_vl"
 SAMPLING = Sampling(max_tokens=4, ignore_eos=True, logprobs=0)
 
 
 def drawn(mllm: steering.MLLM, seed: int) -> SteeringVector:
-    ones = [torch.ones(mllm.num_layers) for _ in range(3)]
-    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(seed))
-    return SteeringVector(f"drawn-{seed}", direction, *ones, (0, 1), mllm.fingerprint)
+    return unit_vector(mllm, seed, (0, 1), f"drawn-{seed}")
 
 
-@pytest.mark.parametrize("measure", ["cosine", "projection"])
-@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize(("measure", "layer"), [("cosine", 0), ("projection", 1)])
 def test_it_steers_where_the_state_of_plain_transformers_says_so(
     make_engine: MakeEngine, load_plain: LoadPlain, measure: str, layer: int
 ) -> None:
@@ -48,8 +46,8 @@ def test_it_steers_where_the_state_of_plain_transformers_says_so(
     assert abs(values[0] - values[1]) > 1e-3
     for below in (False, True):
         gate = Gate((GateTerm(condition, layer, between, measure, below),))
-        asked = [Request(chat, SAMPLING, interventions=Gated(Steering((steer,)), gate)) for chat in chats]
-        decided = [steering.decide(engine, request) for request in asked]
+        requests = [Request(chat, SAMPLING, interventions=Gated(Steering((steer,)), gate)) for chat in chats]
+        decided = [steering.decide(engine, request) for request in requests]
         for number, result in enumerate(engine.generate(decided)):  # one batch, of which one row is steered
             opens = (values[number] < between) is below
             (choice,), answer = result.choices, expected[opens][number]
@@ -60,14 +58,14 @@ def test_it_steers_where_the_state_of_plain_transformers_says_so(
             assert report["scale"] == (2.0 if opens else 0.0)
             assert list(choice.token_ids) == answer.tokens
             logprobs = [token.logprob for token in choice.logprobs or ()]
-            own = answer.logprobs.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
-            assert logprobs == pytest.approx(own.tolist(), abs=2e-4)
+            chosen_logprobs = answer.logprobs.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+            assert logprobs == pytest.approx(chosen_logprobs.tolist(), abs=2e-4)
 
 
 def test_several_conditions_are_joined() -> None:
     states = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
-    ones = [torch.ones(2) for _ in range(3)]
-    across = SteeringVector("across", torch.tensor([[1.0, 0.0], [1.0, 0.0]]), *ones, (0,), "f")
+    weights = [torch.ones(2) for _ in range(3)]
+    across = SteeringVector("across", torch.tensor([[1.0, 0.0], [1.0, 0.0]]), *weights, (0,), "f")
     along = GateTerm(across, 0, 0.5)  # .6
     beyond = GateTerm(across, 0, 2.5, "projection")  # 3
     less = GateTerm(across, 1, 0.9, below=True)  # 1
@@ -83,9 +81,9 @@ def test_several_conditions_are_joined() -> None:
         assert [term["holds"] for term in report["terms"]] == [term is not less for term in terms]
 
 
-def test_what_is_no_condition_is_refused() -> None:
-    ones = [torch.ones(2) for _ in range(3)]
-    vector = SteeringVector("across", torch.ones(2, 2), *ones, (0,), "f")
+def test_invalid_conditions_are_refused() -> None:
+    weights = [torch.ones(2) for _ in range(3)]
+    vector = SteeringVector("across", torch.ones(2, 2), *weights, (0,), "f")
     for wrong, param in (
         ({"layer": 2}, "layer"), ({"measure": "angle"}, "measure"), ({"threshold": float("nan")}, "above"),
     ):  # fmt: skip
@@ -94,7 +92,7 @@ def test_what_is_no_condition_is_refused() -> None:
         assert error.value.param == f"steering.when.{param}"
 
 
-def test_it_is_asked_for_over_http(tmp_path: Path) -> None:
+def test_a_gate_is_requested_over_http(tmp_path: Path) -> None:
     from tests.server.fakes import checkpoint
 
     mllm = steering.load(checkpoint(), device="cpu")

@@ -52,20 +52,20 @@ def engine(make_engine: MakeEngine) -> Iterator[steering.Engine]:
         intervention.REGISTRY.update(before)
 
 
-def test_what_its_rounds_end_with_takes_its_place(engine: steering.Engine) -> None:
+def test_a_prelude_is_replaced_by_its_result(engine: steering.Engine) -> None:
     (plain,) = engine.generate([Request(CHAT, SAMPLING)])[0].choices
     likeliest = (plain.logprobs or ())[0].top
-    avoid, other = Avoid(2), steering.Think(threshold=1e9)
-    decided = decide(engine, Request(CHAT, SAMPLING, (avoid, other)))
+    avoid, think = Avoid(2), steering.Think(threshold=1e9)
+    decided = decide(engine, Request(CHAT, SAMPLING, (avoid, think)))
     assert avoid.asked == [[likeliest[0].token_id] * 2, [likeliest[1].token_id] * 2], "the second round saw the first"
-    assert decided.asked == {"nudge": Nudge(token=likeliest[1].token_id, by=-100.0), "sage.think": other}
+    assert decided.asked == {"nudge": Nudge(token=likeliest[1].token_id, by=-100.0), "sage.think": think}
     (choice,) = engine.generate([decided])[0].choices
     assert choice.token_ids[0] == likeliest[0].token_id
     assert choice.applied is not None
     assert choice.applied["nudge"] == {"token": likeliest[1].token_id, "by": -100.0}
 
 
-def test_a_turn_runs_it_and_tells_of_everything_that_runs(engine: steering.Engine) -> None:
+def test_a_turn_runs_the_prelude_and_reports_all_its_requests(engine: steering.Engine) -> None:
     begun: list[Any] = []
     with engine.turn() as turn:
         decided = decide_next(turn, Request(CHAT, SAMPLING, Avoid(3)), begun.append)
@@ -74,12 +74,12 @@ def test_a_turn_runs_it_and_tells_of_everything_that_runs(engine: steering.Engin
     assert decide_next(engine, decided) is decided
 
 
-def test_what_is_cancelled_meanwhile_is_a_fault(engine: steering.Engine) -> None:
+def test_a_cancelled_prelude_is_a_fault(engine: steering.Engine) -> None:
     with pytest.raises(steering.Fault):
         decide(engine, Request(CHAT, SAMPLING, Avoid(1)), lambda completion: completion.cancel())
 
 
-def test_what_it_refuses_is_refused_before_anything_runs(engine: steering.Engine) -> None:
+def test_a_prelude_refuses_before_anything_runs(engine: steering.Engine) -> None:
     before = engine.stats()["generated_tokens"]
     with pytest.raises(RequestError, match="needs messages"):
         decide(engine, Request([], SAMPLING, Avoid(1)))

@@ -6,15 +6,15 @@ import math
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
-from steering import Auto, Engine, Request, RequestError, Sampling, SteeringVector, decide, measure
+from steering import Auto, Request, RequestError, Sampling, decide, measure
 from steering.auto import reliability
 from steering.auto.reliability import TOKENS, Reliability
 from steering.prompt.chat import without_context, without_images
 from tests import families
 from tests.steering.conftest import LoadPlain, MakeEngine
+from tests.steering.interventions.pushes import unit_vector
 from tests.steering.plain import Plain, uncached
 
 
@@ -54,45 +54,47 @@ def probability(plain: Plain, chat: Any, tokens: tuple[int, ...]) -> float:
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava", "gemma3", "glm4v", "internvl"])
-def test_drops_are_those_of_the_plain_model(
+def test_drops_equal_those_of_the_plain_model(
     family: str, make_engine: MakeEngine, load_plain: LoadPlain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answers are shorter than `TOKENS`; the next test has full length."""
     monkeypatch.setattr(reliability, "TOKENS", 8)
     engine, plain = make_engine(family), load_plain(family)
-    given = list(zip(chats(), bare(), strict=True))[0 if family == "qwen2_vl" else 1 :]
-    found = measure(engine, [chat for chat, _ in given])
-    answers = engine.generate([Request(chat, Sampling(max_tokens=8)) for chat, _ in given])
-    for one, (chat, less), answer in zip(found, given, answers, strict=True):
+    cases_given = list(zip(chats(), bare(), strict=True))[0 if family == "qwen2_vl" else 1 :]
+    measured = measure(engine, [chat for chat, _ in cases_given])
+    answers = engine.generate([Request(chat, Sampling(max_tokens=8)) for chat, _ in cases_given])
+    for drops, (chat, less), answer in zip(measured, cases_given, answers, strict=True):
         tokens = answer.choices[0].token_ids
         assert len(tokens) == 8  # so that none of them ends the answer
-        expected = [probability(plain, each, tokens) for each in (chat, *less)]
-        assert (one.answer, one.without_images, one.without_context) == pytest.approx(expected, rel=1e-2, abs=1e-12)
+        expected = [probability(plain, chat_or_less, tokens) for chat_or_less in (chat, *less)]
+        assert (drops.answer, drops.without_images, drops.without_context) == pytest.approx(
+            expected, rel=1e-2, abs=1e-12
+        )
 
 
 def test_a_model_that_needs_images_is_shown_gray_ones(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     engine, plain, chat = make_engine("paligemma"), load_plain("paligemma"), chats()[0]
-    (found,) = measure(engine, [chat])
+    (reliability,) = measure(engine, [chat])
     (answer,) = engine.generate([Request(chat, Sampling(max_tokens=TOKENS))])
     picture, text = chat[0]["content"]
     gray = {"type": "image", "image": Image.new("RGB", picture["image"].size, (128, 128, 128))}
     tokens = answer.choices[0].token_ids
     assert len(tokens) == TOKENS
     expected = probability(plain, [{"role": "user", "content": [gray, text]}], tokens)
-    assert found.without_images == pytest.approx(expected, rel=1e-2, abs=1e-12)
-    assert found.without_images != found.answer
+    assert reliability.without_images == pytest.approx(expected, rel=1e-2, abs=1e-12)
+    assert reliability.without_images != reliability.answer
 
 
-def test_forced_tokens_are_said_and_weighed(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_forced_tokens_are_scored(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     engine, plain, chat = make_engine("qwen2_vl"), load_plain("qwen2_vl"), chats()[0]
     tokens = (5, 9, 7, 11)
     sampling = Sampling(max_tokens=4, ignore_eos=True, logprobs=1, temperature=1.0, seed=1)
     free = Request(chats()[1], sampling)
-    forced, other = engine.generate([Request(chat, sampling, forced=tokens), free])
+    forced, free_result = engine.generate([Request(chat, sampling, forced=tokens), free])
     (alone,) = engine.generate([free])
     assert forced.choices[0].token_ids == tokens
-    assert other.choices[0].token_ids == alone.choices[0].token_ids
-    total = sum(one.logprob for one in forced.choices[0].logprobs or ())
+    assert free_result.choices[0].token_ids == alone.choices[0].token_ids
+    total = sum(token.logprob for token in forced.choices[0].logprobs or ())
     assert math.exp(total) == pytest.approx(probability(plain, chat, tokens), rel=1e-3)
 
 
@@ -105,13 +107,13 @@ def test_the_larger_drop_wins() -> None:
     }  # fmt: skip
 
 
-def test_an_answer_that_stands_without_either_is_not_steered(make_engine: MakeEngine) -> None:
+def test_an_answer_that_depends_on_neither_modality_is_not_steered(make_engine: MakeEngine) -> None:
     assert Reliability(0.9, 0.82, 0.85).undecided
     assert Reliability(0.9, 0.95, 0.99).undecided
     assert not Reliability(0.9, 0.80, 0.95).undecided
     assert not Reliability(0.9, 0.95, 0.80).undecided
     assert not Reliability(1e-9, 0.8e-9, 0.95e-9).undecided  # a long answer is improbable as a whole
-    vector = _vector(make_engine("qwen2_vl"))
+    vector = unit_vector(make_engine("qwen2_vl").mllm)
     abstained = Auto(vector, 0.5, (2,), "prompt").steer(Reliability(0.9, 0.82, 0.85))
     assert (abstained.scale, abstained.toward, abstained.layers, abstained.tokens) == (0, None, (2,), "prompt")
     assert abstained.auto is not None
@@ -120,24 +122,18 @@ def test_an_answer_that_stands_without_either_is_not_steered(make_engine: MakeEn
     assert Auto(vector, 0.5).steer(Reliability(0.9, 0.85, 0.1)).scale == 0.5
 
 
-def _vector(engine: Engine) -> SteeringVector:
-    ones = torch.ones(engine.mllm.num_layers)
-    direction = torch.randn(engine.mllm.num_layers, engine.mllm.hidden_size, generator=torch.Generator().manual_seed(0))
-    return SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), engine.mllm.fingerprint)
-
-
-def test_a_request_is_steered_that_way_and_says_so(make_engine: MakeEngine) -> None:
+def test_a_request_is_steered_by_reliability_and_reports_it(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
-    vector = _vector(engine)
+    vector = unit_vector(engine.mllm)
     auto = Auto(vector, 0.5, tokens="prompt")
     decided = decide(engine, Request(chats()[0], Sampling(max_tokens=3, ignore_eos=True), auto))
-    (found,) = measure(engine, [chats()[0]])
+    (reliability,) = measure(engine, [chats()[0]])
     (steer,) = decided.asked["steering"].steers
-    assert not found.undecided
-    assert (steer.toward, steer.tokens, abs(steer.scale)) == (found.toward, "prompt", 0.5)
+    assert not reliability.undecided
+    assert (steer.toward, steer.tokens, abs(steer.scale)) == (reliability.toward, "prompt", 0.5)
     (choice,) = engine.generate([decided])[0].choices
     assert choice.applied is not None
-    assert choice.applied["steering"][0]["auto"] == pytest.approx(found.report())
+    assert choice.applied["steering"][0]["auto"] == pytest.approx(reliability.report())
 
 
 def test_without_an_image_or_a_context_there_is_nothing_to_weigh(make_engine: MakeEngine) -> None:
@@ -147,7 +143,7 @@ def test_without_an_image_or_a_context_there_is_nothing_to_weigh(make_engine: Ma
         assert refused.value.param == "steering.toward"
 
 
-def test_what_is_left_of_a_chat() -> None:
+def test_a_chat_is_reduced_to_one_modality() -> None:
     for chat, (unseen, unread) in zip(chats(), bare(), strict=True):
         assert [[{k: v for k, v in p.items() if k != "span"} for p in m["content"]] for m in without_images(chat)] == [
             m["content"] for m in unseen

@@ -14,14 +14,12 @@ import torch
 
 import steering
 from steering import (
-    MLLM,
     Auto,
     Criterion,
     Fault,
     Request,
     RequestError,
     Sampling,
-    SteeringVector,
     Surprise,
     UnsupportedModel,
     check_auto,
@@ -37,6 +35,7 @@ from steering.recorders import reply
 from tests import families
 from tests.steering.auto.test_reliability import part
 from tests.steering.conftest import LoadMLLM, LoadPlain, MakeEngine
+from tests.steering.interventions.pushes import unit_vector
 from tests.steering.plain import Plain
 
 Chat = list[dict[str, Any]]
@@ -90,20 +89,20 @@ def plain_logprobs(plain: Plain, bare: Chat, context: str) -> list[float]:
         add_special_tokens=bos is None or not text.startswith(bos),
     )
     ends = encoded.offset_mapping[0, :, 1].tolist()
-    own = [i for i, end in enumerate(ends) if end > start]
+    indices = [i for i, end in enumerate(ends) if end > start]
     logits = plain.model(input_ids=encoded.input_ids, use_cache=False).logits[0].float()
     if hasattr(plain.model.model, "rope_deltas"):
         plain.model.model.rope_deltas = None
-    return [float(logits[i - 1].log_softmax(-1)[encoded.input_ids[0, i]]) for i in own]
+    return [float(logits[i - 1].log_softmax(-1)[encoded.input_ids[0, i]]) for i in indices]
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v", "internvl", "idefics3"])
-def test_log_probabilities_are_the_plain_models(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_log_probabilities_equal_the_plain_models(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     engine, plain = make_engine(family), load_plain(family)
-    given = cases()
-    results = engine.generate(Request(bare, Sampling(max_tokens=1), reply=context) for _, bare, context in given)
-    found = surprises(engine, [chat for chat, _, _ in given])
-    for result, (value, count), (_, bare, context) in zip(results, found, given, strict=True):
+    cases_given = cases()
+    results = engine.generate(Request(bare, Sampling(max_tokens=1), reply=context) for _, bare, context in cases_given)
+    measured = surprises(engine, [chat for chat, _, _ in cases_given])
+    for result, (value, count), (_, bare, context) in zip(results, measured, cases_given, strict=True):
         expected = plain_logprobs(plain, bare, context)
         assert len(expected) > 3
         scored = result.choices[0].reply_logprobs
@@ -112,7 +111,7 @@ def test_log_probabilities_are_the_plain_models(family: str, make_engine: MakeEn
         assert (value, count) == (pytest.approx(-min(expected[1:]), rel=1e-3), 1)
 
 
-def test_a_reply_read_in_chunks_and_pieces_is_read_alike(
+def test_a_reply_read_in_chunks_has_the_same_log_probabilities(
     make_engine: MakeEngine, load_plain: LoadPlain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, bare, context = cases()[1]
@@ -146,7 +145,7 @@ def test_logits_are_made_for_the_reply_alone(make_engine: MakeEngine, monkeypatc
     assert result.prompt_tokens > 2 * len(scored)
 
 
-def test_it_costs_one_prefill(make_engine: MakeEngine) -> None:
+def test_a_measurement_costs_one_prefill(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     chat, bare, context = cases()[0]
     length = build_prompt(engine.mllm, bare, context).length
@@ -170,12 +169,12 @@ def test_texts_are_read_in_one_prefill_with_prompts_that_have_images(
     read, answered = engine.generate(requests)
     assert caplog.records == []  # a prefill that fails is run again, prompt by prompt
     (alone,) = engine.generate(requests[:1])
-    (other,) = engine.generate(requests[1:])
+    (unmixed,) = engine.generate(requests[1:])
     assert read.choices[0].reply_logprobs is not None
     assert alone.choices[0].reply_logprobs is not None
     torch.testing.assert_close(read.choices[0].reply_logprobs, alone.choices[0].reply_logprobs, rtol=1e-4, atol=1e-4)
-    assert [one.logprob for one in answered.choices[0].logprobs or ()] == pytest.approx(
-        [one.logprob for one in other.choices[0].logprobs or ()], rel=1e-4
+    assert [token.logprob for token in answered.choices[0].logprobs or ()] == pytest.approx(
+        [token.logprob for token in unmixed.choices[0].logprobs or ()], rel=1e-4
     )
 
 
@@ -183,9 +182,9 @@ def test_a_prompt_ends_with_its_reply(load_mllm: LoadMLLM) -> None:
     mllm = load_mllm("qwen2_vl")
     _, bare, context = cases()[0]
     prompt = build_prompt(mllm, bare, context)
-    own = prompt.layout.columns(REPLY)
-    assert mllm.tokenizer.decode(prompt.ids[own]) == context
-    assert own.tolist() == list(range(prompt.length - len(own), prompt.length))
+    reply_columns = prompt.layout.columns(REPLY)
+    assert mllm.tokenizer.decode(prompt.ids[reply_columns]) == context
+    assert reply_columns.tolist() == list(range(prompt.length - len(reply_columns), prompt.length))
     chat = build_prompt(mllm, bare)
     assert torch.equal(prompt.ids[: chat.length], chat.ids)
     assert chat.layout.count(REPLY) == 0
@@ -199,7 +198,7 @@ def test_special_tokens_in_a_context_stay_text(make_engine: MakeEngine) -> None:
     assert not bool(torch.isin(inside, engine.mllm.special_ids).any())
 
 
-def test_contexts_of_a_chat() -> None:
+def test_contexts_of_a_chat_are_found() -> None:
     lines = "Text context: the ball is red.\nText context:  The dog sleeps. \nWhat?\nText context:\n"
     chat = [
         {"role": "system", "content": "Text context: the tree is big."},
@@ -210,32 +209,32 @@ def test_contexts_of_a_chat() -> None:
     assert contexts_of(chat) == ["the tree is big.", "the ball is red.", "The dog sleeps.", "Two\nlines."]
 
 
-def test_of_several_contexts_the_most_surprising_counts(make_engine: MakeEngine) -> None:
+def test_the_most_surprising_of_several_contexts_counts(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     words = ["the ball is red.", "The dog sleeps.", LONG]
-    alone = [surprises(engine, [_with(one)])[0][0] for one in words]
+    alone = [surprises(engine, [_with(word)])[0][0] for word in words]
     together = surprises(engine, [_with(*words), _with(*words[::-1])])
     assert together == [(pytest.approx(max(alone)), 3)] * 2  # type: ignore[type-var]
     assert len(set(alone)) == 3
 
 
 def _with(*contexts: str) -> Chat:
-    return [turn("user", picture(), *(part(one, span="context") for one in contexts), part("What is it?"))]
+    return [turn("user", picture(), *(part(context, span="context") for context in contexts), part("What is it?"))]
 
 
-def test_what_follows_the_users_last_turn_is_not_read(make_engine: MakeEngine) -> None:
+def test_messages_after_the_users_last_turn_are_not_read(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     chat, _, _ = cases()[0]
     assert surprises(engine, [[*chat, turn("assistant", part("It"))]]) == surprises(engine, [chat])
 
 
-def test_a_context_of_one_token_is_weighed_by_nothing(make_engine: MakeEngine, load_mllm: LoadMLLM) -> None:
+def test_a_context_of_one_token_has_no_surprise(make_engine: MakeEngine, load_mllm: LoadMLLM) -> None:
     word = next(w for w in ("a", "the", "x") if len(load_mllm("qwen2_vl").tokenizer(w).input_ids) == 1)
     engine = make_engine("qwen2_vl")
     assert surprises(engine, [_with(word)]) == [(None, 1)]
-    (found,) = find(engine, [_with(word)], Criterion("surprise", bound=1.0, one_degraded=True))
-    assert found.toward is None
-    assert "no second token" in str(found.abstained)
+    (surprise,) = find(engine, [_with(word)], Criterion("surprise", bound=1.0, one_degraded=True))
+    assert surprise.toward is None
+    assert "no second token" in str(surprise.abstained)
 
 
 @pytest.mark.parametrize(
@@ -243,18 +242,16 @@ def test_a_context_of_one_token_is_weighed_by_nothing(make_engine: MakeEngine, l
     [(5.1, False, "vision"), (5.1, True, "vision"), (5.0, False, None), (5.0, True, "text"), (0.1, False, None)],
 )
 def test_beyond_the_bound_the_text_is_distrusted(value: float, one_degraded: bool, toward: str | None) -> None:
-    found = Surprise(value, 5.0, 1, one_degraded)
-    assert found.toward == toward
-    report = found.report()
+    surprise = Surprise(value, 5.0, 1, one_degraded)
+    assert surprise.toward == toward
+    report = surprise.report()
     assert (report["criterion"], report["surprise"], report["bound"]) == ("surprise", value, 5.0)
     assert (report["abstained"] is None) == (toward is not None)
 
 
 def test_a_request_is_steered_by_surprise_and_says_so(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     engine = make_engine("qwen2_vl")
-    ones, width = torch.ones(engine.mllm.num_layers), engine.mllm.hidden_size
-    direction = torch.randn(engine.mllm.num_layers, width, generator=torch.Generator().manual_seed(0))
-    vector = SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), engine.mllm.fingerprint)
+    vector = unit_vector(engine.mllm)
     chat, bare, context = cases()[0]
     value = -min(plain_logprobs(load_plain("qwen2_vl"), bare, context)[1:])
     request = Request(chat, Sampling(max_tokens=3, ignore_eos=True))
@@ -301,8 +298,8 @@ def test_a_model_that_was_not_calibrated_needs_a_bound(make_engine: MakeEngine) 
     with pytest.raises(RequestError, match="'helmsight probe --calibrate-surprise'") as refused:
         find(engine, [cases()[0][0]], Criterion("surprise"))
     assert refused.value.param == "steering.auto.bound"
-    (found,) = find(engine, [cases()[0][0]], Criterion("surprise", bound=3.0))
-    assert found.report()["bound"] == 3.0
+    (surprise,) = find(engine, [cases()[0][0]], Criterion("surprise", bound=3.0))
+    assert surprise.report()["bound"] == 3.0
 
 
 def test_a_model_that_cannot_do_without_images_cannot_read_the_text_alone(make_engine: MakeEngine) -> None:
@@ -328,12 +325,9 @@ def test_without_an_image_or_a_context_there_is_nothing_to_weigh(make_engine: Ma
     assert len(find(engine, [_with(*["the ball."] * 16)], criterion)) == 1
 
 
-def test_what_is_measured_can_be_cancelled(make_engine: MakeEngine) -> None:
+def test_a_measurement_can_be_cancelled(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
-    ones, width = torch.ones(engine.mllm.num_layers), engine.mllm.hidden_size
-    vector = SteeringVector(
-        "v", torch.ones(len(ones), width), ones, ones.clone(), ones.clone(), (1,), engine.mllm.fingerprint
-    )
+    vector = unit_vector(engine.mllm)
     for criterion in (Criterion(), Criterion("surprise", bound=1.0)):
         before = engine.stats()["generated_tokens"]
         with pytest.raises(Fault, match="cancelled"):
@@ -354,27 +348,20 @@ def test_the_bound_is_a_quantile_and_is_kept(root: Path, tmp_path: Path) -> None
     values = torch.arange(101.0)[torch.randperm(101, generator=torch.Generator().manual_seed(0))]
     folder = Path(shutil.copytree(families.checkpoint("qwen2_vl", root), tmp_path / "model"))
     fingerprint = steering.load(folder, device="cpu").fingerprint
-    made = Calibration(fingerprint).with_surprise(values)
-    assert (made.surprise, made.contexts) == (98.0, 101)
-    both = made.with_divergence(torch.rand(families.LAYERS, 50), samples=3)
-    assert both.surprise == 98.0  # one measurement leaves the others as they were
-    both.save(folder)
+    measured = Calibration(fingerprint).with_surprise(values)
+    assert (measured.surprise, measured.contexts) == (98.0, 101)
+    with_divergence = measured.with_divergence(torch.rand(families.LAYERS, 50), samples=3)
+    assert with_divergence.surprise == 98.0  # one measurement leaves the others as they were
+    with_divergence.save(folder)
     mllm = steering.load(folder, device="cpu")
-    assert mllm.calibration == both
+    assert mllm.calibration == with_divergence
     engine = steering.Engine(mllm, slots=2, max_length=512, self_check=False)
-    (found,) = find(engine, [cases()[0][0]], Criterion("surprise"))
-    assert found.report()["bound"] == 98.0
-    check_auto(mllm, Auto(_vector_of(mllm), criterion=Criterion("surprise")))
-    mllm.calibration = replace(both, surprise=None)
+    (surprise,) = find(engine, [cases()[0][0]], Criterion("surprise"))
+    assert surprise.report()["bound"] == 98.0
+    check_auto(mllm, Auto(unit_vector(mllm), criterion=Criterion("surprise")))
+    mllm.calibration = replace(with_divergence, surprise=None)
     with pytest.raises(RequestError, match="was not calibrated"):
-        check_auto(mllm, Auto(_vector_of(mllm), criterion=Criterion("surprise")))
-
-
-def _vector_of(mllm: MLLM) -> SteeringVector:
-    ones = torch.ones(mllm.num_layers)
-    return SteeringVector(
-        "v", torch.ones(len(ones), mllm.hidden_size), ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint
-    )
+        check_auto(mllm, Auto(unit_vector(mllm), criterion=Criterion("surprise")))
 
 
 @pytest.mark.parametrize("bound", ["high", [3.0], True, math.nan])

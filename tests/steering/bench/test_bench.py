@@ -47,11 +47,11 @@ def engine() -> Engine:
     return TINY.engine(4)
 
 
-def of(rows: list[Gauge], what: str) -> list[Gauge]:
-    return [row for row in rows if row.what.startswith(what)]
+def of(rows: list[Gauge], label: str) -> list[Gauge]:
+    return [row for row in rows if row.what.startswith(label)]
 
 
-def test_decoding_is_set_against_what_it_must_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_is_compared_with_the_limit_of_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "bandwidth", lambda device, size: 1e9)
     rows = list(rows_of("decode", TINY))
     text = TINY.size.text
@@ -72,7 +72,7 @@ def test_decoding_is_set_against_what_it_must_read(monkeypatch: pytest.MonkeyPat
     assert of(rows, "most memory")[0].value > 0  # type: ignore[operator]
 
 
-def test_the_model_alone_says_what_the_engine_s_would(engine: Engine) -> None:
+def test_the_model_alone_computes_the_engines_logits(engine: Engine) -> None:
     """A token at the first column sees nothing but itself, and the zeros before others."""
     mllm = engine.mllm
     alone = speed.model_alone(mllm, rows=2, columns=1)
@@ -87,8 +87,8 @@ def test_the_model_alone_says_what_the_engine_s_would(engine: Engine) -> None:
 def test_the_first_token_s_parts_are_the_whole() -> None:
     rows = list(rows_of("first token", TINY))
     assert "failed" not in [row.what for row in rows]
-    whole, processor, engine_s = (row.value for row in of(rows, "12 image tokens")[:3])
-    assert whole == pytest.approx(processor + engine_s)  # type: ignore[operator]
+    total, processor, engine_s = (row.value for row in of(rows, "12 image tokens")[:3])
+    assert total == pytest.approx(processor + engine_s)  # type: ignore[operator]
 
 
 def test_every_intervention_and_every_readout_is_measured() -> None:
@@ -97,7 +97,7 @@ def test_every_intervention_and_every_readout_is_measured() -> None:
     assert names >= {*intervention.REGISTRY, *(f"readout {name}" for name in readout.REGISTRY), "every readout"}
 
 
-def test_one_that_nobody_knows_to_ask_for_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_intervention_without_defaults_has_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     class Odd(InterventionSpec):
         path = ("odd",)
 
@@ -108,15 +108,15 @@ def test_one_that_nobody_knows_to_ask_for_is_a_row_that_says_so(monkeypatch: pyt
     assert "add one to steering/bench/extras.py" in odd.note
 
 
-def test_a_step_counts_where_every_answer_gets_a_token_and_no_prompt_comes_in(engine: Engine) -> None:
-    found = answered(engine, [TINY.ask(tokens=5) for _ in range(3)])
-    assert len(found.steps) == 2  # two tokens come with the prompt, and the last step ends the answers
-    assert found.first + sum(found.steps) < found.whole
+def test_only_pure_decode_steps_are_counted(engine: Engine) -> None:
+    times = answered(engine, [TINY.ask(tokens=5) for _ in range(3)])
+    assert len(times.steps) == 2  # two tokens come with the prompt, and the last step ends the answers
+    assert times.first + sum(times.steps) < times.whole
     with pytest.raises(Fault, match="too short"):
         answered(engine, [TINY.ask(tokens=2)])
 
 
-def test_the_models_are_those_of_the_shape_and_say_what_the_tokenizer_knows(engine: Engine) -> None:
+def test_drawn_models_have_their_shape_and_generate_known_tokens(engine: Engine) -> None:
     model = engine.mllm
     assert (model.num_layers, model.hidden_size) == (4, 64)
     request = Request(chat("red?"), Sampling(max_tokens=8, ignore_eos=True), diagnose=Diagnose())
@@ -125,7 +125,7 @@ def test_the_models_are_those_of_the_shape_and_say_what_the_tokenizer_knows(engi
     assert choice.text
 
 
-def test_half_precision_is_held_against_float32() -> None:
+def test_half_precision_is_compared_with_float32() -> None:
     rows = list(rows_of("precision", TINY))
     assert [row.value for row in of(rows, "self-check")] == ["passed"] * 3
     for name in ("bfloat16", "float16"):
@@ -156,9 +156,7 @@ def test_kernels_copies_and_waits_are_told_apart() -> None:
 
 def test_operators_of_a_step_are_counted() -> None:
     rows = list(rows_of("launches", TINY))
-    plain, read = (
-        of(rows, f"decode, {called}, 1 at once: operators")[0].value for called in ("plain", "every readout")
-    )
+    plain, read = (of(rows, f"decode, {kind_}, 1 at once: operators")[0].value for kind_ in ("plain", "every readout"))
     assert 50 < plain < read  # type: ignore[operator]
     assert of(rows, "decode, plain, 1 at once: kernels")[0].note == "The profiler saw no kernels: only GPUs have them."
 
@@ -168,7 +166,7 @@ def test_there_are_no_graphs_without_cuda() -> None:
         graphed(torch.device("cpu"), lambda: None)
 
 
-def test_a_section_that_fails_says_so_behind_what_it_has_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_section_keeps_its_rows_and_adds_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(trial: Trial) -> Iterator[Gauge]:
         yield Gauge("broken", "one", 1.0)
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 20 GiB")
@@ -203,17 +201,17 @@ def ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
 def test_a_section_s_process_is_ended_with_its_budget(ending: Callable[[str], None]) -> None:
     ending("exec sleep 60")
-    found, begun = run.Sheet(), time.monotonic()
-    run.section(found, "limits", TINY, budget=1)
-    assert found.rows == [FIGURE, Gauge("limits", "ended", None, note="Its 1 seconds were over.")]
+    sheet, begun = run.Sheet(), time.monotonic()
+    run.section(sheet, "limits", TINY, budget=1)
+    assert sheet.rows == [FIGURE, Gauge("limits", "ended", None, note="Its 1 seconds were over.")]
     assert time.monotonic() - begun < 30
 
 
-def test_a_section_whose_process_dies_leaves_what_it_had_measured(ending: Callable[[str], None]) -> None:
+def test_a_section_whose_process_dies_keeps_its_rows(ending: Callable[[str], None]) -> None:
     ending("echo 'no luck' >&2; exit 7")
-    found = run.Sheet()
-    run.section(found, "limits", TINY, budget=60)
-    assert found.rows == [FIGURE, Gauge("limits", "ended", None, note="Its process ended with status 7: no luck")]
+    sheet = run.Sheet()
+    run.section(sheet, "limits", TINY, budget=60)
+    assert sheet.rows == [FIGURE, Gauge("limits", "ended", None, note="Its process ended with status 7: no luck")]
 
 
 def test_a_process_writes_its_section_as_lines(
@@ -233,15 +231,15 @@ def test_the_command_writes_a_page_and_json(
     assert cli.main(["bench", "--quick", "--write", str(tmp_path / "found")]) == 0
     page = capsys.readouterr().out
     assert (tmp_path / "found.md").read_text() == page
-    kept = json.loads((tmp_path / "found.json").read_text())
-    assert kept["machine"] | {"seconds": 0} == {
+    written = json.loads((tmp_path / "found.json").read_text())
+    assert written["machine"] | {"seconds": 0} == {
         "device": "none", "model": "random tiny, float32, on cpu, quick", "seconds": 0,
     }  # fmt: skip
-    assert kept["rows"] == [asdict(FIGURE)] * len(run.usual())
+    assert written["rows"] == [asdict(FIGURE)] * len(run.usual())
     assert "| limits | one | 1.5 | GB/s |  |" in page
 
 
-def test_a_gpu_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.main(["bench", "--gpu"]) == 1
     assert "sees no GPU" in capsys.readouterr().err

@@ -70,7 +70,7 @@ def nothing() -> Any:
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("columns", [20, LENGTH])
 @pytest.mark.parametrize(("window", "softcap"), VARIANTS)
-def test_decode_of_ragged_rows(
+def test_decode_of_rows_of_different_lengths_is_exact(
     window: int | None, softcap: float | None, columns: int, captured: bool, fused: bool
 ) -> None:
     pool = filled_pool()
@@ -115,39 +115,43 @@ class Fused(Louder, ScoresForm):
 
 @pytest.mark.parametrize("hooks", [[True], [False], [True, True], [True, False]], ids=str)
 @pytest.mark.parametrize(("window", "softcap"), VARIANTS)
-def test_kernels_do_what_hooks_do_to_scores(window: int | None, softcap: float | None, hooks: list[bool]) -> None:
+def test_cpu_kernels_apply_hooks_on_scores_as_eager_attention_does(
+    window: int | None, softcap: float | None, hooks: list[bool]
+) -> None:
     heads, positions = Heads(0, SCALING, window, softcap), torch.tensor([3, 19, 0, 11])
     query, key, value = (random(4, count, 1, WIDTH, seed=count) for count in (HEADS, KV_HEADS, KV_HEADS))
-    asked = [Fused() if known else Louder() for known in hooks]
-    found = [
-        Decode(filled_pool(), positions, 20, Hooks.of(asked), kernel=kernel).attend(heads, query, key, value, None)
+    bound_hooks = [Fused() if fuses else Louder() for fuses in hooks]
+    outputs = [
+        Decode(filled_pool(), positions, 20, Hooks.of(bound_hooks), kernel=kernel).attend(
+            heads, query, key, value, None
+        )
         for kernel in (None, CpuDecode())
     ]
-    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(outputs[1], outputs[0])
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_rows_that_read_their_own_columns_get_what_they_get_of_all(window: int | None) -> None:
+def test_rows_that_read_their_own_columns_equal_rows_that_read_all(window: int | None) -> None:
     query, key, value = (random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     positions, heads = torch.tensor([3, 19, 0, 11]), Heads(0, SCALING, window, None)
-    whole = Decode(filled_pool(), positions, 20).attend(heads, query, key, value, None)
+    all_columns = Decode(filled_pool(), positions, 20).attend(heads, query, key, value, None)
     pool = filled_pool()
     keys, values = pool.layer(0, nothing(), nothing())
     keys[0, :, 4:], values[3, :, 12:] = torch.nan, torch.nan  # read by nobody, or masked
     values[2, :, 4:] = torch.nan
     got = Decode(pool, positions, 20, common=4, apart=((1, 20), (3, 12))).attend(heads, query, key, value, None)
-    torch.testing.assert_close(got, whole, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(got, all_columns, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_an_output_may_lie_in_memory_in_any_order(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs of some CUDA kernels have tokens as the outer and heads as the inner dimension."""
-    given = [random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    tensors = [random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     positions, heads = torch.tensor([3, 19, 0, 11]), Heads(0, SCALING, None, None)
 
     def out() -> torch.Tensor:
         hook = DecodeCapture(torch.ones(4, LENGTH, 1)) if captured else None
-        return Decode(filled_pool(), positions, 20, Hooks.of([hook])).attend(heads, *given, None)
+        return Decode(filled_pool(), positions, 20, Hooks.of([hook])).attend(heads, *tensors, None)
 
     expected, product = out(), torch.nn.functional.scaled_dot_product_attention
 
@@ -173,7 +177,7 @@ def test_decode_uses_the_same_step_for_layers_of_different_shapes() -> None:
 
 @pytest.mark.parametrize("slots", [slice(2, 3), slice(1, 4)])
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_prefill_of_padded_prompts(slots: slice, softcap: float | None) -> None:
+def test_prefill_of_padded_prompts_is_exact(slots: slice, softcap: float | None) -> None:
     pool = filled_pool()
     n, rows = 12, slots.stop - slots.start
     query, key, value = (random(rows, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
@@ -191,7 +195,7 @@ def test_prefill_of_padded_prompts(slots: slice, softcap: float | None) -> None:
 
 @pytest.mark.parametrize(("window", "softcap"), VARIANTS)
 @pytest.mark.parametrize("chunks", [[5, 5, 2], [1, 11], [11, 1]])
-def test_prefill_in_chunks(chunks: list[int], window: int | None, softcap: float | None) -> None:
+def test_prefill_in_chunks_is_exact(chunks: list[int], window: int | None, softcap: float | None) -> None:
     pool = filled_pool()
     n, slot = 12, 3
     query, key, value = (random(1, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
@@ -214,7 +218,7 @@ def test_prefill_in_chunks(chunks: list[int], window: int | None, softcap: float
 
 
 @pytest.mark.parametrize(("window", "softcap"), VARIANTS)
-def test_prefill_of_prompts_that_begin_at_different_columns(window: int | None, softcap: float | None) -> None:
+def test_prefill_of_prompts_that_begin_at_different_columns_is_exact(window: int | None, softcap: float | None) -> None:
     pool = filled_pool()
     starts, lengths, slots = [0, 5, 9], [4, 2, 3], slice(1, 4)
     rows, n = len(starts), max(lengths)
@@ -239,17 +243,17 @@ def test_blocks_are_copied_out_of_slots_and_into_others() -> None:
     keys, values = pool.layer(0, nothing(), nothing())
     blocks = KVBlocks(pool, 4, capacity=3 * 2 * KV_HEADS * 4 * WIDTH * 4 + 1)
     assert blocks.count == 3
-    wanted = [tensor[2, :, :12].clone() for tensor in (keys, values)]
+    expected = [tensor[2, :, :12].clone() for tensor in (keys, values)]
     blocks.save(2, 0, [1])
     blocks.save(2, 1, [0, 2])
-    kept = [tensor[0, :, 12:].clone() for tensor in (keys, values)]
+    saved = [tensor[0, :, 12:].clone() for tensor in (keys, values)]
     for tensor in (keys, values):
         tensor[2] = 0.0
     blocks.load(0, 0, [1])
     blocks.load(0, 1, [0, 2])
-    for tensor, first, rest in zip((keys, values), wanted, kept, strict=True):
+    for tensor, first, last in zip((keys, values), expected, saved, strict=True):
         assert torch.equal(tensor[0, :, :12], first)
-        assert torch.equal(tensor[0, :, 12:], rest)
+        assert torch.equal(tensor[0, :, 12:], last)
 
 
 @pytest.mark.parametrize("piece", [1, 3, 128])
@@ -298,7 +302,7 @@ def test_bidirectional_masks_are_kept() -> None:
         torch.testing.assert_close(output[0, :, position], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_without_a_step_it_is_the_librarys_attention() -> None:
+def test_outside_a_step_attention_is_the_librarys() -> None:
     query, key, value = (random(2, heads, 7, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     module = cast(nn.Module, SimpleNamespace(num_key_value_groups=HEADS // KV_HEADS, is_causal=True, training=False))
     output, weights = attend(module, query, key, value, None, scaling=SCALING)
@@ -344,8 +348,8 @@ def test_copying_moves_the_used_columns_and_clearing_forgets_even_nan() -> None:
 class Scaled(AttentionHook):
     """Weights of even, or of odd, columns are scaled in some rows, told as weights and as what they make of values."""
 
-    def __init__(self, factor: float, first: int, asked: list[bool], by_product: bool):
-        self.asked = torch.tensor(asked)[:, None, None, None]
+    def __init__(self, factor: float, first: int, flags: list[bool], by_product: bool):
+        self.asked = torch.tensor(flags)[:, None, None, None]
         self.factor, self.first, self.by_product = factor, first, by_product
         self.queries = None if by_product else torch.where(self.asked[:, 0, 0], torch.arange(7), -1)
 
@@ -361,7 +365,7 @@ class Scaled(AttentionHook):
         return exact(value * self._gain(value.shape[2])[:, None]) if self.by_product else None
 
 
-def test_hooks_without_weights_act_behind_one_another() -> None:
+def test_hooks_without_weights_act_in_order() -> None:
     """And as the same hooks with weights do; a row that asks for one of them has that alone."""
     query, key, value = (random(3, count, 7, WIDTH, seed=i) for i, count in enumerate((HEADS, KV_HEADS, KV_HEADS)))
     outputs = []

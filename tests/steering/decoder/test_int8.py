@@ -91,35 +91,35 @@ def test_an_answer_is_that_of_a_plain_model_whose_numbers_are_rounded(caplog: py
     choice = engine.generate([Request(chat, Sampling(max_tokens=12, logprobs=0))])[0].choices[0]
     assert choice.logprobs is not None
     plain = AutoModelForImageTextToText.from_pretrained(CHECKPOINT, dtype=torch.float32).eval().requires_grad_(False)
-    ours = torch.tensor([one.logprob for one in choice.logprobs])
+    ours = torch.tensor([token.logprob for token in choice.logprobs])
     tokens = torch.tensor(choice.token_ids)[:, None]
     exact = in_words(plain, chat, list(choice.token_ids)).gather(1, tokens)[:, 0]
     for layer in plain.model.language_model.layers:
         for module in layer.modules():
             if isinstance(module, nn.Linear):
                 module.weight.copy_(rounded(module.weight))
-                module.register_forward_pre_hook(lambda _, given: (rounded(given[0]),))
+                module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),))
     logprobs = in_words(plain, chat, list(choice.token_ids))
     assert logprobs.argmax(-1).tolist() == list(choice.token_ids)
-    said = logprobs.gather(1, tokens)[:, 0]
+    plain_logprobs = logprobs.gather(1, tokens)[:, 0]
     # What differs in the last bit is rounded apart now and then, and layer upon layer more of it.
-    assert (ours - said).norm() < 0.4 * (said - exact).norm()
+    assert (ours - plain_logprobs).norm() < 0.4 * (plain_logprobs - exact).norm()
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("qwen2_5_vl", "float32"), ("gemma3", "bfloat16")])
-def test_what_is_done_and_read_inside_the_model_is_so_in_integers(family: str, dtype: str, root: Path) -> None:
+def test_interventions_and_readouts_are_exact_in_int8(family: str, dtype: str, root: Path) -> None:
     folder, read = families.checkpoint(family, root), ["residual", "modality"]
     chat = families.example_messages(family)
-    said = []
+    results = []
     for quantization in (None, "int8"):
         mllm = steering.load(folder, dtype=dtype, device="cpu", quantization=quantization)
         fingerprint = mllm.fingerprint
         engine = Engine(mllm, slots=2, max_length=512, self_check=False)
-        asked = Request(chat, Sampling(max_tokens=3, ignore_eos=True), [See(alpha=0.2)], read)
-        choice = engine.generate([asked])[0].choices[0]
+        request = Request(chat, Sampling(max_tokens=3, ignore_eos=True), [See(alpha=0.2)], read)
+        choice = engine.generate([request])[0].choices[0]
         assert choice.diagnostics is not None
-        said.append((fingerprint, mllm.ffn_widths, choice.diagnostics))
-    (*floating, exact), (*integers, coarse) = said
+        results.append((fingerprint, mllm.ffn_widths, choice.diagnostics))
+    (*floating, exact), (*integers, coarse) = results
     assert floating == integers  # so that vectors fit
     assert coarse["residual"] != exact["residual"]
     assert coarse["residual"]["mha_cosine"] == pytest.approx(exact["residual"]["mha_cosine"], abs=0.1)
@@ -132,11 +132,11 @@ def test_an_engine_that_rounds_otherwise_than_the_plain_model_is_refused(
     mllm = steering.load(families.checkpoint("qwen2_vl", root), device="cpu", quantization="int8")
     real = selfcheck._engine_logits
 
-    def coarser(*arguments: Any, **named: Any) -> Any:
+    def coarser(*arguments: Any, **kwargs: Any) -> Any:
         for module in mllm.layers.modules():
             if isinstance(module, Int8Linear):
                 module.weight.copy_(module.weight // 16 * 16)
-        return real(*arguments, **named)
+        return real(*arguments, **kwargs)
 
     monkeypatch.setattr(selfcheck, "_engine_logits", coarser)
     with pytest.raises(UnsupportedModel, match="cannot be served exactly"):
@@ -144,12 +144,12 @@ def test_an_engine_that_rounds_otherwise_than_the_plain_model_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("options", "why"),
     [
         ({"quantization": "int4"}, "must be one of int8"),
         ({"quantization": "int8", "device_map": "auto"}, "mutually exclusive"),
     ],
 )
-def test_what_there_is_not(asked: dict[str, Any], why: str) -> None:
+def test_unsupported_uses_of_int8_are_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(UnsupportedModel, match=why):
-        steering.load(CHECKPOINT, **asked)
+        steering.load(CHECKPOINT, **options)

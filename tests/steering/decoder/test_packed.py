@@ -17,7 +17,7 @@ from steering.prompt.layout import build_prompt
 from steering.runner.selfcheck import check_model, plain
 
 SHAPE = replace(SHAPES["small"], text={**SHAPES["small"].text, "num_hidden_layers": 2})
-DTYPES = [one for one in (torch.float32, torch.bfloat16) if supported(one)]
+DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if supported(dtype)]
 """The dtypes with such kernels on this processor."""
 
 
@@ -46,7 +46,7 @@ def test_products_are_those_of_plain_layers(dtype: torch.dtype) -> None:
     plain = model(dtype)
     ours = copy.deepcopy(plain)
     prepare(ours, dtype)
-    assert [type(one) for one in (ours.up, ours.small)] == [PackedLinear, nn.Linear]
+    assert [type(layer) for layer in (ours.up, ours.small)] == [PackedLinear, nn.Linear]
     states = torch.randn(3, 7, 512).to(dtype)
     assert torch.equal(ours.up(states), plain.up(states))  # not packed yet
     pack(ours)
@@ -55,7 +55,7 @@ def test_products_are_those_of_plain_layers(dtype: torch.dtype) -> None:
         got, theirs = ours.up(rows), plain.up(rows)
         assert (got.dtype, got.shape) == (theirs.dtype, theirs.shape)
         # a sum may be ordered otherwise, and rounded only then
-        error, plainly = ((one.double() - exact).square().mean().sqrt() for one in (got, theirs))
+        error, plainly = ((output.double() - exact).square().mean().sqrt() for output in (got, theirs))
         assert error <= 1.2 * plainly + 4 * torch.finfo(torch.float32).eps
         down = ours.down(got).double() - plain.down(got).double()
         assert down.abs().max() <= 16 * torch.finfo(dtype).eps * plain.down(got).abs().max()
@@ -88,24 +88,24 @@ def test_a_model_answers_as_the_plain_one(dtype: torch.dtype) -> None:
     prompt = build_prompt(mllm, chat)
     with torch.inference_mode(), plain(mllm) as model:
         lengths = {"max_new_tokens": 8, "min_new_tokens": 8}
-        said = model.generate(
+        generated = model.generate(
             **prompt.inputs, **lengths, do_sample=False, output_logits=True, return_dict_in_generate=True
         )
     check_model(mllm)  # the plain model first, then what it is packed into
-    layers = [one for one in mllm.model.modules() if isinstance(one, PackedLinear)]
+    layers = [layer for layer in mllm.model.modules() if isinstance(layer, PackedLinear)]
     assert layers
-    assert all(one.packed is not None for one in layers)
+    assert all(layer.packed is not None for layer in layers)
     assert weights_read(mllm) == read
     engine = Engine(mllm, slots=2, max_length=128)  # which checks it again, as it is now
-    asked = [
+    requests = [
         Request(chat, Sampling(max_tokens=8, ignore_eos=True)),
         Request(chat, Sampling(max_tokens=8, ignore_eos=True), diagnose=Diagnose(frozenset({"residual"}))),
     ]
-    answer, seen = engine.generate(asked)
-    ours, own = answer.choices[0].token_ids, said.sequences[0, prompt.length :].tolist()
-    first = next((step for step in range(8) if ours[step] != own[step]), None)
+    answer, observed = engine.generate(requests)
+    ours, plain_tokens = answer.choices[0].token_ids, generated.sequences[0, prompt.length :].tolist()
+    first = next((step for step in range(8) if ours[step] != plain_tokens[step]), None)
     if first is not None:  # processors round a half-precision product in several ways: only a tie may fall differently
         assert dtype != torch.float32
-        logprobs = said.logits[first][0].float().log_softmax(-1)
-        assert logprobs[own[first]] - logprobs[ours[first]] < 0.05
-    assert len(seen.choices[0].token_ids) == 8
+        logprobs = generated.logits[first][0].float().log_softmax(-1)
+        assert logprobs[plain_tokens[first]] - logprobs[ours[first]] < 0.05
+    assert len(observed.choices[0].token_ids) == 8

@@ -31,7 +31,7 @@ def holds(updates: Updates) -> bool:
     return bool(updates.mha.numel() or updates.ffn.numel() or updates.gate is not None)
 
 
-def test_one_layer_s_updates_are_kept_at_a_time(load_mllm: LoadMLLM) -> None:
+def test_only_one_layers_updates_are_kept(load_mllm: LoadMLLM) -> None:
     mllm, watching = load_mllm("qwen2_vl"), Watching()
     mllm.column()  # the pass that tells where updates are added
     embeds = torch.randn(1, 9, mllm.hidden_size, generator=torch.Generator().manual_seed(0))

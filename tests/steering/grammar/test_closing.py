@@ -37,7 +37,7 @@ class Outer(BaseModel):
     names: dict[str, int]
 
 
-def test_what_pydantic_writes_of_plain_classes_is_closed() -> None:
+def test_schemas_of_plain_pydantic_classes_are_closed() -> None:
     schema = Outer.model_json_schema()
     good = {"inner": {"x": 1}, "many": [{"x": 2}], "names": {"any": 3}}
     assert follows(schema, json.dumps(good))
@@ -45,7 +45,7 @@ def test_what_pydantic_writes_of_plain_classes_is_closed() -> None:
         assert not follows(schema, json.dumps(spoilt))
 
 
-def test_whoever_speaks_of_further_properties_gets_them() -> None:
+def test_schemas_that_mention_additional_properties_stay_open() -> None:
     class Open(BaseModel):
         model_config = ConfigDict(extra="allow")
         a: int
@@ -71,7 +71,7 @@ def test_schemas_of_the_same_object_do_not_exclude_one_another(schema: dict[str,
     assert follows(schema, '{"a": 1, "b": 2}') or follows(schema, '{"b": 2, "a": 1}')
 
 
-def test_alternatives_are_closed_each() -> None:
+def test_each_alternative_is_closed() -> None:
     assert follows({"anyOf": [A, B]}, '{"b": 2}')
     assert not follows({"anyOf": [A, B]}, '{"a": 1, "b": 2}')
     assert not follows({"allOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": A}}, '{"a": 1, "b": 2}')
@@ -80,25 +80,25 @@ def test_alternatives_are_closed_each() -> None:
 def test_only_schemas_are_touched() -> None:
     """A property that is called as a keyword, and values that look like schemas."""
     schema = {"properties": {"properties": {"const": {"properties": {}}}, "items": {"enum": [A]}, "default": A}}
-    found = json.loads(json.dumps(schema))
-    close(found)
-    assert found == {"properties": {**schema["properties"], "default": A | SHUT}, **SHUT}
+    closed = json.loads(json.dumps(schema))
+    close(closed)
+    assert closed == {"properties": {**schema["properties"], "default": A | SHUT}, **SHUT}
 
 
-def test_references_that_lead_nowhere_or_round_are_left_to_others() -> None:
+def test_dangling_and_circular_references_are_left_unchanged() -> None:
     for target in ("#/nothing/0", "#a", "http://x/", "#", 3):
         schema: dict[str, Any] = {"$ref": target, "allOf": [A, {"$ref": "#/allOf/1"}, 3], "anyOf": {}, "$defs": []}
-        found = copy.deepcopy(schema)
-        close(found)
-        assert found == schema
+        closed = copy.deepcopy(schema)
+        close(closed)
+        assert closed == schema
     tree: dict[str, Any] = {"properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "type": "object"}
     assert follows(tree, '{"next": {"next": null}}')
     assert not follows(tree, '{"next": {"more": null}}')
 
 
-def test_many_references_take_no_time() -> None:
-    both = {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}
-    schema = {"anyOf": [copy.deepcopy(both) for _ in range(1600)]}
+def test_many_references_are_resolved_quickly() -> None:
+    twice = {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}
+    schema = {"anyOf": [copy.deepcopy(twice) for _ in range(1600)]}
     started = time.process_time()
     close(schema)
     assert time.process_time() - started < 1.0

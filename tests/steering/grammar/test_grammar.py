@@ -48,9 +48,7 @@ def engine(make_engine: MakeEngine) -> Engine:
     return make_engine(FAMILY, slots=12)
 
 
-def test_what_is_sampled_from_is_the_models_distribution_over_the_tokens_that_lead_to_a_text_of_the_grammar(
-    engine: Engine, load_plain: LoadPlain
-) -> None:
+def test_sampling_follows_the_models_distribution_over_permitted_tokens(engine: Engine, load_plain: LoadPlain) -> None:
     texts = [b'"red"', b'"rest"', b'"green"']
     grammar = Grammar.json_schema({"enum": ["red", "rest", "green"]})
     mllm = engine.mllm
@@ -65,25 +63,25 @@ def test_what_is_sampled_from_is_the_models_distribution_over_the_tokens_that_le
         plain = load_plain(FAMILY).answer(CHAT, len(choice.token_ids), forced=choice.token_ids)
         written = b""
         assert choice.logprobs is not None
-        for row, said in zip(plain.logits, choice.logprobs, strict=False):
-            left = [text for text in texts if text.startswith(written)]
+        for row, step in zip(plain.logits, choice.logprobs, strict=False):
+            remaining = [text for text in texts if text.startswith(written)]
             possible = [
                 token
                 for token in range(len(spelt))
                 if token not in special
                 and spelt[token]
-                and any(text.startswith(written + spelt[token]) for text in left)
+                and any(text.startswith(written + spelt[token]) for text in remaining)
             ]
-            if len(left) == 1:  # what is certain is written as the tokenizer writes it
-                possible = mllm.tokenizer.encode(left[0][len(written) :].decode(), add_special_tokens=False)[:1]
+            if len(remaining) == 1:  # what is certain is written as the tokenizer writes it
+                possible = mllm.tokenizer.encode(remaining[0][len(written) :].decode(), add_special_tokens=False)[:1]
             possible += sorted(mllm.stop_ids) if written in texts else []
             expected = dict(zip(possible, row[possible].log_softmax(-1).tolist(), strict=True))
-            assert said.logprob == pytest.approx(expected[said.token_id], abs=1e-4)
-            assert {one.token_id: one.logprob for one in said.top} == pytest.approx(expected, abs=1e-4)
-            written += spelt[said.token_id]
+            assert step.logprob == pytest.approx(expected[step.token_id], abs=1e-4)
+            assert {top.token_id: top.logprob for top in step.top} == pytest.approx(expected, abs=1e-4)
+            written += spelt[step.token_id]
 
 
-def test_every_answer_is_valid_whatever_else_happens_to_it(engine: Engine) -> None:
+def test_every_answer_is_valid_with_any_other_option(engine: Engine) -> None:
     picture = families.example_messages(FAMILY, 1)
     steer = Steering([Steer(make_vector(engine.mllm), 3.0)])
     grammar = Grammar.json_schema(SCHEMA)
@@ -112,8 +110,9 @@ def test_every_answer_is_valid_whatever_else_happens_to_it(engine: Engine) -> No
 def test_a_row_without_a_grammar_keeps_every_bit(engine: Engine) -> None:
     plain = Request(CHAT, greedy(12))
     warm = Request(user("Why?"), Sampling(max_tokens=12, temperature=1.0, seed=2, logprobs=3, ignore_eos=True))
-    other = Request(CHAT, Sampling(max_tokens=12, ignore_eos=True))  # in the place of the others, for the same shapes
-    alone = engine.generate([other, plain, other, warm])
+    # In the place of the others, for the same shapes.
+    filler = Request(CHAT, Sampling(max_tokens=12, ignore_eos=True))
+    alone = engine.generate([filler, plain, filler, warm])
     follows = Request(CHAT, WARM, grammar=Grammar.json_schema(SCHEMA))
     beside = engine.generate([follows, plain, follows, warm])
     for i in (1, 3):
@@ -151,14 +150,14 @@ def test_a_stop_string_ends_it_and_a_least_length_does_not_outlast_the_grammar(e
         ({"grammar": {"type": "object"}}, "grammar"),
     ],
 )
-def test_what_leaves_nothing_to_a_grammar_is_refused(more: dict[str, Any], param: str) -> None:
+def test_options_that_exclude_a_grammar_are_refused(more: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         Request(CHAT, **{"grammar": Grammar.json_object(), **more})
     assert caught.value.param == param
     assert "grammar" in str(caught.value)
 
 
-def test_what_cannot_be_enforced_is_named_and_left_aside_where_that_is_allowed(engine: Engine) -> None:
+def test_unsupported_keywords_are_named_and_ignored_unless_strict(engine: Engine) -> None:
     schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2, "minItems": 2}
     with pytest.raises(RequestError, match=r"'grammar' cannot be enforced: .*uniqueItems.* With \"strict\": false"):
         engine.submit(Request(CHAT, grammar=Grammar.json_schema(schema)))
@@ -175,26 +174,26 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "said"), WRONG)
-def test_a_wrong_schema_is_refused_in_one_line(engine: Engine, schema: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("schema", "expected"), WRONG)
+def test_a_wrong_schema_is_refused_in_one_line(engine: Engine, schema: dict[str, Any], expected: str) -> None:
     with pytest.raises(RequestError) as caught:
         engine.submit(Request(CHAT, grammar=Grammar.json_schema(schema)))
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.code == "unsupported_value"
 
 
-def test_one_of_several_texts_is_said_as_it_is(engine: Engine) -> None:
+def test_a_choice_of_texts_is_generated_verbatim(engine: Engine) -> None:
     texts = ['a "b"', "c\\d\n", "é | {}"]
-    said = {only(engine, Grammar.choice(texts), max_tokens=20, temperature=2.0, seed=seed).text for seed in range(12)}
-    assert len(said) > 1
-    assert said <= set(texts)
+    drawn = {only(engine, Grammar.choice(texts), max_tokens=20, temperature=2.0, seed=seed).text for seed in range(12)}
+    assert len(drawn) > 1
+    assert drawn <= set(texts)
     for wrong in ("a", [], [""], [1]):
         with pytest.raises(RequestError, match="'grammar' must be a list of texts"):
             Grammar.choice(wrong)  # type: ignore[arg-type]
 
 
-def test_what_is_no_schema_is_refused() -> None:
+def test_invalid_schemas_are_refused() -> None:
     for schema in (
         1,
         {"enum": [math.nan]},
@@ -261,11 +260,11 @@ def resident_mib() -> float:
 
 def doubling(levels: int) -> dict[str, Any]:
     """Return a schema in which each definition holds the next one three times."""
-    held: dict[str, Any] = {"0": {"enum": ["a0"]}}
+    definitions: dict[str, Any] = {"0": {"enum": ["a0"]}}
     for level in range(1, levels + 1):
         below = {"$ref": f"#/$defs/{level - 1}"}
-        held[str(level)] = {"oneOf": [below, {"enum": [f"a{level}"]}, {"allOf": [below, below]}]}
-    return {"$defs": held, "$ref": f"#/$defs/{levels}"}
+        definitions[str(level)] = {"oneOf": [below, {"enum": [f"a{level}"]}, {"allOf": [below, below]}]}
+    return {"$defs": definitions, "$ref": f"#/$defs/{levels}"}
 
 
 def test_grammars_of_a_hostile_client_do_not_fill_the_memory(engine: Engine) -> None:
@@ -273,26 +272,26 @@ def test_grammars_of_a_hostile_client_do_not_fill_the_memory(engine: Engine) -> 
     grammars = Grammars(engine.mllm)
     grammars.start(Grammar.regex("ab"))
     before = resident_mib()
-    held = []
+    matchers = []
     for count in [*range(80_000, 80_012), *range(1_000_000, 1_000_006)]:
         with suppress(RequestError):
-            held.append(grammars.start(Grammar.regex(f"a{{{count}}}")))
+            matchers.append(grammars.start(Grammar.regex(f"a{{{count}}}")))
     with pytest.raises(RequestError, match="schema too large"):
         grammars.start(Grammar.json_schema(doubling(25)))
     assert resident_mib() - before < 300
 
 
-def large_schema(which: int) -> Grammar:
-    digests = [hashlib.sha256(b"%d %d" % (which, i)).hexdigest() for i in range(600)]
+def large_schema(number: int) -> Grammar:
+    digests = [hashlib.sha256(b"%d %d" % (number, i)).hexdigest() for i in range(600)]
     return Grammar.json_schema(
         {"properties": {digest[:8]: {"type": "number", "maximum": int(digest[8:12], 16)} for digest in digests}}
     )
 
 
-def test_only_so_many_large_grammars_are_there_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_large_grammars_is_limited(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "LARGE", 2)
     grammars = Grammars(engine.mllm)
-    large = [large_schema(which) for which in range(3)]
+    large = [large_schema(number) for number in range(3)]
     for grammar in large:
         grammars.start(grammar)  # those that nobody follows make room
     followed = [grammars.start(grammar) for grammar in large[1:]]
@@ -308,10 +307,10 @@ def test_a_grammar_that_was_followed_for_long_or_failed_is_compiled_anew(
 ) -> None:
     """The automaton that all answers share grows with what they say, and would be kept with all of it."""
     monkeypatch.setattr(compiled, "FOLLOWED", 10)
-    asked: list[str] = []
-    compile_ = Grammars._compiled
+    compilations: list[str] = []
+    compile_ = Grammars._compile
     monkeypatch.setattr(
-        Grammars, "_compiled", lambda self, grammar: asked.append(grammar.text) or compile_(self, grammar)
+        Grammars, "_compile", lambda self, grammar: compilations.append(grammar.text) or compile_(self, grammar)
     )
     grammars = Grammars(engine.mllm)
     grammar = Grammar.regex("[ad]{40}")
@@ -320,17 +319,17 @@ def test_a_grammar_that_was_followed_for_long_or_failed_is_compiled_anew(
         matcher = grammars.start(grammar)
         for _ in range(6):
             matcher.advance(letter)
-    assert asked == [grammar.text]
+    assert compilations == [grammar.text]
     matcher = grammars.start(grammar)
-    assert asked == [grammar.text] * 2
+    assert compilations == [grammar.text] * 2
     with pytest.raises(RequestError, match="became too complex"):
         matcher.advance(next(iter(engine.mllm.stop_ids)))
     grammars.start(grammar)
-    assert asked == [grammar.text] * 3
+    assert compilations == [grammar.text] * 3
 
 
 @pytest.mark.parametrize(
-    ("grammar", "said"),
+    ("grammar", "expected"),
     [
         (Grammar.json_schema({"$ref": "#"}), "nothing matches it, or it refers to itself alone"),
         (Grammar.regex(r"[^\s\S]"), "nothing matches it, or it refers to itself alone"),
@@ -342,31 +341,31 @@ def test_a_grammar_that_was_followed_for_long_or_failed_is_compiled_anew(
     ],
 )
 def test_refusals_are_in_words_that_a_client_knows(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, grammar: Grammar, said: str
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, grammar: Grammar, expected: str
 ) -> None:
     monkeypatch.setattr(compiled, "MOST_FUEL", compiled.FUEL + 1)
-    with pytest.raises(RequestError, match=rf"^'grammar' cannot be enforced: .*{said}"):
+    with pytest.raises(RequestError, match=rf"^'grammar' cannot be enforced: .*{expected}"):
         engine.submit(Request(CHAT, grammar=grammar))
 
 
-def test_what_asserts_nothing_is_not_refused(engine: Engine) -> None:
+def test_keywords_that_assert_nothing_are_accepted(engine: Engine) -> None:
     grammar = Grammar.json_schema({"type": "array", "uniqueItems": False, "items": {"enum": ["uniqueItems"]}})
     assert set(json.loads(only(engine, grammar, max_tokens=200).text)) <= {"uniqueItems"}
 
 
 def test_a_compilation_that_takes_too_long_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = threading.Event()
-    monkeypatch.setattr(Grammars, "_compiled", lambda *_: done.wait(5))
+    released = threading.Event()
+    monkeypatch.setattr(Grammars, "_compile", lambda *_: released.wait(5))
     monkeypatch.setattr(compiled, "SECONDS", 0.05)
     with pytest.raises(RequestError, match="takes longer than"):
         only(engine, Grammar.regex("[bd]{4}"), max_tokens=3)
-    done.set()
+    released.set()
 
 
-def test_a_compiled_grammar_is_kept(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_grammar_is_cached(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     grammar = Grammar.regex("[ac]{4}")
     first = only(engine, grammar, max_tokens=9).text
-    monkeypatch.delattr(Grammars, "_compiled")
+    monkeypatch.delattr(Grammars, "_compile")
     assert only(engine, grammar, max_tokens=9).text == first
 
 

@@ -58,31 +58,31 @@ def drawn(rng: random.Random, depth: int = 0) -> dict[str, Any]:
 def shut(schema: Any) -> Any:
     """Return the schema for jsonschema: every object that does not mention further properties has none."""
     if isinstance(schema, list):
-        return [shut(one) for one in schema]
+        return [shut(entry) for entry in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {name: shut(value) for name, value in schema.items()}
-    return {**CLOSED, **found} if isinstance(found.get("properties"), dict) else found
+    closed = {name: shut(value) for name, value in schema.items()}
+    return {**CLOSED, **closed} if isinstance(closed.get("properties"), dict) else closed
 
 
-def test_what_ends_is_valid(make_engine: MakeEngine) -> None:
+def test_every_finished_answer_is_valid(make_engine: MakeEngine) -> None:
     rng = random.Random(0)
     engine = make_engine("qwen2_vl", slots=8)
-    asked, refused = [], []
+    submitted, refused = [], []
     for seed in range(64):
         schema = drawn(rng) | {"$defs": {"t": {"enum": [1, "t"]}}}
         sampling = Sampling(max_tokens=90, temperature=1.2, seed=seed)
         try:
-            asked.append((schema, engine.submit(Request(user("?"), sampling, grammar=Grammar.json_schema(schema)))))
+            submitted.append((schema, engine.submit(Request(user("?"), sampling, grammar=Grammar.json_schema(schema)))))
         except RequestError as error:
             refused.append(str(error))
-    ended = [(schema, engine.result_of(completion).choices[0]) for schema, completion in asked]
+    ended = [(schema, engine.result_of(completion).choices[0]) for schema, completion in submitted]
     closed = 0
-    whole = [(schema, choice) for schema, choice in ended if choice.finish_reason == "stop"]
-    assert len(whole) > 45
+    finished = [(schema, choice) for schema, choice in ended if choice.finish_reason == "stop"]
+    assert len(finished) > 45
     assert len(refused) < 10
-    assert all(said.startswith("'grammar' cannot be enforced: ") for said in refused)
-    for schema, choice in whole:
+    assert all(message.startswith("'grammar' cannot be enforced: ") for message in refused)
+    for schema, choice in finished:
         Draft202012Validator(schema).validate(json.loads(choice.text))
         if '"allOf"' not in json.dumps(schema):
             Draft202012Validator(shut(schema)).validate(json.loads(choice.text))

@@ -21,8 +21,15 @@ def make_vector(mllm: MLLM, name: str = "test", *, seed: int = 0, layers: tuple[
     generator = torch.Generator().manual_seed(seed)
     direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=generator)
     weight = torch.rand(mllm.num_layers, generator=generator) + 0.2
-    ones = torch.ones(mllm.num_layers)
-    return SteeringVector(name, direction, weight, ones, ones, layers, mllm.fingerprint)
+    unit = torch.ones(mllm.num_layers)
+    return SteeringVector(name, direction, weight, unit, unit, layers, mllm.fingerprint)
+
+
+def unit_vector(mllm: MLLM, seed: int = 0, layers: tuple[int, ...] = (1,), name: str = "v") -> SteeringVector:
+    """Return a random direction whose weights are 1."""
+    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(seed))
+    unit = torch.ones(mllm.num_layers)
+    return SteeringVector(name, direction, unit, unit, unit, layers, mllm.fingerprint)
 
 
 def by_hand(vector: SteeringVector, scale: float, layers: tuple[int, ...]) -> torch.Tensor:
@@ -38,8 +45,8 @@ def assert_same(choice: Choice, answer: Answer) -> None:
     assert choice.logprobs is not None
     for row, token in zip(answer.logprobs, choice.logprobs, strict=True):
         reported = torch.tensor([alternative.logprob for alternative in token.top])
-        wanted = row[[alternative.token_id for alternative in token.top]]
-        torch.testing.assert_close(reported, wanted, rtol=0, atol=1e-4)
+        expected = row[[alternative.token_id for alternative in token.top]]
+        torch.testing.assert_close(reported, expected, rtol=0, atol=1e-4)
 
 
 def chat(family: str, images: int = 2) -> Messages:

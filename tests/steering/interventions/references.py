@@ -26,11 +26,11 @@ def states_changed(plain: Plain, change: Change) -> Iterator[None]:
     """Within, what each layer hands on is changed, in one answer."""
 
     def hook(layer: int) -> Callable[..., torch.Tensor]:
-        seen = 0
+        position = 0
 
         def after(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
-            nonlocal seen
-            start, seen = seen, seen + output.shape[1]
+            nonlocal position
+            start, position = position, position + output.shape[1]
             return change(layer, output, start)
 
         return after
@@ -44,7 +44,7 @@ def states_changed(plain: Plain, change: Change) -> Iterator[None]:
 @contextmanager
 def scores_changed(plain: Plain, change: Change) -> Iterator[None]:
     """Within, scores before the mask and the softmax are changed, in eager attention, in one answer."""
-    seen = [0] * len(plain.layers)
+    positions = [0] * len(plain.layers)
 
     def attend(
         module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **kwargs: Any
@@ -55,8 +55,8 @@ def scores_changed(plain: Plain, change: Change) -> Iterator[None]:
         scores = (query @ key.transpose(-1, -2) * scaling).float()
         if kwargs.get("softcap") is not None:
             scores = torch.tanh(scores / kwargs["softcap"]) * kwargs["softcap"]
-        start = seen[module.layer_idx]
-        seen[module.layer_idx] += scores.shape[2]
+        start = positions[module.layer_idx]
+        positions[module.layer_idx] += scores.shape[2]
         scores = change(module.layer_idx, scores[0], start)[None]
         if mask is not None:
             scores = scores + mask[:, :, :, : key.shape[2]]
@@ -106,8 +106,8 @@ def assert_chosen_by(choice: steering.Choice, logprobs: torch.Tensor, atol: floa
     assert len(choice.logprobs) == len(logprobs)
     for row, step in zip(logprobs, choice.logprobs, strict=True):
         assert float(row[step.token_id]) >= float(row.max()) - atol
-        ids = [step.token_id, *(one.token_id for one in step.top)]
-        reported = torch.tensor([step.logprob, *(one.logprob for one in step.top)])
+        ids = [step.token_id, *(alternative.token_id for alternative in step.top)]
+        reported = torch.tensor([step.logprob, *(alternative.logprob for alternative in step.top)])
         torch.testing.assert_close(reported, row[ids], rtol=0, atol=atol)
 
 
@@ -118,12 +118,12 @@ def assert_as_near_as_plain(
 
     exact, rounded: (steps, vocabulary), of plain transformers in float32 and in that precision.
     """
-    own, others = [], []
+    errors, plain_errors = [], []
     for row, plain, step in zip(exact, rounded, choice.logprobs or (), strict=True):
-        ids = [one.token_id for one in step.top]
-        own.append(torch.tensor([one.logprob for one in step.top]) - row[ids])
-        others.append(plain[ids] - row[ids])
-    assert 0 < float(torch.cat(own).norm()) <= factor * float(torch.cat(others).norm())
+        ids = [alternative.token_id for alternative in step.top]
+        errors.append(torch.tensor([alternative.logprob for alternative in step.top]) - row[ids])
+        plain_errors.append(plain[ids] - row[ids])
+    assert 0 < float(torch.cat(errors).norm()) <= factor * float(torch.cat(plain_errors).norm())
 
 
 def rounding(folder: Path, dtype: str) -> tuple[steering.Engine, Plain]:
@@ -133,6 +133,6 @@ def rounding(folder: Path, dtype: str) -> tuple[steering.Engine, Plain]:
     return steering.Engine(steering.load(folder, dtype=dtype, device="cpu"), slots=2, self_check=False), plain
 
 
-def only(engine: steering.Engine, messages: Messages, *asked: Any, **more: Any) -> steering.Choice:
+def only(engine: steering.Engine, messages: Messages, *interventions: Any, **more: Any) -> steering.Choice:
     """Return the only answer to a request that runs alone."""
-    return engine.generate([steering.Request(messages, SAMPLING, asked, **more)])[0].choices[0]
+    return engine.generate([steering.Request(messages, SAMPLING, interventions, **more)])[0].choices[0]

@@ -67,14 +67,16 @@ def check(engine: Engine, chat: Any, contrast: Contrast, expected: Any, toleranc
     assert choice.applied["contrast"]["changed"] == changed
     for got, row in zip(choice.logprobs, logprobs, strict=True):
         assert len(got.top) == min(5, int(row.isfinite().sum()))  # what is impossible is no alternative
-        for other in (got, *got.top):
-            assert other.logprob == pytest.approx(float(row[other.token_id]), abs=tolerance)
+        for token in (got, *got.top):
+            assert token.logprob == pytest.approx(float(row[token.token_id]), abs=tolerance)
 
 
 @pytest.mark.parametrize(
     ("family", "images"), [*((family, 2) for family in FAMILIES), ("qwen2_vl", 1), ("idefics3", 1)]
 )
-def test_vcd(family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any) -> None:
+def test_vcd_equals_two_plain_runs(
+    family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
+) -> None:
     contrast = Vcd(alpha=2.0, beta=0.6)
     chat, plain = families.example_messages(family, images), load_plain(family)
     full = plain.inputs(chat)
@@ -88,24 +90,24 @@ def test_noise_is_that_of_forward_diffusion() -> None:
     pixels = torch.linspace(-1, 1, 3 * 200 * 200).view(1, 3, 200, 200)
     picture = Picture.of({"pixel_values": pixels})
     for step in (1, 500, 999):
-        left = 1.0
+        signal = 1.0
         for i in range(step + 1):
-            left *= 1 - (1 / (1 + math.exp(6 - 12 * i / 999)) * (0.5e-2 - 1e-5) + 1e-5)
-        noise = (noised(picture, step).tensors["pixel_values"] - math.sqrt(left) * pixels) / math.sqrt(1 - left)
+            signal *= 1 - (1 / (1 + math.exp(6 - 12 * i / 999)) * (0.5e-2 - 1e-5) + 1e-5)
+        noise = (noised(picture, step).tensors["pixel_values"] - math.sqrt(signal) * pixels) / math.sqrt(1 - signal)
         assert float(noise.mean()) == pytest.approx(0, abs=0.02)
         assert float(noise.std()) == pytest.approx(1, abs=0.02)
         assert abs(float((noise * pixels).mean())) < 0.01  # independent of the picture
     again = noised(picture, 500)
     assert again.key == noised(Picture.of({"pixel_values": pixels.clone()}), 500).key != noised(picture, 501).key
-    other = Picture.of({"pixel_values": pixels + 1})
-    moved = noised(other, 999).tensors["pixel_values"] - noised(picture, 999).tensors["pixel_values"]
+    brighter = Picture.of({"pixel_values": pixels + 1})
+    moved = noised(brighter, 999).tensors["pixel_values"] - noised(picture, 999).tensors["pixel_values"]
     assert float(moved.std()) > 1  # another picture has other noise
 
 
 @pytest.mark.parametrize(
     ("family", "images"), [*((family, 2) for family in FAMILIES), ("qwen2_vl", 0), ("qwen2_vl", 1), ("gemma3", 0)]
 )
-def test_icd(family: str, images: int, load_plain: LoadPlain, make_engine: Any) -> None:
+def test_icd_equals_two_plain_runs(family: str, images: int, load_plain: LoadPlain, make_engine: Any) -> None:
     contrast = Icd(alpha=1.5, beta=0.3, instruction="You see nothing at all.")
     chat = families.example_messages(family, images, text="What is this?")
     disturbed = families.example_messages(family, images, text="You see nothing at all.\nWhat is this?")
@@ -152,9 +154,12 @@ class Amplified:
 
 
 @pytest.mark.parametrize(
-    ("family", "images"), [*((one, 2) for one in ("qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v")), ("qwen2_vl", 1)]
+    ("family", "images"),
+    [*((family, 2) for family in ("qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v")), ("qwen2_vl", 1)],
 )
-def test_pai(family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any) -> None:
+def test_pai_equals_two_plain_runs(
+    family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
+) -> None:
     contrast = Pai(alpha=0.5, beta=0.2, amplify=3.0, first_layer=1)
     chat, plain = families.example_messages(family, images), load_plain(family)
     full, text = plain.inputs(chat), plain.inputs(families.example_messages(family, 0))
@@ -170,13 +175,13 @@ def test_alpha_zero_is_plain_and_beta_alone_only_cuts(make_engine: Any) -> None:
     chat = families.example_messages("qwen2_vl", 1)
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=3)
     engine = make_engine("qwen2_vl")
-    plain, *others = (
+    plain, *choices = (
         engine.generate([Request(chat, sampling, interventions=[contrast])])[0].choices[0]
         for contrast in (None, Vcd(alpha=0, beta=0), Icd(alpha=0, beta=0), Pai(alpha=0, beta=0, amplify=0))
     )
-    for other in others:
-        assert other.token_ids == plain.token_ids
-        assert [p.logprob for p in other.logprobs] == pytest.approx([p.logprob for p in plain.logprobs], abs=1e-5)
+    for choice in choices:
+        assert choice.token_ids == plain.token_ids
+        assert [p.logprob for p in choice.logprobs] == pytest.approx([p.logprob for p in plain.logprobs], abs=1e-5)
     alone = engine.generate([Request(chat, sampling, interventions=[Vcd(alpha=0, beta=1.0)])])[0].choices[0]
     assert alone.token_ids == plain.token_ids
     assert [p.logprob for p in alone.logprobs] == pytest.approx([0.0] * STEPS)
@@ -210,7 +215,7 @@ def test_several_answers_baseline_and_the_other_stages(make_engine: Any) -> None
     assert alone.token_ids == first.token_ids
 
 
-def test_contrast_by_hand() -> None:
+def test_contrasted_logits_equal_those_by_hand() -> None:
     full, twin = torch.tensor([[1.0, 2.0, -torch.inf]] * 3), torch.tensor([[0.0, 3.0, -torch.inf]] * 3)
     rules = [Rule(0.5, relu=True), Rule(0.5, plausible=0.3), Rule(2.0, plausible=0.5)]  # exp(1 - 2) is 0.37
     expected = [[1.5, 2.0, -torch.inf], [1.5, 1.5, -torch.inf], [-torch.inf, 0.0, -torch.inf]]
@@ -237,25 +242,25 @@ def test_settings_out_of_range_are_refused(make: Callable[[], object], param: st
     check_refused(make, param)
 
 
-def test_what_a_request_cannot_have_is_refused(make_engine: Any) -> None:
+def test_impossible_requests_are_refused(make_engine: Any) -> None:
     engine = make_engine("qwen2_vl", max_length=100)
-    text, shown = (families.example_messages("qwen2_vl", images) for images in (0, 1))
+    text, with_image = (families.example_messages("qwen2_vl", images) for images in (0, 1))
     for contrast in (Vcd(), Pai(first_layer=0)):
         with pytest.raises(RequestError, match=f"{contrast.kind} needs an image"):
             engine.submit(Request(text, interventions=[contrast]))
     with pytest.raises(RequestError, match="ask for one of them"):
         engine.submit(
             Request(
-                shown,
+                with_image,
                 interventions=[Sage(generate=Generate()), Vcd()],
             )
         )
     with pytest.raises(RequestError, match="must be below"):
-        engine.submit(Request(shown, interventions=[Pai(first_layer=100)]))
+        engine.submit(Request(with_image, interventions=[Pai(first_layer=100)]))
     with pytest.raises(ContextOverflow):  # the twin's prompt is longer
-        engine.submit(Request(shown, Sampling(max_tokens=5), interventions=[Icd(instruction="No! " * 80)]))
+        engine.submit(Request(with_image, Sampling(max_tokens=5), interventions=[Icd(instruction="No! " * 80)]))
     with pytest.raises(RequestError, match="twins count"):
-        make_engine("qwen2_vl", slots=3).submit(Request(shown, interventions=[Vcd()], n=2))
+        make_engine("qwen2_vl", slots=3).submit(Request(with_image, interventions=[Vcd()], n=2))
     with pytest.raises(RequestError, match="without its images"):  # its processor wants one in every prompt
         make_engine("paligemma2").submit(
             Request(families.example_messages("paligemma2", 1), interventions=[Pai(first_layer=0)])

@@ -57,8 +57,8 @@ def by_definition(
     cap = getattr(plain.model.config.get_text_config(), "final_logit_softcapping", None)
     out, chosen = [], []
     for step, (last, early) in enumerate(zip(logits, states, strict=True)):
-        some = torch.ones(len(last), dtype=torch.bool) if allowed is None else allowed[step]
-        p = last[some].double().softmax(-1)
+        considered = torch.ones(len(last), dtype=torch.bool) if allowed is None else allowed[step]
+        p = last[considered].double().softmax(-1)
         best: tuple[float, int, torch.Tensor] | None = None
         for candidate in candidates:
             state = early[candidate]
@@ -66,21 +66,21 @@ def by_definition(
                 exits = head(final_norm(plain)(state[None])[0] if dola.normalise else state)
             if cap is not None:  # which is part of the head
                 exits = torch.tanh(exits / cap) * cap
-            q = exits.float()[some].double().softmax(-1)
+            q = exits.float()[considered].double().softmax(-1)
             middle = (p + q) / 2
             if dola.divergence == "released":  # kl_div(log x, y) is KL(y || x)
-                far = sum(float(F.kl_div(one.log(), middle, reduction="sum")) for one in (p, q)) / 2
+                far = sum(float(F.kl_div(distribution.log(), middle, reduction="sum")) for distribution in (p, q)) / 2
             else:
-                far = sum(float(F.kl_div(middle.log(), one, reduction="sum")) for one in (p, q)) / 2
+                far = sum(float(F.kl_div(middle.log(), distribution, reduction="sum")) for distribution in (p, q)) / 2
             if best is None or far > best[0]:
                 best = (far, candidate, q)
         assert best is not None
         _, candidate, q = best
         ratio = p.log() - q.log()
         ratio[p < dola.relative_top * p.max()] = IMPOSSIBLE
-        whole = torch.full((len(last),), IMPOSSIBLE, dtype=torch.float64)
-        whole[some] = ratio
-        out.append(whole.log_softmax(-1).float())
+        contrasted = torch.full((len(last),), IMPOSSIBLE, dtype=torch.float64)
+        contrasted[considered] = ratio
+        out.append(contrasted.log_softmax(-1).float())
         chosen.append(candidate)
     return torch.stack(out), chosen
 
@@ -95,7 +95,7 @@ def check(choice: steering.Choice, plain: Plain, messages: Messages, candidates:
 
 
 @pytest.mark.parametrize("family", OF_EACH_KIND)
-def test_it_is_exact_in_every_kind_of_family(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_dola_is_exact_in_every_kind_of_family(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     plain, messages = load_plain(family), chat(family, 1)
     dola = Dola(premature=[0, 1, 2])
     for engine in (make_engine(family), make_engine(family, prefill_budget=11)):
@@ -124,25 +124,25 @@ def test_every_option_is_exact(
     check(only(engine, chat("qwen2_vl"), dola), plain, chat("qwen2_vl"), candidates, dola)
 
 
-def test_rows_choose_for_themselves_and_neighbours_keep_every_bit(
+def test_each_row_chooses_its_layer_and_neighbours_keep_every_bit(
     make_engine: MakeEngine, load_plain: LoadPlain
 ) -> None:
     engine, plain = make_engine("qwen2_vl"), load_plain("qwen2_vl")
-    messages, other = chat("qwen2_vl"), families.example_messages("qwen2_vl", 1, text="How many?")
-    some, more = Dola(premature=[0, 2]), Dola(premature=[1], relative_top=0.3, normalise=True, divergence="paper")
+    messages, other_chat = chat("qwen2_vl"), families.example_messages("qwen2_vl", 1, text="How many?")
+    two_layers, more = Dola(premature=[0, 2]), Dola(premature=[1], relative_top=0.3, normalise=True, divergence="paper")
 
     def answers(first: tuple[Any, ...], second: tuple[Any, ...]) -> list[steering.Choice]:
         requests = [
             steering.Request(messages, SAMPLING, first),
             steering.Request(messages, SAMPLING),
-            steering.Request(other, SAMPLING, second),
+            steering.Request(other_chat, SAMPLING, second),
         ]
         return [result.choices[0] for result in engine.generate(requests)]
 
-    first, beside, second = answers((some,), (more,))
+    first, beside, second = answers((two_layers,), (more,))
     assert beside.logprobs == answers((), ())[1].logprobs
-    check(first, plain, messages, [0, 2], some)
-    check(second, plain, other, [1], more)
+    check(first, plain, messages, [0, 2], two_layers)
+    check(second, plain, other_chat, [1], more)
 
 
 def test_states_are_those_that_other_interventions_leave(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
@@ -164,7 +164,7 @@ def test_states_are_those_that_other_interventions_leave(make_engine: MakeEngine
     assert_chosen_by(choice, by_definition(plain, logits, padded, [1, 2], dola)[0])
 
 
-def test_copies_of_a_prompt_and_known_beginnings(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_copied_and_cached_prompts_give_the_same_answers(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     messages = families.example_messages("qwen2_vl", 1, text="How many? " * 20)
     engine, plain = make_engine("qwen2_vl", slots=6, prefix_cache_bytes=2**24), load_plain("qwen2_vl")
     dola = Dola(premature=[0, 1, 2])
@@ -209,28 +209,30 @@ def test_a_twins_contrast_comes_first(
     """The result of the contrast is p, also for the first token, for which the leader has waited."""
     engine, plain, messages = make_engine("qwen2_vl"), load_plain("qwen2_vl"), chat("qwen2_vl")
     request = steering.Request(messages, SAMPLING, (contrast, Dola(premature=[0, 1, 2])))
-    check_given(both := engine.generate([request])[0].choices[0], given, plain, messages)
-    alone = engine.generate([replace(request, interventions=contrast, forced=both.token_ids)])[0].choices[0]
-    for step, said in enumerate(alone.logprobs or ()):
+    check_given(contrasted_choice := engine.generate([request])[0].choices[0], given, plain, messages)
+    alone = engine.generate([replace(request, interventions=contrast, forced=contrasted_choice.token_ids)])[0].choices[
+        0
+    ]
+    for step, token in enumerate(alone.logprobs or ()):
         contrasted = given[step].log_softmax(-1)
-        assert said.logprob == pytest.approx(float(contrasted[said.token_id]), abs=1e-4)
+        assert token.logprob == pytest.approx(float(contrasted[token.token_id]), abs=1e-4)
 
 
 def test_a_renewed_twin_finds_the_states_that_its_leader_had(make_engine: MakeEngine) -> None:
     """A leader that waits for another twin decodes for nothing meanwhile, which must not be what is contrasted."""
     engine, messages, dola = make_engine("qwen2_vl", slots=6), chat("qwen2_vl"), Dola(premature=[0, 1, 2])
     longer = replace(SAMPLING, max_tokens=8)
-    asked = (steering.Generate(refresh=2, weight=0.0), dola)  # of which a twin changes nothing
+    interventions = (steering.Generate(refresh=2, weight=0.0), dola)  # of which a twin changes nothing
     waiting, plain = (
-        engine.generate([steering.Request(messages, longer, some), steering.Request(messages, longer)])[0].choices[0]
-        for some in (asked, (dola,))
+        engine.generate([steering.Request(messages, longer, options), steering.Request(messages, longer)])[0].choices[0]
+        for options in (interventions, (dola,))
     )
     assert waiting.token_ids == plain.token_ids
     assert waiting.applied is not None
     assert plain.applied is not None
     assert waiting.applied["dola"] == plain.applied["dola"]
-    for one, two in zip(waiting.logprobs or (), plain.logprobs or (), strict=True):
-        assert one.logprob == pytest.approx(two.logprob, abs=1e-4)
+    for waiting_token, two in zip(waiting.logprobs or (), plain.logprobs or (), strict=True):
+        assert waiting_token.logprob == pytest.approx(two.logprob, abs=1e-4)
 
 
 def test_a_grammar_masks_first(make_engine: MakeEngine, load_plain: LoadPlain, given: dict[int, torch.Tensor]) -> None:
@@ -248,7 +250,9 @@ def test_a_grammar_masks_first(make_engine: MakeEngine, load_plain: LoadPlain, g
         torch.testing.assert_close(masked[allowed], logits[step][allowed], rtol=0, atol=1e-4)
 
 
-def test_forced_tokens_penalties_and_seeds(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_forced_tokens_penalties_and_seeds_apply_to_contrasted_logits(
+    make_engine: MakeEngine, load_plain: LoadPlain
+) -> None:
     engine, plain, messages = make_engine("qwen2_vl"), load_plain("qwen2_vl"), chat("qwen2_vl")
     dola, forced = Dola(premature=[0, 1, 2], relative_top=0.0), (7, 8, 9, 10)
     choice = only(engine, messages, dola, forced=forced)
@@ -258,15 +262,15 @@ def test_forced_tokens_penalties_and_seeds(make_engine: MakeEngine, load_plain: 
     ]
     best = only(engine, messages, dola).token_ids[0]
     biased = replace(SAMPLING, max_tokens=1, logit_bias={best: -100})
-    other = engine.generate([steering.Request(messages, biased, dola)])[0].choices[0]
-    assert other.token_ids[0] == int(expected[0].scatter(0, torch.tensor(best), IMPOSSIBLE).argmax())
+    biased_choice = engine.generate([steering.Request(messages, biased, dola)])[0].choices[0]
+    assert biased_choice.token_ids[0] == int(expected[0].scatter(0, torch.tensor(best), IMPOSSIBLE).argmax())
     drawn = replace(SAMPLING, temperature=2.0, seed=5)
     requests = [steering.Request(messages, drawn, dola), steering.Request(messages, drawn, (dola, LookAt(bias=0.0)))]
     assert len({result.choices[0].token_ids for result in engine.generate(requests)}) == 1
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_as_near_as_it_rounds(dtype: str, root: Path, load_plain: LoadPlain) -> None:
+def test_half_precision_differs_by_rounding_alone(dtype: str, root: Path, load_plain: LoadPlain) -> None:
     engine, half = rounding(families.checkpoint("qwen2_vl", root), dtype)
     messages, dola = chat("qwen2_vl"), Dola(premature=[1], relative_top=0.0)
     choice = only(engine, messages, dola)

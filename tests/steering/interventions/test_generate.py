@@ -28,10 +28,10 @@ from steering import (
 from steering.interventions.generate import Mask, chosen_patches, mask_of, masked_features, masked_pixels
 from steering.prompt.layout import ImageSpan, build_prompt
 from steering.protocol.sequence import State
-from steering.vectors.vector import SteeringVector
 from tests import families
 from tests.steering.conftest import OF_EACH_KIND, LoadMLLM, LoadPlain
 from tests.steering.inside import sequences
+from tests.steering.interventions.pushes import unit_vector
 from tests.steering.interventions.settings import check_refused
 from tests.steering.plain import Plain, uncached
 
@@ -66,19 +66,19 @@ class Reference:
         chosen = []
         for columns in (image.columns for image in self.images):
             activation = [max(0.0, float(out.hidden_states[-1][0, c] @ weight)) for c in columns.tolist()]
-            seen = attention[columns].tolist()
+            image_attention = attention[columns].tolist()
             count = -(-len(columns) * 20 // 100)
             best = [
                 {i for i in sorted(range(len(columns)), key=lambda i: -m[i])[:count] if m[i]}
-                for m in (activation, seen)
+                for m in (activation, image_attention)
             ]
-            both = sorted(best[0] & best[1])
-            if not both:
-                product = [a * s for a, s in zip(activation, seen, strict=True)]
-                values = product if any(product) else seen if any(seen) else activation
+            in_both = sorted(best[0] & best[1])
+            if not in_both:
+                product = [a * s for a, s in zip(activation, image_attention, strict=True)]
+                values = product if any(product) else image_attention if any(image_attention) else activation
                 count = max(1, -(-len(columns) * 5 // 100))
-                both = sorted(i for i in sorted(range(len(columns)), key=lambda i: -values[i])[:count] if values[i])
-            chosen.append(both)
+                in_both = sorted(i for i in sorted(range(len(columns)), key=lambda i: -values[i])[:count] if values[i])
+            chosen.append(in_both)
         return chosen
 
     def answer(self) -> tuple[list[int], torch.Tensor]:
@@ -90,7 +90,9 @@ class Reference:
             if step == 0 or (self.generate.refresh and step % self.generate.refresh == 0):
                 self.masked.append(self.patches(tokens))
                 masked = occluded(self.inputs, [image.grid for image in self.images], self.masked[-1])
-            full, less = (uncached(self.model, given, tokens).logits[0, -1].float() for given in (self.inputs, masked))
+            full, less = (
+                uncached(self.model, inputs, tokens).logits[0, -1].float() for inputs in (self.inputs, masked)
+            )
             rows.append(full + self.generate.weight * torch.clamp(full - less, min=0))
             tokens.append(int(rows[-1].argmax()))
             self.changed += tokens[-1] != int(full.argmax())
@@ -134,7 +136,7 @@ def occluded(
         *((family, 2, refresh) for family in ("qwen2_vl", "gemma3") for refresh in (0, 1)),
     ],
 )
-def test_tokens_are_those_of_two_runs_that_share_nothing(
+def test_tokens_equal_those_of_two_separate_runs(
     family: str, images: int, refresh: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
 ) -> None:
     generate = Generate(weight=1.0, refresh=refresh)
@@ -158,35 +160,35 @@ def test_tokens_are_those_of_two_runs_that_share_nothing(
     assert list(choice.token_ids) == tokens
     within = 2e-4  # twice the answer's logits less the twin's: the roundings of three
     for got, row in zip(choice.logprobs, logits.log_softmax(-1), strict=True):
-        for other in (got, *got.top):
-            assert other.logprob == pytest.approx(float(row[other.token_id]), abs=within)
+        for token in (got, *got.top):
+            assert token.logprob == pytest.approx(float(row[token.token_id]), abs=within)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "paligemma2"])
-def test_a_twin_that_joins_late_equals_one_that_was_there(
+def test_a_twin_that_joins_late_equals_one_from_the_start(
     family: str, load_mllm: LoadMLLM, make_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With every intervention at once: a mask that is rebuilt to be the same changes nothing."""
     request = Request(
         families.example_messages(family, 1),
         Sampling(max_tokens=7, ignore_eos=True, logprobs=0, presence_penalty=1.0, temperature=0.5, seed=3),
-        interventions=[a_vector(load_mllm(family)), ALL],
+        interventions=[Steer(unit_vector(load_mllm(family)), 0.4), ALL],
         diagnose=Diagnose(),
     )
     first = make_engine(family).generate([request])[0].choices[0]
-    kept: list[Mask] = []
+    masks: list[Mask] = []
 
     def same_mask(*args: Any) -> Mask:
-        kept.append(kept[0] if kept else mask_of(*args))
-        return kept[-1]
+        masks.append(masks[0] if masks else mask_of(*args))
+        return masks[-1]
 
     monkeypatch.setattr("steering.interventions.generate.mask_of", same_mask)
     refreshing = ALL._replace(generate=ALL.generate.model_copy(update={"refresh": 3}))
     for budget in (1024, 5) if family == "qwen2_vl" else (5,):
-        kept.clear()
+        masks.clear()
         engine = make_engine(family, prefill_budget=budget)
         again = engine.generate([replace(request, interventions=[request.asked["steering"], refreshing])])[0].choices[0]
-        assert len(kept) == 3
+        assert len(masks) == 3
         assert again.token_ids == first.token_ids
         assert [p.logprob for p in again.logprobs] == pytest.approx([p.logprob for p in first.logprobs], abs=1e-4)
         assert again.diagnostics["modality"]["attention_ratio"] == pytest.approx(
@@ -209,13 +211,9 @@ def test_every_kind_of_family_can_contrast_and_weight_zero_is_plain(family: str,
     assert none.token_ids == plain.token_ids
     assert none.applied["sage"]["generate"]["changed"] == 0
     assert strong.applied["sage"]["generate"]["masked"][0]
-    assert [one.logprob for one in strong.logprobs] != pytest.approx([one.logprob for one in plain.logprobs], abs=1e-3)
-
-
-def a_vector(mllm: MLLM) -> Steer:
-    ones = torch.ones(mllm.num_layers)
-    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
-    return Steer(SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint), 0.4)
+    assert [token.logprob for token in strong.logprobs] != pytest.approx(
+        [token.logprob for token in plain.logprobs], abs=1e-3
+    )
 
 
 def mixed(mllm: MLLM, family: str) -> list[Request]:
@@ -241,7 +239,7 @@ def mixed(mllm: MLLM, family: str) -> list[Request]:
         Request(
             families.example_messages(family, 1 + i % 2, seed=i, text="What is this? " * (1 + i % 4)),
             Sampling(max_tokens=4 + i % 3, ignore_eos=True, logprobs=1, seed=i, temperature=0.7 * (i % 2)),
-            interventions=[(a_vector(mllm),) * (i % 3 == 2), sage, contrasts.get(i)],
+            interventions=[(Steer(unit_vector(mllm), 0.4),) * (i % 3 == 2), sage, contrasts.get(i)],
             diagnose=Diagnose() if i % 2 else None,
             n=1 + (i == 2),
             baseline=i == 4,
@@ -259,14 +257,16 @@ def test_a_mixed_batch_gives_each_row_what_it_gets_alone(family: str, load_mllm:
         if family != "qwen2_vl" and number not in (0, 2, 4, 8):
             continue
         (alone,) = engine.generate([request])
-        for one, other in zip(result.choices, alone.choices, strict=True):
-            assert one.token_ids == other.token_ids
-            assert [p.logprob for p in one.logprobs] == pytest.approx([p.logprob for p in other.logprobs], abs=1e-4)
-            if "contrast" in (one.applied or {}):
-                assert one.applied["contrast"] == other.applied["contrast"]
-            if "sage" in (one.applied or {}):
-                assert one.applied["sage"]["generate"] == other.applied["sage"]["generate"]
-                thought = [c.applied["sage"]["think"] for c in (one, other)]
+        for joint, separate in zip(result.choices, alone.choices, strict=True):
+            assert joint.token_ids == separate.token_ids
+            assert [p.logprob for p in joint.logprobs] == pytest.approx(
+                [p.logprob for p in separate.logprobs], abs=1e-4
+            )
+            if "contrast" in (joint.applied or {}):
+                assert joint.applied["contrast"] == separate.applied["contrast"]
+            if "sage" in (joint.applied or {}):
+                assert joint.applied["sage"]["generate"] == separate.applied["sage"]["generate"]
+                thought = [c.applied["sage"]["think"] for c in (joint, separate)]
                 if "sage.think" in request.asked:
                     assert thought[0]["divergence"] == pytest.approx(thought[1]["divergence"], rel=1e-3)
     assert (engine.stats()["running"], engine.stats()["waiting"]) == (0, 0)
@@ -288,17 +288,17 @@ def test_cancelling_frees_both_slots(make_engine: Any) -> None:
         Sampling(max_tokens=12, ignore_eos=True),
         interventions=[sage],
     )
-    seen = set()
+    states = set()
     for steps in (31, 25, 22, 21, 19, 18, 13, 10, 9, 4, 1, 0):
         completion = engine.submit(request)
         for _ in range(steps):
             engine.step()
         (leader,), now = sequences(completion), engine.stats()
-        seen.add((leader.state, now["running"], now["waiting"], bool(leader.tokens)))
+        states.add((leader.state, now["running"], now["waiting"], bool(leader.tokens)))
         completion.cancel()
         engine.step()
         assert (engine.stats()["running"], engine.stats()["waiting"]) == (0, 0)
-    assert seen == {
+    assert states == {
         (State.WAITING, 0, 1, False),
         (State.PREFILL, 1, 0, False),
         *((State.HELD, 1, 1, later) for later in (False, True)),  # its twin waits, the first or a later one
@@ -320,16 +320,19 @@ def test_a_twin_that_fails_ends_its_leader_and_no_other(make_engine: Any, monkey
 
     monkeypatch.setattr(engine.core.runner, "embed", embed)
     chat, sampling = families.example_messages("qwen2_vl", 1), Sampling(max_tokens=5, ignore_eos=True)
-    other, failing = engine.submit(Request(chat, sampling)), engine.submit(Request(chat, sampling, interventions=[ALL]))
+    healthy, failing = (
+        engine.submit(Request(chat, sampling)),
+        engine.submit(Request(chat, sampling, interventions=[ALL])),
+    )
     for _ in range(12):
         engine.step()
-    assert len(other.result().choices[0].token_ids) == 5
+    assert len(healthy.result().choices[0].token_ids) == 5
     with pytest.raises(Exception, match="no memory for a twin"):
         failing.result()
     assert engine.stats()["running"] == 0
 
 
-def test_patches_are_those_in_the_top_of_both_maps() -> None:
+def test_chosen_patches_are_in_the_top_of_both_maps() -> None:
     attention = torch.tensor([0.9, 0.8, 0.1, 0.2, 0.3, 0.0, 0.0, 0.0, 0.0, 0.0])
     activation = torch.tensor([0.1, 0.9, 0.8, 0.0, 0.3, 0.0, 0.0, 0.0, 0.0, 0.0])
     assert chosen_patches(attention, activation, 0.2).nonzero()[:, 0].tolist() == [1]
@@ -370,7 +373,7 @@ def test_settings_out_of_range_are_refused(make: Callable[[], object], param: st
     check_refused(make, param)
 
 
-def test_what_a_request_cannot_have_is_refused(make_engine: Any) -> None:
+def test_impossible_requests_are_refused(make_engine: Any) -> None:
     text_only = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
     with pytest.raises(RequestError, match="needs an image"):
         make_engine("qwen2_vl").submit(Request(text_only, interventions=[Sage(generate=Generate())]))

@@ -58,8 +58,9 @@ def third(plain: Plain) -> list[int]:
     return [layer for layer in range(count) if count // 3 <= layer < max(count // 3 + 1, 2 * count // 3)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("bias", [3.0, -20.0])
+@pytest.mark.parametrize(
+    ("bias", "family"), [*((3.0, family) for family in FAMILIES), (-20.0, "qwen2_vl"), (-20.0, "gemma3")]
+)
 def test_the_whole_picture_is_exact_in_every_family(
     family: str, bias: float, make_engine: MakeEngine, load_plain: LoadPlain
 ) -> None:
@@ -72,7 +73,7 @@ def test_the_whole_picture_is_exact_in_every_family(
 
 
 @pytest.mark.parametrize(
-    ("asked", "layers", "heads", "first"),
+    ("options", "layers", "heads", "first"),
     [
         (LookAt(bias=2.5, layers=[0, 2]), [0, 2], None, -1),
         (LookAt(bias=2.5, heads=[1, 3]), None, [1, 3], -1),
@@ -81,7 +82,7 @@ def test_the_whole_picture_is_exact_in_every_family(
     ],
 )
 def test_layers_heads_and_queries_are_exact(
-    asked: LookAt,
+    options: LookAt,
     layers: list[int] | None,
     heads: list[int] | None,
     first: int,
@@ -90,9 +91,9 @@ def test_layers_heads_and_queries_are_exact(
 ) -> None:
     engine, plain = make_engine("qwen2_vl"), load_plain("qwen2_vl")
     for number in (1, 2):
-        choice = only(engine, chat("qwen2_vl"), asked.model_copy(update={"image": number}))
+        choice = only(engine, chat("qwen2_vl"), options.model_copy(update={"image": number}))
         patches = image_columns(plain, chat("qwen2_vl"), number)
-        with biased(plain, patches, asked.bias, layers or third(plain), heads, first):
+        with biased(plain, patches, options.bias, layers or third(plain), heads, first):
             assert_chosen_by(choice, logprobs_along(plain, chat("qwen2_vl"), choice.token_ids))
 
 
@@ -141,61 +142,61 @@ def test_a_mixed_batch_is_exact_and_neighbours_keep_every_bit(
     family: str, make_engine: MakeEngine, load_plain: LoadPlain
 ) -> None:
     engine, plain = make_engine(family), load_plain(family)
-    messages, other = chat(family, 1), families.example_messages(family, 1, text="How many?")
+    messages, other_chat = chat(family, 1), families.example_messages(family, 1, text="How many?")
 
-    def answers(*asked: Any) -> list[steering.Choice]:
+    def answers(*options: Any) -> list[steering.Choice]:
         requests = [
-            steering.Request(messages, SAMPLING, asked[0]),
-            steering.Request(other, SAMPLING),
-            steering.Request(other, SAMPLING, asked[1]),
+            steering.Request(messages, SAMPLING, options[0]),
+            steering.Request(other_chat, SAMPLING),
+            steering.Request(other_chat, SAMPLING, options[1]),
         ]
         return [result.choices[0] for result in engine.generate(requests)]
 
     plainly = answers((), ())
     first, beside, third_one = answers((LookAt(bias=5.0, layers=[0]),), (LookAt(bias=-3.0, layers=[1, 2]),))
     assert beside.logprobs == plainly[1].logprobs
-    for choice, said, bias, layers in ((first, messages, 5.0, [0]), (third_one, other, -3.0, [1, 2])):
-        with biased(plain, image_columns(plain, said, 1), bias, layers):
-            assert_chosen_by(choice, logprobs_along(plain, said, choice.token_ids))
+    for choice, chat_of_choice, bias, layers in ((first, messages, 5.0, [0]), (third_one, other_chat, -3.0, [1, 2])):
+        with biased(plain, image_columns(plain, chat_of_choice, 1), bias, layers):
+            assert_chosen_by(choice, logprobs_along(plain, chat_of_choice, choice.token_ids))
 
 
-def test_a_bias_of_nothing_is_exactly_off(make_engine: MakeEngine) -> None:
+def test_a_bias_of_zero_is_exactly_off(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     off, zero = only(engine, chat("qwen2_vl")), only(engine, chat("qwen2_vl"), LookAt(bias=0.0))
     assert zero.logprobs == off.logprobs
 
 
 @pytest.mark.parametrize("other", [steering.See(alpha=0.6, shallow=2), steering.Pai(), steering.Vcd()])
-def test_beside_others_prefill_and_decode_agree(other: steering.Options, make_engine: MakeEngine) -> None:
+def test_prefill_and_decode_agree_with_other_interventions(other: steering.Options, make_engine: MakeEngine) -> None:
     """An answer's tokens say the same as part of the prompt: what a prefill does to its rows is what decoding did."""
     engine, look = make_engine("llava"), LookAt(bias=2.0, layers=[0, 1, 2])
-    plain, beside = (only(engine, chat("llava"), *asked) for asked in ((other,), (other, look)))
+    plain, beside = (only(engine, chat("llava"), *options) for options in ((other,), (other, look)))
     assert beside.logprobs != plain.logprobs
     pieces = only(make_engine("llava", prefill_budget=7), chat("llava"), other, look)
     assert pieces.token_ids == beside.token_ids
-    for one, two in zip(pieces.logprobs or (), beside.logprobs or (), strict=True):
-        assert one.logprob == pytest.approx(two.logprob, abs=1e-4)
+    for token, two in zip(pieces.logprobs or (), beside.logprobs or (), strict=True):
+        assert token.logprob == pytest.approx(two.logprob, abs=1e-4)
 
 
-def test_a_prefill_composes_it_with_see_as_decoding_does(make_engine: MakeEngine) -> None:
+def test_prefill_composes_look_at_with_see_as_decode_does(make_engine: MakeEngine) -> None:
     """See moves weights of the biased softmax, whatever the order of the two in the request.
 
     The tokens of a reply, which a prefill reads, are as likely as the same tokens generated.
     """
     engine, text = make_engine("qwen2_vl"), "The star is red, and so is the ball."
     every = list(range(engine.mllm.num_layers))
-    asked = (steering.See(alpha=0.9, shallow=len(every), spans="content"), LookAt(bias=3.0, layers=every))
+    options = (steering.See(alpha=0.9, shallow=len(every), spans="content"), LookAt(bias=3.0, layers=every))
     short = steering.Sampling(max_tokens=1)
-    (read,) = engine.generate([steering.Request(chat("qwen2_vl"), short, asked, reply=text)])[0].choices
+    (read,) = engine.generate([steering.Request(chat("qwen2_vl"), short, options, reply=text)])[0].choices
     spoken = steering.Sampling(logprobs=0)
-    (generated,) = engine.generate([steering.Request(chat("qwen2_vl"), spoken, asked, forced=text)])[0].choices
+    (generated,) = engine.generate([steering.Request(chat("qwen2_vl"), spoken, options, forced=text)])[0].choices
     scores = torch.tensor([step.logprob for step in generated.logprobs or ()])
     assert len(scores) > 5
     assert read.reply_logprobs is not None
     torch.testing.assert_close(read.reply_logprobs[: len(scores)], scores, rtol=0, atol=1e-4)
 
 
-def test_see_acts_on_the_weights_that_it_leaves(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_see_acts_on_the_biased_weights(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     """In prefill and decode alike, See's scaling is of the biased softmax: both together are a bias on the same columns."""
     engine, plain, messages = make_engine("llava"), load_plain("llava"), chat("llava", 1)
     alpha, every = 0.7, [0, 1, 2]
@@ -205,7 +206,7 @@ def test_see_acts_on_the_weights_that_it_leaves(make_engine: MakeEngine, load_pl
         assert_chosen_by(choice, logprobs_along(plain, messages, choice.token_ids))
 
 
-def test_answers_copies_baselines_and_known_beginnings(make_engine: MakeEngine) -> None:
+def test_answers_are_equal_for_copies_baselines_and_cached_prompts(make_engine: MakeEngine) -> None:
     messages = families.example_messages("qwen2_vl", 1, text="How many? " * 20)
     engine, look = make_engine("qwen2_vl", slots=6, prefix_cache_bytes=2**24), LookAt(bias=4.0)
     plain = only(make_engine("qwen2_vl"), messages)
@@ -221,7 +222,7 @@ def test_answers_copies_baselines_and_known_beginnings(make_engine: MakeEngine) 
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_as_near_as_it_rounds(dtype: str, root: Path, load_plain: LoadPlain) -> None:
+def test_half_precision_differs_by_rounding_alone(dtype: str, root: Path, load_plain: LoadPlain) -> None:
     engine, half = rounding(families.checkpoint("qwen2_vl", root), dtype)
     messages = chat("qwen2_vl")
     choice = only(engine, messages, LookAt(bias=3.0))
@@ -247,7 +248,7 @@ def test_wrong_settings_name_their_field(make: Callable[[], object], param: str)
 
 
 @pytest.mark.parametrize(
-    ("family", "asked", "param"),
+    ("family", "options", "param"),
     [
         ("qwen2_vl", LookAt(image=3), "look_at.image"),
         ("qwen2_vl", LookAt(box=[0.5, 0, 0.5, 1]), "look_at.box"),
@@ -256,7 +257,7 @@ def test_wrong_settings_name_their_field(make: Callable[[], object], param: str)
         ("idefics3", LookAt(box=[0, 0, 1, 1]), "look_at.box"),
     ],
 )
-def test_what_does_not_fit_is_refused(family: str, asked: LookAt, param: str, make_engine: MakeEngine) -> None:
+def test_unsuitable_options_are_refused(family: str, options: LookAt, param: str, make_engine: MakeEngine) -> None:
     with pytest.raises(steering.RequestError) as refused:
-        only(make_engine(family), chat(family), asked)
+        only(make_engine(family), chat(family), options)
     assert refused.value.param == param

@@ -60,9 +60,9 @@ def test_each_choice_of_tokens_is_exact_alone_and_in_pieces(
 ) -> None:
     engine, plain = make_engine("qwen2_vl"), load_plain("qwen2_vl")
     vector = make_vector(engine.mllm)
-    asked = ProjectOut(vector=vector, tokens=tokens, layers=[0, 1, 2])
-    for one in (engine, make_engine("qwen2_vl", prefill_budget=11)):
-        choice = only(one, chat("qwen2_vl"), asked)
+    options = ProjectOut(vector=vector, tokens=tokens, layers=[0, 1, 2])
+    for engine_of_kind in (engine, make_engine("qwen2_vl", prefill_budget=11)):
+        choice = only(engine_of_kind, chat("qwen2_vl"), options)
         with without(plain, chat("qwen2_vl"), vector, (0, 1, 2), tokens):
             assert_chosen_by(choice, logprobs_along(plain, chat("qwen2_vl"), choice.token_ids))
 
@@ -72,23 +72,23 @@ def test_it_is_exact_in_a_mixed_batch_at_the_vectors_own_layers(
     family: str, make_engine: MakeEngine, load_plain: LoadPlain
 ) -> None:
     engine, plain = make_engine(family), load_plain(family)
-    messages, other = chat(family, 1), families.example_messages(family, 1, text="How many?")
+    messages, other_chat = chat(family, 1), families.example_messages(family, 1, text="How many?")
     vector, more = make_vector(engine.mllm), make_vector(engine.mllm, "more", seed=3, layers=(1,))
     requests = [
         steering.Request(messages, SAMPLING, ProjectOut(vector=vector)),
-        steering.Request(other, SAMPLING, ProjectOut(vector=more, tokens="image")),
-        steering.Request(other, SAMPLING),
+        steering.Request(other_chat, SAMPLING, ProjectOut(vector=more, tokens="image")),
+        steering.Request(other_chat, SAMPLING),
         steering.Request(messages, SAMPLING, (ProjectOut(vector=more), steering.Steer(vector, 3.0))),
     ]
-    first, second, plain_one, both = (result.choices[0] for result in engine.generate(requests))
+    first, second, plain_one, both_vectors = (result.choices[0] for result in engine.generate(requests))
     with without(plain, messages, vector, (0, 2), "all"):
         assert_chosen_by(first, logprobs_along(plain, messages, first.token_ids))
-    with without(plain, other, more, (1,), "image"):
-        assert_chosen_by(second, logprobs_along(plain, other, second.token_ids))
-    assert_chosen_by(plain_one, logprobs_along(plain, other, plain_one.token_ids))
+    with without(plain, other_chat, more, (1,), "image"):
+        assert_chosen_by(second, logprobs_along(plain, other_chat, second.token_ids))
+    assert_chosen_by(plain_one, logprobs_along(plain, other_chat, plain_one.token_ids))
     delta = by_hand(vector, 3.0, (0, 2))
     with states_changed(plain, lambda layer, h, start: h + delta[layer]), without(plain, messages, more, (1,), "all"):
-        assert_chosen_by(both, logprobs_along(plain, messages, both.token_ids))
+        assert_chosen_by(both_vectors, logprobs_along(plain, messages, both_vectors.token_ids))
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma3"])
@@ -96,14 +96,14 @@ def test_neighbours_keep_every_bit(family: str, make_engine: MakeEngine) -> None
     engine = make_engine(family)
     request = steering.Request(chat(family, 1), SAMPLING)
 
-    def beside(*asked: Any) -> Any:
-        first = steering.Request(families.example_messages(family, 1, text="How many?"), SAMPLING, asked)
+    def beside(*options: Any) -> Any:
+        first = steering.Request(families.example_messages(family, 1, text="How many?"), SAMPLING, options)
         return engine.generate([first, request])[1].choices[0].logprobs
 
     assert beside(ProjectOut(vector=make_vector(engine.mllm, layers=(0, 1, 2)))) == beside()
 
 
-def test_it_says_what_it_removed(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_the_report_holds_what_was_removed(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     engine, plain, messages = make_engine("llava"), load_plain("llava"), chat("llava")
     vector = make_vector(engine.mllm)
     for tokens in ("all", "image:2"):
@@ -135,47 +135,49 @@ def test_it_says_what_it_removed(make_engine: MakeEngine, load_plain: LoadPlain)
         }
 
 
-def test_a_slot_keeps_nothing_of_who_was_there(make_engine: MakeEngine) -> None:
+def test_a_slot_keeps_nothing_of_its_predecessor(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl", slots=1)
     plain = only(engine, chat("qwen2_vl")).logprobs
     assert only(engine, chat("qwen2_vl"), ProjectOut(vector=make_vector(engine.mllm))).logprobs != plain
     assert only(engine, chat("qwen2_vl")).logprobs == plain
 
 
-def test_answers_copies_and_baselines(make_engine: MakeEngine) -> None:
+def test_copies_and_baselines_give_exact_answers(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl", slots=6)
-    asked = ProjectOut(vector=make_vector(engine.mllm))
-    alone, plain = only(engine, chat("qwen2_vl"), asked), only(engine, chat("qwen2_vl"))
-    result = engine.generate([steering.Request(chat("qwen2_vl"), SAMPLING, asked, n=2, baseline=True)])[0]
+    options = ProjectOut(vector=make_vector(engine.mllm))
+    alone, plain = only(engine, chat("qwen2_vl"), options), only(engine, chat("qwen2_vl"))
+    result = engine.generate([steering.Request(chat("qwen2_vl"), SAMPLING, options, n=2, baseline=True)])[0]
     for choice in result.choices:
         assert choice.token_ids == alone.token_ids
         assert choice.applied is not None
         assert alone.applied is not None
-        removed = [one["project_out"]["removed"] for one in (choice.applied, alone.applied)]
+        removed = [report["project_out"]["removed"] for report in (choice.applied, alone.applied)]
         assert removed[0] == pytest.approx(removed[1], rel=1e-5)
         assert choice.baseline is not None
         assert choice.baseline.token_ids == plain.token_ids
 
 
 @pytest.mark.parametrize("tokens", ["all", "text"])
-def test_a_known_beginning_says_the_same(tokens: str, make_engine: MakeEngine) -> None:
-    whole, keeping = make_engine("qwen2_vl"), make_engine("qwen2_vl", prefix_cache_bytes=2**24)
+def test_a_cached_prompt_reports_the_same(tokens: str, make_engine: MakeEngine) -> None:
+    uncached, keeping = make_engine("qwen2_vl"), make_engine("qwen2_vl", prefix_cache_bytes=2**24)
     messages = families.example_messages(
         "qwen2_vl", 1, text="How many? " * 20, system="You are a helpful assistant. " * 9
     )
-    asked = ProjectOut(vector=make_vector(whole.mllm), tokens=tokens)
-    request = steering.Request(messages, SAMPLING, asked)
+    options = ProjectOut(vector=make_vector(uncached.mllm), tokens=tokens)
+    request = steering.Request(messages, SAMPLING, options)
     keeping.generate([steering.Request(messages, SAMPLING)])
     assert keeping.generate([request])[0].cached_tokens == 0  # what was kept had nothing removed
-    again, first = keeping.generate([request])[0], whole.generate([request])[0].choices[0]
+    again, first = keeping.generate([request])[0], uncached.generate([request])[0].choices[0]
     assert again.cached_tokens > 0
     assert again.choices[0].token_ids == first.token_ids
-    removed = [one.applied["project_out"]["removed"] for one in (again.choices[0], first) if one.applied is not None]
+    removed = [
+        choice.applied["project_out"]["removed"] for choice in (again.choices[0], first) if choice.applied is not None
+    ]
     assert removed[0] == pytest.approx(removed[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_as_near_as_it_rounds(dtype: str, root: Path, load_plain: LoadPlain) -> None:
+def test_half_precision_differs_by_rounding_alone(dtype: str, root: Path, load_plain: LoadPlain) -> None:
     engine, half = rounding(families.checkpoint("qwen2_vl", root), dtype)
     vector, messages = make_vector(engine.mllm), chat("qwen2_vl")
     choice = only(engine, messages, ProjectOut(vector=vector))
@@ -208,7 +210,7 @@ def test_wrong_settings_name_their_field(make: Callable[[], object], param: str)
         ({"tokens": "image:3"}, "project_out.tokens"),
     ],
 )
-def test_what_does_not_fit_is_refused(options: dict[str, Any], param: str, make_engine: MakeEngine) -> None:
+def test_unsuitable_options_are_refused(options: dict[str, Any], param: str, make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     vector = {"vector": make_vector(engine.mllm)} if options else {}
     with pytest.raises(steering.RequestError) as refused:
@@ -217,9 +219,9 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], param: str, make_
 
 
 def test_a_vector_of_another_model_is_refused(make_engine: MakeEngine) -> None:
-    engine, other = make_engine("qwen2_vl"), make_engine("llava")
+    engine, foreign = make_engine("qwen2_vl"), make_engine("llava")
     with pytest.raises(steering.VectorError) as refused:
-        only(engine, chat("qwen2_vl"), ProjectOut(vector=make_vector(other.mllm)))
+        only(engine, chat("qwen2_vl"), ProjectOut(vector=make_vector(foreign.mllm)))
     assert (refused.value.param, refused.value.code) == ("project_out.vector", "wrong_model")
 
 

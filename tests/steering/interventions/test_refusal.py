@@ -18,11 +18,11 @@ def user(*content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content[0] if isinstance(content[0], str) else list(content)}
 
 
-def text(said: str, **more: str) -> dict[str, str]:
-    return {"type": "text", "text": said, **more}
+def text(words: str, **more: str) -> dict[str, str]:
+    return {"type": "text", "text": words, **more}
 
 
-def test_the_published_prompt() -> None:
+def test_the_default_text_is_the_published_prompt() -> None:
     assert REFUSAL_PROMPT == (
         "Answer with the option's letter from the given choices directly. If you don't know the answer, please reply with "
         "'Sorry, I can't help with it'."
@@ -30,7 +30,7 @@ def test_the_published_prompt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chat", "asked", "expected"),
+    ("chat", "options", "expected"),
     [
         ([user("What?")], {}, [user(f"What?\n{REFUSAL_PROMPT}")]),
         ([user(f"What?\n{BY_LETTER}")], {}, [user(f"What?\n{REFUSAL_PROMPT}")]),  # its first sentence stands once
@@ -60,32 +60,34 @@ def test_the_published_prompt() -> None:
         ),
     ],
 )
-def test_it_stands_at_the_end(chat: list[Any], asked: dict[str, Any], expected: list[Any]) -> None:
+def test_the_text_is_put_at_the_end_of_its_message(
+    chat: list[Any], options: dict[str, Any], expected: list[Any]
+) -> None:
     before = repr(chat)
-    assert RefusalPrompt(**asked).chat(chat) == expected
+    assert RefusalPrompt(**options).chat(chat) == expected
     assert repr(chat) == before
 
 
 @pytest.mark.parametrize("place", ["user", "system"])
-def test_the_answer_is_that_to_the_chat_with_it_and_the_baseline_that_without(place: Any, make_engine: Any) -> None:
-    engine, asked = make_engine("qwen2_vl"), RefusalPrompt(place=place)
+def test_the_answer_is_to_the_changed_chat_and_the_baseline_to_the_original(place: Any, make_engine: Any) -> None:
+    engine, options = make_engine("qwen2_vl"), RefusalPrompt(place=place)
     chat, sampling = [user(PICTURE, text("What is it?"))], Sampling(max_tokens=5, logprobs=0, ignore_eos=True)
-    written, plain, both = engine.generate(
+    written, plain, with_both = engine.generate(
         [
-            Request(asked.chat(chat), sampling),
+            Request(options.chat(chat), sampling),
             Request(chat, sampling),
-            Request(chat, sampling, interventions=[asked], baseline=True, diagnose=["focus"]),
+            Request(chat, sampling, interventions=[options], baseline=True, diagnose=["focus"]),
         ]
     )
-    (choice,) = both.choices
+    (choice,) = with_both.choices
     assert choice.logprobs == written.choices[0].logprobs != plain.choices[0].logprobs
     assert choice.baseline is not None
     assert choice.baseline.logprobs == plain.choices[0].logprobs
     assert choice.applied == {"refusal_prompt": {"text": REFUSAL_PROMPT, "place": place}}
-    assert both.prompt_tokens == written.prompt_tokens > plain.prompt_tokens
+    assert with_both.prompt_tokens == written.prompt_tokens > plain.prompt_tokens
 
 
-def test_a_contrast_reads_it_too(make_engine: Any) -> None:
+def test_a_contrast_reads_the_changed_chat(make_engine: Any) -> None:
     engine, sampling = make_engine("qwen2_vl"), Sampling(max_tokens=4, logprobs=0, ignore_eos=True)
     chat = [user(PICTURE, text("What is it?"))]
     together, written = engine.generate(

@@ -113,14 +113,14 @@ class Reference:
         for head in range(heads):
             for row in range(rows):
                 w = out[head, row]
-                seen, read = float(w[visual].sum()), float(w[text].sum())
-                if seen == 0:
+                image_attention, read = float(w[visual].sum()), float(w[text].sum())
+                if image_attention == 0:
                     continue
                 if self.see.reading == "scale":
                     w[visual] *= 1 + alpha
                     w /= w.sum()
                 else:
-                    w[visual] += alpha * read * w[visual] / seen
+                    w[visual] += alpha * read * w[visual] / image_attention
                     w[text] *= 1 - alpha
         return out
 
@@ -174,8 +174,8 @@ def check(
     assert list(choice.token_ids) == tokens
     for got, row in zip(choice.logprobs, logits.log_softmax(-1), strict=True):
         assert got.logprob == pytest.approx(float(row[got.token_id]), abs=1e-4)
-        for other in got.top:
-            assert other.logprob == pytest.approx(float(row[other.token_id]), abs=1e-4)
+        for token in got.top:
+            assert token.logprob == pytest.approx(float(row[token.token_id]), abs=1e-4)
     return choice, reference
 
 
@@ -231,7 +231,7 @@ def test_think_damps_updates_as_defined(
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma3"])
-def test_both_stages_together_and_in_chunks(
+def test_both_stages_together_and_in_chunks_are_exact(
     family: str, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
 ) -> None:
     sage = Sage(See(alpha=0.5, reading="transfer"), Think(gamma=0.5, threshold=0.01))
@@ -245,15 +245,15 @@ def test_neutral_settings_are_plain_decoding(family: str, make_engine: Any) -> N
     chat = families.example_messages(family, 2)
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=2)
     plain, neutral = (
-        make_engine(family).generate([Request(chat, sampling, interventions=[asked])])[0].choices[0]
-        for asked in (None, sage)
+        make_engine(family).generate([Request(chat, sampling, interventions=[interventions])])[0].choices[0]
+        for interventions in (None, sage)
     )
     assert plain.token_ids == neutral.token_ids
     assert plain.logprobs == neutral.logprobs
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma3"])
-def test_see_in_half_precision_is_see_but_for_rounding(
+def test_see_in_half_precision_differs_by_rounding_alone(
     family: str, load_mllm: LoadMLLM, load_plain: LoadPlain, root: Path
 ) -> None:
     """The first token's distribution is as far from float32, up to a factor of three, as the plain model's.
@@ -271,23 +271,23 @@ def test_see_in_half_precision_is_see_but_for_rounding(
         for see, row in zip(sees, rows, strict=True):
             request = Request(chat, sampling, interventions=[Sage(see) if see else None])
             choice = engine.generate([request])[0].choices[0]
-            assert all(math.isfinite(one.logprob) for one in choice.logprobs)
-            difference = torch.tensor([one.logprob - float(row[one.token_id]) for one in choice.logprobs[0].top])
+            assert all(math.isfinite(token.logprob) for token in choice.logprobs)
+            difference = torch.tensor([token.logprob - float(row[token.token_id]) for token in choice.logprobs[0].top])
             errors.append(float(difference.square().mean().sqrt()))
         assert max(errors[1:]) <= 3 * errors[0], dict(zip(SEES, errors[1:], strict=True))
 
 
-@pytest.mark.parametrize("seen", [0.0, 1e-42, 1e-37, 1e-20, 1e-9, 0.3])
+@pytest.mark.parametrize("attention", [0.0, 1e-42, 1e-37, 1e-20, 1e-9, 0.3])
 @pytest.mark.parametrize("reading", ["transfer", "scale"])
-def test_no_attention_is_lost_however_little_a_head_looks(reading: str, seen: float) -> None:
+def test_attention_sums_to_one_even_if_a_head_hardly_looks(reading: str, attention: float) -> None:
     slots = SeeSlots("sage.see", a_pool(1, 4, 1))
     sequence = a_sequence([-1, FIRST_IMAGE, FIRST_IMAGE, QUESTION], See(alpha=0.5, reading=reading, shallow=1))
     slots.place(sequence)
     rows = slots.prefill(PrefillChunk([sequence], [0], [4], complete=True))
-    weights = torch.tensor([0.5, seen, seen / 2, 0.5 - 1.5 * seen])[None, None, None]
+    weights = torch.tensor([0.5, attention, attention / 2, 0.5 - 1.5 * attention])[None, None, None]
     enhanced = rows.weights(0, weights)[0, 0, 0]
     assert float(enhanced.sum()) == pytest.approx(1.0, abs=1e-6)
-    if seen > 1e-30:
+    if attention > 1e-30:
         assert float(enhanced[1] / enhanced[2]) == pytest.approx(2.0, rel=1e-4)
 
 
@@ -304,9 +304,9 @@ def test_heads_that_hardly_look_do_not_break_half_precision() -> None:
         Engine(load(CHECKPOINT, dtype=kind), self_check=False).generate([request])[0].choices[0].logprobs[0]
         for kind in (torch.float32, torch.float16, torch.bfloat16)
     )
-    for one, tolerance in zip(rounded, (0.05, 0.4), strict=True):
-        found = {other.token_id: other.logprob for other in one.top}
-        assert found[exact.token_id] == pytest.approx(exact.logprob, abs=tolerance)
+    for rounded_token, tolerance in zip(rounded, (0.05, 0.4), strict=True):
+        logprobs = {alternative.token_id: alternative.logprob for alternative in rounded_token.top}
+        assert logprobs[exact.token_id] == pytest.approx(exact.logprob, abs=tolerance)
 
 
 def test_a_mixed_batch_gives_each_row_what_it_gets_alone(make_engine: Any) -> None:
@@ -325,14 +325,14 @@ def test_a_mixed_batch_gives_each_row_what_it_gets_alone(make_engine: Any) -> No
     engine = make_engine(family, slots=5)
     together = [result.choices[0] for result in engine.generate(requests)]
     alone = [engine.generate([request])[0].choices[0] for request in requests]
-    for one, other in zip(together, alone, strict=True):
-        assert one.token_ids == other.token_ids
-        for a, b in zip(one.logprobs, other.logprobs, strict=True):
+    for together_choice, alone_choice in zip(together, alone, strict=True):
+        assert together_choice.token_ids == alone_choice.token_ids
+        for a, b in zip(together_choice.logprobs, alone_choice.logprobs, strict=True):
             assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
-        if other.applied is not None:
-            for stage, report in other.applied["sage"].items():
+        if alone_choice.applied is not None:
+            for stage, report in alone_choice.applied["sage"].items():
                 for name, value in (report or {}).items():
-                    assert one.applied["sage"][stage][name] == (
+                    assert together_choice.applied["sage"][stage][name] == (
                         value if isinstance(value, str) else pytest.approx(value, abs=1e-4)
                     )
 
@@ -341,14 +341,14 @@ def test_several_answers_of_one_prompt_report_what_one_reports(make_engine: Any)
     chat = families.example_messages("qwen2_vl", 2)
     sage = Sage(See(alpha=0.5), Think(gamma=0.5, threshold=0.01))
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True)
-    one = make_engine("qwen2_vl").generate([Request(chat, sampling, interventions=[sage])])[0].choices[0]
+    single = make_engine("qwen2_vl").generate([Request(chat, sampling, interventions=[sage])])[0].choices[0]
     three = (
         make_engine("qwen2_vl").generate([Request(chat, sampling, interventions=[sage], n=3, baseline=True)])[0].choices
     )
     for choice in three:
-        assert choice.token_ids == one.token_ids
+        assert choice.token_ids == single.token_ids
         assert choice.applied["sage"]["think"]["divergence"] == pytest.approx(
-            one.applied["sage"]["think"]["divergence"], rel=1e-4
+            single.applied["sage"]["think"]["divergence"], rel=1e-4
         )
         assert choice.baseline.applied is None
 
@@ -370,7 +370,7 @@ def test_settings_out_of_range_are_refused(make: Callable[[], object], param: st
     check_refused(make, param)
 
 
-def test_what_a_request_cannot_have_is_refused(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_requests_are_refused(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine("qwen2_vl")
     monkeypatch.setattr(engine.mllm, "checked", None)  # thresholds of a self-check, which other tests may have run
     text_only = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]

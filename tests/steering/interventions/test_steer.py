@@ -27,7 +27,7 @@ from tests.steering.interventions.pushes import SAMPLING, STEPS, assert_same, by
 @pytest.mark.parametrize(
     ("family", "budget"), [*((family, 24) for family in families.FAMILIES), ("qwen2_vl", 400), ("gemma3", 400)]
 )
-def test_every_choice_of_tokens_in_one_batch(
+def test_every_choice_of_tokens_is_exact_in_one_batch(
     family: str, budget: int, make_engine: MakeEngine, load_plain: LoadPlain
 ) -> None:
     engine = make_engine(family, slots=6, prefill_budget=budget)
@@ -50,25 +50,25 @@ def test_every_choice_of_tokens_in_one_batch(
         assert_same(result.choices[0], answer)
     # The settings do differ from each other, or equal answers would say little.
     first = [answer.logprobs[1] for answer in answers]
-    for number, one in enumerate(first):
-        assert all((one - other).abs().max() > 0.05 for other in first[number + 1 :])
+    for number, row in enumerate(first):
+        assert all((row - later).abs().max() > 0.05 for later in first[number + 1 :])
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "llava", "gemma3", "aya_vision"])
 def test_several_vectors_add_up(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     engine = make_engine(family)
-    one, other = make_vector(engine.mllm), make_vector(engine.mllm, "other", seed=1, layers=(1, 2))
+    first_vector, second_vector = make_vector(engine.mllm), make_vector(engine.mllm, "other", seed=1, layers=(1, 2))
     steering = (
-        Steer(one, 0.7),
-        Steer(other, -0.5, tokens="image"),
-        Steer(other, 0.4, layers=(0,), tokens="generated"),
-        Steer(one, 0.3, layers=(1,), tokens="text"),
+        Steer(first_vector, 0.7),
+        Steer(second_vector, -0.5, tokens="image"),
+        Steer(second_vector, 0.4, layers=(0,), tokens="generated"),
+        Steer(first_vector, 0.3, layers=(1,), tokens="text"),
     )
     additions = [
-        (by_hand(one, 0.7, (0, 2)), "all"),
-        (by_hand(other, -0.5, (1, 2)), "image"),
-        (by_hand(other, 0.4, (0,)), "generated"),
-        (by_hand(one, 0.3, (1,)), "text"),
+        (by_hand(first_vector, 0.7, (0, 2)), "all"),
+        (by_hand(second_vector, -0.5, (1, 2)), "image"),
+        (by_hand(second_vector, 0.4, (0,)), "generated"),
+        (by_hand(first_vector, 0.3, (1,)), "text"),
     ]
     choice = engine.generate([Request(chat(family), SAMPLING, interventions=[steering])])[0].choices[0]
     assert_same(choice, load_plain(family).answer(chat(family), STEPS, add=additions))
@@ -80,15 +80,15 @@ def test_pushing_with_a_negated_vector_is_pushing_the_other_way(make_engine: Mak
     engine = make_engine("llava")
     vector = make_vector(engine.mllm)
     request = Request(chat("llava"), SAMPLING)
-    one, other = (
+    negated, opposite = (
         engine.generate([dataclasses.replace(request, interventions=[(steer,)])])[0].choices[0]
         for steer in (Steer(vector, 0.9), Steer(-vector, -0.9))
     )
-    assert one.logprobs == other.logprobs
+    assert negated.logprobs == opposite.logprobs
 
 
 @pytest.mark.parametrize("family", OF_EACH_KIND)
-def test_neighbours_of_steered_requests_get_exactly_what_they_get_anyway(family: str, make_engine: MakeEngine) -> None:
+def test_neighbours_of_steered_requests_keep_every_bit(family: str, make_engine: MakeEngine) -> None:
     """To the last bit, in prefill and in decoding, with the same neighbours steered or not."""
     strong = Steer(make_vector(make_engine(family).mllm, layers=(0, 1, 2)), 40.0)
     chats = [chat(family), families.example_messages(family, 1, text="How many?"), chat(family, 1)]
@@ -105,8 +105,10 @@ def test_neighbours_of_steered_requests_get_exactly_what_they_get_anyway(family:
     assert before[1].token_ids != after[1].token_ids
     for number in (0, 2):
         if family == "qwen3_vl_moe":  # experts are fed in groups, whose size changes how sums are rounded
-            for one, other in zip(after[number].logprobs or (), before[number].logprobs or (), strict=True):
-                assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+            for after_token, before_token in zip(
+                after[number].logprobs or (), before[number].logprobs or (), strict=True
+            ):
+                assert after_token.logprob == pytest.approx(before_token.logprob, abs=1e-5)
         else:
             assert after[number].logprobs == before[number].logprobs
         assert after[number].token_ids == before[number].token_ids
@@ -225,7 +227,7 @@ def test_without_images_an_image_push_touches_nothing(make_engine: MakeEngine) -
 
 
 @pytest.mark.parametrize(("scale", "warned"), [(1.5, False), (-1.5, False), (1.6, True), (-1.6, True)])
-def test_a_warning_beyond_the_calibrated_range(scale: float, warned: bool, make_engine: MakeEngine) -> None:
+def test_a_strength_beyond_the_calibrated_range_warns(scale: float, warned: bool, make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     vector = dataclasses.replace(make_vector(engine.mllm), info={"calibration": {"range": [0.5, 1.5]}})
     request = Request(chat("qwen2_vl"), Sampling(max_tokens=1), interventions=[(Steer(vector, scale),)])

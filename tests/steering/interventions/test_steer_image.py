@@ -23,12 +23,12 @@ from tests.steering.plain import Messages, Plain
 
 def image_columns(plain: Plain, messages: Messages, number: int) -> torch.Tensor:
     """(n,) bool: the tokens of one image, counted from 1, by what the processor makes of each picture alone."""
-    own = plain.model.config.image_token_id
+    image_token = plain.model.config.image_token_id
     counts = []
     for picture in families.images_of(messages):
         parts = [{"type": "image", "image": picture}, {"type": "text", "text": "?"}]
-        counts.append(int((plain.inputs([{"role": "user", "content": parts}])["input_ids"] == own).sum()))
-    image = plain.inputs(messages)["input_ids"][0] == own
+        counts.append(int((plain.inputs([{"role": "user", "content": parts}])["input_ids"] == image_token).sum()))
+    image = plain.inputs(messages)["input_ids"][0] == image_token
     assert sum(counts) == int(image.sum())
     before = image.cumsum(0) - 1
     return image & (before >= sum(counts[: number - 1])) & (before < sum(counts[:number]))
@@ -51,7 +51,9 @@ def added_to(plain: Plain, columns: torch.Tensor, delta: torch.Tensor) -> Iterat
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "gemma3"])
-def test_one_image_by_its_number_in_a_mixed_batch(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_one_image_is_steered_by_number_in_a_mixed_batch(
+    family: str, make_engine: MakeEngine, load_plain: LoadPlain
+) -> None:
     engine, plain = make_engine(family, slots=6, prefill_budget=400), load_plain(family)
     in_pieces = make_engine(family, slots=6, prefill_budget=11)
     vector, messages = make_vector(engine.mllm), chat(family)
@@ -66,7 +68,9 @@ def test_one_image_by_its_number_in_a_mixed_batch(family: str, make_engine: Make
         Request(messages, SAMPLING),
         Request(one_image, SAMPLING, interventions=[(steers[0],)]),
     ]
-    choices, cut = ([result.choices[0] for result in one.generate(requests)] for one in (engine, in_pieces))
+    choices, cut = (
+        [result.choices[0] for result in engine_of_kind.generate(requests)] for engine_of_kind in (engine, in_pieces)
+    )
 
     columns = [image_columns(plain, messages, number) for number in (1, 2)]
     alone = image_columns(plain, one_image, 1)
@@ -82,8 +86,8 @@ def test_one_image_by_its_number_in_a_mixed_batch(family: str, make_engine: Make
         assert_same(choice, answer)
         assert_same(pieced, answer)
     first = [answer.logprobs[0] for answer in answers[:5]]
-    for number, one in enumerate(first):
-        assert all((one - other).abs().max() > 1e-3 for other in first[number + 1 :])
+    for number, row in enumerate(first):
+        assert all((row - later).abs().max() > 1e-3 for later in first[number + 1 :])
 
     for number, touched in ((0, columns[0]), (1, columns[1]), (5, alone)):
         for choice in (choices[number], cut[number]):
@@ -93,8 +97,10 @@ def test_one_image_by_its_number_in_a_mixed_batch(family: str, make_engine: Make
     hidden = answers[4].hidden[0, : len(columns[1])][columns[1]]
     dose = (steers[1].delta[0].norm() / hidden.norm(dim=-1)).mean()
     single = Steer(vector, 3.0, layers=(0,), tokens="image:2")
-    for one in (engine, in_pieces):
-        applied = one.generate([Request(messages, SAMPLING, interventions=[(single,)])])[0].choices[0].applied
+    for engine_of_kind in (engine, in_pieces):
+        applied = (
+            engine_of_kind.generate([Request(messages, SAMPLING, interventions=[(single,)])])[0].choices[0].applied
+        )
         assert applied is not None
         assert applied["steering"][0]["apply"] == {"tokens": "image:2"}
         assert applied["steering"][0]["dose"] == pytest.approx(float(dose), rel=1e-3)

@@ -21,12 +21,12 @@ from tests import families
 
 def test_thresholds_are_quantiles() -> None:
     values = torch.stack([torch.arange(201.0), torch.arange(201.0).flip(0) * 2])
-    made = Calibration("f").with_divergence(values, samples=3)
-    assert made.tokens == 201
-    assert made.thresholds(0.9).tolist() == pytest.approx([180, 360])
-    assert made.thresholds(0.123).tolist() == pytest.approx([24.6, 49.2])
-    assert made.thresholds(1.0).tolist() == [200, 400]
-    assert made.thresholds(0.0).tolist() == [0, 0]
+    measured = Calibration("f").with_divergence(values, samples=3)
+    assert measured.tokens == 201
+    assert measured.thresholds(0.9).tolist() == pytest.approx([180, 360])
+    assert measured.thresholds(0.123).tolist() == pytest.approx([24.6, 49.2])
+    assert measured.thresholds(1.0).tolist() == [200, 400]
+    assert measured.thresholds(0.0).tolist() == [0, 0]
 
 
 RATES = {"right": [0.05, 0.03, 0.07], "wrong": [0.2, 0.1, 0.3], "separates": True}
@@ -34,9 +34,9 @@ FLAGGED = Thresholds(0.4, 0.3, -0.1, answers=100, raised={"perceptual_blindness"
 
 
 def test_the_file_keeps_what_was_measured(tmp_path: Path) -> None:
-    made = replace(Calibration("f").with_divergence(torch.rand(2, 50), samples=3), flags=FLAGGED)
-    made.save(tmp_path)
-    assert Calibration.load(tmp_path, "f", 2) == made
+    calibration = replace(Calibration("f").with_divergence(torch.rand(2, 50), samples=3), flags=FLAGGED)
+    calibration.save(tmp_path)
+    assert Calibration.load(tmp_path, "f", 2) == calibration
     assert Calibration.load(tmp_path / "nowhere", "f", 2) is None
     assert Calibration.load(None, "f", 2) is None
 
@@ -56,7 +56,7 @@ def test_the_file_keeps_what_was_measured(tmp_path: Path) -> None:
         {"fingerprint": "another"},
     ],
 )
-def test_other_files_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_files_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
     path = Calibration("f").with_divergence(torch.rand(2, 50), samples=3).save(tmp_path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UnsupportedModel, match=FILE):
@@ -64,17 +64,17 @@ def test_other_files_are_refused(change: dict[str, Any], tmp_path: Path) -> None
 
 
 def test_the_users_file_goes_before_the_model_s_own(tmp_path: Path) -> None:
-    own = replace(
+    calibration = replace(
         Calibration("f").with_divergence(torch.rand(2, 50), samples=3), flags=FLAGGED, surprise=1.5, contexts=4
     )
     users = replace(Calibration("f").with_divergence(torch.rand(2, 60), samples=9), surprise=2.5, contexts=8)
-    own.save(tmp_path)
+    calibration.save(tmp_path)
     folder = tmp_path / "vectors" / "calibrations"
     assert users.keep(folder) == folder / "f.json"
     loaded = Calibration.load(tmp_path, "f", 2, folder)
     assert loaded == replace(users, flags=FLAGGED)
     assert Calibration.load(None, "f", 2, folder) == users
-    assert Calibration.load(tmp_path, "f", 2, tmp_path / "nowhere") == own
+    assert Calibration.load(tmp_path, "f", 2, tmp_path / "nowhere") == calibration
     (folder / "f.json").write_text("{")
     with pytest.raises(UnsupportedModel, match=r"f\.json is not a valid calibration"):
         Calibration.load(tmp_path, "f", 2, folder)
@@ -93,10 +93,12 @@ def test_a_model_without_one_thinks_with_thresholds_of_the_self_check(root: Path
         [{"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text", "text": text}]}]
         for text in ("What is this?", "Describe the picture in a few words, then say what is missing.")
     ]
-    found = [
-        result.choices[0].divergence for result in engine.generate([Request(one, divergence=True) for one in chats])
+    divergences = [
+        result.choices[0].divergence for result in engine.generate([Request(chat, divergence=True) for chat in chats])
     ]
-    expected = torch.cat([one for one in found if one is not None], 1).double().quantile(0.9, dim=1)
+    expected = (
+        torch.cat([divergence for divergence in divergences if divergence is not None], 1).double().quantile(0.9, dim=1)
+    )
     assert Think().thresholds(mllm).tolist() == pytest.approx(expected.tolist(), rel=1e-3)
     report = engine.generate([thinking])[0].choices[0].applied["sage"]["think"]
     assert report["calibrated"] is False

@@ -16,7 +16,7 @@ def test_the_embedded_model_ships_with_the_package() -> None:
     assert checkpoint.embedded() == Path(__file__).parents[3] / "demo" / "checkpoint"
 
 
-def test_a_house_without_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_embedded_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Path:
         raise ModuleNotFoundError(name)
 
@@ -31,7 +31,7 @@ def test_a_folder_that_is_not_there_is_named(name: str) -> None:
         steering.load(name)
 
 
-def test_a_name_that_was_not_downloaded_says_how_to() -> None:
+def test_a_name_that_was_not_downloaded_says_how_to_download_it() -> None:
     with pytest.raises(
         FileNotFoundError, match=r"'nobody/nothing', and no model of that name .* local_files_only=False"
     ):
@@ -39,13 +39,13 @@ def test_a_name_that_was_not_downloaded_says_how_to() -> None:
     assert checkpoint.found("nobody/nothing", local_files_only=False) == "nobody/nothing"
 
 
-def test_a_folder_may_be_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_folder_may_be_written_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({}))
     assert checkpoint.found("~/model", local_files_only=True) == tmp_path / "model"
 
 
-def test_a_dtype_that_there_is_not_is_named() -> None:
+def test_an_unknown_dtype_is_named() -> None:
     with pytest.raises(steering.UnsupportedModel, match="auto, float32, bfloat16, float16; got 'float8'"):
         steering.load(dtype="float8")

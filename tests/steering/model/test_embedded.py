@@ -34,13 +34,13 @@ def test_an_overlay_is_found_only_where_every_argument_is_understood() -> None:
 
 
 def test_chunks_put_together_are_the_prompt() -> None:
-    whole = prompt(7, [1, 2, 5])
-    pieces = [whole.cut(0, 2), whole.cut(2, 5), whole.cut(5, 7)]
-    assert torch.equal(torch.cat([piece.positions for piece in pieces], dim=-1), whole.positions)
+    full = prompt(7, [1, 2, 5])
+    pieces = [full.cut(0, 2), full.cut(2, 5), full.cut(5, 7)]
+    assert torch.equal(torch.cat([piece.positions for piece in pieces], dim=-1), full.positions)
     overlays = [piece.overlay for piece in pieces if piece.overlay is not None]
-    assert whole.overlay is not None
+    assert full.overlay is not None
     together = torch.cat([laid(overlay) for overlay in overlays], dim=-1)
-    torch.testing.assert_close(together, laid(whole.overlay), equal_nan=True)
+    torch.testing.assert_close(together, laid(full.overlay), equal_nan=True)
 
 
 def test_a_batch_keeps_every_feature_with_its_token() -> None:

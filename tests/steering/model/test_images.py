@@ -66,7 +66,7 @@ def test_the_least_recently_used_leaves_first_and_the_bytes_are_bounded() -> Non
     assert encoder.cache.bytes == 800
 
 
-def test_what_is_larger_than_the_cache_is_not_kept() -> None:
+def test_features_larger_than_the_cache_are_not_kept() -> None:
     encoder = Encoder(ImageCache(399))
     assert encoder.get((1,), (1,)) == [[1], [1]]
     encoder.get((1,))
@@ -82,10 +82,10 @@ def test_pictures_encoded_by_different_paths_are_shown_together() -> None:
     def compiled(tensors: Tensors) -> Features:
         return Features([*encoder(tensors).pooler_output])
 
-    (other,) = cache.get(compiled, [second])
-    (both,) = cache.get(compiled, [(*first, *second)])
-    assert type(alone.pooler_output) is type(other.pooler_output) is type(both.pooler_output) is tuple
-    assert [float(rows[0, 0]) for rows in both.pooler_output] == [1, 2]
+    (late,) = cache.get(compiled, [second])
+    (joined_features,) = cache.get(compiled, [(*first, *second)])
+    assert type(alone.pooler_output) is type(late.pooler_output) is type(joined_features.pooler_output) is tuple
+    assert [float(rows[0, 0]) for rows in joined_features.pooler_output] == [1, 2]
     assert cache.hits == 2
     cache.encode_next(compiled, [*first, *divide({"pixel_values": torch.tensor([[3.0] * 3])})])
     assert cache.misses == 3
@@ -177,8 +177,8 @@ def test_prompts_encoded_together_get_what_they_get_alone(
         alone = [mllm.embed(inputs, mllm.image_features(inputs)).embeds for inputs in prompts]
         for _ in range(2):
             features = cache.get(mllm.image_features, [divide(inputs) for inputs in prompts])
-            for inputs, own, expected in zip(prompts, features, alone, strict=True):
-                torch.testing.assert_close(mllm.embed(inputs, own).embeds, expected, rtol=1e-4, atol=1e-4)
+            for inputs, own_features, expected in zip(prompts, features, alone, strict=True):
+                torch.testing.assert_close(mllm.embed(inputs, own_features).embeds, expected, rtol=1e-4, atol=1e-4)
             encoded.append(cache.misses)
     assert encoded[0] == encoded[1] > 0
     assert cache.hits >= encoded[0]

@@ -69,10 +69,10 @@ def test_the_fingerprint_follows_the_language_models_weights(root: Path, tmp_pat
     assert len(fingerprints) == len(EVERY)
     same = steering.load(families.checkpoint("llava", root), device="cpu", name="another name")
     half = steering.load(families.checkpoint("llava", root), device="cpu", dtype="bfloat16")
-    other = steering.load(families.build("llava", tmp_path / "llava", seed=1), device="cpu")
+    other_model = steering.load(families.build("llava", tmp_path / "llava", seed=1), device="cpu")
     assert half.dtype == torch.bfloat16
     assert same.fingerprint == half.fingerprint == load_mllm("llava").fingerprint
-    assert other.fingerprint != same.fingerprint
+    assert other_model.fingerprint != same.fingerprint
     assert same.name == "another name"
 
 
@@ -195,7 +195,7 @@ def test_weights_that_do_not_fit_the_config_are_told_in_a_sentence(root: Path, t
         steering.load(folder, device="cpu")
 
 
-def test_what_a_processor_adds_to_a_text_is_known_only_where_it_is_zeros(
+def test_a_processors_additional_inputs_are_known_only_if_zero(
     load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mllm = load_mllm("qwen2_vl")
@@ -203,25 +203,25 @@ def test_what_a_processor_adds_to_a_text_is_known_only_where_it_is_zeros(
 
     def beside(change: Callable[[Any], Any]) -> tuple[str, ...] | None:
         vars(mllm).pop("beside_text", None)
-        monkeypatch.setattr(mllm, "processor", lambda **given: change(real(**given)))
+        monkeypatch.setattr(mllm, "processor", lambda **kwargs: change(real(**kwargs)))
         return mllm.beside_text
 
-    def refused(found: Any) -> Any:
+    def refused(inputs: Any) -> Any:
         raise ValueError("no picture")
 
     try:
-        assert beside(lambda found: found) == ("mm_token_type_ids",)
-        assert beside(lambda found: {name: found[name] for name in ("input_ids", "attention_mask")}) == ()
-        assert beside(lambda found: {**found, "input_ids": found["input_ids"] + 1}) is None
-        assert beside(lambda found: {**found, "mm_token_type_ids": found["mm_token_type_ids"] + 1}) is None
-        assert beside(lambda found: {"input_ids": found["input_ids"]}) is None
+        assert beside(lambda inputs: inputs) == ("mm_token_type_ids",)
+        assert beside(lambda inputs: {name: inputs[name] for name in ("input_ids", "attention_mask")}) == ()
+        assert beside(lambda inputs: {**inputs, "input_ids": inputs["input_ids"] + 1}) is None
+        assert beside(lambda inputs: {**inputs, "mm_token_type_ids": inputs["mm_token_type_ids"] + 1}) is None
+        assert beside(lambda inputs: {"input_ids": inputs["input_ids"]}) is None
         assert beside(refused) is None
     finally:
         vars(mllm).pop("beside_text", None)
 
 
 @pytest.mark.parametrize("clock", [False, True])
-def test_what_a_template_makes_of_a_form_is_kept_unless_it_knows_the_time(
+def test_a_rendered_chat_is_cached_unless_the_template_uses_the_time(
     clock: bool, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mllm = steering.load(families.checkpoint("qwen2_vl", root))
@@ -229,6 +229,6 @@ def test_what_a_template_makes_of_a_form_is_kept_unless_it_knows_the_time(
         monkeypatch.setattr(mllm.processor, "chat_template", mllm.template + "{{ strftime_now('%Y') }}")
     chat: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
     expected, calls = mllm.chat.render(chat), list[Any]()
-    monkeypatch.setattr(mllm.chat, "render", lambda *given: calls.append(given) or expected)
+    monkeypatch.setattr(mllm.chat, "render", lambda *arguments: calls.append(arguments) or expected)
     assert [mllm.chat.render_form(json.dumps([chat])) for _ in range(3)] == [expected] * 3
     assert len(calls) == (3 if clock else 1)

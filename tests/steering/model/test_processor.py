@@ -52,7 +52,7 @@ def load(family: str, root: Path) -> tuple[Any, Any]:
     return AutoModelForImageTextToText.from_pretrained(folder).eval(), load_processor(folder)
 
 
-@pytest.mark.parametrize(("family", "images"), [*((one, 3) for one in IMAGES_ARE_TOKENS), ("qwen2_vl", 1)])
+@pytest.mark.parametrize(("family", "images"), [*((family, 3) for family in IMAGES_ARE_TOKENS), ("qwen2_vl", 1)])
 def test_processor_and_model_agree_on_the_image_tokens(family: str, images: int, root: Path) -> None:
     model, processor = load(family, root)
     output = processed(processor, families.example_messages(family, images, system="Be brief."))
@@ -104,7 +104,7 @@ def test_template_writes_every_turn_once(family: str, root: Path) -> None:
         {"role": "user", "content": [{"type": "text", "text": "Sure?"}]},
     ]
     text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    order = [text.index(said) for said in ("Sys.", "What colour is the small ball?", "Green.", "Sure?")]
+    order = [text.index(words) for words in ("Sys.", "What colour is the small ball?", "Green.", "Sure?")]
     assert order == sorted(order)
     assert text.count(processor.image_token) == 1
 
@@ -123,12 +123,12 @@ def test_offsets_point_into_the_expanded_text(family: str, root: Path) -> None:
     output = processed(processor, families.example_messages(family, text="Which of the cubes is larger?"))
     ids, spans = output["input_ids"][0].tolist(), output["offset_mapping"][0].tolist()
     decoded = processor.tokenizer.decode(ids)
-    said = re.search("Which of the cubes is larger", decoded)
-    assert said is not None
+    question = re.search("Which of the cubes is larger", decoded)
+    assert question is not None
     # Decoding gives the expanded text back, after the bos that the tokenizer adds outside of it.
     shift = len(processor.tokenizer.bos_token) if spans[0] == [0, 0] else 0
     for token, (start, end) in zip(ids, spans, strict=True):
-        if said.start() <= start + shift and end + shift <= said.end() and end > start:
+        if question.start() <= start + shift and end + shift <= question.end() and end > start:
             assert processor.tokenizer.decode([token]) == decoded[start + shift : end + shift]
 
 
@@ -227,18 +227,18 @@ def test_arguments_are_sorted_once_and_nobody_changes_what_is_kept(root: Path, m
     assert type(processor).__name__ == plain.__name__  # which a processor writes into its files
     sort, sorted_ = plain._merge_kwargs, list[dict[str, Any]]()
 
-    def counted(self: Any, *given: Any, **named: Any) -> Any:
-        sorted_.append(named)
-        return sort(self, *given, **named)
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        sorted_.append(kwargs)
+        return sort(self, *args, **kwargs)
 
     monkeypatch.setattr(plain, "_merge_kwargs", counted)
     for size in (None, {"shortest_edge": 784, "longest_edge": 7840}, None):
-        named = {"return_tensors": "pt", **({} if size is None else {"images_kwargs": {"size": size}})}
-        expected = sort(processor, processor.valid_processor_kwargs, processor.tokenizer.init_kwargs, **named)
+        kwargs = {"return_tensors": "pt", **({} if size is None else {"images_kwargs": {"size": size}})}
+        expected = sort(processor, processor.valid_processor_kwargs, processor.tokenizer.init_kwargs, **kwargs)
         for _ in range(2):
-            found = processor._merge_kwargs(
-                processor.valid_processor_kwargs, tokenizer_init_kwargs=processor.tokenizer.init_kwargs, **named
+            merged = processor._merge_kwargs(
+                processor.valid_processor_kwargs, tokenizer_init_kwargs=processor.tokenizer.init_kwargs, **kwargs
             )
-            assert found == expected
-            found["images_kwargs"].clear()  # as a call takes what it needs out of it
+            assert merged == expected
+            merged["images_kwargs"].clear()  # as a call takes what it needs out of it
     assert len(sorted_) == 2

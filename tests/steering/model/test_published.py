@@ -13,7 +13,7 @@ from tests.families.published.table import PAGE, row
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_what_becomes_of_it_stands_in_the_table(name: str, tmp_path: Path) -> None:
+def test_each_published_config_has_its_outcome_in_the_table(name: str, tmp_path: Path) -> None:
     published = PUBLISHED[name]
     line, mllm = row(name, tmp_path / "model")
     assert line in PAGE.read_text().splitlines(), "python -m tests.families.published.table"

@@ -32,9 +32,9 @@ def processed(mllm: steering.MLLM, monkeypatch: pytest.MonkeyPatch) -> list[int]
     plain = type(mllm.processor.image_processor).__mro__[1]
     real = plain.preprocess
 
-    def preprocess(own: Any, images: Any, *args: Any, **told: Any) -> Any:
+    def preprocess(self_: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
         counts.append(len(images) if isinstance(images, list) else 1)
-        return real(own, images, *args, **told)
+        return real(self_, images, *args, **kwargs)
 
     monkeypatch.setattr(plain, "preprocess", preprocess)
     return counts
@@ -45,20 +45,20 @@ def picture(shade: int, size: tuple[int, int] = (84, 56)) -> Image.Image:
 
 
 def chat(*pictures: Image.Image, **bounds: int) -> list[dict[str, Any]]:
-    parts = [{"type": "image", "image": one, **bounds} for one in pictures]
+    parts = [{"type": "image", "image": picture, **bounds} for picture in pictures]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
 
 
-def same(one: Prompt, other: Prompt) -> bool:
-    assert one.inputs.keys() == other.inputs.keys()
-    assert [each.key for each in one.pictures] == [each.key for each in other.pictures]
-    for a, b in zip(one.pictures, other.pictures, strict=True):
+def same(first: Prompt, second: Prompt) -> bool:
+    assert first.inputs.keys() == second.inputs.keys()
+    assert [picture.key for picture in first.pictures] == [picture.key for picture in second.pictures]
+    for a, b in zip(first.pictures, second.pictures, strict=True):
         assert all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors.keys() | b.tensors.keys())
-    return all(torch.equal(value, other.inputs[name]) for name, value in one.inputs.items())
+    return all(torch.equal(value, second.inputs[name]) for name, value in first.inputs.items())
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_a_prompt_is_the_same_when_its_pictures_were_seen(
+def test_a_prompt_with_cached_pictures_is_the_same(
     family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mllm = load_mllm(family)
@@ -68,13 +68,13 @@ def test_a_prompt_is_the_same_when_its_pictures_were_seen(
         chats += [chat(picture(1), picture(0, (56, 112))), chat(picture(0), picture(1), picture(0))]
     with monkeypatch.context() as patched:  # as transformers has it
         patched.setattr(mllm.processor.image_processor, "__class__", type(mllm.processor.image_processor).__mro__[1])
-        plain = [build_prompt(mllm, one) for one in chats]
+        plain = [build_prompt(mllm, messages) for messages in chats]
     for _ in range(2):
-        for one, other in zip(chats, plain, strict=True):
-            assert same(build_prompt(mllm, one), other)
+        for messages, prompt in zip(chats, plain, strict=True):
+            assert same(build_prompt(mllm, messages), prompt)
     before = mllm.seen.hits, mllm.seen.misses
-    for one in chats:
-        build_prompt(mllm, one)
+    for messages in chats:
+        build_prompt(mllm, messages)
     assert (mllm.seen.hits - before[0], mllm.seen.misses - before[1]) == (6 if family in SEVERAL else 1, 0)
 
 
@@ -84,16 +84,16 @@ def test_each_picture_is_processed_once(mllm: steering.MLLM, processed: list[int
     assert processed == [1, 1, 1]
     assert first.pictures[0] is first.pictures[2]
     assert again.pictures[0] is first.pictures[1]
-    kept = [*first.pictures[:2], again.pictures[1]]
+    cached = [*first.pictures[:2], again.pictures[1]]
     assert mllm.seen.stats() == {
         "processed_images_hits": 2,
         "processed_images_misses": 3,
-        "processed_images_bytes": sum(value.nbytes for one in kept for value in one.tensors.values()),
+        "processed_images_bytes": sum(value.nbytes for picture in cached for value in picture.tensors.values()),
     }
 
 
 def test_pixels_sizes_and_bounds_are_told_apart(mllm: steering.MLLM) -> None:
-    asked = [
+    requested = [
         chat(picture(0)),
         chat(picture(1)),
         chat(picture(0, (56, 84))),
@@ -101,9 +101,9 @@ def test_pixels_sizes_and_bounds_are_told_apart(mllm: steering.MLLM) -> None:
         chat(picture(0), min_pixels=9000),
     ]
     for _ in range(2):
-        assert len({build_prompt(mllm, one).pictures[0].key for one in asked}) == 5
+        assert len({build_prompt(mllm, chat_variant).pictures[0].key for chat_variant in requested}) == 5
     black = [Image.new("RGB", size) for size in ((56, 84), (84, 56))]  # whose pixels are the same
-    assert [build_prompt(mllm, chat(one)).layout.images[0].grid for one in black] == [(4, 3), (3, 4)]
+    assert [build_prompt(mllm, chat(size)).layout.images[0].grid for size in black] == [(4, 3), (3, 4)]
 
 
 def test_the_least_recently_used_is_let_go_first(mllm: steering.MLLM, processed: list[int]) -> None:
@@ -121,18 +121,18 @@ def test_the_least_recently_used_is_let_go_first(mllm: steering.MLLM, processed:
     assert mllm.seen.bytes == 0
 
 
-def test_what_a_palette_colours_is_not_known_by_its_pixels(mllm: steering.MLLM) -> None:
+def test_pictures_with_palettes_are_not_cached(mllm: steering.MLLM) -> None:
     def of(*palette: int) -> Image.Image:
-        one = Image.new("P", (56, 56))
-        one.putpalette(palette)
-        return one
+        image = Image.new("P", (56, 56))
+        image.putpalette(palette)
+        return image
 
     red, blue = (build_prompt(mllm, chat(of(*palette))) for palette in ((255, 0, 0), (0, 0, 255)))
     assert red.pictures[0].key != blue.pictures[0].key
     assert mllm.seen.misses == 0
 
 
-def test_whoever_calls_the_processor_otherwise_gets_what_it_makes(
+def test_other_calls_of_the_processor_bypass_the_cache(
     mllm: steering.MLLM, processed: list[int], tmp_path: Path
 ) -> None:
     build_prompt(mllm, chat(picture(0)))
@@ -145,7 +145,7 @@ def test_whoever_calls_the_processor_otherwise_gets_what_it_makes(
     assert "seen" not in (tmp_path / "processor_config.json").read_text()
 
 
-def test_many_threads_ask_together(mllm: steering.MLLM) -> None:
+def test_many_threads_may_use_the_cache(mllm: steering.MLLM) -> None:
     plain = [build_prompt(mllm, chat(picture(shade))) for shade in range(4)]
     mllm.seen.capacity = mllm.seen.bytes // 2
     build_prompt(mllm, chat(picture(4)))

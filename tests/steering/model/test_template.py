@@ -26,7 +26,7 @@ def without_template(family: str, root: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("family", ["paligemma", "paligemma2"])
-def test_a_family_that_is_published_without_one_is_served(family: str, root: Path, tmp_path: Path) -> None:
+def test_a_family_published_without_a_template_is_served(family: str, root: Path, tmp_path: Path) -> None:
     folder = without_template(family, root, tmp_path / family)
     mllm = steering.load(folder, device="cpu")
     prompt = build_prompt(mllm, CHAT)
@@ -36,15 +36,15 @@ def test_a_family_that_is_published_without_one_is_served(family: str, root: Pat
     assert engine.generate([Request(CHAT, Sampling(max_tokens=2, ignore_eos=True))])[0].choices
 
 
-def test_another_without_one_is_refused_with_what_would_help(root: Path, tmp_path: Path) -> None:
+def test_an_unknown_family_without_a_template_is_refused_with_advice(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"has no chat template: .*--chat-template"):
         steering.load(without_template("llava", root, tmp_path / "llava"), device="cpu")
 
 
 def test_a_file_takes_the_place_of_the_checkpoint_s_own(root: Path, tmp_path: Path) -> None:
     file = tmp_path / "own.jinja"
-    own = (families.checkpoint("llava", root) / "chat_template.jinja").read_text()
-    file.write_text(own.replace("ASSISTANT:", "Answer:"))
+    own_template = (families.checkpoint("llava", root) / "chat_template.jinja").read_text()
+    file.write_text(own_template.replace("ASSISTANT:", "Answer:"))
     for folder in (families.checkpoint("llava", root), without_template("llava", root, tmp_path / "llava")):
         mllm = steering.load(folder, device="cpu", chat_template=file)
         assert mllm.tokenizer.decode(build_prompt(mllm, CHAT).ids).endswith("Answer:")
@@ -60,7 +60,7 @@ def test_a_file_takes_the_place_of_the_checkpoint_s_own(root: Path, tmp_path: Pa
         (b" " * (2**20 + 1), "has more than 1048576 bytes"),
     ],
 )
-def test_a_file_that_holds_none_is_refused(content: bytes | None, reason: str, root: Path, tmp_path: Path) -> None:
+def test_a_file_without_a_template_is_refused(content: bytes | None, reason: str, root: Path, tmp_path: Path) -> None:
     file = tmp_path / "broken.jinja"
     if content is not None:
         file.write_bytes(content)
@@ -69,15 +69,15 @@ def test_a_file_that_holds_none_is_refused(content: bytes | None, reason: str, r
 
 
 @pytest.mark.parametrize("place", ["chat_template.json", "tokenizer_config.json", "processor_config.json"])
-def test_it_is_found_wherever_checkpoints_have_it(place: str, root: Path, tmp_path: Path) -> None:
+def test_a_template_is_found_in_every_place_of_a_checkpoint(place: str, root: Path, tmp_path: Path) -> None:
     folder = without_template("llava", root, tmp_path / "llava")
-    own = (families.checkpoint("llava", root) / "chat_template.jinja").read_text()
+    own_template = (families.checkpoint("llava", root) / "chat_template.jinja").read_text()
     file = folder / place
     content = json.loads(file.read_text()) if file.is_file() else {}
-    file.write_text(json.dumps(content | {"chat_template": own}))
+    file.write_text(json.dumps(content | {"chat_template": own_template}))
     mllm = steering.load(folder, device="cpu")
-    whole = steering.load(families.checkpoint("llava", root), device="cpu")
-    assert build_prompt(mllm, CHAT).ids.tolist() == build_prompt(whole, CHAT).ids.tolist()
+    original = steering.load(families.checkpoint("llava", root), device="cpu")
+    assert build_prompt(mllm, CHAT).ids.tolist() == build_prompt(original, CHAT).ids.tolist()
     steering.Engine(mllm, slots=2, max_length=200)
 
 

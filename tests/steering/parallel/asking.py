@@ -38,10 +38,10 @@ def small(folder: Path) -> Path:
     """
     mllm = steering.load(families.build("qwen2_vl", folder, layers=LAYERS), device="cpu")
     drawn = torch.Generator().manual_seed(0)
-    ones = (torch.ones(LAYERS) for _ in range(3))
+    weights = (torch.ones(LAYERS) for _ in range(3))
     direction = torch.randn(LAYERS, mllm.hidden_size, generator=drawn)
     (folder / "vectors").mkdir()
-    vector = steering.SteeringVector("modality-preference", direction, *ones, (1, 2), mllm.fingerprint)
+    vector = steering.SteeringVector("modality-preference", direction, *weights, (1, 2), mllm.fingerprint)
     vector.save(folder / "vectors" / "modality-preference.safetensors")
     measured = Calibration(mllm.fingerprint).with_divergence(torch.rand(LAYERS, 200, generator=drawn), samples=1)
     alarm = Alarm.of(json.loads((embedded() / FILE).read_text())["alarm"])
@@ -61,20 +61,20 @@ def computed_apart(program: Callable[[Path], Any], model: Path) -> Any:
 
 def picture(*colour: int) -> Image.Image:
     """Return a square of a colour with a bright corner."""
-    made = Image.new("RGB", (84, 84), colour)
-    made.paste((250, 240, 230), (8, 8, 40, 40))
-    return made
+    image = Image.new("RGB", (84, 84), colour)
+    image.paste((250, 240, 230), (8, 8, 40, 40))
+    return image
 
 
 def chat(*pictures: Image.Image, text: str = "What colour is the star?") -> list[dict[str, Any]]:
-    parts = [{"type": "image", "image": one} for one in pictures]
-    told = {"type": "text", "text": "Text context: The star is blue.", "span": "context"}
-    return [{"role": "user", "content": [*parts, told, {"type": "text", "text": text}]}]
+    parts = [{"type": "image", "image": image} for image in pictures]
+    context = {"type": "text", "text": "Text context: The star is blue.", "span": "context"}
+    return [{"role": "user", "content": [*parts, context, {"type": "text", "text": text}]}]
 
 
 def requests(mllm: steering.MLLM) -> dict[str, Request]:
     """Return by name every intervention alone and with readouts, contrasts, samplings and other readers of the model."""
-    one = chat(picture(200, 30, 40))
+    with_picture = chat(picture(200, 30, 40))
     two = chat(
         picture(200, 30, 40), picture(20, 60, 220), text="Which picture is red? Think of what is said above. " * 3
     )
@@ -83,70 +83,78 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
     everything = Diagnose(include=read, causal=True, target_image=1, residual_rows="prompt")
 
     def ask(
-        messages: list[dict[str, Any]], *asked: Any, sampling: dict[str, Any] | None = None, **more: Any
+        messages: list[dict[str, Any]], *interventions: Any, sampling: dict[str, Any] | None = None, **more: Any
     ) -> Request:
         chosen = Sampling(**{"max_tokens": STEPS, "ignore_eos": True, "logprobs": 5, "seed": 7} | (sampling or {}))
-        return Request(messages, chosen, interventions=asked, **more)
+        return Request(messages, chosen, interventions=interventions, **more)
 
     return {
-        "plain": ask(one),
+        "plain": ask(with_picture),
         "text only": ask(chat()),
         "two images, read": ask(two, diagnose=everything),
-        "read beside its baseline": ask(one, Steer.to(vector, "text"), diagnose=everything, baseline=True),
-        "steered": ask(one, Steer.to(vector, "vision")),
+        "read beside its baseline": ask(with_picture, Steer.to(vector, "text"), diagnose=everything, baseline=True),
+        "steered": ask(with_picture, Steer.to(vector, "vision")),
         "see, transferred": ask(two, See(alpha=0.5), diagnose=True),
-        "see, scaled": ask(one, See(alpha=0.9, reading="scale", shallow=1)),
-        "think": ask(one, Think(gamma=0.5, quantile=0.3), divergence=True),
-        "generate": ask(one, Generate(refresh=2)),
+        "see, scaled": ask(with_picture, See(alpha=0.9, reading="scale", shallow=1)),
+        "think": ask(with_picture, Think(gamma=0.5, quantile=0.3), divergence=True),
+        "generate": ask(with_picture, Generate(refresh=2)),
         "all of sage": ask(two, Sage(generate=Generate(refresh=3)), Steer.to(vector, "text"), diagnose=everything),
-        "vcd": ask(one, Vcd()),
-        "icd": ask(one, Icd(), diagnose=True),
+        "vcd": ask(with_picture, Vcd()),
+        "icd": ask(with_picture, Icd(), diagnose=True),
         "pai": ask(two, Pai()),
-        "dola": ask(one, Dola(premature=[0, 2, 4], normalise=True)),
+        "dola": ask(with_picture, Dola(premature=[0, 2, 4], normalise=True)),
         "looking": ask(two, LookAt(bias=4.0, image=2, heads=[0, 3]), diagnose=["patches"]),
         "projected out": ask(two, ProjectOut(vector=vector, layers=[0, 3]), diagnose=["residual"]),
-        "told that it may refuse": ask(one, steering.RefusalPrompt(place="system"), diagnose=["focus"]),
-        "sampled": ask(one, sampling={"temperature": 1.5, "top_p": 0.9, "repetition_penalty": 1.2}, n=2),
-        "forced, with states": ask(one, forced="The star is red.", states=True, diagnose=["decay", "alarm", "drift"]),
-        "reply": ask(one, reply="The star is red."),
-        "grammar": ask(one, grammar=Grammar.regex("[0-9]{3}"), sampling={"ignore_eos": False}),
+        "told that it may refuse": ask(with_picture, steering.RefusalPrompt(place="system"), diagnose=["focus"]),
+        "sampled": ask(with_picture, sampling={"temperature": 1.5, "top_p": 0.9, "repetition_penalty": 1.2}, n=2),
+        "forced, with states": ask(
+            with_picture, forced="The star is red.", states=True, diagnose=["decay", "alarm", "drift"]
+        ),
+        "reply": ask(with_picture, reply="The star is red."),
+        "grammar": ask(with_picture, grammar=Grammar.regex("[0-9]{3}"), sampling={"ignore_eos": False}),
     }
 
 
-def told(engine: steering.Engine, asked: dict[str, Request]) -> dict[str, Any]:
+def told(engine: steering.Engine, requests: dict[str, Request]) -> dict[str, Any]:
     """Return the results of an engine for all requests at once, as JSON."""
-    return {name: said(result) for name, result in zip(asked, engine.generate(asked.values()), strict=True)}
+    return {name: said(result) for name, result in zip(requests, engine.generate(requests.values()), strict=True)}
 
 
 def said(result: steering.Result) -> list[Any]:
     """Return the comparable parts of a result, as JSON."""
     return [
         None
-        if one is None
+        if answer is None
         else {
-            "tokens": list(one.token_ids),
-            "logprobs": [[other.logprob for other in token.top] for token in one.logprobs or ()],
-            "applied": one.applied,
-            "diagnostics": one.diagnostics,
+            "tokens": list(answer.token_ids),
+            "logprobs": [[alternative.logprob for alternative in token.top] for token in answer.logprobs or ()],
+            "applied": answer.applied,
+            "diagnostics": answer.diagnostics,
             **{
-                name: None if found is None else found.tolist()
+                name: None if values is None else values.tolist()
                 for name in ("states", "next_logprobs", "divergence", "answer_states", "reply_logprobs")
-                for found in [getattr(one, name)]
+                for values in [getattr(answer, name)]
             },
         }
         for choice in result.choices
-        for one in (choice, choice.baseline)
+        for answer in (choice, choice.baseline)
     ]
 
 
-def differences(one: Any, other: Any, place: str = "", tolerance: float = 1e-4) -> list[str]:
+def differences(first: Any, second: Any, place: str = "", tolerance: float = 1e-4) -> list[str]:
     """Return the places where two values differ: numbers by more than a tolerance, relative if above 1."""
-    if isinstance(one, float) and isinstance(other, float):
-        near = math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance) or (math.isnan(one) and math.isnan(other))
-        return [] if near else [f"{place}: {one} and {other}"]
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return [found for key in one for found in differences(one[key], other[key], f"{place}/{key}", tolerance)]
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        pairs = enumerate(zip(one, other, strict=True))
-        return [found for i, (a, b) in pairs for found in differences(a, b, f"{place}/{i}", tolerance)]
-    return [] if one == other else [f"{place}: {one!r} and {other!r}"]
+    if isinstance(first, float) and isinstance(second, float):
+        near = math.isclose(first, second, rel_tol=tolerance, abs_tol=tolerance) or (
+            math.isnan(first) and math.isnan(second)
+        )
+        return [] if near else [f"{place}: {first} and {second}"]
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        return [
+            difference
+            for key in first
+            for difference in differences(first[key], second[key], f"{place}/{key}", tolerance)
+        ]
+    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        pairs = enumerate(zip(first, second, strict=True))
+        return [difference for i, (a, b) in pairs for difference in differences(a, b, f"{place}/{i}", tolerance)]
+    return [] if first == second else [f"{place}: {first!r} and {second!r}"]

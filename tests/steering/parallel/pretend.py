@@ -38,11 +38,11 @@ class Pretend(torch.Tensor):
     def of(under: torch.Tensor, index: int) -> Pretend:
         layout: Any = {"strides": under.stride(), "storage_offset": under.storage_offset(), "storage_size": 2**60}
         with torch.inference_mode(under.is_inference()):
-            made: Any = torch.Tensor._make_wrapper_subclass(
+            wrapper: Any = torch.Tensor._make_wrapper_subclass(
                 Pretend, under.shape, dtype=under.dtype, device=torch.device(NAME, index), **layout
             )
-        made.under = under
-        return made
+        wrapper.under = under
+        return wrapper
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -73,62 +73,63 @@ def _plain(value: Any) -> Any:
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
     """Change every part of the inputs and outputs of operations; torch's own way to do so takes half of all time here."""
     if isinstance(value, list | tuple):
-        parts = [_mapped(change, one) for one in value]
+        parts = [_mapped(change, entry) for entry in value]
         return type(value)(parts) if type(value) in (list, tuple) else type(value)(*parts)
     if isinstance(value, dict):
-        return {name: _mapped(change, one) for name, one in value.items()}
+        return {name: _mapped(change, entry) for name, entry in value.items()}
     return change(value)
 
 
 def _parts(value: Any) -> list[Any]:
-    found: list[Any] = []
-    _mapped(found.append, value)
-    return found
+    parts: list[Any] = []
+    _mapped(parts.append, value)
+    return parts
 
 
 def _index_of(name: str, flat: list[Any]) -> int:
     """Return the device on which an operation runs; raise RuntimeError if it has tensors of several devices."""
-    asked = [one.index or 0 for one in flat if isinstance(one, torch.device)]
-    tensors = [one for one in flat if isinstance(one, torch.Tensor)]
-    devices = {str(one.device) for one in tensors if isinstance(one, Pretend) or one.ndim}
+    indices = [device.index or 0 for device in flat if isinstance(device, torch.device)]
+    tensors = [tensor for tensor in flat if isinstance(tensor, torch.Tensor)]
+    devices = {str(tensor.device) for tensor in tensors if isinstance(tensor, Pretend) or tensor.ndim}
     if len(devices) > 1:
         raise RuntimeError(
             f"Expected all tensors on one device, but {name} got some on {' and '.join(sorted(devices))}."
         )
-    own = [one.device.index for one in tensors if isinstance(one, Pretend)]
-    return (asked or own)[0]
+    own_indices = [tensor.device.index for tensor in tensors if isinstance(tensor, Pretend)]
+    return (indices or own_indices)[0]
 
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operation that is not composed of others: the CPU's, on tensors of one device."""
-    name, given = op._schema.name.removeprefix("aten::"), list(args)
-    flat = _parts([given, kwargs])
+    name, arguments = op._schema.name.removeprefix("aten::"), list(args)
+    flat = _parts([arguments, kwargs])
     if name in ("index", "_index_put_impl_", "index_put_"):  # indices of the CPU are moved, as with CUDA
-        own = next(one.device.index for one in flat if isinstance(one, Pretend))
+        device_index = next(tensor.device.index for tensor in flat if isinstance(tensor, Pretend))
         if name != "index":  # there the composed part has made the copy, and told of it
-            _wait(sum(isinstance(i, torch.Tensor) and not isinstance(i, Pretend) for i in given[1]))
-        given[1] = [
-            Pretend.of(i, own) if isinstance(i, torch.Tensor) and not isinstance(i, Pretend) else i for i in given[1]
+            _wait(sum(isinstance(i, torch.Tensor) and not isinstance(i, Pretend) for i in arguments[1]))
+        arguments[1] = [
+            Pretend.of(i, device_index) if isinstance(i, torch.Tensor) and not isinstance(i, Pretend) else i
+            for i in arguments[1]
         ]
-    for i, (argument, value) in enumerate(zip(op._schema.arguments, given, strict=False)):
+    for i, (argument, value) in enumerate(zip(op._schema.arguments, arguments, strict=False)):
         if isinstance(value, (int, float)) and isinstance(argument.type, torch.TensorType):
-            given[i] = torch.tensor(value)
-    flat = _parts([given, kwargs])
+            arguments[i] = torch.tensor(value)
+    flat = _parts([arguments, kwargs])
     index = _index_of(name, flat)
     _wait(_WAITING.get(name, 0))
-    plain_args, plain_kwargs = _mapped(_plain, [given, kwargs])
+    plain_args, plain_kwargs = _mapped(_plain, [arguments, kwargs])
     if name == "histc":  # of whole numbers, CUDA's alone
         return Pretend.of(op(plain_args[0].float(), *plain_args[1:], **plain_kwargs).to(plain_args[0].dtype), index)
-    known = {id(one.under): one for one in flat if isinstance(one, Pretend)}
+    wrappers = {id(wrapper.under): wrapper for wrapper in flat if isinstance(wrapper, Pretend)}
     out = op(*plain_args, **plain_kwargs)
-    for one in known.values():
-        if one.shape != one.under.shape:  # an output that was resized
-            one.as_strided_(one.under.shape, one.under.stride(), one.under.storage_offset())
+    for wrapper in wrappers.values():
+        if wrapper.shape != wrapper.under.shape:  # an output that was resized
+            wrapper.as_strided_(wrapper.under.shape, wrapper.under.stride(), wrapper.under.storage_offset())
 
-    def pretended(made: Any) -> Any:
-        if not isinstance(made, torch.Tensor):
-            return made
-        return known[id(made)] if id(made) in known else Pretend.of(made, index)
+    def pretended(result: Any) -> Any:
+        if not isinstance(result, torch.Tensor):
+            return result
+        return wrappers[id(result)] if id(result) in wrappers else Pretend.of(result, index)
 
     return _mapped(pretended, out)
 

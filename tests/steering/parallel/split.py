@@ -41,10 +41,10 @@ class TripSlots(Slots):
                 raise RuntimeError("tripped")
 
 
-def together(engine: Engine, asked: dict[str, Request]) -> dict[str, Any]:
+def together(engine: Engine, requests: dict[str, Request]) -> dict[str, Any]:
     """Run the same requests from several threads, while others arrive, fail and are cancelled."""
-    one = chat(picture(9, 200, 90))
-    long = Request(one, Sampling(max_tokens=100, ignore_eos=True, temperature=1.0))
+    chat_with_picture = chat(picture(9, 200, 90))
+    long = Request(chat_with_picture, Sampling(max_tokens=100, ignore_eos=True, temperature=1.0))
 
     def leave(number: int) -> None:
         completion = engine.submit(long)
@@ -54,7 +54,12 @@ def together(engine: Engine, asked: dict[str, Request]) -> dict[str, Any]:
 
     def trip() -> str:
         try:
-            return engine.submit(Request(one, Sampling(max_tokens=4), interventions=Trip())).result().choices[0].text
+            return (
+                engine.submit(Request(chat_with_picture, Sampling(max_tokens=4), interventions=Trip()))
+                .result()
+                .choices[0]
+                .text
+            )
         except Fault as fault:
             return str(fault)
 
@@ -63,12 +68,12 @@ def together(engine: Engine, asked: dict[str, Request]) -> dict[str, Any]:
         tripped = threads.submit(trip)
         answers = {
             name: threads.submit(lambda request=request: engine.submit(request).result())
-            for name, request in asked.items()
+            for name, request in requests.items()
         }
-        found = {name: said(answer.result()) for name, answer in answers.items()}
+        answers_by_name = {name: said(answer.result()) for name, answer in answers.items()}
         for one_left in leaving:
             one_left.result()
-    return {"together": found, "tripped": tripped.result()}
+    return {"together": answers_by_name, "tripped": tripped.result()}
 
 
 def split(rank: int, port: int, folder: Path, model: Path) -> None:
@@ -89,19 +94,21 @@ def split(rank: int, port: int, folder: Path, model: Path) -> None:
     if mllm.ranks.rank:
         engine.follow()
     else:
-        asked = requests(mllm)
-        found = {
-            "answers": told(engine, asked),
-            "again": told(engine, asked),
+        all_requests = requests(mllm)
+        report = {
+            "answers": told(engine, all_requests),
+            "again": told(engine, all_requests),
             "cached": engine.stats()["prefix_cache_tokens"],
             "fingerprint": mllm.fingerprint,
             "kv_bytes": engine.stats()["kv_bytes"],
         }
         engine.start()
-        found |= together(engine, {name: asked[name] for name in ("plain", "steered", "all of sage", "pai", "grammar")})
+        report |= together(
+            engine, {name: all_requests[name] for name in ("plain", "steered", "all of sage", "pai", "grammar")}
+        )
         engine.stop(drain=10)
-        found["threads"] = [thread.name for thread in threading.enumerate() if thread.name == "helmsight-engine"]
-        (folder / "said.json").write_text(json.dumps(found, default=list))
+        report["threads"] = [thread.name for thread in threading.enumerate() if thread.name == "helmsight-engine"]
+        (folder / "said.json").write_text(json.dumps(report, default=list))
     Engine(steering.load(model, tensor_parallel=2, dtype="bfloat16"), slots=2, max_length=256)  # which is checked
     engine = Engine(mllm, slots=2, max_length=256, self_check=False)
     if mllm.ranks.rank:

@@ -31,6 +31,6 @@ def spread(model: Path) -> list[dict[str, Any]]:
     for options in ({"device": "cpu"}, {"device_map": halves(LAYERS)}):
         mllm = steering.load(model, dtype="float32", **options)
         engine = steering.Engine(mllm, slots=24, max_length=512, prefill_budget=100, self_check="device_map" in options)
-        asked = {name: request for name, request in requests(mllm).items() if name not in WITHIN}
-        apart.append(told(engine, asked))
+        all_requests = {name: request for name, request in requests(mllm).items() if name not in WITHIN}
+        apart.append(told(engine, all_requests))
     return apart

@@ -27,17 +27,17 @@ def test_answers_of_a_model_on_two_devices_are_those_of_the_model_on_one(model: 
 
 
 def test_every_intervention_is_among_the_requests(model: Path) -> None:
-    asked = requests(steering.load(model, device="cpu"))
-    assert {name for request in asked.values() for name in request.asked} == set(REGISTRY)
-    covered = {name for key, request in asked.items() if key not in WITHIN for name in request.asked}
+    all_requests = requests(steering.load(model, device="cpu"))
+    assert {name for request in all_requests.values() for name in request.asked} == set(REGISTRY)
+    covered = {name for key, request in all_requests.items() if key not in WITHIN for name in request.asked}
     assert set(REGISTRY) - covered == {"contrast.icd"}, "on two devices, another contrast's twin"
 
 
-def test_differences_are_found() -> None:
-    one = {"a": [1.0, 200.0, None], "b": "x"}
-    assert differences(one, {"a": [1.00005, 200.005, None], "b": "x"}) == []
-    assert len(differences(one, {"a": [1.001, 200.0, None], "b": "y"})) == 2
-    assert len(differences(one, {"a": [1.0, 200.0], "b": "x"})) == 1
+def test_the_comparison_finds_differences() -> None:
+    values = {"a": [1.0, 200.0, None], "b": "x"}
+    assert differences(values, {"a": [1.00005, 200.005, None], "b": "x"}) == []
+    assert len(differences(values, {"a": [1.001, 200.0, None], "b": "y"})) == 2
+    assert len(differences(values, {"a": [1.0, 200.0], "b": "x"})) == 1
 
 
 def test_auto_on_a_machine_without_gpus_is_the_cpu(root: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_map_without_accelerate_is_refused(root: Path, monkeypatch: pytest.Mon
         steering.load(checkpoint("qwen2_vl", root), device_map="auto")
 
 
-def test_what_the_devices_do_not_hold_is_refused() -> None:
+def test_a_model_larger_than_its_devices_is_refused() -> None:
     places = {"model.visual": 0, "layers.0": 1, "layers.1": "cpu", "lm_head": "disk"}
     with pytest.raises(UnsupportedModel, match=re.escape("layers.1 and 1 more of 4 parts")):
         loading.refuse_offloaded(SimpleNamespace(hf_device_map=places))

@@ -45,8 +45,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def said(ran: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ran / "said.json").read_text())
-    return found
+    report: dict[str, Any] = json.loads((ran / "said.json").read_text())
+    return report
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_answers_of_two_processes_are_those_of_one(said: dict[str, Any], alone: 
     assert said["kv_bytes"] == engine.stats()["kv_bytes"] / 2  # each has half of the heads
 
 
-def test_they_stay_in_step_while_requests_come_fail_and_leave(
+def test_ranks_stay_in_step_while_requests_come_fail_and_leave(
     said: dict[str, Any], alone: tuple[Engine, dict[str, Any]]
 ) -> None:
     _, expected = alone
@@ -75,7 +75,7 @@ def test_they_stay_in_step_while_requests_come_fail_and_leave(
     assert said["threads"] == []
 
 
-def test_what_fails_in_one_process_alone_ends_both(ran: Path, said: dict[str, Any]) -> None:
+def test_a_failure_in_one_process_ends_both(ran: Path, said: dict[str, Any]) -> None:
     assert (ran / "second.txt").read_text() == "tripped"
     assert (ran / "first.txt").read_text().startswith("False The engine died: ")
 
@@ -102,6 +102,6 @@ def test_a_model_that_cannot_be_divided_is_refused(root: Path) -> None:
         loading.refuse_split(SimpleNamespace(model_type="odd", get_text_config=lambda: text), 2)
 
 
-def test_the_only_engine_follows_none(make_engine: MakeEngine, load_mllm: LoadMLLM) -> None:
+def test_a_single_engine_follows_no_other(make_engine: MakeEngine, load_mllm: LoadMLLM) -> None:
     with pytest.raises(RuntimeError, match="other ranks"):
         make_engine("qwen2_vl").follow()

@@ -31,8 +31,8 @@ Waits = dict[str, list[list[str]]]
 @pytest.fixture(scope="module")
 def counted(model: Path) -> dict[str, Waits]:
     """Return the lines that waited in each step, by request and by family."""
-    found: dict[str, Waits] = computed_apart(program.waits, model)
-    return found
+    waits: dict[str, Waits] = computed_apart(program.waits, model)
+    return waits
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +42,18 @@ def waits(counted: dict[str, Waits]) -> Waits:
 
 
 @pytest.mark.slow
-def test_a_step_waits_for_its_tokens_alone(waits: dict[str, list[list[str]]]) -> None:
+def test_a_step_waits_only_for_its_tokens(waits: dict[str, list[list[str]]]) -> None:
     assert {"plain", "all of sage", "vcd", "two images, read", "grammar", "reply"} <= waits.keys()
     for name, steps in waits.items():
         for number, lines in enumerate(steps[:-1]):
             counts = Counter(line.split(":")[0] for line in lines if not line.startswith(EMBEDDING))
-            masks, known = counts.pop(MASK, 0), counts.pop(KNOWN, 0)
+            masks, known_waits = counts.pop(MASK, 0), counts.pop(KNOWN, 0)
             assert masks <= ("sage" in name or name == "generate"), (name, number, lines)
             assert counts.keys() <= {TOKENS}, (name, number, lines)
             # Behind a prompt comes the first token, and then the step's own; a leader that gets its twin has none for now.
             prefills = number == 0 or name in ("generate", "sampled", "all of sage", "vcd", "icd", "pai")
             assert counts[TOKENS] in ((0, 1, 2) if prefills else (1,)), (name, number, lines)
-            assert known <= (prefills and 1 + ("baseline" in name)), (name, number, lines)
+            assert known_waits <= (prefills and 1 + ("baseline" in name)), (name, number, lines)
     assert any(line.startswith(KNOWN) for steps in waits.values() for line in steps[0])
 
 

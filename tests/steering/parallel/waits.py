@@ -24,15 +24,15 @@ def waits(model: Path) -> dict[str, Any]:
     mllm = steering.load(model, dtype="float32", device=pretend.NAME)
     engine = steering.Engine(mllm, slots=6, max_length=512, self_check=False, prefix_cache_bytes=2**24)
     assert engine.stats()["kv_bytes"], "allotted at the start"
-    found = {name: waited(engine, request) for name, request in requests(mllm).items()}
-    others = {}
+    waits_by_request = {name: waited(engine, request) for name, request in requests(mllm).items()}
+    by_family = {}
     with tempfile.TemporaryDirectory() as folder:
         for family in families.FAMILIES:
             mllm = steering.load(families.checkpoint(family, Path(folder)), dtype="float32", device=pretend.NAME)
             engine = steering.Engine(mllm, slots=1, max_length=512, self_check=False)
             chat = families.example_messages(family, 1)
-            others[family] = waited(engine, Request(chat, Sampling(max_tokens=9, ignore_eos=True)), most=2)
-    return {"requests": found, "families": others}
+            by_family[family] = waited(engine, Request(chat, Sampling(max_tokens=9, ignore_eos=True)), most=2)
+    return {"requests": waits_by_request, "families": by_family}
 
 
 def waited(engine: steering.Engine, request: Request, most: int = 100) -> list[list[str]]:

@@ -18,19 +18,19 @@ from tests import families
 from tests.steering.conftest import MakeEngine
 
 
-def a_pool(length: int = 8192, each: int = 2048, layers: int = 8) -> Any:
-    return SimpleNamespace(length=length, column_bytes=each, layers=layers)
+def a_pool(length: int = 8192, column_bytes: int = 2048, layers: int = 8) -> Any:
+    return SimpleNamespace(length=length, column_bytes=column_bytes, layers=layers)
 
 
-def test_few_long_rows_read_by_themselves_where_that_is_less() -> None:
-    found = columns_of([1000] * 31 + [8000], a_pool(), "cpu")
-    assert found == Columns(8000, 1008, ((31, 8000),), (32 * (8000 - 1008) - 8000) * 2048 * 8)
-    assert columns_of([1000] * 31 + [8000], a_pool(each=0), "cpu") == Columns(8000, 8000)
+def test_few_long_rows_are_read_separately_if_that_reads_less() -> None:
+    columns = columns_of([1000] * 31 + [8000], a_pool(), "cpu")
+    assert columns == Columns(8000, 1008, ((31, 8000),), (32 * (8000 - 1008) - 8000) * 2048 * 8)
+    assert columns_of([1000] * 31 + [8000], a_pool(column_bytes=0), "cpu") == Columns(8000, 8000)
     assert columns_of([1000] * 32, a_pool(), "cpu") == Columns(1008, 1008)
     assert columns_of([8191], a_pool(8191), "cpu") == Columns(8191, 8191)
 
 
-def test_a_gpu_s_rows_are_parted_where_it_reads_longer_than_it_launches() -> None:
+def test_rows_on_a_gpu_are_split_if_reading_takes_longer_than_launching() -> None:
     assert columns_of([1000] * 31 + [2000], a_pool(), "cuda").apart == ()
     assert columns_of([1000] * 31 + [8000], a_pool(), "cuda").apart == ((31, 8000),)
 
@@ -39,22 +39,22 @@ def test_no_other_choice_reads_less() -> None:
     """Beside all subsets of rows that could read apart."""
     generator = torch.Generator().manual_seed(0)
     for call in (64, 300, 5000):
-        pool = a_pool(each=columns.CALL_BYTES["cpu"] // call)
+        pool = a_pool(column_bytes=columns.CALL_BYTES["cpu"] // call)
         for _ in range(20):
             lengths = torch.randint(1, 3000, (6,), generator=generator).tolist()
             needed = [-(-length // 16) * 16 for length in lengths]
 
             def cost(apart: tuple[bool, ...], needed: list[int] = needed, call: int = call) -> int:
-                own = [need + call for need, alone in zip(needed, apart, strict=True) if alone]
-                return sum(own) + 6 * max(
+                costs = [need + call for need, alone in zip(needed, apart, strict=True) if alone]
+                return sum(costs) + 6 * max(
                     (n for n, alone in zip(needed, apart, strict=True) if not alone), default=10**9
                 )
 
-            found = columns_of(lengths, pool, "cpu")
-            chosen = tuple(row in dict(found.apart) for row in range(6))
+            chosen_columns = columns_of(lengths, pool, "cpu")
+            chosen = tuple(row in dict(chosen_columns.apart) for row in range(6))
             least = min(map(cost, product([False, True], repeat=6)))
             assert cost(chosen) <= least + call, "what could be saved at most is not looked for below a call"
-            assert all(found.common >= need for need, alone in zip(needed, chosen, strict=True) if not alone)
+            assert all(chosen_columns.common >= need for need, alone in zip(needed, chosen, strict=True) if not alone)
 
 
 def said(engine: Engine) -> list[Any]:
@@ -63,7 +63,7 @@ def said(engine: Engine) -> list[Any]:
         families.example_messages("qwen2_vl", 1, seed=i, text="so " * count) for i, count in enumerate((2, 150, 9))
     ]
     results = engine.generate([Request(chat, sampling) for chat in chats])
-    return [(one.choices[0].token_ids, one.choices[0].logprobs) for one in results]
+    return [(result.choices[0].token_ids, result.choices[0].logprobs) for result in results]
 
 
 def test_answers_are_the_same_to_the_bit(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,10 +71,10 @@ def test_answers_are_the_same_to_the_bit(make_engine: MakeEngine, monkeypatch: p
     expected = said(engine)
     parted: list[tuple[tuple[int, int], ...]] = []
 
-    def step(*given: Any, **named: Any) -> Decode:
-        made = Decode(*given, **named)
-        parted.append(made.apart)
-        return made
+    def step(*args: Any, **kwargs: Any) -> Decode:
+        step_made = Decode(*args, **kwargs)
+        parted.append(step_made.apart)
+        return step_made
 
     monkeypatch.setattr(passes, "Decode", step)
     assert said(engine) == expected

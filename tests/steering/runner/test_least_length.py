@@ -17,11 +17,11 @@ def test_an_answer_does_not_end_before_its_least_length() -> None:
     logits[:, STOPS] = 50.0
     for generated in range(4):
         positions = torch.full((3,), 1 + generated)  # behind a prompt of one token
-        found = sample(logits, rows, slice(0, 3), positions, Needs.of(settings))
-        ends = torch.isin(found.tokens, torch.tensor(STOPS)).tolist()
+        sampled = sample(logits, rows, slice(0, 3), positions, Needs.of(settings))
+        ends = torch.isin(sampled.tokens, torch.tensor(STOPS)).tolist()
         assert ends == [True, generated >= 2, generated >= 2]
         expected = MinNewTokensLengthLogitsProcessor(1, 2, list(STOPS), device="cpu")(
             torch.zeros(3, 1 + generated, dtype=torch.int64), logits.clone()
         )
-        assert int(found.tokens[1]) == int(expected[1].argmax())
-    assert bool(found.finite.all())
+        assert int(sampled.tokens[1]) == int(expected[1].argmax())
+    assert bool(sampled.finite.all())

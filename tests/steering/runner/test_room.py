@@ -25,16 +25,16 @@ def slot_bytes(mllm: MLLM, columns: int) -> int:
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl_moe", "gemma3", "glm4v", "idefics3", "paligemma2"])
-def test_they_are_as_a_prompt_would_have_made_them(family: str, make_engine: MakeEngine) -> None:
+def test_slots_equal_those_of_a_first_prompt(family: str, make_engine: MakeEngine) -> None:
     engine = make_engine(family, slots=2, max_length=128)
     engine.generate([Request(families.example_messages(family, 1), Sampling(max_tokens=1))])
-    made = at_once(engine.mllm, 2, 128, share=0.9, kept=0)
-    for one, other in zip(made.tensors, engine.core.runner.pool.tensors, strict=True):
-        assert (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
-        assert not one.any()
+    pool = at_once(engine.mllm, 2, 128, share=0.9, kept=0)
+    for tensor, used in zip(pool.tensors, engine.core.runner.pool.tensors, strict=True):
+        assert (tensor.shape, tensor.dtype, tensor.device) == (used.shape, used.dtype, used.device)
+        assert not tensor.any()
 
 
-def test_there_are_as_many_slots_as_fit_beside_what_else_is_kept(
+def test_slots_are_as_many_as_fit_beside_the_caches(
     load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     mllm, columns = load_mllm(FAMILY), 128
@@ -42,7 +42,7 @@ def test_there_are_as_many_slots_as_fit_beside_what_else_is_kept(
     monkeypatch.setattr(room, "free_bytes", lambda device: 10 * size)
     with caplog.at_level(logging.INFO, "steering.runner.room"):
         assert at_once(mllm, 4, 100, share=0.9, kept=0).slots == 4
-    assert [one.message for one in caplog.records] == [
+    assert [record.message for record in caplog.records] == [
         f"keys and values: 4 slots of 128 columns, {4 * size / 2**30:.3g} GiB"
     ]
     pool = at_once(mllm, 16, 100, share=0.9, kept=2 * size)
@@ -52,15 +52,13 @@ def test_there_are_as_many_slots_as_fit_beside_what_else_is_kept(
         at_once(mllm, 16, 100, share=0.9, kept=9 * size)
 
 
-def test_on_a_cpu_little_is_taken_at_the_start_and_much_where_it_is_used(
-    load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_on_a_cpu_is_taken_when_slots_are_used(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     mllm = load_mllm(FAMILY)
     size = 3 * slot_bytes(mllm, 100)
     monkeypatch.setattr(room, "COMMITTED", size)
     pool = allotted(mllm, 3, 100)
     assert (pool.slots, pool.length, pool.layers, pool.bytes) == (3, 100, mllm.num_layers, size)
-    assert not any(one.any() for one in pool.tensors)
+    assert not any(tensor.any() for tensor in pool.tensors)
     monkeypatch.setattr(room, "COMMITTED", size - 1)
     pool = allotted(mllm, 3, 100)
     assert (pool.slots, pool.length, pool.bytes) == (3, 100, 0)

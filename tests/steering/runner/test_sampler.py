@@ -60,17 +60,17 @@ def test_temperatures_at_which_float32_ends_are_greedy(temperature: float, trunc
     settings = [Sampling(temperature=temperature, **truncation), Sampling(temperature=1.0, top_p=0.5), Sampling()]
     for seed in range(5):
         rows, logits = plain_rows(settings, seed)
-        found = sample(1000 * logits, rows, slice(0, 3), torch.tensor([5, 5, 5]), Needs.of(settings))
-        assert found.tokens[0] == logits[0].argmax()
-        assert found.tokens[2] == logits[2].argmax()
+        sampled = sample(1000 * logits, rows, slice(0, 3), torch.tensor([5, 5, 5]), Needs.of(settings))
+        assert sampled.tokens[0] == logits[0].argmax()
+        assert sampled.tokens[2] == logits[2].argmax()
 
 
 def test_the_lowest_temperature_and_penalty_that_are_not_greedy_stay_within_float32() -> None:
     settings = [Sampling(temperature=1e-5, repetition_penalty=0.01), Sampling(temperature=1e-5)]
     rows, logits = plain_rows(settings)
-    found = sample(1000 * logits.abs(), rows, slice(0, 2), torch.tensor([5, 5]), Needs.of(settings))
-    assert found.tokens[0] == 0  # the one token of the prompt, times a hundred
-    assert found.tokens[1] == logits[1].abs().argmax()
+    sampled = sample(1000 * logits.abs(), rows, slice(0, 2), torch.tensor([5, 5]), Needs.of(settings))
+    assert sampled.tokens[0] == 0  # the one token of the prompt, times a hundred
+    assert sampled.tokens[1] == logits[1].abs().argmax()
 
 
 # --- against transformers --------------------------------------------------------------------------------------------
@@ -112,8 +112,8 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     logits = plain_rows(settings)[1]
     ours = _penalise(logits, rows_of(settings, prompts, answers), slice(0, 4))
     for row, penalty in enumerate(penalties):
-        seen = torch.tensor([prompts[row] + answers[row]])
-        theirs = RepetitionPenaltyLogitsProcessor(penalty)(seen, logits[row : row + 1].clone())
+        history = torch.tensor([prompts[row] + answers[row]])
+        theirs = RepetitionPenaltyLogitsProcessor(penalty)(history, logits[row : row + 1].clone())
         torch.testing.assert_close(ours[row], theirs[0])
 
 
@@ -225,8 +225,10 @@ def test_a_slot_keeps_nothing_of_its_predecessor() -> None:
                 setattr(fresh, table, torch.zeros_like(getattr(used, table)))
         for seed in range(10):
             logits = 2 * torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(seed))
-            one, other = (sample(logits, rows, slice(0, 1), torch.tensor([seed]), needs) for rows in (used, fresh))
-            assert one.tokens.tolist() == other.tokens.tolist()
+            after_use, unused = (
+                sample(logits, rows, slice(0, 1), torch.tensor([seed]), needs) for rows in (used, fresh)
+            )
+            assert after_use.tokens.tolist() == unused.tokens.tolist()
         assert torch.equal(used.scalars, fresh.scalars)
         if sampling.repetition_penalty != 1:
             assert used.prompted is not None
@@ -273,8 +275,8 @@ def test_draws_of_one_position_over_many_seeds_are_uniform_too() -> None:
 
 def test_neighbouring_seeds_and_positions_are_uncorrelated() -> None:
     table = uniform(torch.arange(200)[:, None], torch.arange(200)[None])
-    for one, other in ((table[1:], table[:-1]), (table[:, 1:], table[:, :-1]), (table[1:, 1:], table[:-1, :-1])):
-        correlation = torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]
+    for left, right in ((table[1:], table[:-1]), (table[:, 1:], table[:, :-1]), (table[1:, 1:], table[:-1, :-1])):
+        correlation = torch.corrcoef(torch.stack([left.flatten(), right.flatten()]))[0, 1]
         assert abs(float(correlation)) < 4 / 200
 
 
@@ -334,8 +336,8 @@ def test_no_logprobs_where_nobody_asked() -> None:
     rows, logits = plain_rows(settings)
     result = sample(logits, rows, slice(0, 2), torch.zeros(2, dtype=torch.int64), Needs.of(settings))
     assert (result.logprob, result.top_logprob, result.top_id) == (None, None, None)
-    asked = [Sampling(logprobs=0), Sampling()]
-    result = sample(logits, rows, slice(0, 2), torch.zeros(2, dtype=torch.int64), Needs.of(asked))
+    samplings = [Sampling(logprobs=0), Sampling()]
+    result = sample(logits, rows, slice(0, 2), torch.zeros(2, dtype=torch.int64), Needs.of(samplings))
     assert result.logprob is not None
 
 
@@ -362,9 +364,9 @@ def test_a_row_that_is_not_finite_is_flagged_and_disturbs_no_other(row: int, kin
     else:
         broken[row] = {"all nan": torch.nan, "inf": torch.inf, "all -inf": -torch.inf}[kind]
     result = mixed(broken)[0]
-    others = [i for i in range(4) if i != row]
+    healthy_rows = [i for i in range(4) if i != row]
     assert result.finite.tolist() == [i != row for i in range(4)]
-    assert result.tokens[others].tolist() == healthy.tokens[others].tolist()
+    assert result.tokens[healthy_rows].tolist() == healthy.tokens[healthy_rows].tolist()
     assert 0 <= int(result.tokens[row]) < VOCABULARY
 
 

@@ -76,13 +76,13 @@ def refusal(model: MLLM) -> str:
     """Return the place where the check says that the engine first differs."""
     with pytest.raises(UnsupportedModel) as refused:
         selfcheck.check_model(model)
-    found = re.search(r"differ from the plain model's by .* of their range, first at (.*)\.$", str(refused.value))
-    assert found is not None, refused.value
-    return found[1]
+    match = re.search(r"differ from the plain model's by .* of their range, first at (.*)\.$", str(refused.value))
+    assert match is not None, refused.value
+    return match[1]
 
 
 @pytest.mark.parametrize("family", MROPE)
-def test_wrong_rotary_positions_after_an_image(
+def test_wrong_rotary_positions_after_an_image_are_refused(
     family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Embedded, "rope_delta", 0)
@@ -90,7 +90,9 @@ def test_wrong_rotary_positions_after_an_image(
 
 
 @pytest.mark.parametrize("family", OF_EACH_KIND)
-def test_decoding_that_writes_one_column_off(family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_that_writes_one_column_off_is_refused(
+    family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = Decode.attend
 
     def attend(self: Decode, heads: Any, query: Any, key: Any, value: Any, mask: Any) -> torch.Tensor:
@@ -106,7 +108,9 @@ def test_decoding_that_writes_one_column_off(family: str, load_mllm: LoadMLLM, m
 
 
 @pytest.mark.parametrize("family", OF_EACH_KIND)
-def test_prefill_that_writes_one_column_off(family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_that_writes_one_column_off_is_refused(
+    family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = Prefill.attend
 
     def attend(self: Prefill, heads: Any, query: Any, key: Any, value: Any, mask: Any) -> torch.Tensor:
@@ -121,13 +125,15 @@ def test_prefill_that_writes_one_column_off(family: str, load_mllm: LoadMLLM, mo
 
 
 @pytest.mark.parametrize("family", WINDOWED)
-def test_an_attention_window_that_is_ignored(family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ignored_attention_window_is_refused(
+    family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = kernels.visible
     monkeypatch.setattr(kernels, "visible", lambda rows, columns, window: real(rows, columns, None))
     assert refusal(load_mllm(family)) in ("decoding step 1", "the prompt's last logits")
 
 
-def test_a_soft_cap_that_is_ignored(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ignored_soft_cap_is_refused(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     # The tiny model's scores are far below its cap of 50; a cap of 1 bites.
     model = load_mllm("paligemma2")
     for layer in model.layers:
@@ -138,7 +144,7 @@ def test_a_soft_cap_that_is_ignored(load_mllm: LoadMLLM, monkeypatch: pytest.Mon
     assert refusal(model).startswith("decoder layer 0")
 
 
-def test_a_slot_that_reads_its_neighbours_keys(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_reads_its_neighbours_keys_is_refused(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     real = KVPool.layer
 
     def layer(self: KVPool, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -150,9 +156,9 @@ def test_a_slot_that_reads_its_neighbours_keys(load_mllm: LoadMLLM, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("family", "broken"), [*((one, 1) for one in (*OF_EACH_KIND, "glm4v", "mistral3")), ("qwen2_vl", 0)]
+    ("family", "broken"), [*((family, 1) for family in (*OF_EACH_KIND, "glm4v", "mistral3")), ("qwen2_vl", 0)]
 )
-def test_one_layer_that_is_one_percent_too_strong(
+def test_a_layer_one_percent_too_strong_is_refused(
     family: str, broken: int, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Hooks.after_layer
@@ -165,7 +171,7 @@ def test_one_layer_that_is_one_percent_too_strong(
     assert refusal(model) == f"decoder layer {broken} ({type(model.layers[broken]).__name__})"
 
 
-def test_a_layer_that_is_wrong_only_in_decoding(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_wrong_only_in_decoding_is_refused(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def after_layer(self: Any, layer: int, before: Any, hidden: torch.Tensor, updates: Any) -> torch.Tensor:
         return hidden * (1.01 if layer == 1 and hidden.shape[1] == 1 else 1.0)
 
@@ -173,7 +179,7 @@ def test_a_layer_that_is_wrong_only_in_decoding(load_mllm: LoadMLLM, monkeypatch
     assert refusal(load_mllm("llava")) == "decoding step 1"
 
 
-def test_logits_that_are_no_numbers(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_logits_are_refused(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Hooks, "after_layer", lambda self, layer, before, hidden, updates: hidden * torch.nan)
     assert refusal(load_mllm("llava")).startswith("decoder layer 0")
 

@@ -17,7 +17,7 @@ from tests.steering.core.faults.test_faults import FAMILY, KINDS, SAMPLING, answ
 def expected(make_engine: MakeEngine) -> list[Any]:
     """Return the answers of the two neighbours on engines of their own, and of the plain one with a longer request."""
     observed, _, plain = requests(make_engine(FAMILY), "plain")
-    return [answers(make_engine(FAMILY, slots=6), [one])[0] for one in (observed, plain, longer_than(plain))]
+    return [answers(make_engine(FAMILY, slots=6), [request])[0] for request in (observed, plain, longer_than(plain))]
 
 
 def longer_than(plain: Request) -> Request:
@@ -25,17 +25,17 @@ def longer_than(plain: Request) -> Request:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_left_of_who_was_there(kind: str, make_engine: MakeEngine, expected: list[Any]) -> None:
-    observed, asked, plain = requests(make_engine(FAMILY), kind)
+def test_a_released_slot_keeps_nothing(kind: str, make_engine: MakeEngine, expected: list[Any]) -> None:
+    observed, request, plain = requests(make_engine(FAMILY), kind)
     longer, engine = longer_than(plain), make_engine(FAMILY, slots=6)
-    assert answers(engine, [asked, longer])[1] == expected[2]  # which is moved to the other's slot on the way
+    assert answers(engine, [request, longer])[1] == expected[2]  # which is moved to the other's slot on the way
     assert answers(engine, [plain, observed, plain]) == [expected[1], expected[0], expected[1]]
 
 
-def test_a_slot_that_nobody_uses_is_not_written(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_slot_is_not_written(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     for name in ("place", "move"):
-        for kind in (one for one in _kinds(Slots) if name in vars(one)):
+        for kind in (kind_ for kind_ in _kinds(Slots) if name in vars(kind_)):
             real = vars(kind)[name]
 
             def noted(self: Any, *args: Any, real: Any = real) -> None:
@@ -52,4 +52,4 @@ def test_a_slot_that_nobody_uses_is_not_written(make_engine: MakeEngine, monkeyp
 
 
 def _kinds(kind: type) -> list[type]:
-    return [kind, *(one for child in kind.__subclasses__() for one in _kinds(child))]
+    return [kind, *(subclass for child in kind.__subclasses__() for subclass in _kinds(child))]

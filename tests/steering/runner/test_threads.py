@@ -15,10 +15,10 @@ from tests.steering.conftest import LoadMLLM
 
 @pytest.fixture
 def three() -> Iterator[None]:
-    own = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
-    torch.set_num_threads(own)
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("three")
@@ -33,6 +33,6 @@ def test_a_pass_takes_one_thread_or_all(load_mllm: LoadMLLM, monkeypatch: pytest
     with pytest.raises(ValueError, match="it fails"), small.taken(1):
         raise ValueError("it fails")
     assert torch.get_num_threads() == 3
-    largest = max(one.weight.numel() for one in mllm.layers.modules() if isinstance(one, nn.Linear))
+    largest = max(module.weight.numel() for module in mllm.layers.modules() if isinstance(module, nn.Linear))
     monkeypatch.setattr(threads, "SMALL", largest)
     assert PassThreads(mllm).of(1) == 3

@@ -38,9 +38,9 @@ CASES: list[tuple[str, str, list[ToolCall]]] = [
 ]
 
 
-def pairs(name: str, *given: tuple[str, str], gap: str = "\n") -> str:
+def pairs(name: str, *arguments: tuple[str, str], gap: str = "\n") -> str:
     """Return a call as GLM writes it."""
-    tags = "".join(f"<arg_key>{k}</arg_key>{gap}<arg_value>{v}</arg_value>{gap}" for k, v in given)
+    tags = "".join(f"<arg_key>{k}</arg_key>{gap}<arg_value>{v}</arg_value>{gap}" for k, v in arguments)
     return f"<tool_call>{name}{gap}{tags}</tool_call>"
 
 
@@ -75,58 +75,60 @@ FORMS: list[tuple[Format, str, str, list[ToolCall]]] = [
 """GLM's of `look` has a text, `at`; what else is no JSON is one, too."""
 
 
-@pytest.mark.parametrize(("form", "text", "said", "calls"), FORMS)
-def test_a_text_is_taken_apart(form: Format, text: str, said: str, calls: list[ToolCall]) -> None:
+@pytest.mark.parametrize(("form", "text", "speech", "calls"), FORMS)
+def test_a_text_is_split_into_speech_and_calls(form: Format, text: str, speech: str, calls: list[ToolCall]) -> None:
     stream = CallStream(form, NAMES, TEXTS)
     stream.feed(text, last=True)
-    assert (stream.text, stream.calls) == (said, calls)
+    assert (stream.text, stream.calls) == (speech, calls)
 
 
-@pytest.mark.parametrize(("form", "text", "said", "calls"), FORMS)
-def test_pieces_add_up_however_the_text_is_cut(form: Format, text: str, said: str, calls: list[ToolCall]) -> None:
+@pytest.mark.parametrize(("form", "text", "speech", "calls"), FORMS)
+def test_streamed_pieces_add_up_wherever_the_text_is_cut(
+    form: Format, text: str, speech: str, calls: list[ToolCall]
+) -> None:
     rng = random.Random(0)
     for most in (1, 3, 9):
         stream = CallStream(form, NAMES, TEXTS)
-        heard, got = "", []
-        rest = text
-        while rest:
+        streamed, got = "", []
+        remaining = text
+        while remaining:
             n = rng.randint(1, most)
-            piece, rest = rest[:n], rest[n:]
-            more, pieces = stream.feed(piece, last=not rest)
-            heard += more
+            piece, remaining = remaining[:n], remaining[n:]
+            more, pieces = stream.feed(piece, last=not remaining)
+            streamed += more
             got += pieces
-        assert heard == said == stream.text
-        assert [one.name for one in got if one.name is not None] == [one.name for one in calls]
-        for number, one in enumerate(calls):
-            assert "".join(piece.arguments for piece in got if piece.number == number) == one.arguments
+        assert streamed == speech == stream.text
+        assert [piece.name for piece in got if piece.name is not None] == [call_.name for call_ in calls]
+        for number, expected_call in enumerate(calls):
+            assert "".join(piece.arguments for piece in got if piece.number == number) == expected_call.arguments
 
 
-def test_what_is_certain_is_not_held_back() -> None:
+def test_certain_text_is_not_held_back() -> None:
     stream = CallStream(HERMES, NAMES)
     assert stream.feed("A star <to")[0] == "A star"
     assert stream.feed("p> of")[0] == " <top> of"
-    assert [one.arguments for one in stream.feed('<tool_call>{"name": "look", "arguments": {"at": "th')[1]] == [
+    assert [piece.arguments for piece in stream.feed('<tool_call>{"name": "look", "arguments": {"at": "th')[1]] == [
         "",
         '{"at": "th',
     ]
-    assert [one.arguments for one in stream.feed("e top")[1]] == ["e top"]
+    assert [piece.arguments for piece in stream.feed("e top")[1]] == ["e top"]
 
 
 def test_texts_in_tags_are_not_held_back() -> None:
     stream = CallStream(GLM, NAMES, TEXTS)
     begun = stream.feed('<tool_call>look\n<arg_key>at</arg_key><arg_value>the "to')[1]
-    assert "".join(one.arguments for one in begun) == '{"at": "the \\"to'
-    assert [one.arguments for one in stream.feed("p</arg_v")[1]] == ["p"]
-    assert [one.arguments for one in stream.feed("al</arg_value></tool_call>")[1]] == ['</arg_val"}']
+    assert "".join(piece.arguments for piece in begun) == '{"at": "the \\"to'
+    assert [piece.arguments for piece in stream.feed("p</arg_v")[1]] == ["p"]
+    assert [piece.arguments for piece in stream.feed("al</arg_value></tool_call>")[1]] == ['</arg_val"}']
 
 
-def test_a_call_is_cut_until_its_arguments_are_whole() -> None:
+def test_a_call_is_incomplete_until_its_arguments_are_complete() -> None:
     text = call(COUNT) + call(LOOK)
-    found = set()
+    states = set()
     for end in range(len(text) + 1):
         stream = CallStream(HERMES, NAMES)
         stream.feed(text[:end], last=True)
         last = stream.calls[-1].arguments if stream.calls else "{}"
         assert stream.cut == (last not in (COUNTED.arguments, LOOKED.arguments)), text[:end]
-        found.add((stream.cut, len(stream.calls)))
-    assert found == {(False, 0), (True, 1), (False, 1), (True, 2), (False, 2)}
+        states.add((stream.cut, len(stream.calls)))
+    assert states == {(False, 0), (True, 1), (False, 1), (True, 2), (False, 2)}

@@ -48,7 +48,7 @@ def kind(engine: Engine) -> str:
 
 def test_each_template_is_recognised_by_its_own_text(engine: Engine) -> None:
     assert f"calling-{kind(engine)}" == engine.mllm.path.name  # type: ignore[union-attr]
-    form = next(one for one in FORMATS if one.name == kind(engine))
+    form = next(candidate for candidate in FORMATS if candidate.name == kind(engine))
     specials = [tag for tag in KINDS[form.name][2] if tag != "[AVAILABLE_TOOLS]"]
     assert sorted(special_tags(engine.mllm, form)) == sorted(set(specials))
 
@@ -64,27 +64,27 @@ def test_calls_in_a_chat_are_read_as_the_template_writes_them(engine: Engine) ->
 def test_required_calls_are_what_parameters_allow_and_streams_add_up(engine: Engine) -> None:
     schemas = {"look": LOOK, "note": NOTE | {"additionalProperties": False}, "count": {"additionalProperties": False}}
     ended: list[ToolCall] = []
-    asked = [
+    completions = [
         engine.submit(
             Request(
                 QUESTION,
                 Sampling(max_tokens=160, temperature=1.0, seed=seed),
-                tools=Tools(TOOLS, wanted, seed % 2 == 0),
+                tools=Tools(TOOLS, required, seed % 2 == 0),
             )
         )
-        for seed, wanted in enumerate(("look", "note", True, "note", "note", "look"))
+        for seed, required in enumerate(("look", "note", True, "note", "note", "look"))
     ]
-    while not all(completion.done for completion in asked):
+    while not all(completion.done for completion in completions):
         engine.step()
-    for completion in asked:
+    for completion in completions:
         chunks = list(completion)
         choice = chunks[-1].choice
         assert choice is not None
         pieces = [piece for chunk in chunks for piece in chunk.calls]
         assert "".join(chunk.text for chunk in chunks) == choice.text
         for number, call in enumerate(choice.tool_calls):
-            own = [piece for piece in pieces if piece.number == number]
-            assert ToolCall(own[0].name or "", "".join(piece.arguments for piece in own)) == call
+            pieces_of_call = [piece for piece in pieces if piece.number == number]
+            assert ToolCall(pieces_of_call[0].name or "", "".join(piece.arguments for piece in pieces_of_call)) == call
         if choice.finish_reason == "tool_calls":
             assert choice.text == ""
             ended += choice.tool_calls
@@ -97,9 +97,9 @@ def test_required_calls_are_what_parameters_allow_and_streams_add_up(engine: Eng
         Draft202012Validator(schemas[call.name]).validate(arguments)
 
 
-def test_special_tokens_are_text_of_calls_alone(engine: Engine) -> None:
+def test_special_tokens_become_text_only_in_calls(engine: Engine) -> None:
     """The model writes them as tokens; without tools they are left out, as ever."""
-    form = next(one for one in FORMATS if one.name == kind(engine))
+    form = next(candidate for candidate in FORMATS if candidate.name == kind(engine))
     tags = special_tags(engine.mllm, form)
     encode = engine.mllm.tokenizer.backend_tokenizer.encode
     forced = tuple(encode("Hm. " + SAID["ministral"], add_special_tokens=False).ids)
@@ -108,13 +108,13 @@ def test_special_tokens_are_text_of_calls_alone(engine: Engine) -> None:
         return
     assert set(tags.values()) & set(forced) == {tags["[TOOL_CALLS]"], tags["[ARGS]"]}
     sampling = Sampling(max_tokens=len(forced))
-    called = engine.generate([Request(QUESTION, sampling, forced=forced, tools=Tools(FUNCTIONS))])[0].choices[0]
-    assert (called.text, called.tool_calls) == ("Hm.", (ToolCall("look", '{"at": "top"}'),))
+    with_tools = engine.generate([Request(QUESTION, sampling, forced=forced, tools=Tools(FUNCTIONS))])[0].choices[0]
+    assert (with_tools.text, with_tools.tool_calls) == ("Hm.", (ToolCall("look", '{"at": "top"}'),))
     free = engine.generate([Request(QUESTION, sampling, forced=forced)])[0].choices[0]
     assert free.text == 'Hm. look{"at": "top"}'
 
 
-def test_what_tags_cannot_enforce_is_named_where_it_must_be(engine: Engine) -> None:
+def test_schemas_that_tags_cannot_enforce_are_refused_if_strict(engine: Engine) -> None:
     if kind(engine) != "glm":
         return
     function = {"name": "f", "parameters": {"properties": {"a": {"type": "string", "pattern": "x"}}}, "strict": True}
@@ -133,6 +133,6 @@ def test_ids_are_made_short_and_stay_pairs() -> None:
     ]
     first, second, third = with_short_ids(chat)
     ids = [call["id"] for call in first["tool_calls"]]
-    assert all(len(one) == 9 and one.isalnum() for one in ids)
+    assert all(len(call_id) == 9 and call_id.isalnum() for call_id in ids)
     assert (ids[1], second["tool_call_id"]) == ("abcdefghi", ids[0])
     assert third == chat[2]

@@ -63,14 +63,14 @@ def test_the_model_reads_what_its_template_tells_of_tools_and_calls(engine: Engi
 
 def test_spans_are_where_they_are_without_tools(engine: Engine) -> None:
     bare = build_prompt(engine.mllm, QUESTION)
-    told = build_prompt(engine.mllm, QUESTION, options=TemplateOptions(FUNCTIONS))
-    called = build_prompt(engine.mllm, Request(CALLED).chat, options=TemplateOptions(FUNCTIONS))
+    with_tools = build_prompt(engine.mllm, QUESTION, options=TemplateOptions(FUNCTIONS))
+    with_calls = build_prompt(engine.mllm, Request(CALLED).chat, options=TemplateOptions(FUNCTIONS))
     for span in set(bare.layout.spans.tolist()) - {OTHER}:
         expected = bare.ids[bare.layout.columns(span)]
-        assert torch.equal(told.ids[told.layout.columns(span)], expected)
-        assert torch.equal(called.ids[called.layout.columns(span)], expected)
-    assert told.layout.count(OTHER) > bare.layout.count(OTHER)
-    tools = engine.mllm.tokenizer.decode(told.ids[: int(told.layout.image_columns[0])])
+        assert torch.equal(with_tools.ids[with_tools.layout.columns(span)], expected)
+        assert torch.equal(with_calls.ids[with_calls.layout.columns(span)], expected)
+    assert with_tools.layout.count(OTHER) > bare.layout.count(OTHER)
+    tools = engine.mllm.tokenizer.decode(with_tools.ids[: int(with_tools.layout.image_columns[0])])
     assert "<tools>" in tools
 
 
@@ -79,10 +79,10 @@ def test_special_tokens_in_tools_and_calls_stay_text(engine: Engine) -> None:
     bad = "x<|im_end|>\ue0000\ue001<|image_pad|>"
     chat = json.loads(json.dumps(CALLED[len(QUESTION) :]).replace("top", bad.replace("\\", "")))
     functions = [{"type": "function", "function": {"name": "look", "description": bad, "parameters": {"title": bad}}}]
-    told = build_prompt(engine.mllm, Request([*QUESTION, *chat]).chat, options=TemplateOptions(functions))
+    with_tools = build_prompt(engine.mllm, Request([*QUESTION, *chat]).chat, options=TemplateOptions(functions))
     plain = build_prompt(engine.mllm, Request(CALLED).chat, options=TemplateOptions(FUNCTIONS))
-    assert (told.ids == ends).sum() == (plain.ids == ends).sum()
-    assert "x<|im_end|>0<|image_pad|>" in engine.mllm.tokenizer.decode(told.ids)
+    assert (with_tools.ids == ends).sum() == (plain.ids == ends).sum()
+    assert "x<|im_end|>0<|image_pad|>" in engine.mllm.tokenizer.decode(with_tools.ids)
 
 
 @pytest.mark.parametrize("more", [{}, {"interventions": Icd()}, {"n": 2, "baseline": True}])
@@ -90,7 +90,10 @@ def test_a_required_call_is_one_that_its_parameters_allow(engine: Engine, more: 
     sampling = Sampling(max_tokens=120, temperature=1.5, seed=3)
     request = Request(CALLED, sampling, tools=Tools(FUNCTIONS, "look", parallel=False), **more)
     result = engine.generate([request])[0]
-    for choice in [*result.choices, *(one.baseline for one in result.choices if one.baseline is not None)]:
+    for choice in [
+        *result.choices,
+        *(baseline.baseline for baseline in result.choices if baseline.baseline is not None),
+    ]:
         assert (choice.text, choice.finish_reason) == ("", "tool_calls")
         (call,) = choice.tool_calls
         assert call.name == "look"
@@ -103,28 +106,28 @@ def test_several_calls_may_be_required_and_a_stream_adds_up(engine: Engine) -> N
     while not completion.done:
         engine.step()
     chunks = list(completion)
-    whole, pieces = chunks[-1].choice, [piece for chunk in chunks for piece in chunk.calls]
-    assert whole is not None
-    assert len(whole.tool_calls) > 1
-    for number, call in enumerate(whole.tool_calls):
-        own = [piece for piece in pieces if piece.number == number]
-        assert ToolCall(own[0].name or "", "".join(piece.arguments for piece in own)) == call
-        assert [piece.name for piece in own[1:]] == [None] * (len(own) - 1)
+    final, pieces = chunks[-1].choice, [piece for chunk in chunks for piece in chunk.calls]
+    assert final is not None
+    assert len(final.tool_calls) > 1
+    for number, call in enumerate(final.tool_calls):
+        pieces_of_call = [piece for piece in pieces if piece.number == number]
+        assert ToolCall(pieces_of_call[0].name or "", "".join(piece.arguments for piece in pieces_of_call)) == call
+        assert [piece.name for piece in pieces_of_call[1:]] == [None] * (len(pieces_of_call) - 1)
 
 
 def test_a_call_that_the_model_chose_is_found(engine: Engine) -> None:
-    said = 'I count.\n<tool_call>\n{"name": "count", "arguments": {}}\n</tool_call>'
-    choice = engine.generate([Request(QUESTION, forced=said, tools=Tools(FUNCTIONS))])[0].choices[0]
+    text = 'I count.\n<tool_call>\n{"name": "count", "arguments": {}}\n</tool_call>'
+    choice = engine.generate([Request(QUESTION, forced=text, tools=Tools(FUNCTIONS))])[0].choices[0]
     assert (choice.text, choice.tool_calls, choice.finish_reason) == (
         "I count.",
         (ToolCall("count", "{}"),),
         "tool_calls",
     )
-    free = engine.generate([Request(QUESTION, forced=said)])[0].choices[0]
-    assert (free.text, free.tool_calls, free.finish_reason) == (said, (), "stop")
+    free = engine.generate([Request(QUESTION, forced=text)])[0].choices[0]
+    assert (free.text, free.tool_calls, free.finish_reason) == (text, (), "stop")
 
 
-def test_a_template_without_tools_is_told(make_engine: MakeEngine) -> None:
+def test_a_template_without_tools_is_refused(make_engine: MakeEngine) -> None:
     engine = make_engine(FAMILY)
     assert format_of(engine.mllm) is None
     for request, param in ((Request(QUESTION, tools=Tools(FUNCTIONS)), "tools"), (Request(CALLED), "messages")):
@@ -151,7 +154,7 @@ def test_wrong_tools_are_named(functions: Any, param: str) -> None:
     assert caught.value.param == param
 
 
-def test_what_excludes_one_another_is_named(engine: Engine) -> None:
+def test_options_that_exclude_each_other_are_named(engine: Engine) -> None:
     with pytest.raises(RequestError, match="'tool_choice' must name one of the tools"):
         Tools(FUNCTIONS, "fly")
     with pytest.raises(RequestError, match="'tool_choice' and 'force'"):

@@ -18,27 +18,27 @@ def test_each_sequence_attends_within_itself(lengths: tuple[int, ...], dtype: to
     tokens = sum(lengths)
     query, key, value = (torch.randn(1, 3, tokens, 8, dtype=dtype) for _ in range(3))
     ends = torch.tensor([0, *lengths]).cumsum(0)
-    found, _ = attend(nn.Identity(), query, key, value, None, cu_seq_lens_q=ends, scaling=0.4, is_causal=False)
+    actual, _ = attend(nn.Identity(), query, key, value, None, cu_seq_lens_q=ends, scaling=0.4, is_causal=False)
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     scores = (query.double() @ key.double().transpose(2, 3) * 0.4).masked_fill(
         sequence[:, None] != sequence, -torch.inf
     )
     expected = (scores.softmax(-1) @ value.double()).transpose(1, 2)
-    assert found.dtype == dtype
+    assert actual.dtype == dtype
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
-    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(actual.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_how_many_there_are_of_one_length_need_not_be_read() -> None:
+def test_a_given_number_of_equal_sequences_replaces_their_ends() -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 3, 15, 8) for _ in range(3))
     ends = torch.tensor([0, 5, 10, 15])
     expected, _ = attend(nn.Identity(), query, key, value, None, cu_seq_lens_q=ends)
-    found, _ = attend(nn.Identity(), query, key, value, None, cu_seq_lens_q=torch.zeros(0), alike=3)
-    assert torch.equal(found, expected)
+    actual, _ = attend(nn.Identity(), query, key, value, None, cu_seq_lens_q=torch.zeros(0), alike=3)
+    assert torch.equal(actual, expected)
 
 
-def test_sequences_of_one_length_are_taken_in_one_call() -> None:
+def test_sequences_of_one_length_attend_in_one_call() -> None:
     assert packed_runs((0, 4, 8, 12), CPU) == (((3, 4),), None, None)
     runs, order, back = packed_runs((0, 4, 6, 10, 10, 12), CPU)
     assert runs == ((2, 4), (2, 2))

@@ -11,7 +11,7 @@ from tests.steering.conftest import LoadMLLM, LoadPlain
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_features_are_the_plain_models_whatever_came_before(
+def test_features_equal_the_plain_models_after_any_other_pictures(
     family: str, load_mllm: LoadMLLM, load_plain: LoadPlain
 ) -> None:
     mllm, plain = load_mllm(family), load_plain(family)
@@ -21,15 +21,18 @@ def test_features_are_the_plain_models_whatever_came_before(
         with torch.no_grad():
             expected = plain.model.model.get_image_features(**pictures, return_dict=True).pooler_output
         with torch.inference_mode():
-            found = mllm.image_features(pictures).pooler_output
-        for own, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+            features = mllm.image_features(pictures).pooler_output
+        for actual, wanted_features in zip(features, expected, strict=True):
+            torch.testing.assert_close(actual, wanted_features, rtol=1e-4, atol=1e-4)
     pixels = pictures["pixel_values"].clone().requires_grad_()  # what is kept was first made in another mode
-    sum(one.sum() for one in mllm.image_features({**pictures, "pixel_values": pixels}).pooler_output).backward()
+    sum(
+        features_of_picture.sum()
+        for features_of_picture in mllm.image_features({**pictures, "pixel_values": pixels}).pooler_output
+    ).backward()
     assert pixels.grad is not None
 
 
-def test_pictures_of_one_size_are_told_apart_for_a_tower_that_takes_each_whole(load_mllm: LoadMLLM) -> None:
+def test_pictures_of_one_size_are_separated_for_an_encoder_of_whole_pictures(load_mllm: LoadMLLM) -> None:
     def given(family: str, *grids: tuple[int, int, int]) -> list[torch.Tensor] | None:
         mllm, sizes = load_mllm(family), torch.tensor(grids)
         patches = int(sizes.prod(-1).sum())

@@ -27,17 +27,17 @@ def test_values_and_sizes_are_those_of_the_convolution(case: int, dtype: torch.d
     plain, size = CASES[case]
     torch.manual_seed(0)
     inputs = torch.randn(size)
-    made = nn.Sequential(copy.deepcopy(plain)).to(dtype)
-    patches.prepare(made)
+    prepared = nn.Sequential(copy.deepcopy(plain)).to(dtype)
+    patches.prepare(prepared)
     expected = copy.deepcopy(plain).to(dtype).double()(inputs.to(dtype).double())
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
-    torch.testing.assert_close(made(inputs.to(dtype)).double(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(prepared(inputs.to(dtype)).double(), expected, rtol=tolerance, atol=tolerance)
 
 
 def test_only_convolutions_of_patches_are_changed() -> None:
-    made = [type(nn.Sequential(copy.deepcopy(plain))[0]) for plain, _ in CASES]
-    whole = nn.Sequential(*[copy.deepcopy(plain) for plain, _ in CASES])
-    patches.prepare(whole)
-    changed = [type(one) is not before for one, before in zip(whole, made, strict=True)]
+    kinds = [type(nn.Sequential(copy.deepcopy(plain))[0]) for plain, _ in CASES]
+    model = nn.Sequential(*[copy.deepcopy(plain) for plain, _ in CASES])
+    patches.prepare(model)
+    changed = [type(module) is not before for module, before in zip(model, kinds, strict=True)]
     assert changed == [True, True, True, True, False, False, False]
-    assert all(isinstance(one, before) for one, before in zip(whole, made, strict=True))
+    assert all(isinstance(module, before) for module, before in zip(model, kinds, strict=True))

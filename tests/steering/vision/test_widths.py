@@ -20,16 +20,18 @@ def ffn(width: int, dtype: torch.dtype, bias: bool) -> nn.Module:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_wider_ffn_computes_the_same(bias: bool) -> None:
-    own = ffn(60, torch.float32, bias)
-    wide = copy.deepcopy(own)
+    original = ffn(60, torch.float32, bias)
+    wide = copy.deepcopy(original)
     widen(wide)
     states = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(wide(states), own(states))
-    widths = [(one.in_features, one.out_features, tuple(one.weight.shape)) for one in (wide.gate_proj, wide.down_proj)]  # type: ignore[union-attr]
+    torch.testing.assert_close(wide(states), original(states))
+    widths = [
+        (layer.in_features, layer.out_features, tuple(layer.weight.shape)) for layer in (wide.gate_proj, wide.down_proj)
+    ]  # type: ignore[union-attr]
     assert widths == [(16, 64, (64, 16)), (64, 16, (16, 64))]
 
 
-def test_those_that_are_widened() -> None:
+def test_only_narrow_layers_are_widened() -> None:
     assert _is_narrow(ffn(60, torch.bfloat16, True))
     assert not _is_narrow(ffn(60, torch.float32, True)), "which has other kernels"
     assert not _is_narrow(ffn(72, torch.float16, True)), "which is a multiple of 8"
@@ -40,4 +42,4 @@ def test_those_that_are_widened() -> None:
 def test_on_a_gpu_all_but_the_decoder_s_are_widened(device: str, widths: list[int]) -> None:
     tower, decoder = (ffn(60, torch.bfloat16, False) for _ in range(2))
     align(nn.ModuleList([tower, decoder]), decoder, torch.device(device))
-    assert [one.gate_proj.out_features for one in (tower, decoder)] == widths  # type: ignore[union-attr]
+    assert [module.gate_proj.out_features for module in (tower, decoder)] == widths  # type: ignore[union-attr]

@@ -54,12 +54,12 @@ class SeeForm(CompiledForm):
     """Enhances, in prompts, the default number of shallow layers."""
 
     @property
-    def _usual(self) -> int:
+    def _usual_depth(self) -> int:
         return See().depth(self.slots.pool.layers)
 
     def scope(self, sequences: list[Sequence]) -> Scope | None:
         deepest = max(self.slots.depths(sequences), default=0)
-        return self.prefills if deepest <= self._usual else None
+        return self.prefills if deepest <= self._usual_depth else None
 
     def decode(self, batch: DecodeBatch) -> Hook | None:
         hook = self.plain(batch)
@@ -69,7 +69,7 @@ class SeeForm(CompiledForm):
 
     def prefill(self, chunk: PrefillChunk) -> Hook | None:
         slots: SeeSlots = self.slots
-        return slots.rows(chunk.rows, (self._usual, self._usual), generated=False)
+        return slots.rows(chunk.rows, (self._usual_depth, self._usual_depth), generated=False)
 
     def draw(self) -> None:
         """Make each column an image's, the text's or neither."""

@@ -64,8 +64,11 @@ class ResidualForm(CompiledForm):
     """Reads only the last row of each prompt."""
 
     def scope(self, sequences: list[Sequence]) -> Scope | None:
-        whole = any(one.spec.diagnose is not None and one.spec.diagnose.residual_rows == "prompt" for one in sequences)
-        return None if whole else self.prefills
+        reads_prompt = any(
+            sequence.spec.diagnose is not None and sequence.spec.diagnose.residual_rows == "prompt"
+            for sequence in sequences
+        )
+        return None if reads_prompt else self.prefills
 
     def decode(self, batch: DecodeBatch) -> Hook | None:
         hook = self.plain(batch)

@@ -1,4 +1,4 @@
-// Attention of a decode, in which each row has one query: `attention.py` says what it is.
+// Decode attention, with one query per row; see `attention.py`.
 
 #include "attention.h"
 

@@ -1,7 +1,7 @@
-// What attention of one query a row is made of.
+// The parts of attention with one query per row.
 //
-// A library's matrix product is called for a few numbers here. In these loops a key or a value is read once for all heads
-// that share it, and only what its row may see. What takes time is to read, so that memory is asked for early.
+// A library's matrix product would be called for a few numbers only. These loops read each key and value once for all heads
+// that share it, and only the columns visible to the row. Reading dominates the time, so memory is prefetched early.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 namespace {
 
 constexpr int64_t TOGETHER = WIDTH < 16 ? 4 : 8;  // heads whose sums are kept in registers
-constexpr int64_t AHEAD = 24;    // columns that memory is asked for before they are needed: more than half of the time is its
+constexpr int64_t AHEAD = 24;    // columns to prefetch ahead: reading memory takes more than half of the time
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
 // One row and one head of keys. query: (group, width). key: (columns, width). out: (group, stride).
@@ -23,7 +23,7 @@ void scores(const float* query, const Key* key, int64_t width, int64_t columns, 
   const int64_t whole = width - width % WIDTH;
   for (int64_t column = 0; column < columns; column += 2) {
     const Key* first = key + column * width;
-    const Key* second = column + 1 < columns ? first + width : first;  // two at a time do not wait for one another
+    const Key* second = column + 1 < columns ? first + width : first;  // two independent columns at a time
     floats sums[2][group] = {};
     for (int64_t at = 0; at < 2 * width; at += WIDTH) __builtin_prefetch(first + AHEAD * width + at);
     for (int64_t at = 0; at < whole; at += WIDTH) {
@@ -78,7 +78,7 @@ void sums(const float* weights, int64_t stride, const Value* value, int64_t widt
   }
 }
 
-// Calls with how many of a number of heads there are, `TOGETHER` at a time, as a constant.
+// Calls `call` for up to `TOGETHER` heads at a time, with their number as a compile-time constant.
 template <typename Call>
 void grouped(int64_t number, const Call& call) {
   for (int64_t first = 0; first < number; first += TOGETHER) {
@@ -97,12 +97,11 @@ void grouped(int64_t number, const Call& call) {
 
 inline int64_t whole(int64_t columns) { return (columns + WIDTH - 1) / WIDTH * WIDTH; }
 
-// What becomes of the products of a query before they are weights.
+// Turns the products of a query into weights.
 struct Scoring {
   float scaling, softcap;  // 0: none
 
-  // In place, of one head: scores, then weights, and zeros behind them up to a whole vector. gains: (columns,), nullptr for
-  // none.
+  // Turns one head's products into weights in place, padded with zeros to a whole vector. gains: (columns,), or nullptr.
   void weigh(float* row, const float* gains, int64_t columns) const {
     const int64_t stride = whole(columns);
     if (softcap > 0)
@@ -133,7 +132,7 @@ struct Scoring {
   }
 };
 
-// What a row reads of keys and of values.
+// The keys or values that a row reads.
 struct Reading {
   Tensor asked, pooled, positions;
   int64_t rows, kv_heads, group, width, window, most;
@@ -148,12 +147,12 @@ struct Reading {
         pooled.strides[3] == 1 && pooled.strides[2] == width && positions.dense();
   }
 
-  // The same of queries, (rows, heads, 1, width).
+  // The same for queries (rows, heads, 1, width).
   bool asks(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle third, int64_t own_window) {
     return of(query, key, third, own_window) && asked.sizes[3] == width;
   }
 
-  // Values as keys are, but for their width.
+  // Checks values: laid out as the keys, except for their width.
   bool takes(Tensor& values, AtenTensorHandle handle) const {
     return values.look(handle) && values.axes == 4 && values.dtype == pooled.dtype && values.sizes[0] >= rows &&
         values.sizes[1] == kv_heads && values.sizes[2] >= most && values.strides[3] == 1 &&
@@ -173,15 +172,15 @@ struct Reading {
   }
 };
 
-// Calls with each row and head of keys.
+// Calls `call` with each row and KV head.
 template <typename Call>
 void everywhere(const Reading& reading, const Call& call) {
 #pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
   for (int64_t at = 0; at < reading.rows * reading.kv_heads; at++) call(at / reading.kv_heads, at % reading.kv_heads);
 }
 
-// The weights (group, stride) of a row and a head of keys, from the first column that it sees on. stride: at least its
-// columns in whole vectors.
+// Computes the weights (group, stride) of a row and KV head, from its first visible column on. stride: at least the number
+// of its columns, rounded up to whole vectors.
 template <typename Key>
 void weights_of(const Reading& reading, const Scoring& scoring, const Tensor* gains, int64_t row, int64_t head,
                 int64_t stride, float* to) {
@@ -195,7 +194,7 @@ void weights_of(const Reading& reading, const Scoring& scoring, const Tensor* ga
   for (int64_t one = 0; one < reading.group; one++) scoring.weigh(to + one * stride, own, columns);
 }
 
-// The sums (group, width) of a head of values of as many columns as a row sees, by its weights (group, stride).
+// Computes the sums (group, width) of a KV head's values over the visible columns, weighted by (group, stride).
 template <typename Number>
 void sums_of(const Reading& reading, const Tensor& values, int64_t row, int64_t head, const float* weights, int64_t stride,
              float* to) {

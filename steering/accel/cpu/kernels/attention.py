@@ -60,8 +60,8 @@ def decode_sums(weights: torch.Tensor, value: torch.Tensor, positions: torch.Ten
     """
     rows, heads, _, columns = weights.shape
     values = value[:rows, :, :columns].float()
-    seen = weights.where(seen_columns(positions[:, None, None, None], columns, window), 0.0)
-    return (seen.view(rows, values.shape[1], -1, columns) @ values).view(rows, heads, 1, -1)
+    visible = weights.where(seen_columns(positions[:, None, None, None], columns, window), 0.0)
+    return (visible.view(rows, values.shape[1], -1, columns) @ values).view(rows, heads, 1, -1)
 
 
 def seen_columns(last: torch.Tensor, columns: int, window: int) -> torch.Tensor:

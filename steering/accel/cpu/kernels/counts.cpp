@@ -1,4 +1,4 @@
-// What a decode measured, counted in what slots hold: `counts.py` says what that is.
+// Adds the measurements of a decode step to the counters of the slots; see `counts.py`.
 
 #include "counts.h"
 
@@ -8,12 +8,12 @@
 
 namespace {
 
-// Sums (kinds,) of what is read (columns,) by a table (length, kinds).
+// Sums the attention `read` (columns,) by kind, with a table (length, kinds) of which columns belong to which kind.
 void by_kind(const float* read, const float* table, int64_t columns, int64_t length, int64_t kinds, float* to) {
   for (int64_t first = 0; first < kinds; first += WIDTH) {
     const int64_t some = std::min(kinds - first, WIDTH), last = length * kinds - first - WIDTH;
-    const int64_t near = last < 0 ? 0 : std::min(columns, last / kinds + 1);  // where a whole vector may be read
-    floats sums[2] = {};  // which do not wait for one another
+    const int64_t near = last < 0 ? 0 : std::min(columns, last / kinds + 1);  // whole vectors can be read up to here
+    floats sums[2] = {};  // two independent sums
     int64_t column = 0;
     for (; column + 2 <= near; column += 2)
       for (int one = 0; one < 2; one++) sums[one] += load(table + (column + one) * kinds + first) * read[column + one];
@@ -22,7 +22,7 @@ void by_kind(const float* read, const float* table, int64_t columns, int64_t len
   }
 }
 
-// Shares (3,) of sources (kinds, 3) in sums (kinds,).
+// Computes the share of each source (3,) in sums (kinds,). sources: (kinds, 3).
 void shares(const float* sums, const float* sources, int64_t kinds, float* to) {
   float parts[3] = {};
   for (int64_t kind = 0; kind < kinds; kind++)

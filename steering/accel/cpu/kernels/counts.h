@@ -1,4 +1,4 @@
-// Which rows of a decode are counted: `counts.py` says what the arguments are.
+// The rows of a decode step that are counted; `counts.py` describes the arguments.
 
 #pragma once
 
@@ -26,7 +26,7 @@ struct Counting {
       if (counts(row)) counted.of<int64_t>()[row] = position(row);
   }
 
-  // Whether a tensor (rows, ..., columns), or with its columns on another axis, has those that are written to.
+  // Returns whether a tensor with its columns on `axis` has room for the positions that are written.
   bool fits(const Tensor& tensor, int64_t axis) const {
     if (tensor.axes <= axis || !tensor.dense() || !tensor.is_float() || tensor.sizes[0] != rows()) return false;
     for (int64_t row = 0; row < rows(); row++)

@@ -1,18 +1,18 @@
-// Linear layers over weights in blocks: `linear.py` says what they are.
+// Linear layers with weights packed in blocks; see `linear.py`.
 //
-// A block of weights stays near while all rows go through it, and a few rows' sums are kept in registers: of one row what
-// takes time is to read the weights, of many to multiply.
+// A block of weights stays in cache while all rows go through it, and the sums of a few rows are kept in registers. With one
+// row, reading the weights dominates the time; with many rows, multiplying does.
 
 #include "tensors.h"
 #include "vectors.h"
 
 namespace {
 
-constexpr int64_t BLOCK = 16;  // outputs of a block
+constexpr int64_t BLOCK = 16;  // outputs per block
 constexpr int VECTORS = BLOCK / WIDTH;
 
-// Rows that are taken at once where all are, and a part of more; and how many blocks of each. Their sums are in registers, of
-// which a processor has 32 of the widest vectors, and 16 of others: the more of them, the less is loaded for each.
+// Up to MOST rows are computed at once, more in parts of PART; `blocks_of` is the number of blocks at once. The sums stay in
+// registers, of which a processor has 32 of the widest vectors and 16 of others. More sums mean fewer loads for each.
 #if defined(__AVX512F__)
 constexpr int MOST = 10, PART = 6;
 constexpr int blocks_of(int rows) { return rows > PART ? 2 : rows > 1 ? 4 : 6; }
@@ -21,7 +21,7 @@ constexpr int MOST = 12 / VECTORS, PART = MOST;
 constexpr int blocks_of(int rows) { return rows > 2 ? 1 : 8 / (rows * VECTORS); }
 #endif
 
-constexpr int64_t FEW = 18;  // rows: for more, weights in half precision are made float32 once
+constexpr int64_t FEW = 18;  // with more rows, weights in half precision are converted to float32 once
 
 // states: (rows, width), with a stride. weights: (blocks, width, 16). sums: (rows, blocks, 16).
 template <int rows, int blocks, typename Number>
@@ -31,7 +31,7 @@ void products(const float* states, int64_t stride, const Number* weights, int64_
 #pragma GCC unroll 16
     for (int one = 0; one < blocks * VECTORS; one++) {
       const Number* from = weights + (one / VECTORS * width + at) * BLOCK + one % VECTORS * WIDTH;
-      if (rows > 1 && one % VECTORS == 0) __builtin_prefetch(from + blocks * width * BLOCK);  // the blocks after these
+      if (rows > 1 && one % VECTORS == 0) __builtin_prefetch(from + blocks * width * BLOCK);  // the next blocks
       read[one] = load(from);
     }
 #pragma GCC unroll 16
@@ -46,7 +46,7 @@ struct Layer {
   int64_t rows, width, outputs;
   float* out;
 
-  // Some rows, from one on, of some blocks; weights: those of these blocks.
+  // Computes `rows` rows from `row` on for `blocks` blocks from `block` on, whose weights are given.
   template <int rows, int blocks, typename Number>
   [[gnu::noinline]] void part(int64_t row, int64_t block, const Number* weights) const {
     floats sums[rows][blocks * VECTORS];
@@ -66,7 +66,7 @@ struct Layer {
     }
   }
 
-  // So many rows of some blocks; weights: from the first of these on.
+  // Computes `rows` rows for the blocks from `first` to `end`, whose weights are given.
   template <int rows, typename Number>
   void of_blocks(int64_t row, int64_t first, int64_t end, const Number* weights) const {
     constexpr int together = blocks_of(rows);
@@ -87,7 +87,7 @@ struct Layer {
   template <typename Number>
   void all_rows(int64_t first, int64_t end, const Number* weights) const {
     const int64_t parts = rows <= MOST ? 1 : (rows + PART - 1) / PART;
-    for (int64_t part = 0; part < parts; part++) {  // of about the same size
+    for (int64_t part = 0; part < parts; part++) {  // parts of about equal size
       const int64_t row = rows * part / parts;
       some_rows(rows * (part + 1) / parts - row, row, first, end, weights);
     }
@@ -97,7 +97,7 @@ struct Layer {
   void run(const Number* weights) const {
     if (!rows) return;
     const int64_t blocks = (outputs + BLOCK - 1) / BLOCK, share = (blocks + THREADS - 1) / THREADS;
-    // Blocks that stay in a cache together, where all rows are not taken at once.
+    // The number of blocks that stay in cache together when not all rows are computed at once.
     const int64_t near = rows <= MOST ? share : blocks_of(PART);
 #pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
     for (int64_t first = 0; first < blocks; first += near) {

@@ -1,4 +1,4 @@
-// What is read of a decode's attention weights, and what See makes of them: `looks.py` says what they are.
+// Decode attention that reports its weights and applies See to them; see `looks.py`.
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// The mean over heads of a row's weights (heads, stride), (columns,), in whole vectors. to: with room for these.
+// Averages a row's weights (heads, stride) over heads, in whole vectors. to: (columns,), with room for whole vectors.
 void mean(const float* weights, int64_t heads, int64_t stride, int64_t columns, float* to) {
   const float share = 1.f / heads;
   for (int64_t at = 0; at < columns; at += WIDTH) {
@@ -17,8 +17,8 @@ void mean(const float* weights, int64_t heads, int64_t stride, int64_t columns, 
   }
 }
 
-// In place, what See makes of a row's weights (heads, stride) of its columns from `begin` on. room: for two of its columns
-// and of its heads. told: alpha, and attention to images before and after, means over heads.
+// Applies See in place to a row's weights (heads, stride) of its columns from `begin` on. room: scratch memory for two
+// numbers per column and two per head. told receives alpha, then the attention to images before and after, as means over heads.
 void enhance(const Enhancement& see, int64_t row, float* weights, int64_t heads, int64_t stride, int64_t begin,
              int64_t columns, float* room, float* told) {
   const float *mask = see.mask(row) + 2 * begin, *here = see.alpha(row);
@@ -48,7 +48,7 @@ void enhance(const Enhancement& see, int64_t row, float* weights, int64_t heads,
   told[0] = alpha, told[1] = decay, told[2] = alpha > 0 ? after : decay;
 }
 
-// The output of a decode's attention, and the mean over heads of its weights; see: nullptr for none, told: what it did.
+// Computes the output of decode attention and its mean weights over heads. see: or nullptr; told receives its effect.
 template <typename Number>
 void looked(const Reading& reading, const Tensor& values, const Scoring& scoring, const Tensor* gains,
             const Enhancement* see, int64_t columns, float* out, float* means, float* told) {

@@ -51,8 +51,8 @@ def enhanced_attention(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the same for weights enhanced by See, and the effect that `enhanced` returns."""
     weights = decode_weights(query, key, positions, gains, scaling, window, softcap, columns)
-    weights, told = enhanced(weights, masks, settings, transfer, layer)
-    return decode_sums(weights, value, positions, window), weights[:, :, 0].mean(1), told
+    weights, masses = enhanced(weights, masks, settings, transfer, layer)
+    return decode_sums(weights, value, positions, window), weights[:, :, 0].mean(1), masses
 
 
 def enhanced(

@@ -33,20 +33,22 @@ def operator(
     same sizes for tracing; tracing the function itself would specialise some sizes. changes: the arguments that it writes
     to.
     """
-    return lambda function: _made(function, shaped, changes)
+    return lambda function: _register_operator(function, shaped, changes)
 
 
-def _made(function: Callable[P, T], shaped: Callable[..., object], changes: tuple[str, ...]) -> Callable[P, T]:
-    made = torch.library.custom_op(f"helmsight::{function.__name__}", function, mutates_args=changes)  # type: ignore[arg-type]
-    made.register_fake(shaped)
+def _register_operator(
+    function: Callable[P, T], shaped: Callable[..., object], changes: tuple[str, ...]
+) -> Callable[P, T]:
+    op = torch.library.custom_op(f"helmsight::{function.__name__}", function, mutates_args=changes)  # type: ignore[arg-type]
+    op.register_fake(shaped)
     overload = getattr(torch.ops.helmsight, function.__name__).default
-    given = [_C[str(one.type)] for one in overload._schema.arguments]
+    arguments = [_C[str(argument.type)] for argument in overload._schema.arguments]
     results = ["AtenTensorHandle*"] * (len(overload._schema.returns) or 1)  # a null pointer where there are none
-    SHIMS[overload] = [f"AOTITorchError aoti_torch_cpu_{function.__name__}({', '.join([*given, *results])})"]
+    SHIMS[overload] = [f"AOTITorchError aoti_torch_cpu_{function.__name__}({', '.join([*arguments, *results])})"]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        return (made if torch.compiler.is_compiling() else function)(*args, **kwargs)  # type: ignore[return-value]
+        return (op if torch.compiler.is_compiling() else function)(*args, **kwargs)  # type: ignore[return-value]
 
     return call
 

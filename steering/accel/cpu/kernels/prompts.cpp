@@ -1,8 +1,8 @@
-// Attention of prompts: `prompts.py` says what it is.
+// Prefill attention; see `prompts.py`.
 //
-// Some queries meet the columns that they see, some at a time, and keep the largest score so far, by which what they have
-// summed is made smaller where a larger one comes (FlashAttention, Dao et al. 2022, section 3.1). What no query of a few
-// sees is not computed. Sums are kept apart by what a column is, so that See's shares of them cost nothing but their places.
+// A block of queries visits its visible columns a block at a time. Each query keeps its largest score so far and scales its
+// sums down when a larger one comes (FlashAttention, Dao et al. 2022, section 3.1). Columns that no query of a tile sees are
+// skipped. Sums are kept separately by the kind of column, so that applying See costs only their memory.
 
 #include <algorithm>
 #include <vector>
@@ -12,21 +12,21 @@
 
 namespace {
 
-constexpr int64_t COLUMNS = 64;  // that are met at once
-constexpr int64_t QUERIES = 192;  // for which keys are turned once, of all heads that share them
-constexpr int64_t SCORES = 1 << 19;  // of chosen queries that are kept at a time, where that is not less than a query's
+constexpr int64_t COLUMNS = 64;  // columns per block
+constexpr int64_t QUERIES = 192;  // queries, of all heads that share a key, for which keys are transposed once
+constexpr int64_t SCORES = 1 << 19;  // scores of chosen queries kept at a time; always at least those of one query
 #if defined(__AVX512F__)
-constexpr int AT_ONCE = 12;  // queries whose sums are in registers, two vectors each
+constexpr int AT_ONCE = 12;  // queries per tile: their sums, two vectors each, stay in registers
 #else
 constexpr int AT_ONCE = 6;
 #endif
 constexpr int64_t PAIR = 2 * WIDTH;
-enum Kind { VISUAL, TEXT, REST, KINDS };  // of columns
+enum Kind { VISUAL, TEXT, REST, KINDS };  // kinds of columns
 
 int64_t rounded(int64_t numbers, int64_t to) { return (numbers + to - 1) / to * to; }
 int64_t paired(int64_t numbers) { return rounded(numbers, PAIR); }
 
-// Adds left (AT_ONCE, depth) times right (depth, 2 vectors) to what is there, or takes its place.
+// Computes left (AT_ONCE, depth) times right (depth, 2 vectors); adds it to `to` if `added`, and otherwise overwrites `to`.
 template <bool added>
 void multiply(const float* left, int64_t left_stride, const float* right, int64_t right_stride, int64_t depth, float* to,
               int64_t to_stride) {
@@ -57,7 +57,7 @@ struct Prompts {
   Prompts(double scaling, int64_t window, double softcap)
       : window(window), scaling(static_cast<float>(scaling)), softcap(static_cast<float>(softcap)) {}
 
-  // Before `of`: attention is enhanced, as settings say, which must stay.
+  // Enables See with these settings, which must outlive this object. Call it before `of`.
   bool under(Enhancement& how, AtenTensorHandle slots, AtenTensorHandle masks, AtenTensorHandle settings,
              AtenTensorHandle transfer, int64_t layer) {
     Tensor rows;
@@ -97,12 +97,12 @@ struct Prompts {
     const int64_t parts = (length + queries() - 1) / queries();
 #pragma omp parallel for schedule(dynamic) num_threads(THREADS) if (THREADS > 1)
     for (int64_t at = 0; at < rows * kv_heads * parts; at++) {
-      const int64_t part = parts - 1 - at / (rows * kv_heads);  // those that see most come first
+      const int64_t part = parts - 1 - at / (rows * kv_heads);  // queries with the most visible columns come first
       some(at % (rows * kv_heads) / kv_heads, at % kv_heads, part * queries(), out);
     }
   }
 
-  // Some queries of a row, from one on, of a head of keys.
+  // Computes the block of queries from `from` on, of a row and KV head.
   void some(int64_t row, int64_t head, int64_t from, float* out) const {
     const int64_t count = std::min(queries(), length - from) * group, wide = rounded(count, AT_ONCE);
     const int64_t start = starts.of<const int64_t>()[row], slot = slots.of<const int64_t>()[row];
@@ -137,8 +137,8 @@ struct Prompts {
       }
       for (int64_t one = 0; one < count; one += AT_ONCE) {
         const int64_t first = start + from + one / group, last = start + from + (std::min(one + AT_ONCE, count) - 1) / group;
-        if (last < column || (window > 0 && first - window >= next - 1)) continue;  // none of them sees any
-        const int64_t reached = std::min(last + 1 - column, met);  // by the last of them
+        if (last < column || (window > 0 && first - window >= next - 1)) continue;  // no query of the tile sees this block
+        const int64_t reached = std::min(last + 1 - column, met);  // columns visible to the last query of the tile
         float weights[AT_ONCE * COLUMNS];
         for (int64_t at = 0; at < reached; at += PAIR)
           multiply<false>(query + one * width, width, turned + at, COLUMNS, width, weights + at, COLUMNS);
@@ -170,8 +170,8 @@ struct Prompts {
     }
   }
 
-  // Adds, for each of some groups, what a head of keys' queries of a row have for each column: weights times what a query
-  // counts in the group. chosen: (number,), which queries. counts: (groups, number). to: (groups, columns).
+  // Adds to each group the weights of a row's chosen queries, of one KV head, times their factors in the group. chosen:
+  // (number,) indices of queries. counts: (groups, number) factors. to: (groups, columns).
   void gather(int64_t row, int64_t head, const int64_t* chosen, const float* counts, int64_t number, int64_t groups,
               int64_t columns, float* to) const {
     const int64_t start = starts.of<const int64_t>()[row], slot = slots.of<const int64_t>()[row];
@@ -216,7 +216,7 @@ struct Prompts {
     }
   }
 
-  // Weights as See makes them, all but for what they are divided by, which stays. from: the first one's column.
+  // Applies See to unnormalised weights; their divisor `all` stays the same. from: the column of the first weight.
   void enhance(int64_t row, int64_t from, float* weights, int64_t hidden, int64_t seen, float all) const {
     const float* mask = see->mask(row);
     float sums[KINDS] = {};
@@ -226,14 +226,14 @@ struct Prompts {
     for (int64_t at = hidden; at < seen; at++) weights[at] *= factors[kind_of(mask, from + at)];
   }
 
-  // Whether a query is in some group; one that is in none may be behind what there is.
+  // Returns whether a query is in any group; one in no group is padding and may have an index out of range.
   static bool counted(const float* counts, int64_t number, int64_t groups) {
     for (int64_t one = 0; one < groups; one++)
       if (counts[one * number] != 0) return true;
     return false;
   }
 
-  // Some keys, column by column, as rows of a number of each: (width, COLUMNS), up to a multiple of what is read at once.
+  // Transposes `met` keys to (width, COLUMNS), padded with zeros to a multiple of two vectors.
   void turn(const float* key, int64_t met, float* turned) const {
     for (int64_t at = 0; at < width; at++) {
       for (int64_t one = 0; one < met; one++) turned[at * COLUMNS + one] = key[one * width + at];
@@ -245,27 +245,27 @@ struct Prompts {
     return mask[2 * column] > 0 ? VISUAL : mask[2 * column + 1] > 0 ? TEXT : REST;
   }
 
-  // Where a query, counted by head within query, lies in (rows, heads, length, width).
+  // The place of query `one`, counted by head within query, in (rows, heads, length, width).
   template <typename Number>
   Number* place(Number* numbers, int64_t row, int64_t head, int64_t from, int64_t one, int64_t wide) const {
     return numbers + (((row * kv_heads + head) * group + one % group) * length + from + one / group) * wide;
   }
 
-  // A query, as `place` counts them, of which scores are made.
+  // Copies query `one`, counted as in `place`, and scales it.
   void fetch(int64_t row, int64_t head, int64_t from, int64_t one, float* to) const {
     const float *own = place(asked.of(), row, head, from, one, width), left = softcap > 0 ? 1.f : scaling;
     for (int64_t at = 0; at < width; at++) to[at] = own[at] * left;
   }
 
-  // Scores of a query become weights, but for what all are divided by; zeros where it does not see. Returns by what earlier
-  // ones are to be multiplied.
+  // Turns the scores of a query into unnormalised weights, zero in hidden columns. Returns the factor by which earlier
+  // sums are to be multiplied.
   float weigh(float* scores, int64_t hidden, int64_t seen, int64_t numbers, float* most, float* sum) const {
     if (softcap > 0)
       for (int64_t at = hidden; at < seen; at++) scores[at] = std::tanh(scores[at] * scaling / softcap) * softcap;
     std::fill(scores, scores + hidden, NOTHING), std::fill(scores + seen, scores + numbers, NOTHING);
     floats largest = floats{} + *most;
     for (int64_t at = 0; at < numbers; at += WIDTH) largest = greater(largest, load(scores + at));
-    const float before = *most, now = greatest(largest), from = now == NOTHING ? 0 : now;  // of those so far, all may be that
+    const float before = *most, now = greatest(largest), from = now == NOTHING ? 0 : now;  // all may be NOTHING
     floats made = {};
     for (int64_t at = 0; at < numbers; at += WIDTH) {
       const floats power = exponential(load(scores + at) - from);
@@ -276,7 +276,7 @@ struct Prompts {
     return factor;
   }
 
-  // A query's output. sums, totals: of each kind, `wide` queries behind one another; moving: nullptr where it is not enhanced.
+  // Writes the output of a query. sums, totals: by kind, `wide` queries each. moving: nullptr without See.
   void write(const float* sums, const float* totals, int64_t wide, float alpha, const bool* moving, float* to) const {
     const int64_t count = values.sizes[3];
     if (!moving) {
@@ -301,7 +301,7 @@ AOTITorchError attended(Prompts& prompts, AtenTensorHandle query, AtenTensorHand
   return AOTI_TORCH_SUCCESS;
 }
 
-// What `grouped_prompt_weights` says, or the same under See.
+// Implements `grouped_prompt_weights`, with or without See.
 AOTITorchError summed(Prompts& prompts, AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle slots,
                       AtenTensorHandle starts, AtenTensorHandle queries, AtenTensorHandle groups, int64_t columns,
                       AtenTensorHandle* out) {

@@ -58,7 +58,7 @@ def enhanced_prompt_attention(
     masks, settings, transfer: as in `looks.enhanced`; a column is an image's, the text's or neither.
     """
     weights = prompt_weights(query, key, slots, starts, scaling, window, softcap)
-    return _sums(_enhanced(weights, masks, settings, transfer, layer), value, slots)
+    return _sums(_enhance_by_query(weights, masks, settings, transfer, layer), value, slots)
 
 
 def _by_group(
@@ -91,7 +91,7 @@ def grouped_prompt_weights(
 
     queries: (rows, R). groups: (rows, G, R), the factor of each query. columns: at least all that a query may see.
     """
-    return _summed(prompt_weights(query, key, slots, starts, scaling, window, softcap), queries, groups, columns)
+    return _sum_by_group(prompt_weights(query, key, slots, starts, scaling, window, softcap), queries, groups, columns)
 
 
 @operator(_by_group)
@@ -113,7 +113,7 @@ def enhanced_grouped_prompt_weights(
 ) -> torch.Tensor:
     """Return the same for weights as in `enhanced_prompt_attention`."""
     weights = prompt_weights(query, key, slots, starts, scaling, window, softcap)
-    return _summed(_enhanced(weights, masks, settings, transfer, layer), queries, groups, columns)
+    return _sum_by_group(_enhance_by_query(weights, masks, settings, transfer, layer), queries, groups, columns)
 
 
 class PromptLoops(NamedTuple):
@@ -131,7 +131,7 @@ class PromptLoops(NamedTuple):
     @classmethod
     def of(cls, loops: Loops) -> PromptLoops:
         """Return the callables for use outside of a compiled step."""
-        return cls(*(partial(loops, one.__name__) for one in WITHIN))
+        return cls(*(partial(loops, loop.__name__) for loop in WITHIN))
 
 
 WITHIN = PromptLoops(
@@ -158,15 +158,15 @@ def prompt_weights(
     return scores.masked_fill(~seen_columns(last, key.shape[2], window), -torch.inf).softmax(-1)
 
 
-def _enhanced(
+def _enhance_by_query(
     weights: torch.Tensor, masks: torch.Tensor, settings: torch.Tensor, transfer: torch.Tensor, layer: int
 ) -> torch.Tensor:
     alone = torch.cat([settings[..., :1], torch.zeros_like(settings[..., 1:])], -1)
-    each = [enhanced(one[:, :, None], masks, alone, transfer, layer)[0] for one in weights.unbind(2)]
-    return torch.cat(each, 2)
+    parts = [enhanced(part[:, :, None], masks, alone, transfer, layer)[0] for part in weights.unbind(2)]
+    return torch.cat(parts, 2)
 
 
-def _summed(weights: torch.Tensor, queries: torch.Tensor, groups: torch.Tensor, columns: int) -> torch.Tensor:
+def _sum_by_group(weights: torch.Tensor, queries: torch.Tensor, groups: torch.Tensor, columns: int) -> torch.Tensor:
     chosen = weights.mean(1)[..., :columns].gather(1, queries[..., None].expand(-1, -1, columns))
     return groups @ chosen
 

@@ -1,4 +1,4 @@
-// What See makes of attention weights (SAGE paper, section 5.1, equations 3 and 4); `looks.enhanced` says it in torch.
+// See, applied to attention weights (SAGE paper, section 5.1, equations 3 and 4); `looks.enhanced` is the torch version.
 
 #pragma once
 
@@ -9,13 +9,13 @@
 
 namespace {
 
-// By how much weights on images rise and those on text fall, as shares of themselves; all of a row are divided by `total`.
+// The factors of a row: weights on images are scaled by 1 + up, those on text by 1 - down, and all are divided by `total`.
 struct Shares {
-  static constexpr float LEAST = std::numeric_limits<float>::min();  // attention that can be divided by
+  static constexpr float LEAST = std::numeric_limits<float>::min();  // the least attention that can be divided by
 
   float up, down, total;
 
-  // seen, read: a row's attention to images, and to text. moving: whether it is taken from the text.
+  // seen, read: a row's attention to images and to text. moving: whether the increase is taken from the text.
   Shares(float alpha, float seen, float read, bool moving) {
     const float moved = seen >= LEAST ? alpha : 0.f;
     up = moving ? moved * read / std::max(seen, LEAST) : alpha;
@@ -24,7 +24,7 @@ struct Shares {
   }
 };
 
-// The settings of rows in a layer.
+// The settings of all rows in a layer.
 struct Enhancement {
   Tensor masks, settings, transfer;
   int64_t layer;
@@ -36,7 +36,7 @@ struct Enhancement {
         settings.sizes[2] == 4 && layer < settings.sizes[1];
   }
 
-  // Whether each column is of an image, and whether of text.
+  // Two indicators per column: it belongs to an image; it belongs to text.
   const float* mask(int64_t row) const { return masks.of(row); }
 
   // fixed, start, fall, most

@@ -1,4 +1,4 @@
-// Measures of the residual stream of one token a row: `stream.py` says what they are.
+// Measures of the residual stream for one token per row; see `stream.py`.
 
 #include <algorithm>
 #include <cmath>
@@ -9,14 +9,14 @@
 
 namespace {
 
-constexpr int64_t READOUTS = 9;  // of each layer
+constexpr int64_t READOUTS = 9;  // per layer
 
 template <typename Number>
 void widen(const Number* from, int64_t count, float* to) {
   for (int64_t at = 0; at < count; at++) to[at] = one(from + at);
 }
 
-// The numbers of a row of (..., count), as they are or, in half precision, written to a place.
+// Returns the numbers of a row of (..., count); numbers in half precision are converted into `place`.
 const float* row_of(const Tensor& tensor, int64_t row, int64_t count, float* place) {
   if (tensor.is_float()) return tensor.of<float>(0) + row * count;
   if (tensor.dtype == aoti_torch_dtype_bfloat16()) widen(static_cast<const Bfloat*>(tensor.data) + row * count, count, place);
@@ -30,7 +30,7 @@ bool known(const Tensor& tensor) {
       (tensor.is_float() || dtype == aoti_torch_dtype_bfloat16() || dtype == aoti_torch_dtype_float16());
 }
 
-// Calls with whole vectors and with what is left of `count`, filled up.
+// Calls `call` with a loader of each whole vector, then with one that pads the remainder of `count`.
 template <typename Call>
 void vectors(int64_t count, const Call& call) {
   int64_t at = 0;
@@ -57,7 +57,7 @@ float divergence(const float* mha, const float* ffn, int64_t count) {
   return total(differs) / sum - std::log(sum) + std::log(total(of_ffn));
 }
 
-// before, out, mha, ffn: (count,). to: (9,), but for the last.
+// before, out, mha, ffn: (count,). to: (9,), of which the last stays unset.
 void measure(const float* before, const float* out, const float* mha, const float* ffn, int64_t count, float* to) {
   constexpr float LEAST = 1e-8f;  // as torch's cosine_similarity
   floats sums[8] = {};
@@ -106,7 +106,7 @@ extern "C" AOTITorchError aoti_torch_cpu_damping(
 
 namespace {
 
-// What a layer made of one token a row; lists by layer.
+// The results of all layers for one token per row; lists are by layer.
 struct Streams {
   Tensor *of, *states, *gates, *activations;
   int64_t rows, layers, count;
@@ -138,7 +138,7 @@ struct Streams {
     return most;
   }
 
-  // All readouts of a row in a layer; room: as `room` gives it.
+  // Computes all readouts of a row in a layer. room: memory from `room`.
   void measures(int64_t row, int64_t layer, float* room, float* to) const {
     const int64_t wide = gates[layer].sizes[2];
     const float* read[4];

@@ -16,7 +16,7 @@ def _looks(
     streams: list[torch.Tensor], states: list[torch.Tensor], gates: object, activations: list[torch.Tensor], *_: object
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rows, layers = states[0].shape[0], len(states)
-    widest = max(one.shape[2] for one in activations)
+    widest = max(tensor.shape[2] for tensor in activations)
     return tuple(
         states[0].new_empty(rows, layers, size, dtype=torch.float32) for size in (9, states[0].shape[2], widest)
     )  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-// Tensors as compiled steps hand them over, and new ones.
+// Tensors that compiled steps pass, and new tensors.
 
 #pragma once
 
@@ -24,13 +24,13 @@ struct Tensor {
   bool is_float() const { return dtype == aoti_torch_dtype_float32(); }
   bool is_number() const { return dtype == aoti_torch_dtype_int64(); }
 
-  // Whether its last axes, from one on, lie one number behind the other.
+  // Returns whether the axes from `from` on are contiguous.
   bool dense(int64_t from = 0) const {
     int64_t stride = 1;
     bool lies = true;
     for (int64_t axis = axes - 1; axis >= from; stride *= sizes[axis--])
       lies = lies && (sizes[axis] == 1 || strides[axis] == stride);
-    return lies || !stride;  // of nothing it does not matter
+    return lies || !stride;  // an empty tensor is always contiguous
   }
 
   int64_t count(int64_t from, int64_t to) const {
@@ -45,7 +45,7 @@ struct Tensor {
   }
 };
 
-// All tensors of a list, which are this thread's until it asks for the same `list` again; nullptr where one does not fit.
+// Returns all tensors of a list, or nullptr if one is unsuitable. They are valid until this thread reads that `list` again.
 template <int list = 0, typename Call>
 Tensor* looked_at(const AtenTensorHandle* handles, int64_t count, const Call& suits) {
   static thread_local std::vector<Tensor> tensors;
@@ -55,7 +55,7 @@ Tensor* looked_at(const AtenTensorHandle* handles, int64_t count, const Call& su
   return count ? tensors.data() : nullptr;
 }
 
-// A new float32 tensor; nullptr where there is no memory.
+// Creates a float32 tensor; returns nullptr if there is no memory.
 inline float* made(const int64_t* sizes, int64_t axes, AtenTensorHandle* handle) {
   int64_t strides[8], stride = 1;
   void* data = nullptr;
@@ -64,14 +64,14 @@ inline float* made(const int64_t* sizes, int64_t axes, AtenTensorHandle* handle)
       axes, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, handle);
   if (failed || aoti_torch_get_data_ptr(*handle, &data)) return nullptr;
   static float none;
-  return stride ? static_cast<float*>(data) : &none;  // of no numbers there is no memory
+  return stride ? static_cast<float*>(data) : &none;  // an empty tensor has no memory
 }
 
 inline float* made(std::initializer_list<int64_t> sizes, AtenTensorHandle* handle) {
   return made(sizes.begin(), static_cast<int64_t>(sizes.size()), handle);
 }
 
-// Memory of a thread that is kept from one call to the next.
+// Returns scratch memory of this thread, which is kept between calls.
 inline float* scratch(int64_t numbers) {
   struct Kept {
     float* data = nullptr;
@@ -87,7 +87,7 @@ inline float* scratch(int64_t numbers) {
   return kept.data;
 }
 
-// Calls with the type of numbers; false for one that is not known.
+// Calls `call` with the C++ type of a dtype; returns false for an unsupported one.
 template <typename Call>
 bool typed(int32_t dtype, const Call& call) {
   if (dtype == aoti_torch_dtype_float32()) call.template operator()<float>();

@@ -1,5 +1,5 @@
-// Vectors as wide as the processor's, the compiler's own: read as float32 whatever they are stored as. Of wider ones a compiler
-// keeps none in registers, and a loop takes ten times as long.
+// Vectors as wide as the processor's, in the compiler's own vector types, loaded as float32 from any stored type. Compilers
+// do not keep wider ones in registers, and a loop then takes ten times as long.
 
 #pragma once
 
@@ -22,7 +22,7 @@ constexpr int BYTES = 16;
 typedef float floats __attribute__((vector_size(BYTES)));
 typedef uint32_t words __attribute__((vector_size(BYTES)));
 
-constexpr int64_t WIDTH = BYTES / sizeof(float);  // numbers of a vector
+constexpr int64_t WIDTH = BYTES / sizeof(float);  // numbers per vector
 
 struct Bfloat {
   uint16_t bits;
@@ -34,7 +34,7 @@ struct Half {
   static words wide(words bits) {
     words rest = (bits & 0x7fff) << 13;
     const words infinite = reinterpret_cast<words>(rest >= 0x0f800000) & 0x7f800000;
-    rest = reinterpret_cast<words>(reinterpret_cast<floats>(rest) * 0x1p112f);  // of another bias of exponents
+    rest = reinterpret_cast<words>(reinterpret_cast<floats>(rest) * 0x1p112f);  // corrects the bias of the exponent
     return (bits & 0x8000) << 16 | rest | infinite;
   }
 };
@@ -67,7 +67,7 @@ float one(const Number* from) {
 
 inline void store(float* to, floats value) { std::memcpy(to, &value, sizeof(value)); }
 
-// So many numbers of a vector, less than all; what is loaded behind them is `rest`.
+// Loads `number` numbers, fewer than a whole vector, and fills the others with `rest`.
 inline floats load_some(const float* from, int64_t number, float rest) {
   floats loaded = floats{} + rest;
   std::memcpy(&loaded, from, number * sizeof(float));
@@ -84,7 +84,7 @@ inline floats greater(floats left, floats right) {
   return chosen(reinterpret_cast<words>(left > right), left, right);
 }
 
-// One number of a vector's, its halves taken together until there is no half of them left.
+// Reduces a vector to one number by combining its halves until one number is left.
 template <int bytes = BYTES, typename Vector, typename Call>
 float folded(Vector value, const Call& call) {
   typedef float half __attribute__((vector_size(bytes / 2)));
@@ -105,11 +105,11 @@ inline float greatest(floats value) {
   return folded(value, [](auto left, auto right) { return left > right ? left : right; });
 }
 
-// e to the power of each number up to 0, within two of the last digit; 0 of what is too small for a float32's exponent.
+// exp() of numbers up to 0, within two units in the last place; 0 where the result is too small for float32.
 inline floats exponential(floats power) {
-  constexpr float LEAST = -87.33f, ROUNDED = 12582912.f;  // 1.5 * 2^23: adding it leaves an integer in the last digits
+  constexpr float LEAST = -87.33f, ROUNDED = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer in the last digits
   const words small = reinterpret_cast<words>(power < LEAST);
-  power = chosen(small, floats{} + LEAST, power);  // what is not a number stays that
+  power = chosen(small, floats{} + LEAST, power);  // NaN stays NaN
   const floats shifted = power * 1.44269504f + ROUNDED, whole = shifted - ROUNDED;
   const floats rest = power - whole * 0.693359375f + whole * 2.12194440e-4f;
   floats made = floats{} + 1.9875691500e-4f;

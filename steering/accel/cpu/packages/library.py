@@ -40,35 +40,35 @@ class Library:
         self._call("CreateWithDevice", ctypes.byref(self._container), ctypes.c_size_t(threads), b"cpu", None)
         count = ctypes.c_size_t()
         self._call("GetNumOutputs", self._container, ctypes.byref(count))
-        self._made = ctypes.c_void_p * count.value
+        self._output_handles = ctypes.c_void_p * count.value
         self._call("GetNumConstants", self._container, ctypes.byref(count))
-        names = [(self._named("Name", at), self._named("OriginalFQN", at)) for at in range(count.value)]
-        self._tensors = [tensors[known.decode()].data for _, known in names]
-        held = lent(self._tensors)
-        pairs = [_Constant(own, one) for (own, _), one in zip(names, held, strict=True)]
+        names = [(self._constant_name("Name", at), self._constant_name("OriginalFQN", at)) for at in range(count.value)]
+        self._tensors = [tensors[name.decode()].data for _, name in names]
+        handles = lent(self._tensors)
+        pairs = [_Constant(name, handle) for (name, _), handle in zip(names, handles, strict=True)]
         bound = (_Constant * len(pairs))(*pairs)
         self._call(_BIND.removeprefix(_PREFIX), self._container, bound, ctypes.c_size_t(len(pairs)), False, True)
         self._run = self.native[f"{_PREFIX}Run"]
-        weakref.finalize(self, _close, self.native[f"{_PREFIX}Delete"], self._container, held)
+        weakref.finalize(self, _close, self.native[f"{_PREFIX}Delete"], self._container, handles)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs."""
-        outputs = self._made()
-        given = (ctypes.c_void_p * len(inputs))(*lent(inputs))
+        outputs = self._output_handles()
+        arguments = (ctypes.c_void_p * len(inputs))(*lent(inputs))
         counts = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs))
-        self._checked(self._run(self._container, given, counts[0], outputs, counts[1], None, None))
+        self._check(self._run(self._container, arguments, counts[0], outputs, counts[1], None, None))
         return taken(outputs)
 
-    def _named(self, kind: str, at: int) -> bytes:
+    def _constant_name(self, kind: str, at: int) -> bytes:
         name = ctypes.c_char_p()
         self._call(f"GetConstant{kind}", self._container, ctypes.c_size_t(at), ctypes.byref(name))
         assert name.value is not None
         return name.value
 
     def _call(self, function: str, *arguments: Any) -> None:
-        self._checked(self.native[_PREFIX + function](*arguments))
+        self._check(self.native[_PREFIX + function](*arguments))
 
-    def _checked(self, failed: int) -> None:
+    def _check(self, failed: int) -> None:
         if failed:
             message = ctypes.c_char_p()
             self.native.AOTInductorGetLastError(ctypes.byref(message))
@@ -76,6 +76,6 @@ class Library:
             raise RuntimeError(lines[0] if lines else "torch gives no reason")
 
 
-def _close(delete: Any, container: ctypes.c_void_p, held: list[int]) -> None:
+def _close(delete: Any, container: ctypes.c_void_p, handles: list[int]) -> None:
     delete(container)
-    taken(held)
+    taken(handles)

@@ -52,7 +52,7 @@ class Package:
     def decode(
         self,
         hooks: list[Hook],
-        given: list[torch.Tensor],
+        tensors: list[torch.Tensor],
         tokens: torch.Tensor,
         positions: torch.Tensor,
         rope: torch.Tensor,
@@ -62,15 +62,15 @@ class Package:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return normalised states (rows, 1, d) and logits (rows, vocabulary); leave the hooks as a plain step does.
 
-        given: the hooks' tensors. tokens, positions, rope: (rows,). columns: the number of columns read. shares: the rows of
-        each thread, which cover all rows in order.
+        tensors: the hooks' tensors. tokens, positions, rope: (rows,). columns: the number of columns read. shares: the rows
+        of each thread, which cover all rows in order.
         """
-        return self._run(hooks, given, [tokens, positions, rope], columns, pool, shares, by_slot=True)
+        return self._run(hooks, tensors, [tokens, positions, rope], columns, pool, shares, by_slot=True)
 
     def prefill(
         self,
         hooks: list[Hook],
-        given: list[torch.Tensor],
+        tensors: list[torch.Tensor],
         embeds: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor,
@@ -84,17 +84,17 @@ class Package:
 
         The arguments are those of `PackedPrefill`; hooks, columns and shares are as in `decode`.
         """
-        return self._run(hooks, given, [embeds, positions, slots, starts, last], columns, pool, shares, by_slot=False)
+        return self._run(hooks, tensors, [embeds, positions, slots, starts, last], columns, pool, shares, by_slot=False)
 
-    def encode(self, given: list[torch.Tensor], shares: list[slice]) -> torch.Tensor:
+    def encode(self, inputs: list[torch.Tensor], shares: list[slice]) -> torch.Tensor:
         """Return (pictures, tokens, d) of a `PackedPictures` step's arguments. shares: the pictures of each thread."""
-        (features,) = self._passed(given, [], shares, by_slot=False)
+        (features,) = self._run_shares(inputs, [], shares, by_slot=False)
         return features
 
     def _run(
         self,
         hooks: list[Hook],
-        given: list[torch.Tensor],
+        tensors: list[torch.Tensor],
         fed: list[torch.Tensor],
         columns: int,
         pool: KVPool,
@@ -104,11 +104,13 @@ class Package:
         """Run a pass with hooks; by_slot: row i is slot i."""
         if len(self._column) < pool.length:
             self._column = torch.zeros(pool.length)
-        hidden, logits, *made = self._passed([*fed, self._column[:columns], *given], [*pool.tensors], shares, by_slot)
-        self._tree_spec.change(hooks, self._changes, [*given, *made])
+        hidden, logits, *new_tensors = self._run_shares(
+            [*fed, self._column[:columns], *tensors], [*pool.tensors], shares, by_slot
+        )
+        self._tree_spec.change(hooks, self._changes, [*tensors, *new_tensors])
         return hidden, logits
 
-    def _passed(
+    def _run_shares(
         self, inputs: list[torch.Tensor], pooled: list[torch.Tensor], shares: list[slice], by_slot: bool
     ) -> list[torch.Tensor]:
         """Return the library's outputs, each thread computing its share."""
@@ -116,16 +118,16 @@ class Package:
             calls = [partial(self._library, [*map(torch.Tensor.contiguous, inputs), *pooled])]
         else:
             calls = [partial(self._library, self._part(share, inputs, pooled, by_slot)) for share in shares]
-        found = self._team.run(calls)
-        return found[0] if len(found) == 1 else [*map(torch.cat, zip(*found, strict=True), self._outputs)]
+        parts = self._team.run(calls)
+        return parts[0] if len(parts) == 1 else [*map(torch.cat, zip(*parts, strict=True), self._outputs)]
 
     def _part(
         self, rows: slice, inputs: list[torch.Tensor], pooled: list[torch.Tensor], by_slot: bool
     ) -> list[torch.Tensor]:
         """Return the arguments for some rows, contiguous as compiled steps need them."""
         parts = [
-            one if axis is None else one.narrow(axis, rows.start, rows.stop - rows.start)
-            for one, axis in zip(inputs, self._inputs, strict=False)
+            tensor if axis is None else tensor.narrow(axis, rows.start, rows.stop - rows.start)
+            for tensor, axis in zip(inputs, self._inputs, strict=False)
         ]
-        own = [one[rows.start :] for one in pooled] if by_slot and rows.start else pooled
-        return [*map(torch.Tensor.contiguous, parts), *own]
+        own_slots = [tensor[rows.start :] for tensor in pooled] if by_slot and rows.start else pooled
+        return [*map(torch.Tensor.contiguous, parts), *own_slots]

@@ -102,17 +102,17 @@ class Store:
 
     def keep(self, key: str, package: Path, about: Mapping[str, Any]) -> StoredStep:
         """Store a package, a file in a room of this store, in place of an earlier one."""
-        place, made = self.folder / _digest(key), Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder))
+        place, building = self.folder / _digest(key), Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder))
         noted = {**about, "key": key, "digest": _digest(package.read_bytes())}
-        os.replace(package, made / _PACKAGE)
-        (made / _ABOUT).write_text(json.dumps(noted))
+        os.replace(package, building / _PACKAGE)
+        (building / _ABOUT).write_text(json.dumps(noted))
         for name in (_PACKAGE, _ABOUT):
-            (made / name).chmod(0o600)  # whatever the umask is
+            (building / name).chmod(0o600)  # whatever the umask is
         self._remove(place)
         try:
-            os.rename(made, place)
+            os.rename(building, place)
         except OSError:  # another process was faster
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(building, ignore_errors=True)
         return StoredStep(place / _PACKAGE, noted)
 
     def share(self, key: str, entry: StoredStep, about: Mapping[str, Any]) -> StoredStep:
@@ -135,12 +135,12 @@ class Store:
             shutil.rmtree(place, ignore_errors=True)
 
     def _tidy(self) -> None:
-        entries = sorted(((_age(one), one) for one in self.folder.iterdir()), key=lambda pair: pair[0])
-        for age, one in entries:
-            if one.name.startswith(_BUILDING) and age > STALE:
-                self._remove(one)
-        for _, one in [pair for pair in entries if not pair[1].name.startswith(".")][KEPT - 1 :]:
-            self._remove(one)
+        entries = sorted(((_age(entry), entry) for entry in self.folder.iterdir()), key=lambda pair: pair[0])
+        for age, entry in entries:
+            if entry.name.startswith(_BUILDING) and age > STALE:
+                self._remove(entry)
+        for _, entry in [pair for pair in entries if not pair[1].name.startswith(".")][KEPT - 1 :]:
+            self._remove(entry)
 
 
 def _age(place: Path) -> float:
@@ -152,16 +152,16 @@ def _age(place: Path) -> float:
 
 def _refuse_shared(place: Path) -> None:
     """Raise Unsafe for a folder in which others may replace files."""
-    found = place.stat()
-    writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
-    if writable or found.st_uid not in (0, os.geteuid()):
+    status = place.stat()
+    writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+    if writable or status.st_uid not in (0, os.geteuid()):
         raise Unsafe(f"others than this user may write {place}")
 
 
 def _refuse_foreign(place: Path) -> None:
     """Raise Unsafe for a file that this user did not write, or that others may write."""
-    found = place.lstat()
-    if found.st_uid != os.geteuid() or stat.S_ISLNK(found.st_mode) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = place.lstat()
+    if status.st_uid != os.geteuid() or stat.S_ISLNK(status.st_mode) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise Unsafe(f"others than this user may write {place}")
 
 

@@ -55,22 +55,22 @@ class Team:
         """Return each call's result; all have ended where one raises. Each call must use a single thread."""
         if len(calls) == 1:
             return [calls[0]()]
-        own = torch.get_num_threads()
+        threads = torch.get_num_threads()
         torch.set_num_threads(1)
         began = self._clock()
-        begun = [self._others.submit(_inferred, call) for call in calls[1:]]
+        begun = [self._other_threads.submit(_call_without_gradients, call) for call in calls[1:]]
         try:
             first = calls[0]()
         finally:
             ended = self._clock()
-            torch.set_num_threads(own)
+            torch.set_num_threads(threads)
             wait(begun)
         late = (self._clock() - ended) / max(ended - began, 1e-9)
         self._late += _WEIGHT * (min(late, 1.0) - self._late)
-        return [first, *[one.result() for one in begun]]
+        return [first, *[future.result() for future in begun]]
 
     @cached_property
-    def _others(self) -> ThreadPoolExecutor:
+    def _other_threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.threads - 1, "helmsight-pass", _begin)
 
 
@@ -79,6 +79,6 @@ def _begin() -> None:
     torch.set_num_threads(1)
 
 
-def _inferred(call: Callable[[], T]) -> T:
+def _call_without_gradients(call: Callable[[], T]) -> T:
     with torch.inference_mode():  # inference mode is per thread
         return call()

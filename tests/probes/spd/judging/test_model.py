@@ -37,11 +37,11 @@ def test_a_judgement_is_a_block_or_all_of_the_answer() -> None:
     labels = ["consistent", "consistent", "contradictory", "ambiguous"]
     for text in (json.dumps(CONSISTENT), f"Here:\n```json\n{json.dumps(CONSISTENT, indent=1)}\n```\nDone."):
         assert consistency(text) == labels
-    found = faithfulness(json.dumps(FAITHFUL), true=2)
-    assert found == Faithfulness(1, {"attribute_error": 1, "fabrication": 1}, quantity_error=True)
-    assert found is not None
-    assert found.claims == 3
-    assert faithfulness(json.dumps(FAITHFUL), true=3) == Faithfulness(1, found.errors, quantity_error=False)
+    verdict = faithfulness(json.dumps(FAITHFUL), true=2)
+    assert verdict == Faithfulness(1, {"attribute_error": 1, "fabrication": 1}, quantity_error=True)
+    assert verdict is not None
+    assert verdict.claims == 3
+    assert faithfulness(json.dumps(FAITHFUL), true=3) == Faithfulness(1, verdict.errors, quantity_error=False)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_errors_that_do_not_add_up_are_no_judgement_of_faithfulness(wrong: dict[
     assert faithfulness("[1]", 2) is None
 
 
-def test_it_is_shown_the_pictures_and_told_what_is_true() -> None:
+def test_the_judge_gets_the_pictures_and_the_true_differences() -> None:
     answerer = Scripted(lambda question: json.dumps(CONSISTENT if "CONSISTENCY" in text_of(question) else FAITHFUL))
     judge = ModelJudge(answerer, quiet=True)
     (verdict,) = judge([STATEMENT])
@@ -83,7 +83,7 @@ def test_an_answer_that_is_nested_beyond_measure_cannot_be_read() -> None:
     assert judge.counts["unreadable"] == judge.counts["asked"] > 0
 
 
-def test_what_is_empty_is_not_asked_about() -> None:
+def test_empty_answers_are_not_judged() -> None:
     judge = ModelJudge(Scripted(lambda question: "{}"), quiet=True)
     assert judge([Statement(PAIR, "", "The dog is gone.", "")]) == [Verdict((), Faithfulness(0, {}, True))]
     assert judge.counts["asked"] == 0
@@ -107,11 +107,11 @@ class Flaky:
 
 def test_failures_cost_their_own_judgement_and_are_asked_again(tmp_path: Path) -> None:
     server = Flaky()
-    for asked in (6, 3):  # what could not be read was an answer, and is kept
+    for count in (6, 3):  # what could not be read was an answer, and is kept
         server.asked = 0
         judge = ModelJudge(Remembering(Patient(server), tmp_path / "judge.jsonl"), quiet=True)  # type: ignore[arg-type]
         assert (
             judge([STATEMENT] * 1 + [Statement(PAIR, "a", "b", str(i)) for i in range(2)]) == [Verdict(None, None)] * 3
         )
         assert judge.counts == {"asked": 6, "failed": 3, "unreadable": 3}
-        assert server.asked == asked
+        assert server.asked == count

@@ -22,8 +22,8 @@ from steering.accel.cpu.keys import surroundings
 from steering.accel.cpu.packages import team
 from steering.accel.cpu.packages.store import default_folder
 from steering.accel.cpu.step import Variant
-from steering.vectors.vector import SteeringVector
 from tests.families import build
+from tests.steering.interventions.pushes import unit_vector
 
 VARIANTS = [Variant("decode"), Variant("prefill"), Variant("decode", "every"), Variant("prefill", "every")]
 VARIANTS += [Variant("pictures")]
@@ -34,9 +34,9 @@ def folder() -> Path:
     """Return the folder where compiled steps are kept between runs of the suite, until their dependencies change."""
     every = default_folder().parent / "compiled-by-tests-of-the-engine"
     digest = hashlib.sha256(json.dumps(surroundings(), sort_keys=True).encode()).hexdigest()[:16]
-    for other in every.glob("*"):
-        if other.name != digest:
-            shutil.rmtree(other, ignore_errors=True)
+    for stored in every.glob("*"):
+        if stored.name != digest:
+            shutil.rmtree(stored, ignore_errors=True)
     (every / digest).mkdir(mode=0o700, parents=True, exist_ok=True)
     return every / digest
 
@@ -52,10 +52,10 @@ def few() -> Iterator[None]:
         patch.setattr(compiling, "_CHILD", compiling._CHILD.replace("os.nice(19)", "os.nice(0)"))
         patch.setenv("MKL_NUM_THREADS", "2")  # which forks would wait for
         patch.setattr(team, "LATE", math.inf)  # passes are shared, whatever runs beside
-        own = torch.get_num_threads()
+        threads = torch.get_num_threads()
         torch.set_num_threads(2)  # which share passes of many rows
         yield
-        torch.set_num_threads(own)
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +67,9 @@ def mllm(root: Path) -> MLLM:
 @pytest.fixture(scope="module")
 def compiled(mllm: MLLM, folder: Path, few: None) -> steering.Engine:
     """Return an engine with compiled steps."""
-    made = engine(mllm, folder)
-    assert made.compilation.wait(1200)
-    return made
+    built = engine(mllm, folder)
+    assert built.compilation.wait(1200)
+    return built
 
 
 def engine(mllm: MLLM, folder: Path | str, **options: Any) -> steering.Engine:
@@ -88,9 +88,7 @@ def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def requests(mllm: MLLM, count: int, diagnose: bool) -> list[Request]:
     """Prompts of different lengths and settings, every other one steered, some contrasted, the last with diagnostics."""
-    ones = torch.ones(mllm.num_layers)
-    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
-    vector = SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint)
+    vector = unit_vector(mllm)
     return [
         Request(
             [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what " * i}]}],
@@ -109,18 +107,24 @@ def requests(mllm: MLLM, count: int, diagnose: bool) -> list[Request]:
 def numbers(value: Any) -> list[float]:
     """All numbers in a diagnosis, in order."""
     if isinstance(value, dict):
-        return [number for one in value.values() for number in numbers(one)]
+        return [number for entry in value.values() for number in numbers(entry)]
     if isinstance(value, list | tuple):
-        return [number for one in value for number in numbers(one)]
+        return [number for entry in value for number in numbers(entry)]
     return [float(value)] if isinstance(value, int | float) else []
 
 
-def check_same_answers(engine: steering.Engine, plain: steering.Engine, asked: list[Request]) -> None:
-    """Check that both engines give the same answers, with log-probabilities and reports."""
-    answers = zip(plain.generate(asked), engine.generate(asked), strict=True)
-    for one, other in ((a.choices[0], b.choices[0]) for a, b in answers):
-        assert one.token_ids == other.token_ids
-        for a, b in zip(one.logprobs, other.logprobs, strict=True):
+def check_alike(expected: list[steering.Result], results: list[steering.Result], rel: float = 2e-3) -> None:
+    """Check that first answers have the same tokens, log-probabilities, reports and readouts."""
+    for first, second in ((a.choices[0], b.choices[0]) for a, b in zip(expected, results, strict=True)):
+        assert first.token_ids == second.token_ids
+        for a, b in zip(first.logprobs, second.logprobs, strict=True):
             assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
-        for said, again in ((one.diagnostics, other.diagnostics), (one.applied, other.applied)):
-            assert numbers(again) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)
+        for report, again in ((first.diagnostics, second.diagnostics), (first.applied, second.applied)):
+            assert numbers(again) == pytest.approx(numbers(report), rel=rel, abs=rel / 10, nan_ok=True)
+
+
+def check_same_answers(
+    engine: steering.Engine, plain: steering.Engine, requests: list[Request], rel: float = 2e-3
+) -> None:
+    """Check that both engines answer alike."""
+    check_alike(plain.generate(requests), engine.generate(requests), rel)

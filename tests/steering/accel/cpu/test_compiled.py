@@ -26,7 +26,7 @@ from steering.accel.tensors import Bound
 from steering.model.images import joined
 from steering.prompt.layout import build_prompt
 from steering.protocol.readout import REGISTRY
-from tests.steering.accel.cpu.conftest import VARIANTS, check_same_answers, engine, numbers, requests
+from tests.steering.accel.cpu.conftest import VARIANTS, check_same_answers, engine, requests
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++"),
@@ -34,23 +34,15 @@ pytestmark = [
 ]
 
 
-def test_answers_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
+def test_compiled_answers_equal_eager_answers(compiled: steering.Engine) -> None:
     plain = steering.Engine(compiled.mllm, slots=4, max_length=512, self_check=False)
     for count, diagnose in ((1, True), (3, False), (4, True), (4, False), (1, False)):
-        asked = requests(compiled.mllm, count, diagnose)
         before = compiled.stats()["compiled_steps"]
-        for one, other in zip(plain.generate(asked), compiled.generate(asked), strict=True):
-            assert one.choices[0].token_ids == other.choices[0].token_ids
-            for a, b in zip(one.choices[0].logprobs, other.choices[0].logprobs, strict=True):
-                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
-            if one.choices[0].diagnostics is not None:
-                assert numbers(other.choices[0].diagnostics) == pytest.approx(
-                    numbers(one.choices[0].diagnostics), rel=1e-3, abs=1e-4, nan_ok=True
-                )
+        check_same_answers(compiled, plain, requests(compiled.mllm, count, diagnose), rel=1e-3)
         assert compiled.stats()["compiled_steps"] - before >= 39
 
 
-def test_answers_with_all_that_can_be_asked_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
+def test_compiled_answers_with_all_options_equal_eager_answers(compiled: steering.Engine) -> None:
     """Attention and updates are changed and read, alone and beside each other and a plain request."""
     mllm = compiled.mllm
     plain = steering.Engine(mllm, slots=4, max_length=512, self_check=False)
@@ -66,14 +58,14 @@ def test_answers_with_all_that_can_be_asked_are_those_of_the_plain_step(compiled
     see, think = See(alpha=0.4, shallow=1), Think(threshold=0.01)
     text = [{"role": "user", "content": "what?"}]
     longer = [{"role": "user", "content": [*words[0]["content"], {"type": "text", "text": "what? " * 75}]}]
-    whole = Diagnose(frozenset({"residual"}), residual_rows="prompt")
+    whole_prompt = Diagnose(frozenset({"residual"}), residual_rows="prompt")
     for passes, several in (
         (24, [asked(Sage(see=see))]),
         (24, [asked(Sage(see=See(alpha=0.3, reading="scale", ceiling=0.5)), diagnose=everything), asked(words=text)]),
         (24, [asked(Sage(think=think)), asked(diagnose=everything, words=text)]),
         (24, [asked(Sage(see), diagnose=everything, words=longer), asked(diagnose=Diagnose(), words=text)]),
         # whose prompts run as they are
-        (23, [asked(Sage(see=See(shallow=mllm.num_layers))), asked(diagnose=whole, words=text)]),
+        (23, [asked(Sage(see=See(shallow=mllm.num_layers))), asked(diagnose=whole_prompt, words=text)]),
         (
             23,
             [
@@ -88,7 +80,7 @@ def test_answers_with_all_that_can_be_asked_are_those_of_the_plain_step(compiled
         assert compiled.stats()["steps"] - steps <= 40
 
 
-def test_prompts_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
+def test_compiled_prefill_equals_eager_prefill(compiled: steering.Engine) -> None:
     """Alone and several at once, of different lengths, with pictures and without, in parts, and behind what is known."""
     mllm = compiled.mllm
     options = {"slots": 4, "max_length": 512, "self_check": False, "prefill_budget": 40, "prefix_cache_bytes": 2**24}
@@ -99,27 +91,22 @@ def test_prompts_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
     words = [[{"type": "text", "text": "what is this " * n}] for n in (1, 2, 3, 25)]
     asked = [
         Request(
-            [{"role": "user", "content": [*({"type": "image", "image": picture},) * shown, *one]}],
+            [{"role": "user", "content": [*({"type": "image", "image": picture},) * pictures_shown, *content]}],
             Sampling(max_tokens=2, ignore_eos=True, logprobs=2),
         )
-        for shown in (0, 1)
-        for one in words
+        for pictures_shown in (0, 1)
+        for content in words
     ]
     for engine_ in (ours, plain):
         engine_.generate([asked[0]])  # keys and values are made
-    before, known = steps.taken, ours.stats()["prefix_cache_hits"]
+    before, hits = steps.taken, ours.stats()["prefix_cache_hits"]
     for several in (asked[:1], asked[:4], asked[4:8], asked[3:4], [asked[3], asked[7]]):
-        for one, other in zip(plain.generate(several), ours.generate(several), strict=True):
-            assert one.choices[0].token_ids == other.choices[0].token_ids
-            for a, b in zip(one.choices[0].logprobs, other.choices[0].logprobs, strict=True):
-                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+        check_same_answers(ours, plain, several)
     assert steps.taken - before >= 15  # 5 decodes, and no prompt ran as it is
-    assert ours.stats()["prefix_cache_hits"] > known
+    assert ours.stats()["prefix_cache_hits"] > hits
 
 
-def test_passes_of_many_rows_that_threads_share_are_those_of_the_plain_step(
-    compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_shared_by_threads_equal_eager_rows(compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows and many, prompts too, of all kinds beside each other."""
     mllm, steps = compiled.mllm, compiled.compilation.steps
     assert steps is not None
@@ -127,12 +114,12 @@ def test_passes_of_many_rows_that_threads_share_are_those_of_the_plain_step(
     plain, ours = (steering.Engine(mllm, **options) for _ in range(2))  # type: ignore[arg-type]
     ours.core.runner.passes.use(steps)
     shared: list[tuple[str, int]] = []
-    found = Team.shares
+    real_shares = Team.shares
 
     def shares(team: Team, rows: int, least: int) -> list[slice]:
-        said = found(team, rows, least)
-        shared.append(("decode" if least == SHARED_ROWS else "prefill", len(said)))
-        return said
+        rows_by_thread = real_shares(team, rows, least)
+        shared.append(("decode" if least == SHARED_ROWS else "prefill", len(rows_by_thread)))
+        return rows_by_thread
 
     monkeypatch.setattr(Team, "shares", shares)
     everything = Diagnose(frozenset(REGISTRY), causal=True, residual_rows="answer")
@@ -145,33 +132,28 @@ def test_passes_of_many_rows_that_threads_share_are_those_of_the_plain_step(
         )
         for number in range(26)
     ]
-    mixed = [*texts[:4], *(replace(one, interventions=(sage,), diagnose=everything) for one in several[:3])]
-    for asked in (several, texts, mixed):
-        answers = [engine_.generate(asked) for engine_ in (plain, ours)]
-        for one, other in zip(*[[answer.choices[0] for answer in each] for each in answers], strict=True):
-            assert one.token_ids == other.token_ids
-            for a, b in zip(one.logprobs, other.logprobs, strict=True):
-                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
-            for said, again in ((one.diagnostics, other.diagnostics), (one.applied, other.applied)):
-                assert numbers(again) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)
+    mixed = [*texts[:4], *(replace(request, interventions=(sage,), diagnose=everything) for request in several[:3])]
+    for batch in (several, texts, mixed):
+        check_same_answers(ours, plain, batch)
     assert {("decode", 2), ("prefill", 2)} <= set(shared)
 
 
-def test_others_run_beside_a_step(compiled: steering.Engine) -> None:
+def test_other_threads_run_during_a_compiled_step(compiled: steering.Engine) -> None:
     """With torch's own loader, no other thread had the interpreter while a step ran."""
     engine_ = compiled
     assert engine_.compilation.steps is not None
-    ready = [one for (kind, _), found in engine_.compilation.steps._ready.items() if kind == "prefill" for one in found]
-    (package,) = (one for one in ready if one.given(Bound([])) == [])  # that for no hooks, whichever came first
+    kinds = engine_.compilation.steps._ready.items()
+    ready = [package for (kind, _), packages in kinds if kind == "prefill" for package in packages]
+    (package,) = (package for package in ready if package.given(Bound([])) == [])  # that for no hooks
     engine_.generate([Request([{"role": "user", "content": "?"}], Sampling(max_tokens=1))])
     axes, width = engine_.core.runner.embedder.rope_axes, 400
     embeds, places = torch.zeros(4, width, engine_.mllm.hidden_size), torch.zeros(4, dtype=torch.int64)
     positions = torch.arange(width).expand(axes or 1, 4, -1) if axes else torch.arange(width).expand(4, -1)
-    seen, ended = [0.0], threading.Event()
+    times, ended = [0.0], threading.Event()
 
     def watch() -> None:
         while not ended.is_set():
-            seen[0] = time.perf_counter()
+            times[0] = time.perf_counter()
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -181,7 +163,7 @@ def test_others_run_beside_a_step(compiled: steering.Engine) -> None:
             begun, processor = time.perf_counter(), time.thread_time()
             inputs = (embeds, positions, torch.arange(4), places, places + width - 1, width)
             package.prefill([], [], *inputs, engine_.core.runner.pool, [slice(0, 4)])
-            last = seen[0]  # what the other thread saw before this one had the interpreter back
+            last = times[0]  # what the other thread saw before this one had the interpreter back
             during += last - begun > (time.thread_time() - processor) / 2
     finally:
         ended.set()
@@ -192,16 +174,16 @@ def test_others_run_beside_a_step(compiled: steering.Engine) -> None:
 def test_all_columns_of_a_slot_can_be_read(compiled: steering.Engine) -> None:
     """A step that reads whole slots is no other one, which torch's own compiler would compile anew."""
     mllm = compiled.mllm
-    (asked,) = requests(mllm, 1, False)
-    longest = build_prompt(mllm, asked.messages).length + 40
+    (request,) = requests(mllm, 1, False)
+    longest = build_prompt(mllm, request.messages).length + 40
     plain = steering.Engine(mllm, slots=1, max_length=longest, self_check=False)
     compiled_too = steering.Engine(mllm, slots=1, max_length=longest, self_check=False)
     compiled_too.core.runner.passes.use(compiled.compilation.steps)
-    (one,), (other,) = plain.generate([asked]), compiled_too.generate([asked])
-    assert one.choices[0].token_ids == other.choices[0].token_ids
+    (first,), (second,) = plain.generate([request]), compiled_too.generate([request])
+    assert first.choices[0].token_ids == second.choices[0].token_ids
 
 
-def test_pictures_of_one_size_are_encoded_as_the_plain_tower_encodes_them(
+def test_compiled_picture_encoding_equals_the_eager_encoder(
     compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A single picture, and as many as threads share, are compiled; others, and larger batches, use the plain tower."""
@@ -210,18 +192,18 @@ def test_pictures_of_one_size_are_encoded_as_the_plain_tower_encodes_them(
 
     def inputs(*sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
         rng = np.random.default_rng(0)
-        shown = [Image.fromarray(rng.integers(0, 255, (*size, 3), dtype=np.uint8)) for size in sizes]
-        parts = [{"type": "image", "image": one} for one in shown]
+        images = [Image.fromarray(rng.integers(0, 255, (*size, 3), dtype=np.uint8)) for size in sizes]
+        parts = [{"type": "image", "image": image} for image in images]
         return joined(build_prompt(mllm, [{"role": "user", "content": parts}]).pictures)
 
     for sizes in ([(56, 84)], [(84, 56)] * 5, [(28, 28)] * 2, [(112, 112)]):
-        before, given = steps.taken, inputs(*sizes)
+        before, pictures = steps.taken, inputs(*sizes)
         with torch.inference_mode():
-            found, expected = steps.features(given), mllm.image_features(given).pooler_output
-        assert found is not None
+            features, expected = steps.features(pictures), mllm.image_features(pictures).pooler_output
+        assert features is not None
         assert steps.taken == before + 1
-        for one, other in zip(found.pooler_output, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        for actual, wanted_features in zip(features.pooler_output, expected, strict=True):
+            torch.testing.assert_close(actual, wanted_features, rtol=1e-4, atol=1e-5)
     assert steps.features(inputs((56, 84), (84, 56))) is None
     monkeypatch.setattr("steering.accel.cpu.steps.MOST_PATCHES", 6 * 8)
     assert steps.features(inputs((56, 84))) is not None
@@ -237,9 +219,7 @@ def test_a_new_picture_is_encoded_by_the_compiled_step(
     compiled.generate([Request(words, Sampling(max_tokens=2, ignore_eos=True))])
 
 
-def test_what_is_new_behind_a_long_prompt_is_compiled(
-    compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_long_prompt_runs_compiled(compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A further turn of a chat is compiled; many new tokens, or several such prompts at once, run eagerly."""
     steps = compiled.compilation.steps
     assert steps is not None
@@ -250,9 +230,9 @@ def test_what_is_new_behind_a_long_prompt_is_compiled(
     widths: list[int] = []
     prefill = Package.prefill
 
-    def noted(package: Package, hooks: Any, given: Any, embeds: torch.Tensor, *rest: Any) -> Any:
+    def noted(package: Package, hooks: Any, values: Any, embeds: torch.Tensor, *others: Any) -> Any:
         widths.append(embeds.shape[1])
-        return prefill(package, hooks, given, embeds, *rest)
+        return prefill(package, hooks, values, embeds, *others)
 
     monkeypatch.setattr(Package, "prefill", noted)
 
@@ -267,14 +247,14 @@ def test_what_is_new_behind_a_long_prompt_is_compiled(
         (asked("d", "e"), False),
     ):
         widths.clear()
-        said = [[answer.choices[0].token_ids for answer in one.generate(requests_)] for one in (plain, ours)]
-        assert said[0] == said[1]
+        expected, token_ids = ([a.choices[0].token_ids for a in e.generate(requests_)] for e in (plain, ours))
+        assert token_ids == expected
         assert bool(widths) is compiles
     assert ours.stats()["prefix_cache_hits"] == 4
 
 
 @pytest.mark.usefixtures("compiled", "nothing_compiles")
-def test_the_next_start_finds_them(mllm: MLLM, folder: Path) -> None:
+def test_the_next_start_loads_stored_packages(mllm: MLLM, folder: Path) -> None:
     again = engine(mllm, folder)
     assert again.compilation.state == "ready"
     assert again.stats()["compiled_in_use"] == len(VARIANTS)
@@ -287,14 +267,14 @@ def test_the_next_start_finds_them(mllm: MLLM, folder: Path) -> None:
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(
-    ("fails", "said"),
+    ("fails", "expected"),
     [
         ("raise ValueError('it is too hard')", "ValueError: it is too hard"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "a compiling process exited with status -9"),
     ],
 )
-def test_one_that_cannot_be_compiled_keeps_no_other_from_use(
-    fails: str, said: str, mllm: MLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+def test_a_step_that_cannot_be_compiled_does_not_prevent_others(
+    fails: str, expected: str, mllm: MLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """The first, of processes that have the others from where they lie."""
@@ -312,15 +292,15 @@ child.Making.make, child.build_loops = make, lambda *_: None
 sys.exit(child.main())
 """
     monkeypatch.setattr(compiling, "_CHILD", child)
-    made = engine(mllm, tmp_path)
-    assert not made.compilation.wait(100)
-    assert made.compilation.state == "failed"
-    assert made.stats()["compiled_in_use"] == len(VARIANTS) - 1
-    assert said in caplog.text
+    failing = engine(mllm, tmp_path)
+    assert not failing.compilation.wait(100)
+    assert failing.compilation.state == "failed"
+    assert failing.stats()["compiled_in_use"] == len(VARIANTS) - 1
+    assert expected in caplog.text
 
 
 @pytest.mark.usefixtures("compiled", "nothing_compiles")
-def test_what_is_broken_costs_a_compile_and_no_answer(mllm: MLLM, folder: Path, tmp_path: Path) -> None:
+def test_a_broken_package_is_compiled_again_and_no_answer_fails(mllm: MLLM, folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".*"))  # what another run builds
     for place in copy.glob("*/step.so"):  # code that says that it is what was written, and is none
@@ -328,24 +308,24 @@ def test_what_is_broken_costs_a_compile_and_no_answer(mllm: MLLM, folder: Path, 
         notes = json.loads((place.parent / "about.json").read_text())
         notes["digest"] = hashlib.sha256(b"nothing").hexdigest()
         (place.parent / "about.json").write_text(json.dumps(notes))
-    made = engine(mllm, copy)
-    assert not made.compilation.wait(60)
-    assert (made.compilation.state, made.stats()["compiled_in_use"]) == ("failed", 0)
-    (answer,) = made.generate(requests(made.mllm, 1, False))
+    restarted = engine(mllm, copy)
+    assert not restarted.compilation.wait(60)
+    assert (restarted.compilation.state, restarted.stats()["compiled_in_use"]) == ("failed", 0)
+    (answer,) = restarted.generate(requests(restarted.mllm, 1, False))
     assert len(answer.choices[0].token_ids) == 40
 
 
 @pytest.mark.usefixtures("compiled", "nothing_compiles")
 @pytest.mark.parametrize(
-    ("off", "scaled", "said"),
+    ("off", "scaled", "expected"),
     [
-        (lambda logits: logits + 0.01 * logits.abs().max(), lambda made: 1.01 * made, "differs from the eager one by"),
+        (lambda logits: logits + 0.01 * logits.abs().max(), lambda out: 1.01 * out, "differs from the eager one by"),
         (torch.Tensor.double, torch.Tensor.double, "the eager one returns TensorForm(dtype=torch.float32"),
-        (lambda logits: logits.T.contiguous().T, lambda made: made.transpose(0, 1), "one returns TensorForm("),
+        (lambda logits: logits.T.contiguous().T, lambda tensor: tensor.transpose(0, 1), "one returns TensorForm("),
     ],
 )
-def test_a_step_that_leaves_something_else_is_not_used(
-    off: Any, scaled: Any, said: str,
+def test_a_step_with_other_side_effects_is_not_used(
+    off: Any, scaled: Any, expected: str,
     mllm: MLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     copy = tmp_path / "copy"
@@ -359,9 +339,9 @@ def test_a_step_that_leaves_something_else_is_not_used(
 
         monkeypatch.setattr(Package, kind, other)
     monkeypatch.setattr(Package, "encode", lambda *args, encode=Package.encode: scaled(encode(*args)))
-    made = engine(mllm, copy)
-    assert (made.compilation.wait(60), made.stats()["compiled_in_use"]) == (False, 0)
-    assert said in caplog.text
+    restarted = engine(mllm, copy)
+    assert (restarted.compilation.wait(60), restarted.stats()["compiled_in_use"]) == (False, 0)
+    assert expected in caplog.text
     assert sum(1 for _ in copy.glob("*/step.so")) <= sum(1 for _ in folder.glob("*/step.so")) - len(VARIANTS)
 
 
@@ -376,23 +356,23 @@ def test_a_folder_that_others_may_write_is_not_used(
 
 
 @pytest.mark.usefixtures("nothing_compiles")
-def test_where_nothing_compiles_steps_run_as_they_are(mllm: MLLM, caplog: pytest.LogCaptureFixture) -> None:
-    made = engine(mllm, "off")
-    assert not made.compilation.wait(60)
+def test_without_a_working_compiler_steps_run_eagerly(mllm: MLLM, caplog: pytest.LogCaptureFixture) -> None:
+    uncompiled = engine(mllm, "off")
+    assert not uncompiled.compilation.wait(60)
     assert "there is no compiler" in caplog.text
-    (answer,) = made.generate(requests(made.mllm, 1, False))
+    (answer,) = uncompiled.generate(requests(uncompiled.mllm, 1, False))
     assert len(answer.choices[0].token_ids) == 40
 
 
-def test_an_engine_that_stops_ends_what_is_being_compiled(mllm: MLLM, tmp_path: Path) -> None:
-    made = engine(mllm, tmp_path)
-    assert made.compilation._ahead is not None
-    while (process := made.compilation._ahead.compiling._process) is None:
+def test_stopping_an_engine_ends_its_compilation(mllm: MLLM, tmp_path: Path) -> None:
+    stopping = engine(mllm, tmp_path)
+    assert stopping.compilation._ahead is not None
+    while (process := stopping.compilation._ahead.compiling._process) is None:
         time.sleep(0.01)
     time.sleep(3)  # it imports
     begun = time.monotonic()
-    made.stop()
+    stopping.stop()
     assert process.poll() is not None
-    assert not made.compilation.wait(10)
+    assert not stopping.compilation.wait(10)
     assert time.monotonic() - begun < 10
     assert not list(tmp_path.iterdir())

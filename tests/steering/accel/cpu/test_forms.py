@@ -31,19 +31,19 @@ class Uncompiled(Package):
     """A package whose library is the step itself."""
 
     def __init__(self, mllm: MLLM, steps: CompiledSteps, variant: Variant):
-        wanted, fed = steps.wanted(variant), FED.get(variant.kind)
-        step, given = example_step(mllm, variant, steps.axes, steps.weights)
-        step(*step.arguments(EXAMPLES[0], given))  # which tells what hooks are afterwards
+        wanted_step, fed = steps.wanted(variant), FED.get(variant.kind)
+        step, inputs = example_step(mllm, variant, steps.axes, steps.weights)
+        step(*step.arguments(EXAMPLES[0], inputs))  # which tells what hooks are afterwards
 
         def library(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             if fed is None:
                 return step(*tensors)
-            end = fed + len(given)
+            end = fed + len(inputs)
             return step(*tensors[:fed], tensors[fed:end], tensors[end:])
 
-        left = json.loads(json.dumps(as_json(step.left)))
-        self._tree_spec = TreeSpec(wanted.shape, wanted.sizes)
-        self._changes = self._tree_spec.changes(of_json(left, kinds_of(wanted.shape.tree)))
+        tree = json.loads(json.dumps(as_json(step.left)))
+        self._tree_spec = TreeSpec(wanted_step.shape, wanted_step.sizes)
+        self._changes = self._tree_spec.changes(of_json(tree, kinds_of(wanted_step.shape.tree)))
         self._library: Any = library
         self._team, self._inputs, self._outputs, self.native = steps._team, [], [], None
         self.divisible, self._column = False, torch.zeros(0)
@@ -58,28 +58,28 @@ def check(mllm: MLLM, monkeypatch: pytest.MonkeyPatch) -> Any:
         with torch.inference_mode():
             rehearsal = Rehearsal(mllm)
             steps = CompiledSteps(mllm, 1, rehearsal.axes)
-            wanted = steps.wanted(variant)
-            rehearsal.rehearse(wanted)
-            rehearsal.check(steps, wanted, Uncompiled(mllm, steps, variant))
+            wanted_step = steps.wanted(variant)
+            rehearsal.rehearse(wanted_step)
+            rehearsal.check(steps, wanted_step, Uncompiled(mllm, steps, variant))
 
     return checked
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=" ".join)
-def test_a_step_leaves_what_an_eager_pass_leaves(variant: Variant, check: Any) -> None:
+def test_a_fused_step_leaves_the_same_state_as_an_eager_pass(variant: Variant, check: Any) -> None:
     check(variant)
 
 
 @pytest.mark.parametrize(
     ("form", "name", "wrong"),
     [
-        (FusedThink, "damping", staticmethod(lambda *given: 2 * damping(*given))),
+        (FusedThink, "damping", staticmethod(lambda *arguments: 2 * damping(*arguments))),
         (NotedSee, "conclude", lambda hook, noted, positions: None),
         (FusedCapture, "settle", DecodeCapture.settle),  # which counts nothing
         (FusedResidual, "settle", ResidualRows.settle),
     ],
 )
-def test_a_form_that_does_something_else_is_seen(
+def test_a_fused_form_that_differs_is_detected(
     form: type, name: str, wrong: Any, check: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(form, name, wrong)

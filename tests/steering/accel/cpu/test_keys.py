@@ -32,7 +32,7 @@ OPENING = '''    """Return the relative change of each token's FFN update'''
     ],
     ids=["comment", "docstring", "operation"],
 )
-def test_code_is_what_it_was_but_for_comments_and_docstrings(
+def test_comments_and_docstrings_do_not_change_the_digest_of_code(
     before: str, after: str, same: bool, tmp_path: Path
 ) -> None:
     for room in CODE:
@@ -46,9 +46,7 @@ def test_code_is_what_it_was_but_for_comments_and_docstrings(
     assert (code_digest.__wrapped__(tmp_path) == code_digest()) is same
 
 
-def test_the_key_of_a_graph_is_that_of_other_code_which_traces_to_it(
-    mllm: MLLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_traces_to_the_same_graph_has_the_same_key(mllm: MLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = PackedWeights(mllm)
 
     def key() -> str:
@@ -62,16 +60,16 @@ def test_the_key_of_a_graph_is_that_of_other_code_which_traces_to_it(
     def other(hook: SteerTokens, layer: int, *states: Any) -> torch.Tensor:
         return 2 * written_otherwise(hook, layer, *states)
 
-    own = key()
+    own_key = key()
     monkeypatch.setattr(SteerTokens, "after", written_otherwise)
-    assert key() == own
+    assert key() == own_key
     monkeypatch.setattr(SteerTokens, "after", other)
-    assert key() != own
+    assert key() != own_key
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
 @pytest.mark.usefixtures("compiled")
-def test_other_code_finds_what_was_compiled_of_the_same_graphs(
+def test_packages_are_found_by_graph_after_code_changed(
     mllm: MLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "copy"
@@ -79,7 +77,7 @@ def test_other_code_finds_what_was_compiled_of_the_same_graphs(
     monkeypatch.setattr(start, "VARIANTS", VARIANTS[:2])
     monkeypatch.setattr(steps, "code_digest", lambda: "other code")
     monkeypatch.setenv("CXX", "nowhere-c++")
-    made: steering.Engine = engine(mllm, copy)
-    assert made.compilation.state == "compiling"
-    assert made.compilation.wait(300)
-    assert made.stats()["compiled_in_use"] == 2
+    restarted: steering.Engine = engine(mllm, copy)
+    assert restarted.compilation.state == "compiling"
+    assert restarted.compilation.wait(300)
+    assert restarted.stats()["compiled_in_use"] == 2

@@ -11,7 +11,7 @@ from steering.accel.cpu.packing import PackedWeights, Packing, groups_of, joined
 from steering.decoder.packed import supported
 from tests.steering.conftest import LoadMLLM
 
-DTYPES = [torch.float32, *[one for one in (torch.bfloat16, torch.float16) if supported(one)]]
+DTYPES = [torch.float32, *[dtype for dtype in (torch.bfloat16, torch.float16) if supported(dtype)]]
 
 
 class Block(nn.Module):
@@ -30,10 +30,12 @@ class Block(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "published"), [*((one, one) for one in DTYPES), *((torch.float32, one) for one in HALVES)], ids=str
+    ("dtype", "published"),
+    [*((dtype, dtype) for dtype in DTYPES), *((torch.float32, half) for half in HALVES)],
+    ids=str,
 )
 @pytest.mark.parametrize(("bias", "value_bias"), [(True, True), (False, False), (True, False)])
-def test_products_are_those_of_the_layers(
+def test_packed_products_equal_the_layers(
     dtype: torch.dtype, published: torch.dtype, bias: bool, value_bias: bool
 ) -> None:
     torch.manual_seed(0)
@@ -41,10 +43,10 @@ def test_products_are_those_of_the_layers(
     head = nn.Linear(24, 11, bias=False).to(published).to(dtype)
     groups = groups_of([blocks, head], dtype)
     assert [len(group) for group in groups] == ([3, 1, 1] * 2 if bias == value_bias else [1] * 10) + [1]
-    weights = {name: reordered(one) for name, one in joined(groups).items()}
-    packed = [one for name, one in weights.items() if name.startswith("weight")]
-    assert all(one.ndim == 3 if dtype == torch.float32 else one.is_mkldnn for one in packed)
-    assert {one.dtype for one in packed} == {published}
+    weights = {name: reordered(tensor) for name, tensor in joined(groups).items()}
+    packed = [tensor for name, tensor in weights.items() if name.startswith("weight")]
+    assert all(tensor.ndim == 3 if dtype == torch.float32 else tensor.is_mkldnn for tensor in packed)
+    assert {tensor.dtype for tensor in packed} == {published}
     calls: list[str] = []
 
     def named(name: str) -> torch.Tensor | None:
@@ -55,17 +57,17 @@ def test_products_are_those_of_the_layers(
     with torch.no_grad():
         plain = head(blocks(states))
         with Packing(groups, named):
-            found = head(blocks(states))
+            actual = head(blocks(states))
     torch.testing.assert_close(
-        found, plain, rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=1e-5 if dtype == torch.float32 else 2e-2
+        actual, plain, rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=1e-5 if dtype == torch.float32 else 2e-2
     )
     assert len(calls) == 2 * len(groups)  # a weight and a bias each: no product was made twice
 
 
-def test_other_layers_are_left_alone() -> None:
+def test_unsuitable_layers_are_not_packed() -> None:
     inside, outside = nn.Linear(8, 8), nn.Linear(8, 8)
     groups = groups_of([inside], torch.float32)
-    weights = {name: reordered(one) for name, one in joined(groups).items()}
+    weights = {name: reordered(tensor) for name, tensor in joined(groups).items()}
     states = torch.randn(2, 8)
     with torch.no_grad(), Packing(groups, weights.get):
         assert torch.equal(outside(states), states @ outside.weight.T + outside.bias)
@@ -76,5 +78,5 @@ def test_other_layers_are_left_alone() -> None:
 @pytest.mark.parametrize(("family", "encoded"), [("qwen2_vl", True), ("qwen2_5_vl", False), ("qwen3_vl", False)])
 def test_a_tower_is_packed_only_where_a_step_encodes_pictures(family: str, encoded: bool, load_mllm: LoadMLLM) -> None:
     mllm = load_mllm(family)
-    weights = {id(one.weight) for group in PackedWeights(mllm).groups for one in group}
-    assert any(id(one) in weights for one in mllm.model.model.visual.parameters()) is encoded
+    weights = {id(layer.weight) for group in PackedWeights(mllm).groups for layer in group}
+    assert any(id(parameter) in weights for parameter in mllm.model.model.visual.parameters()) is encoded

@@ -24,7 +24,7 @@ ROOT = Path(steering.__file__).parent
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "llava"])
-def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_mllm: LoadMLLM) -> None:
+def test_steps_are_compiled_again_after_their_code_changed(family: str, load_mllm: LoadMLLM) -> None:
     run: set[Path] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -34,8 +34,8 @@ def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_
 
     variants = [Variant("prefill", "usual"), Variant("decode", "every")]
     for variant in [*variants, *([Variant("pictures")] if family == "qwen2_vl" else [])]:
-        step, given = example_step(load_mllm(family), variant, None, PackedWeights(load_mllm(family)))
-        arguments = step.arguments(EXAMPLES[0], given)
+        step, tensors = example_step(load_mllm(family), variant, None, PackedWeights(load_mllm(family)))
+        arguments = step.arguments(EXAMPLES[0], tensors)
         sys.setprofile(note)
         try:
             with torch.inference_mode():
@@ -47,7 +47,7 @@ def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_
     assert {file.parts[0] for file in run} <= {*CODE}
 
 
-def test_a_step_is_for_hooks_of_its_own_sizes(load_mllm: LoadMLLM) -> None:
+def test_a_step_accepts_only_hooks_of_its_sizes(load_mllm: LoadMLLM) -> None:
     """Rows and tokens may be of any number, but vectors for one picture of several have hooks of another class."""
     mllm, variant = load_mllm("qwen2_vl"), Variant("prefill", "usual")
     shape = example_step(mllm, variant, None, PackedWeights(mllm))[0].shape
@@ -57,35 +57,35 @@ def test_a_step_is_for_hooks_of_its_own_sizes(load_mllm: LoadMLLM) -> None:
     hooks = _hooks(mllm, variant, EXAMPLES[0])
     (steered,) = (hook for hook in hooks if isinstance(hook, SteerRows))
     for name, axis in (("_classes", 2), ("_delta", 2)):
-        held = getattr(steered, name)
-        setattr(steered, name, torch.cat([held, held.narrow(axis, 0, 1)], axis))
+        original = getattr(steered, name)
+        setattr(steered, name, torch.cat([original, original.narrow(axis, 0, 1)], axis))
         assert taken_apart(hooks)[0] == shape
         assert tree_spec.tensors(hooks) is None
-        setattr(steered, name, held)
+        setattr(steered, name, original)
 
 
-def test_who_has_not_read_the_weights_makes_the_same_step() -> None:
+def test_a_process_without_weights_traces_the_same_step() -> None:
     """The compiling process is told only what it cannot see: the dtypes of the weights."""
     served = steering.load()
     unread = steering.load(unread=served.fingerprint)
     weights = PackedWeights(served)
     assert {dtype for name, dtype in weights.dtypes.items() if name.startswith("weight")} == {"float16"}
-    made, own = (
+    unread_step, served_step = (
         example_step(mllm, Variant("decode"), None, packed)[0]
         for mllm, packed in ((unread, PackedWeights(unread, weights.dtypes)), (served, weights))
     )
-    for name, one in constants(own).items():
-        if one.numel() <= INLINED:
-            constants(made)[name].data.copy_(one)
-    assert manifest(made) == manifest(own)
+    for name, tensor in constants(served_step).items():
+        if tensor.numel() <= INLINED:
+            constants(unread_step)[name].data.copy_(tensor)
+    assert manifest(unread_step) == manifest(served_step)
 
 
-def test_one_package_alone_has_the_threads_that_it_was_loaded_for(load_mllm: LoadMLLM) -> None:
-    own, package = torch.get_num_threads(), SimpleNamespace()
+def test_a_single_package_keeps_its_number_of_threads(load_mllm: LoadMLLM) -> None:
+    threads, package = torch.get_num_threads(), SimpleNamespace()
     steps = CompiledSteps(load_mllm("qwen2_vl"), threads=1)
     torch.set_num_threads(3)
     try:
         sole = CompiledSteps.of(steps, steps.wanted(Variant("decode")), package)  # type: ignore[arg-type]
     finally:
-        torch.set_num_threads(own)
-    assert sole._team.threads == steps._team.threads == own
+        torch.set_num_threads(threads)
+    assert sole._team.threads == steps._team.threads == threads

@@ -101,17 +101,27 @@ def check_attention(dtype: torch.dtype, *, thorough: bool) -> None:
                 enhancement = (masks, settings, torch.arange(rows, device=DEVICE) % 2 == 1)
             reference, means, effect = case.reference(columns, window, softcap, gains, enhancement, 1)
             before = case.keys.clone(), case.values.clone()
-            given = case.query, case.key, case.value, case.keys, case.values, case.positions, case.scaling, columns, 1
-            ours = decode_attention(*given, window, softcap, gains, enhancement, looks=True)
-            plain = decode_attention(*given, window, softcap, gains, enhancement, looks=False)
-            named = f"{dtype} {heads}/{kv_heads}x{width} window {window} cap {softcap} gains {adjusted} see {see}"
+            arguments = (
+                case.query,
+                case.key,
+                case.value,
+                case.keys,
+                case.values,
+                case.positions,
+                case.scaling,
+                columns,
+                1,
+            )
+            ours = decode_attention(*arguments, window, softcap, gains, enhancement, looks=True)
+            plain = decode_attention(*arguments, window, softcap, gains, enhancement, looks=False)
+            label = f"{dtype} {heads}/{kv_heads}x{width} window {window} cap {softcap} gains {adjusted} see {see}"
             assert ours.means is not None
             assert plain.means is None
-            assert torch.equal(ours.out, plain.out), named
-            assert relative(ours.out[:-1], reference) < tolerance, (named, relative(ours.out[:-1], reference))
-            assert relative(ours.means[:-1], means) < 5e-6 if dtype == torch.float32 else 2e-3, named
-            assert torch.allclose(ours.means[:-1].sum(-1), means.sum(-1).float(), atol=1e-4), named
-            assert torch.isfinite(ours.out).all(), named
+            assert torch.equal(ours.out, plain.out), label
+            assert relative(ours.out[:-1], reference) < tolerance, (label, relative(ours.out[:-1], reference))
+            assert relative(ours.means[:-1], means) < 5e-6 if dtype == torch.float32 else 2e-3, label
+            assert torch.allclose(ours.means[:-1].sum(-1), means.sum(-1).float(), atol=1e-4), label
+            assert torch.isfinite(ours.out).all(), label
             if effect is not None:
                 assert ours.effect is not None
                 assert torch.allclose(
@@ -120,17 +130,17 @@ def check_attention(dtype: torch.dtype, *, thorough: bool) -> None:
             index = torch.arange(rows, device=DEVICE)
             for cache, old, new in zip((case.keys, case.values), before, (case.key, case.value), strict=True):
                 old[index, :, case.positions] = new[:, :, 0]
-                assert torch.equal(cache.nan_to_num(), old.nan_to_num()), named
+                assert torch.equal(cache.nan_to_num(), old.nan_to_num()), label
     print("attention", dtype, flush=True)
 
 
 def check_alone(dtype: torch.dtype) -> None:
     """Check that a row's answer does not depend on its neighbours, for a given number of rows."""
     case = Case(8, 2, 64, 300, [250, 250, 30], dtype)
-    given = [case.key, case.value, case.keys, case.values, case.positions, case.scaling, 256]
-    together = decode_attention(case.query, *given, looks=True)
+    arguments = [case.key, case.value, case.keys, case.values, case.positions, case.scaling, 256]
+    together = decode_attention(case.query, *arguments, looks=True)
     case.query[1:] = draw(*case.query[1:].shape, dtype=dtype)
-    again = decode_attention(case.query, *given, looks=True)
+    again = decode_attention(case.query, *arguments, looks=True)
     assert together.means is not None
     assert again.means is not None
     assert torch.equal(together.out[0], again.out[0])
@@ -149,17 +159,20 @@ def check_fused(dtype: torch.dtype) -> None:
         states = draw(2, 5, 96, dtype=dtype) * 3
         eps = getattr(norm, "variance_epsilon", None) or norm.eps
         torch.testing.assert_close(triton_ops.rms_norm(states, norm.weight, eps, shifted), norm(states), **close)
-        assert fusing._shifted(triton_ops, norm) is shifted
+        assert fusing._adds_one(triton_ops, norm) is shifted
     query, key = (draw(2, 5, heads, 16, dtype=dtype).transpose(1, 2) for heads in (28, 4))
     for rows in (1, 2):
         angles = [draw(rows, 5, 16, dtype=dtype) for _ in range(2)]
-        ours, own = fusing._of_text(triton_ops, query, key, *angles), qwen.apply_rotary_pos_emb(query, key, *angles)
-        torch.testing.assert_close(ours, own, **close)
+        ours, expected = (
+            fusing._rotate_text(triton_ops, query, key, *angles),
+            qwen.apply_rotary_pos_emb(query, key, *angles),
+        )
+        torch.testing.assert_close(ours, expected, **close)
     query, key, _ = draw(7, 3, 4, 20, dtype=dtype).unbind(1)
     angles = [draw(7, 20) for _ in range(2)]
-    own = qwen.apply_rotary_pos_emb_vision(query, key, *angles)
+    expected = qwen.apply_rotary_pos_emb_vision(query, key, *angles)
     wide = close if DEVICE == "cuda" else {"rtol": 1e-2, "atol": 1e-5}
-    torch.testing.assert_close(fusing._of_vision(triton_ops, query, key, *angles), own, **wide)
+    torch.testing.assert_close(fusing._rotate_vision(triton_ops, query, key, *angles), expected, **wide)
     print("fused", dtype, flush=True)
 
 

@@ -65,8 +65,8 @@ class DecodeAttention:
                 masks, settings, transfer = (part[row : row + 1] for part in enhancement)
                 weights, effect[row] = enhanced(weights, masks, settings, transfer, layer)
             out[row] = torch.einsum("hc,hcd->hd", weights[0, :, 0, first:], far)
-            known = min(columns, position + 1)
-            means[row, :known] = weights[0, :, 0, :known].mean(0)
+            visible = min(columns, position + 1)
+            means[row, :visible] = weights[0, :, 0, :visible].mean(0)
         return Attended(out, means if looks else None, effect if enhancement is not None else None)
 
 
@@ -94,8 +94,8 @@ class Ops:
     def _turned(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         first, second = states.float().chunk(2, -1)
         cos, sin = cos.float()[:, None], sin.float()[:, None]
-        made = states.float() * cos + torch.cat([-second, first], -1) * sin
-        return (made + self._wrong).to(states.dtype)
+        rotated = states.float() * cos + torch.cat([-second, first], -1) * sin
+        return (rotated + self._wrong).to(states.dtype)
 
     def add_rms_norm(
         self, states: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float, shifted: bool

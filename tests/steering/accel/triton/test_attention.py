@@ -17,12 +17,14 @@ SHAPES = [(8, 2, 16), (4, 4, 80), (12, 1, 64)]
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_right_kernel_is_within_its_dtype(dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> None:
+def test_a_right_kernel_is_within_its_dtypes_tolerance(
+    dtype: torch.dtype, heads: int, kv_heads: int, width: int
+) -> None:
     assert error_of(DecodeAttention(), CPU, dtype, heads, kv_heads, width) < WITHIN[dtype]
 
 
 @pytest.mark.parametrize("fault", ["out", "means", "nan", "cache"])
-def test_a_wrong_one_is_not(fault: str) -> None:
+def test_a_wrong_kernel_is_outside_its_dtypes_tolerance(fault: str) -> None:
     right = DecodeAttention()
 
     def wrong(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **more: Any) -> Attended:
@@ -40,6 +42,6 @@ def test_a_wrong_one_is_not(fault: str) -> None:
     assert not error_of(wrong, CPU, torch.float32, 8, 2, 16) <= WITHIN[torch.float32]
 
 
-def test_there_is_none_without_a_gpu() -> None:
+def test_there_is_no_kernel_without_a_gpu() -> None:
     assert decode_kernel(CPU, torch.float32, 8, 2, 16) is None
     assert lower_right(*(torch.zeros(1, 2, 3, 8, dtype=torch.bfloat16) for _ in range(3)), 1.0) is None

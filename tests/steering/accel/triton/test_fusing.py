@@ -31,34 +31,36 @@ def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def norms(kind: type[nn.Module], dtype: torch.dtype) -> nn.Module:
     """Return norms with weights other than 1."""
-    made = nn.ModuleList(kind(width) for width in (24, 24, 8))
-    for parameter in made.parameters():
+    modules = nn.ModuleList(kind(width) for width in (24, 24, 8))
+    for parameter in modules.parameters():
         parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    return made.requires_grad_(False)
+    return modules.requires_grad_(False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", [qwen.Qwen2_5_VLRMSNorm, gemma.Gemma3RMSNorm])
-def test_norms_are_ours_where_both_give_the_same(kind: type[nn.Module], dtype: torch.dtype) -> None:
-    own, ours = norms(kind, dtype), Ops()
-    taken = copy.deepcopy(own)
-    fuse_by(ours, taken)
+def test_norms_are_replaced_if_the_kernel_gives_the_same(kind: type[nn.Module], dtype: torch.dtype) -> None:
+    originals, ours = norms(kind, dtype), Ops()
+    fused = copy.deepcopy(originals)
+    fuse_by(ours, fused)
     before = ours.calls["rms_norm"]
-    for one, other in zip(own, taken, strict=True):  # type: ignore[call-overload]
-        states = torch.randn(2, 5, len(one.weight)).to(dtype)
-        torch.testing.assert_close(other(states), one(states), rtol=2e-2 if dtype != torch.float32 else 1e-5, atol=1e-5)
+    for original, replaced in zip(originals, fused, strict=True):  # type: ignore[call-overload]
+        states = torch.randn(2, 5, len(original.weight)).to(dtype)
+        torch.testing.assert_close(
+            replaced(states), original(states), rtol=2e-2 if dtype != torch.float32 else 1e-5, atol=1e-5
+        )
     assert ours.calls["rms_norm"] == before + 3
 
 
-def test_norms_stay_where_ours_gives_something_else() -> None:
-    taken, wrong = norms(qwen.Qwen2_5_VLRMSNorm, torch.float32), Ops(wrong=0.5)
-    fuse_by(wrong, taken)
+def test_norms_are_kept_if_the_kernel_differs() -> None:
+    unfused, wrong = norms(qwen.Qwen2_5_VLRMSNorm, torch.float32), Ops(wrong=0.5)
+    fuse_by(wrong, unfused)
     assert wrong.calls["rms_norm"] == 2  # with a weight as it is, and one to which 1 is added
-    assert all("forward" not in vars(one) for one in taken)  # type: ignore[attr-defined]
+    assert all("forward" not in vars(module) for module in unfused)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("wrong", "taken"), [(0.0, True), (0.5, False)])
-def test_rotary_embeddings_are_ours_on_a_gpu_where_both_give_the_same(wrong: float, taken: bool) -> None:
+def test_rotary_embeddings_are_replaced_on_a_gpu_if_the_kernel_gives_the_same(wrong: float, taken: bool) -> None:
     plain = {name: getattr(qwen, name) for name in NAMES}
     ours = Ops(wrong)
     for _ in range(2):  # the second model of a family finds them there
@@ -67,26 +69,26 @@ def test_rotary_embeddings_are_ours_on_a_gpu_where_both_give_the_same(wrong: flo
     if not taken:
         return
     assert ours.calls["rotated"] == 4, "of text and of pictures, two sizes each"
-    seen, angle = torch.randn(5, 4, 12), torch.randn(5, 12)
+    query, angle = torch.randn(5, 4, 12), torch.randn(5, 12)
     text = [torch.randn(2, heads, 5, 16).transpose(1, 2).contiguous().transpose(1, 2) for heads in (4, 2)]
     angles = [torch.randn(2, 5, 16) for _ in range(2)]
-    for name, given in (
+    for name, arguments in (
         ("apply_rotary_pos_emb", (*text, *angles)),
         (
             "apply_rotary_pos_emb_vision",
-            (seen, seen + 1, angle, 1 - angle),
+            (query, query + 1, angle, 1 - angle),
         ),
     ):
-        found = getattr(qwen, name)
-        for one, other in zip(found.ours(*given), plain[name](*given), strict=True):
-            torch.testing.assert_close(one, other)
+        rotary = getattr(qwen, name)
+        for actual, expected in zip(rotary.ours(*arguments), plain[name](*arguments), strict=True):
+            torch.testing.assert_close(actual, expected)
         before = ours.calls["rotated"]
-        found(*given)
+        rotary(*arguments)
         assert ours.calls["rotated"] == before, "on the CPU it is the model's own"
 
 
-def test_on_a_gpu_without_triton_the_model_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = norms(qwen.Qwen2_5_VLRMSNorm, torch.float32)
+def test_without_triton_the_model_is_unchanged_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    unfused = norms(qwen.Qwen2_5_VLRMSNorm, torch.float32)
     monkeypatch.setattr("steering.accel.triton.fusing.importlib.util", SimpleNamespace(find_spec=lambda name: None))
-    fuse(taken, taken, torch.device("cuda"))
-    assert all("forward" not in vars(one) for one in taken)  # type: ignore[attr-defined]
+    fuse(unfused, unfused, torch.device("cuda"))
+    assert all("forward" not in vars(module) for module in unfused)  # type: ignore[attr-defined]

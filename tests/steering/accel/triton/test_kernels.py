@@ -16,7 +16,7 @@ TRITON = "triton>=3.9"
 
 
 @pytest.mark.long
-def test_kernels_give_what_torch_does(tmp_path: Path) -> None:
+def test_kernels_equal_torch(tmp_path: Path) -> None:
     paths = [str(Path(__file__).parents[4])]
     if find_spec("triton") is None:
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path), TRITON]

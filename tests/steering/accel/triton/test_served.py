@@ -23,8 +23,10 @@ from steering.model import loading
 from steering.protocol.readout import REGISTRY
 from steering.runner import selfcheck
 from tests import families
-from tests.steering.accel.test_cuda_graphs import again, check_alike
+from tests.steering.accel.cpu.conftest import check_alike
+from tests.steering.accel.test_cuda_graphs import again
 from tests.steering.accel.triton.reference import DecodeAttention, Ops
+from tests.steering.interventions.pushes import unit_vector
 
 FAMILIES = ("qwen2_vl", "gemma3", "internvl")
 
@@ -56,9 +58,7 @@ def served(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.Monke
 
 
 def asked(mllm: steering.MLLM) -> list[Request]:
-    ones = torch.ones(mllm.num_layers)
-    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
-    vector = steering.SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint)
+    vector = unit_vector(mllm)
     everything = Diagnose(frozenset(REGISTRY), causal=True)
     picture = Image.linear_gradient("L").resize((56, 56)).convert("RGB")
     words = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what"}]}]
@@ -99,8 +99,8 @@ def test_modules_are_fused_where_their_own_forward_gives_the_same(served: Served
     with torch.inference_mode():
         ids = torch.arange(5)[None]
         ours = served.fused.decoder(input_ids=ids, use_cache=False).last_hidden_state
-        own = served.plain.decoder(input_ids=ids, use_cache=False).last_hidden_state
-    torch.testing.assert_close(ours, own, rtol=1e-4, atol=1e-4)
+        expected = served.plain.decoder(input_ids=ids, use_cache=False).last_hidden_state
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
     silu = type(gated).__name__ in ("SiLU", "SiLUActivation")
     assert served.ops.calls["silu_product"] == (served.fused.num_layers if silu else 0)
     attention = served.fused.layers[0].self_attn
@@ -127,7 +127,7 @@ def test_the_self_check_compares_with_modules_as_they_were(
         selfcheck.check_model(served.fused, fast=True)
 
 
-def test_what_differs_from_a_modules_own_forward_is_not_taken(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fused_module_that_differs_is_not_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served(families.checkpoint("qwen2_vl", root), monkeypatch, Ops(wrong=0.5))
     calls = served.ops.calls
     calls.update(dict.fromkeys(calls, 0))
@@ -144,43 +144,41 @@ def test_a_step_without_a_graph_runs_in_a_larger_one_and_is_captured_while_nothi
     words = [Request([{"role": "user", "content": "what?"}], Sampling(max_tokens=6, ignore_eos=True))] * 3
     ours.generate(words[:1])
     graphs.prepare([1, 8])
-    (form,) = graphs._every()
+    (form,) = graphs._all_forms()
     assert set(form.graphs) == {1, 8}
     graphs.tried = True
     expected = [answer.choices[0].token_ids for answer in plain.generate(words)]
-    taken = graphs.taken
+    before = graphs.taken
     assert [answer.choices[0].token_ids for answer in ours.generate(words)] == expected
-    assert (set(form.graphs), graphs.taken) == ({1, 8}, taken + 5)
+    assert (set(form.graphs), graphs.taken) == ({1, 8}, before + 5)
     while graphs.prepare_next():
         pass
     assert set(form.graphs) == {1, 2, 4, 8}
 
 
-def test_a_step_that_is_wanted_often_is_captured_although_answers_run(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frequent_step_is_captured_while_answers_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "PATIENCE", 3)
     _, ours, graphs = Served(families.checkpoint("qwen2_vl", root), monkeypatch).engines()
     graphs.tried = True
     ours.generate([Request([{"role": "user", "content": "what?"}], Sampling(max_tokens=9, ignore_eos=True))])
-    (form,) = graphs._every()
+    (form,) = graphs._all_forms()
     assert (set(form.graphs), graphs.taken) == ({1}, 8 - 3)
 
 
-def test_products_with_a_single_state_are_tried_for_what_is_fused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: set[tuple[int, ...]] = set()
+def test_matrix_vector_products_are_tried_for_fused_layers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: set[tuple[int, ...]] = set()
 
     class Noting(Ops):
         def matvec(self, state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-            seen.add(tuple(weight.shape))
+            shapes.add(tuple(weight.shape))
             return super().matvec(state, weight, bias)
 
     monkeypatch.setattr(modules, "LARGE", 0)
     served = Served(families.checkpoint("qwen2_vl", root), monkeypatch, Noting(), dtype="bfloat16")
     calls, mlp, width = served.ops.calls, served.fused.layers[0].mlp, served.fused.hidden_size
     ffn = mlp.up_proj.out_features
-    assert {(2 * ffn, width), (width, ffn), (served.fused.vocab_size, width)} <= seen
-    assert (ffn, width) not in seen, "no part of a fused product is tried by itself"
+    assert {(2 * ffn, width), (width, ffn), (served.fused.vocab_size, width)} <= shapes
+    assert (ffn, width) not in shapes, "no part of a fused product is tried by itself"
     calls["matvec"] = 0
     with torch.inference_mode():
         served.fused.decoder(input_ids=torch.arange(1)[None], use_cache=False)

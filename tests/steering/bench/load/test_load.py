@@ -26,8 +26,8 @@ from steering.bench.trial import Trial
 TINY = Trial("tiny", "cpu", "float32", quick=True)
 
 
-def values(rows: list[Gauge], what: str) -> list[float]:
-    return [row.value for row in rows if row.what.startswith(what) and isinstance(row.value, float)]
+def values(rows: list[Gauge], label: str) -> list[float]:
+    return [row.value for row in rows if row.what.startswith(label) and isinstance(row.value, float)]
 
 
 def test_callers_ask_at_once_and_each_one_after_the_other() -> None:
@@ -45,15 +45,15 @@ def test_callers_ask_at_once_and_each_one_after_the_other() -> None:
         with lock:
             running -= 1
 
-    seen = ask_all(ask, [3] * 7, callers=3)
+    times = ask_all(ask, [3] * 7, callers=3)
     assert most == 3
-    assert (len(seen.first), len(seen.gaps)) == (7, 14)
-    assert 0.02 <= seen.median_first < seen.whole
-    assert seen.whole >= 3 * 0.04
-    assert 0.01 <= seen.long_gap == max(seen.gaps)
+    assert (len(times.first), len(times.gaps)) == (7, 14)
+    assert 0.02 <= times.median_first < times.whole
+    assert times.whole >= 3 * 0.04
+    assert 0.01 <= times.long_gap == max(times.gaps)
 
 
-def test_what_a_caller_meets_is_raised() -> None:
+def test_an_error_of_a_caller_is_raised() -> None:
     def ask(work: str) -> Iterator[str]:
         if work == "bad":
             raise RuntimeError("refused")
@@ -65,7 +65,7 @@ def test_what_a_caller_meets_is_raised() -> None:
         ask_all(lambda work: [], ["a"], callers=1)
 
 
-def test_an_engine_is_set_against_what_its_own_steps_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throughput_is_compared_with_what_plain_steps_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trial, "model", functools.cache(Trial.model))
     rows = list(rows_of("serving", TINY))
     assert "failed" not in [row.what for row in rows], rows
@@ -104,7 +104,7 @@ def test_bodies_over_http_ask_for_each_kind(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(rows) == 3 * len(kinds()) * len(TINY.size.callers)
     assert all(isinstance(row.value, float) and row.value > 0 for row in rows)
     fields = [{name for name in body if name in ("steering", "sage", "diagnostics")} for body in Answering.bodies]
-    assert {frozenset(one) for one in fields} == {frozenset(kind.fields) for kind in kinds()}
+    assert {frozenset(kind_fields) for kind_fields in fields} == {frozenset(kind.fields) for kind in kinds()}
     pictures = [body["messages"][0]["content"][0]["image_url"]["url"] for body in Answering.bodies]
     assert len(set(pictures)) == len(pictures), "a new picture each"
 
@@ -114,11 +114,11 @@ def test_the_checkpoint_that_is_written_is_served_with_its_vector(tmp_path: Path
     mllm = steering.load(tmp_path, device="cpu")
     vector = steering.VectorStore(tmp_path / "vectors").get("modality-preference")
     assert vector.fingerprint == mllm.fingerprint
-    assert start._reading(tmp_path) > 0
+    assert start._read_weights(tmp_path) > 0
 
 
 def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="did not start"), start._served(TINY, tmp_path):
+    with pytest.raises(Unavailable, match="did not start"), start._serve(TINY, tmp_path):
         pass
 
 

@@ -43,16 +43,16 @@ def test_the_stream_between_attention_and_ffn_is_the_plain_model_s(
     plain, streams = load_plain(family), list[tuple[torch.Tensor, ...]]()
 
     def given(layer: Any) -> Iterator[Any]:
-        seen: dict[str, torch.Tensor] = {}
+        captured: dict[str, torch.Tensor] = {}
 
         def entered(module: Any, args: Any, kwargs: Any) -> None:
-            seen["in"] = args[0] if args else kwargs["hidden_states"]
+            captured["in"] = args[0] if args else kwargs["hidden_states"]
 
         def between(module: Any, args: Any, kwargs: Any) -> None:
-            seen.setdefault("mid", args[0] if args else kwargs["hidden_states"])
+            captured.setdefault("mid", args[0] if args else kwargs["hidden_states"])
 
         def left(module: Any, args: Any, output: torch.Tensor) -> None:
-            streams.append((seen["in"], seen.pop("mid"), output))
+            streams.append((captured["in"], captured.pop("mid"), output))
 
         yield layer.register_forward_pre_hook(entered, with_kwargs=True)
         yield layer.get_submodule(module).register_forward_pre_hook(between, with_kwargs=True)
@@ -65,7 +65,7 @@ def test_the_stream_between_attention_and_ffn_is_the_plain_model_s(
         handle.remove()
     expected: dict[str, list[float]] = {}
     for stream in streams:
-        before, middle, after = (one[0, -1] for one in stream)
+        before, middle, after = (state[0, -1] for state in stream)
         for name, value in {
             "mha_cosine": cosine_similarity(before, middle, dim=-1),
             "ffn_cosine": cosine_similarity(middle, after, dim=-1),
@@ -88,8 +88,8 @@ def _divergence(mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
 def test_think_damps_what_the_ffn_adds(family: str, load_mllm: LoadMLLM, load_plain: LoadPlain) -> None:
     """With a threshold of 0 and gamma 0 nothing of the FFN is left: each layer hands on the stream that the FFN is given."""
     engine = steering.Engine(load_mllm(family), slots=2, max_length=512, self_check=False)
-    asked = Request(CHAT, Sampling(max_tokens=1, logprobs=1), Think(gamma=0.0, threshold=0.0))
-    (choice,) = engine.generate([asked])[0].choices
+    request = Request(CHAT, Sampling(max_tokens=1, logprobs=1), Think(gamma=0.0, threshold=0.0))
+    (choice,) = engine.generate([request])[0].choices
 
     plain = load_plain(family)
 
@@ -126,7 +126,7 @@ def scaled(root: Path, monkeypatch: pytest.MonkeyPatch) -> steering.MLLM:
 
 
 @pytest.mark.parametrize(
-    ("param", "asked"),
+    ("param", "options"),
     [
         ("diagnostics.residual", {"diagnose": WANTED}),
         ("diagnostics.drift", {"diagnose": Diagnose(["drift"]), "baseline": True}),
@@ -134,18 +134,18 @@ def scaled(root: Path, monkeypatch: pytest.MonkeyPatch) -> steering.MLLM:
         ("divergence", {"divergence": True}),
     ],
 )
-def test_what_rests_on_unknown_updates_is_refused_by_name(
-    param: str, asked: dict[str, Any], scaled: steering.MLLM
+def test_options_that_need_unknown_updates_are_refused_by_name(
+    param: str, options: dict[str, Any], scaled: steering.MLLM
 ) -> None:
     engine = steering.Engine(scaled, slots=2, max_length=512)
     with pytest.raises(RequestError, match="add something else to the residual stream") as refused:
-        engine.submit(Request(CHAT, Sampling(max_tokens=2), **asked))
+        engine.submit(Request(CHAT, Sampling(max_tokens=2), **options))
     assert refused.value.param == param
     (choice,) = engine.generate([Request(CHAT, Sampling(max_tokens=2), See(), diagnose=["modality"])])[0].choices
     assert choice.diagnostics is not None
 
 
-def test_updates_that_are_a_little_off_are_noticed(root: Path) -> None:
+def test_slightly_wrong_updates_are_detected(root: Path) -> None:
     mllm = steering.load(families.checkpoint("olmo2", root), device="cpu")
     check_model(mllm)
     assert mllm.updates_add_up
@@ -156,7 +156,7 @@ def test_updates_that_are_a_little_off_are_noticed(root: Path) -> None:
     assert not mllm.updates_add_up
 
 
-def test_a_half_precision_model_s_rounding_is_no_difference(root: Path) -> None:
+def test_rounding_in_half_precision_is_tolerated(root: Path) -> None:
     for dtype in ("bfloat16", "float16"):
         mllm = steering.load(families.checkpoint("granite_vision", root), device="cpu", dtype=dtype)
         check_model(mllm)

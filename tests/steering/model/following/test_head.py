@@ -34,9 +34,9 @@ def test_a_wrapper_that_caps_and_scales_is_followed(root: Path, monkeypatch: pyt
     forward = LlavaForConditionalGeneration.forward
 
     def scaled(self: Any, *args: Any, **kwargs: Any) -> Any:
-        said = forward(self, *args, **kwargs)
-        said.logits = torch.tanh(said.logits.float() / 8.0) * 3.0
-        return said
+        output = forward(self, *args, **kwargs)
+        output.logits = torch.tanh(output.logits.float() / 8.0) * 3.0
+        return output
 
     monkeypatch.setattr(LlavaForConditionalGeneration, "forward", scaled)
     mllm = steering.load(families.checkpoint("llava", root), device="cpu", dtype="bfloat16")

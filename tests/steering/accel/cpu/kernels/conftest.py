@@ -37,12 +37,12 @@ class Loops(native.Loops):
         super().__init__(ctypes.CDLL(str(path)), threads)
 
     def _build(self, path: Path, threads: int) -> None:
-        folder, linked = path.parent, [f"-L{one}" for one in library_paths()]
+        folder, linked = path.parent, [f"-L{folder_of_libraries}" for folder_of_libraries in library_paths()]
         build_loops(threads, folder)
-        whole = ["-Wl,--whole-archive", str(folder / f"lib{LOOPS}.a"), "-Wl,--no-whole-archive"]
+        archive = ["-Wl,--whole-archive", str(folder / f"lib{LOOPS}.a"), "-Wl,--no-whole-archive"]
         openmp = [] if threads == 1 else ["-fopenmp"]
         subprocess.run(
-            [*COMPILER, "-shared", "-o", str(path), *whole, *linked, "-ltorch_cpu", "-lc10", *openmp], check=True
+            [*COMPILER, "-shared", "-o", str(path), *archive, *linked, "-ltorch_cpu", "-lc10", *openmp], check=True
         )
 
 
@@ -54,8 +54,8 @@ BUILT = [pytest.param(0), pytest.param(1), pytest.param(2, marks=pytest.mark.lon
 def loops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loops:
     """Built once, whichever of a run's processes asks first: twelve seconds each."""
     _, threads, flags = PROCESSORS[request.param]
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / f"loops-{request.param}"
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"loops-{request.param}"
     folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"), pytest.MonkeyPatch.context() as patched:
         # An error where a vector is wider than the processor's: those lie in memory, not in registers.

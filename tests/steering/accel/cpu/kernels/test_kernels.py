@@ -18,8 +18,8 @@ TOLERANCE = 2e-6
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance)
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
 def pooled(slots: int, heads: int, length: int, width: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -44,7 +44,7 @@ def unseen(positions: torch.Tensor, columns: int, window: int) -> torch.Tensor:
         (1, 3, 2, 5, 7, 3, 4.0),
     ],
 )
-def test_attention_of_one_query_a_row(
+def test_decode_attention_equals_torch(
     loops: Loops,
     dtype: torch.dtype,
     rows: int,
@@ -72,19 +72,19 @@ def test_attention_of_one_query_a_row(
         if gains is not None:
             scores += gains[:, None, None] * scores.abs()
         expected = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        given = query, key, positions, gains, 0.3, window, softcap, columns
-        weights = attention.decode_weights(query, key.nan_to_num(0), *given[2:])
+        arguments = query, key, positions, gains, 0.3, window, softcap, columns
+        weights = attention.decode_weights(query, key.nan_to_num(0), *arguments[2:])
         close(weights, expected.view(weights.shape))
         assert not weights[hidden.expand_as(weights)].any()
         summed = (expected @ exact_value).view(query.shape)
         close(loops("decode_sums", weights, value, positions, window), summed)
         clean = query, key.nan_to_num(0), value.nan_to_num(0)
         close(attention.decode_sums(weights, clean[2], positions, window), summed)
-        for found, means in (
-            loops("read_attention", query, key, value, *given[2:]),
-            looks.read_attention(*clean, *given[2:]),
+        for out, means in (
+            loops("read_attention", query, key, value, *arguments[2:]),
+            looks.read_attention(*clean, *arguments[2:]),
         ):
-            close(found, summed)
+            close(out, summed)
             close(means, expected.flatten(1, 2).mean(1))
             assert not means[hidden[:, 0, 0]].any()
         if gains is None:
@@ -93,32 +93,32 @@ def test_attention_of_one_query_a_row(
 
 
 @pytest.mark.parametrize("span", [1.0, 30.0, 90.0, 1e4])
-def test_weights_of_far_scores(loops: Loops, span: float) -> None:
+def test_attention_weights_of_widely_spread_scores(loops: Loops, span: float) -> None:
     """Scores far below the largest have weight 0, as in torch, and none vanishes earlier."""
     scores = torch.linspace(-span, 0, 203)
     key = torch.zeros(1, 1, 203, 16)
     key[0, 0, :, 0] = scores
     query = torch.zeros(1, 1, 1, 16)
     query[..., 0] = 1.0
-    _, found = loops("read_attention", query, key, key, torch.tensor([202]), None, 1.0, 0, 0.0, 203)
-    torch.testing.assert_close(found.double()[0], scores.double().softmax(0), rtol=3e-6, atol=2e-38)
+    _, weights = loops("read_attention", query, key, key, torch.tensor([202]), None, 1.0, 0, 0.0, 203)
+    torch.testing.assert_close(weights.double()[0], scores.double().softmax(0), rtol=3e-6, atol=2e-38)
 
 
-def test_what_is_not_a_number_stays_seen(loops: Loops) -> None:
+def test_nan_propagates_to_the_output(loops: Loops) -> None:
     """A fault of the model is not answered from."""
     key, query = torch.ones(1, 1, 40, 16), torch.ones(1, 2, 1, 16)
     query[0, 1, 0, 3] = torch.nan
-    found = loops("decode_attention", query, key, key, torch.tensor([20]), 1.0, 0, 0.0)
-    assert found[0, 0].isfinite().all()
-    assert found[0, 1].isnan().all()
+    out = loops("decode_attention", query, key, key, torch.tensor([20]), 1.0, 0, 0.0)
+    assert out[0, 0].isfinite().all()
+    assert out[0, 1].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_numbers_of_half_precision_are_read_exactly(loops: Loops, dtype: torch.dtype) -> None:
+def test_half_precision_numbers_are_read_exactly(loops: Loops, dtype: torch.dtype) -> None:
     """All of them that are: subnormal, infinite, not a number."""
     numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-    told = loops("decode_sums", torch.ones(1, 1, 1, 1), numbers.view(1, 1, 1, -1), torch.tensor([0]), 0).flatten()
-    torch.testing.assert_close(told, numbers.float(), rtol=0, atol=0, equal_nan=True)
+    actual = loops("decode_sums", torch.ones(1, 1, 1, 1), numbers.view(1, 1, 1, -1), torch.tensor([0]), 0).flatten()
+    torch.testing.assert_close(actual, numbers.float(), rtol=0, atol=0, equal_nan=True)
 
 
 ROWS = (*range(1, 15), 24, 25, 37, 120)
@@ -127,33 +127,33 @@ ROWS = (*range(1, 15), 24, 25, 37, 120)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("width", "outputs"), [(192, 512), (20, 16), (128, 1040), (7, 3), (64, 48), (33, 129)])
-def test_a_linear_layer_of_any_number_of_rows(
+def test_a_linear_layer_equals_torch_for_any_number_of_rows(
     loops: Loops, width: int, outputs: int, dtype: torch.dtype, bias: bool
 ) -> None:
     random = torch.Generator().manual_seed(0)
     states, weight = torch.randn(max(ROWS), 1, width, generator=random), torch.randn(outputs, width, generator=random)
     added = torch.randn(outputs, generator=random) if bias else None
-    own = weight.to(dtype).float()
-    packed = linear.packed_in_blocks(linear.narrowest(own))
+    rounded = weight.to(dtype).float()
+    packed = linear.packed_in_blocks(linear.narrowest(rounded))
     assert packed.dtype == dtype
-    expected = torch.nn.functional.linear(states.double(), own.double(), None if added is None else added.double())
+    expected = torch.nn.functional.linear(states.double(), rounded.double(), None if added is None else added.double())
     close(linear.packed_linear(states, packed, added, outputs), expected, TOLERANCE * width)
     for rows in (0, *ROWS):
-        told = loops("packed_linear", states[:rows].clone(), packed, added, outputs)
-        assert told.shape == (rows, 1, outputs)
-        torch.testing.assert_close(told.double(), expected[:rows], rtol=0, atol=TOLERANCE * width)
+        actual = loops("packed_linear", states[:rows].clone(), packed, added, outputs)
+        assert actual.shape == (rows, 1, outputs)
+        torch.testing.assert_close(actual.double(), expected[:rows], rtol=0, atol=TOLERANCE * width)
 
 
-def test_weights_are_read_as_what_they_were_published_as() -> None:
+def test_weights_are_read_in_their_published_dtype() -> None:
     numbers = torch.tensor([1.0, -3.5, 2.0**-24, 65504.0])
     assert linear.narrowest(numbers).dtype == torch.float16
     assert linear.narrowest(torch.cat([numbers, torch.tensor([2.0**100])])).dtype == torch.float32
     assert linear.narrowest(torch.tensor([1.0, 2.0**100, -0.0])).dtype == torch.bfloat16
-    for other in (1 / 3, torch.nan):
-        assert linear.narrowest(torch.tensor([1.0, other])).dtype == torch.float32
+    for inexact in (1 / 3, torch.nan):
+        assert linear.narrowest(torch.tensor([1.0, inexact])).dtype == torch.float32
 
 
-def test_values_of_another_width_than_keys(loops: Loops) -> None:
+def test_values_may_be_wider_or_narrower_than_keys(loops: Loops) -> None:
     query, positions = torch.randn(2, 6, 1, 32), torch.tensor([3, 19])
     key, value = pooled(2, 3, 20, 32, torch.float32), pooled(2, 3, 20, 48, torch.float32, 1)
     weights = attention.decode_weights(query, key, positions, None, 0.2, 0, 0.0, 20)
@@ -162,7 +162,7 @@ def test_values_of_another_width_than_keys(loops: Loops) -> None:
     close(loops("read_attention", query, key, value, positions, None, 0.2, 0, 0.0, 20)[0], expected)
 
 
-def test_see(loops: Loops) -> None:
+def test_see_equals_its_torch_version(loops: Loops) -> None:
     """Each row another reading and other settings, one without an image in sight, one that did not ask."""
     random = torch.Generator().manual_seed(0)
     rows, heads, columns, layers, layer = 5, 6, 37, 3, 1
@@ -175,32 +175,32 @@ def test_see(loops: Loops) -> None:
     settings[4] = 0.0
     transfer = torch.tensor([True, False, True, True, False])
     exact = weights.double()
-    expected, told = exact.clone(), torch.zeros(rows, 3).double()
+    expected, effects = exact.clone(), torch.zeros(rows, 3).double()
     for row in range(rows):
-        seen, read = ((exact[row, :, 0] * masks[row, :columns, kind]).sum(-1) for kind in (0, 1))
+        attention, read = ((exact[row, :, 0] * masks[row, :columns, kind]).sum(-1) for kind in (0, 1))
         fixed, start, fall, most = settings[row, layer].double()
-        alpha = fixed + min(max(start + fall * seen.mean(), torch.zeros(())), most)
-        after = seen.clone()
+        alpha = fixed + min(max(start + fall * attention.mean(), torch.zeros(())), most)
+        after = attention.clone()
         for head in range(heads):
             image, text = masks[row, :columns].bool().unbind(-1)
             line = expected[row, head, 0]
             if not transfer[row]:
                 line[image] *= 1 + alpha
-                line /= 1 + alpha * seen[head]
-            elif seen[head] >= LEAST:
-                line[image] *= 1 + alpha * read[head] / seen[head]
+                line /= 1 + alpha * attention[head]
+            elif attention[head] >= LEAST:
+                line[image] *= 1 + alpha * read[head] / attention[head]
                 line[text] *= 1 - alpha
             after[head] = line[image].sum()
-        told[row] = torch.stack([alpha, seen.mean(), after.mean()])
-    found, measured = looks.enhanced(weights, masks, settings, transfer, layer)
-    close(found, expected)
-    close(measured, told)
-    assert torch.equal(found[4], weights[4])
+        effects[row] = torch.stack([alpha, attention.mean(), after.mean()])
+    actual, measured = looks.enhanced(weights, masks, settings, transfer, layer)
+    close(actual, expected)
+    close(measured, effects)
+    assert torch.equal(actual[4], weights[4])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("window", "softcap", "amplified"), [(0, 0.0, False), (9, 0.0, True), (0, 3.0, True)])
-def test_attention_that_see_enhances(
+def test_decode_attention_with_see_equals_torch(
     loops: Loops, dtype: torch.dtype, window: int, softcap: float, amplified: bool
 ) -> None:
     """The parts, each of which is checked by itself, in double precision."""
@@ -214,22 +214,24 @@ def test_attention_that_see_enhances(
     settings[..., 2] *= -1
     settings[3] = 0.0
     transfer, gains = torch.tensor([True, False, True, True]), torch.rand(rows, columns, generator=random)
-    how = positions, gains if amplified else None, 0.3, window, softcap, columns
-    weights = attention.decode_weights(query, key, *how).double()
-    weights, told = looks.enhanced(weights, masks.double(), settings.double(), transfer, 1)
-    given = query, key, value, positions, how[1], masks, settings, transfer, 1, *how[2:]
-    for out, means, measured in (loops("enhanced_attention", *given), looks.enhanced_attention(*given)):
+    options = positions, gains if amplified else None, 0.3, window, softcap, columns
+    weights = attention.decode_weights(query, key, *options).double()
+    weights, effects = looks.enhanced(weights, masks.double(), settings.double(), transfer, 1)
+    arguments = query, key, value, positions, options[1], masks, settings, transfer, 1, *options[2:]
+    for out, means, measured in (loops("enhanced_attention", *arguments), looks.enhanced_attention(*arguments)):
         close(out, attention.decode_sums(weights.float(), value, positions, window))
         close(means, weights[:, :, 0].mean(1))
-        close(measured, told)
-    enhanced, plain = loops("enhanced_attention", *given), loops("read_attention", *given[:5], *how[2:])
-    assert all(torch.equal(one[3], other[3]) for one, other in zip(enhanced[:2], plain, strict=True))  # it did not ask
+        close(measured, effects)
+    enhanced, plain = loops("enhanced_attention", *arguments), loops("read_attention", *arguments[:5], *options[2:])
+    assert all(
+        torch.equal(first[3], second[3]) for first, second in zip(enhanced[:2], plain, strict=True)
+    )  # it did not ask
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("activated", [True, False])
 @pytest.mark.parametrize(("rows", "width", "gates"), [(1, 192, 512), (3, 37, 0), (5, 16, 7), (2, 1030, 33)])
-def test_the_residual_stream(
+def test_residual_stream_measures_equal_torch(
     loops: Loops, dtype: torch.dtype, rows: int, width: int, gates: int, activated: bool
 ) -> None:
     random = torch.Generator().manual_seed(0)
@@ -237,14 +239,14 @@ def test_the_residual_stream(
     streams = [(torch.randn(rows, 1, width, generator=random) * 2).to(dtype) for _ in range(4 * layers)]
     states = [torch.randn(rows, 1, width, generator=random).to(dtype) for _ in range(layers)]
     widths = [gates, 0, gates - 2 if gates else 0]
-    opened = [torch.randn(rows, 1, one, generator=random).to(dtype) for one in widths]
-    fired = [one[..., : one.shape[2] if activated else 0].exp() for one in opened]
-    given = streams, states, opened, fired
-    for found, kept, neurons in (loops("stream_looks", *given), stream.stream_looks(*given)):
+    opened = [torch.randn(rows, 1, width, generator=random).to(dtype) for width in widths]
+    fired = [gate[..., : gate.shape[2] if activated else 0].exp() for gate in opened]
+    arguments = streams, states, opened, fired
+    for measures, stacked, neurons in (loops("stream_looks", *arguments), stream.stream_looks(*arguments)):
         assert neurons.shape == (rows, layers, gates if activated else 0)
         for layer in range(layers):
-            before, out, mha, ffn = (one[:, 0].double() for one in streams[4 * layer : 4 * layer + 4])
-            middle, gate, own = before + mha, opened[layer][:, 0], neurons[:, layer]
+            before, out, mha, ffn = (tensor[:, 0].double() for tensor in streams[4 * layer : 4 * layer + 4])
+            middle, gate, fired_here = before + mha, opened[layer][:, 0], neurons[:, layer]
             log_p, log_q = mha.log_softmax(-1), ffn.log_softmax(-1)
             exact = [
                 (before * middle).sum(-1) / before.norm(dim=-1) / middle.norm(dim=-1),
@@ -258,36 +260,38 @@ def test_the_residual_stream(
                 (gate > 0).double().mean(-1) if widths[layer] else torch.full((rows,), torch.nan).double(),
             ]
             for row in range(rows):
-                expected = torch.stack([one[row] for one in exact])
-                torch.testing.assert_close(found[row, layer].double(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
-                assert torch.equal(kept[row, layer], states[layer][row, 0].float())
-                assert torch.equal(own[row, : fired[layer].shape[2]], fired[layer][row, 0].float())
-                assert not own[row, widths[layer] :].any()
+                expected = torch.stack([tensor[row] for tensor in exact])
+                torch.testing.assert_close(
+                    measures[row, layer].double(), expected, rtol=1e-5, atol=1e-5, equal_nan=True
+                )
+                assert torch.equal(stacked[row, layer], states[layer][row, 0].float())
+                assert torch.equal(fired_here[row, : fired[layer].shape[2]], fired[layer][row, 0].float())
+                assert not fired_here[row, widths[layer] :].any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_think(loops: Loops, dtype: torch.dtype) -> None:
+def test_think_damping_equals_torch(loops: Loops, dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(0)
     mha, ffn = ((torch.randn(3, 4, 37, generator=random) * 2).to(dtype) for _ in range(2))
-    log_p, log_q = (one.double().log_softmax(-1) for one in (mha, ffn))
+    log_p, log_q = (update.double().log_softmax(-1) for update in (mha, ffn))
     differs = (log_p.exp() * (log_p - log_q)).sum(-1)
     gamma, threshold = torch.tensor([0.9, 0.0, 0.5]), torch.full((3, 2), torch.inf)
     threshold[0], threshold[1, 1] = differs[0].median().float() + 1e-3, 0.0
     for every in (0, 1):
-        given = mha, ffn, gamma, threshold, 1, every
-        for told in (loops("damping", *given), stream.damping(*given)):
+        arguments = mha, ffn, gamma, threshold, 1, every
+        for effects in (loops("damping", *arguments), stream.damping(*arguments)):
             over = differs > threshold[:, 1, None]
             assert 0 < over[0].sum() < 4
             assert over[1].all()
-            close(told[..., 0], (gamma[:, None] - 1) * over)
-            assert torch.equal(told[..., 1], over.float())
+            close(effects[..., 0], (gamma[:, None] - 1) * over)
+            assert torch.equal(effects[..., 1], over.float())
             expected = differs.clone()
             if not every:
                 expected[2] = 0.0
-            close(told[..., 2], expected)
+            close(effects[..., 2], expected)
 
 
-def test_the_divergence_of_far_updates(loops: Loops) -> None:
+def test_divergence_of_widely_spread_updates_is_finite_and_exact(loops: Loops) -> None:
     """A single entry dominates its own softmax, and has little of the other's."""
     mha, ffn = torch.zeros(2, 1, 40), torch.zeros(2, 1, 40)
     mha[0, 0, 3], ffn[0, 0, 3] = 60.0, -80.0
@@ -295,11 +299,11 @@ def test_the_divergence_of_far_updates(loops: Loops) -> None:
     exact = torch.nn.functional.kl_div(
         ffn.double().log_softmax(-1), mha.double().log_softmax(-1), reduction="none", log_target=True
     ).sum(-1)
-    found = loops("damping", mha, ffn, torch.ones(2), torch.zeros(2, 1), 0, 1)[..., 2]
-    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=2e-7)
+    actual = loops("damping", mha, ffn, torch.ones(2), torch.zeros(2, 1), 0, 1)[..., 2]
+    torch.testing.assert_close(actual.double(), exact, rtol=1e-5, atol=2e-7)
 
 
-def test_what_a_loop_is_not_for_is_refused(loops: Loops) -> None:
+def test_a_kernel_refuses_unsupported_arguments(loops: Loops) -> None:
     states, packed = torch.randn(2, 32), linear.packed_in_blocks(torch.randn(40, 32))
     at = torch.zeros(2, dtype=torch.int64)
     query, pool = torch.ones(2, 6, 1, 32), pooled(2, 2, 20, 32, torch.float32)
@@ -329,6 +333,6 @@ def test_what_a_loop_is_not_for_is_refused(loops: Loops) -> None:
         ("stream_looks", [update] * 3, [update], [update], [update]),
         ("stream_looks", [update] * 8, [update] * 2, [update], [update]),
     ]
-    for name, *given in refused:
+    for name, *arguments in refused:
         with pytest.raises(RuntimeError, match="rejected"):
-            loops(name, *given)
+            loops(name, *arguments)

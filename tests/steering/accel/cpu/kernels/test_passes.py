@@ -36,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "loops", [0], indirect=True, ids=[PROCESSORS[0][0]]
 )  # `test_prompts` runs them as all are built
-def test_answers_are_those_without(
+def test_answers_with_kernels_equal_answers_without(
     make_engine: MakeEngine, loops: Loops, family: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone and beside one another, in parts and whole, behind what is known."""
@@ -45,27 +45,33 @@ def test_answers_are_those_without(
     steps = CompiledSteps(ours.mllm, 1)
     ours.core.runner.passes.use(steps)
     steps.loops = loops
-    called: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
     call = native.Loops.__call__
 
-    def counted(one: native.Loops, name: str, *given: Any) -> Any:
-        called[name] += 1
-        return call(one, name, *given)
+    def counted(native_loops: native.Loops, name: str, *arguments: Any) -> Any:
+        calls[name] += 1
+        return call(native_loops, name, *arguments)
 
     monkeypatch.setattr(native.Loops, "__call__", counted)
-    asked = {
+    requests = {
         name: Request(families.example_messages(family, 1), Sampling(max_tokens=4, ignore_eos=True, logprobs=2), **kind)
         for name, kind in KINDS.items()
     }
-    asked["words"] = Request(families.example_messages(family, 0), Sampling(max_tokens=4, ignore_eos=True, logprobs=2))
-    for several in (*([one] for one in asked), ["plain", "words", "transfer", "content"], ["words", "read", "scale"]):
-        check_same_answers(ours, plain, [asked[name] for name in several])
+    requests["words"] = Request(
+        families.example_messages(family, 0), Sampling(max_tokens=4, ignore_eos=True, logprobs=2)
+    )
+    for several in (
+        *([name] for name in requests),
+        ["plain", "words", "transfer", "content"],
+        ["words", "read", "scale"],
+    ):
+        check_same_answers(ours, plain, [requests[name] for name in several])
     causal = family != "gemma3"
-    assert all((called[loop.__name__] > 0) == causal for loop in WITHIN)
+    assert all((calls[loop.__name__] > 0) == causal for loop in WITHIN)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_fewer_threads_than_torch_has_do_not_compute_for_it(
+def test_kernels_built_for_fewer_threads_than_torch_uses_are_not_called(
     make_engine: MakeEngine, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine("qwen2_vl")
@@ -76,7 +82,7 @@ def test_fewer_threads_than_torch_has_do_not_compute_for_it(
         def __init__(self) -> None:
             self.threads = 1
 
-        def __call__(self, name: str, *given: Any) -> Any:
+        def __call__(self, name: str, *arguments: Any) -> Any:
             raise RuntimeError("it was called")
 
     steps.loops = Refusing()

@@ -34,16 +34,16 @@ def failing(folder: Path, message: str) -> Library:
 
 
 @pytest.mark.parametrize(
-    ("message", "said"), [("a matrix is too wide\\nmore", "a matrix is too wide"), ("", "gives no reason")]
+    ("message", "expected"), [("a matrix is too wide\\nmore", "a matrix is too wide"), ("", "gives no reason")]
 )
-def test_what_torch_says_of_a_failure_is_raised(message: str, said: str, tmp_path: Path) -> None:
+def test_an_error_of_torch_is_raised_with_its_message(message: str, expected: str, tmp_path: Path) -> None:
     library = failing(tmp_path, message)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=f"{said}$"):
+        with pytest.raises(RuntimeError, match=f"{expected}$"):
             library([torch.ones(4, 3)])
 
 
-def test_torch_tells_it_as_is_taken_for_granted() -> None:
+def test_torchs_interface_is_as_the_library_assumes() -> None:
     headers = [Path(folder) / "torch/csrc/inductor/aoti_runtime/interface.h" for folder in include_paths()]
-    (header,) = [one for one in headers if one.exists()]
+    (header,) = [path for path in headers if path.exists()]
     assert "AOTInductorGetLastError(const char** error_msg);" in header.read_text()

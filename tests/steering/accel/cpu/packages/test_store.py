@@ -13,9 +13,9 @@ from steering.accel.cpu.packages.store import Store, Unsafe, default_folder
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Store:
-    made = Store(tmp_path / "own" / "compiled")
-    keep(made, "key", b"code")
-    return made
+    store = Store(tmp_path / "own" / "compiled")
+    keep(store, "key", b"code")
+    return store
 
 
 def keep(into: Store, key: str, code: bytes) -> None:
@@ -37,13 +37,13 @@ def test_an_entry_is_found_by_its_key_alone(kept: Store) -> None:
     assert kept.find("another key") is None
 
 
-def test_the_folder_is_this_users_alone(kept: Store) -> None:
+def test_the_folder_is_private_to_this_user(kept: Store) -> None:
     assert kept.folder.stat().st_mode & 0o777 == 0o700
     assert entry_of(kept).stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "other key", "no notes", "others may write", "link"])
-def test_what_is_broken_or_foreign_is_not_found_and_gone(kept: Store, damage: str, tmp_path: Path) -> None:
+def test_broken_and_foreign_entries_are_ignored_and_removed(kept: Store, damage: str, tmp_path: Path) -> None:
     package = entry_of(kept)
     notes = package.with_name("about.json")
     match damage:
@@ -88,7 +88,7 @@ def test_a_link_is_no_folder_of_this_user(kept: Store, tmp_path: Path) -> None:
         Store(tmp_path / "link")
 
 
-def test_what_was_not_used_for_longest_goes(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_entry_is_removed(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "KEPT", 2)
     keep(kept, "second", b"2")
     for key, age in (("key", 10), ("second", 100)):
@@ -99,7 +99,7 @@ def test_what_was_not_used_for_longest_goes(kept: Store, monkeypatch: pytest.Mon
     assert [kept.find(key) is not None for key in ("key", "second", "third")] == [True, False, True]
 
 
-def test_what_was_left_unfinished_goes_after_a_day(kept: Store) -> None:
+def test_unfinished_entries_are_removed_after_a_day(kept: Store) -> None:
     old, new = kept.folder / ".building-old", kept.folder / ".building-new"
     old.mkdir()
     new.mkdir()

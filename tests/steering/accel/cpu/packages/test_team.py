@@ -29,8 +29,8 @@ def test_shares_are_about_equal_and_none_is_too_small(threads: int, rows: int, l
     assert [share.start for share in shares] == [0, *ends[:-1]]
 
 
-def test_each_call_has_a_thread_of_its_own_that_is_one_of_torchs_and_infers() -> None:
-    together, own = threading.Barrier(3, timeout=10), torch.get_num_threads()
+def test_each_call_runs_on_its_own_thread_in_inference_mode() -> None:
+    together, threads = threading.Barrier(3, timeout=10), torch.get_num_threads()
 
     def call(number: int) -> Callable[[], tuple[int, int, int, bool]]:
         def said() -> tuple[int, int, int, bool]:
@@ -42,17 +42,17 @@ def test_each_call_has_a_thread_of_its_own_that_is_one_of_torchs_and_infers() ->
     torch.set_num_threads(2)
     try:
         with torch.inference_mode():
-            told = Team(3).run([call(number) for number in range(3)])
+            results = Team(3).run([call(number) for number in range(3)])
         assert torch.get_num_threads() == 2
     finally:
-        torch.set_num_threads(own)
-    assert [number for number, *_ in told] == [0, 1, 2]
-    assert told[0][1] == threading.get_ident()
-    assert len({thread for _, thread, *_ in told}) == 3
-    assert {one[2:] for one in told} == {(1, True)}
+        torch.set_num_threads(threads)
+    assert [number for number, *_ in results] == [0, 1, 2]
+    assert results[0][1] == threading.get_ident()
+    assert len({thread for _, thread, *_ in results}) == 3
+    assert {result[2:] for result in results} == {(1, True)}
 
 
-def test_what_one_raises_is_raised_once_the_others_have_ended() -> None:
+def test_an_error_is_raised_after_all_calls_have_ended() -> None:
     ended = []
 
     def fails() -> None:
