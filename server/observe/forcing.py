@@ -14,16 +14,17 @@ from server.wire.storing.metadata import MAX_METADATA, MAX_METADATA_KEY, MAX_MET
 
 SAMPLING = frozenset(
     {
-        "allowed_token_ids", "audio", "bad_words", "baseline", "best_of", "diagnostics", "early_stopping", "echo", "force",
-        "frequency_penalty", "guard", "guard_stream", "guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex",
-        "guided_whitespace_pattern", "ignore_eos", "include_reasoning", "include_stop_str_in_output", "kv_transfer_params",
-        "length_penalty", "logit_bias", "logits_processors", "logprobs", "max_completion_tokens", "max_tokens", "metadata",
-        "min_p", "min_tokens", "modalities", "n", "parallel_tool_calls", "prediction", "presence_penalty", "priority",
-        "prompt_cache_key", "prompt_logprobs", "reasoning_effort", "repetition_detection", "repetition_penalty",
-        "request_id", "response_format", "return_prompt_text", "return_token_ids", "return_tokens_as_token_ids",
-        "safety_identifier", "seed", "service_tier", "skip_special_tokens", "spaces_between_special_tokens", "stop",
-        "stop_token_ids", "store", "stream", "stream_options", "strict", "structural_tag", "structured_outputs",
-        "temperature", "top_k", "top_logprobs", "top_p", "use_beam_search", "user", "verbosity", "vllm_xargs",
+        "allowed_token_ids", "audio", "bad_words", "baseline", "best_of", "diagnostics", "early_stopping", "echo",
+        "force", "frequency_penalty", "guard", "guard_stream", "guided_choice", "guided_decoding_backend",
+        "guided_grammar", "guided_json", "guided_regex", "guided_whitespace_pattern", "ignore_eos", "include_reasoning",
+        "include_stop_str_in_output", "kv_transfer_params", "length_penalty", "logit_bias", "logits_processors",
+        "logprobs", "max_completion_tokens", "max_tokens", "metadata", "min_p", "min_tokens", "modalities", "n",
+        "parallel_tool_calls", "prediction", "presence_penalty", "priority", "prompt_cache_key", "prompt_logprobs",
+        "reasoning_effort", "repetition_detection", "repetition_penalty", "request_id", "response_format",
+        "return_prompt_text", "return_token_ids", "return_tokens_as_token_ids", "safety_identifier", "seed",
+        "service_tier", "skip_special_tokens", "spaces_between_special_tokens", "stop", "stop_token_ids", "store",
+        "stream", "stream_options", "strict", "structural_tag", "structured_outputs", "temperature", "top_k",
+        "top_logprobs", "top_p", "use_beam_search", "user", "verbosity", "vllm_xargs",
     }
 )  # fmt: skip
 """Fields that chose the answer, not the prompt: the answer is known, so that they have no effect."""
