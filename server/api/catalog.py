@@ -7,6 +7,7 @@ from typing import Any
 
 from flask import Blueprint, Response
 
+from server.access.auth import CHATS
 from server.api import vectors as vector_routes
 from server.api.vectors import vector_or_error
 from server.context import AppContext, context
@@ -81,6 +82,7 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "object": "model",
         "created": serving.since,
         "owned_by": "helmsight",
+        "endpoints": list(CHATS),
         "fingerprint": capabilities.fingerprint,
         "layers": capabilities.layers,
         "hidden_size": capabilities.hidden_size,

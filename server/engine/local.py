@@ -145,6 +145,7 @@ def capabilities_of(client: Client) -> Capabilities:
         tools=format_of(mllm) is not None,
         template_variables=mllm.chat.variables,
         reasoning=mllm.chat.reasoning,
+        takes_reasoning=mllm.chat.takes_reasoning,
         about=about(mllm),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from server.encode import dumps
@@ -57,8 +58,8 @@ class Entry:
     shared: dict[str, Any]
     """The columns that all choices share."""
     asked: Mapping[str, InterventionSpec] = field(default_factory=dict)
-    stored: Mapping[str, Any] | None = None
-    """The columns of a stored completion that follow from the request; None where it is not stored."""
+    stored: Callable[[], Mapping[str, Any]] | None = None
+    """Returns the columns of a stored completion that follow from the request, and keeps its images."""
     recorded: int | None = None
     """The number of the last row of a finished choice."""
 
@@ -84,7 +85,7 @@ class Entry:
         try:
             row = shared(chat, request, answer_id, model, prompt_tokens, journal.text_limit, notes or {})
             row |= {"key_name": None, **(columns or {})}
-            return cls(journal, row, request.asked, None if storing is None else storing.columns(chat))
+            return cls(journal, row, request.asked, None if storing is None else partial(storing.columns, chat))
         except Exception as error:
             journal.refused(error)
             return None
@@ -97,11 +98,14 @@ class Entry:
             self.journal.refused(error)
 
     def store(self, completion: Mapping[str, Any]) -> None:
-        """Store the completion as the client gets it."""
+        """Store the completion as the client gets it; this writes its images to files, so that it may block."""
+        if self.stored is None:
+            return
         try:
             row = {name: self.shared[name] for name in ("id", "created", "metadata")}
-            row |= {"model": completion["model"], "completion": dumps(completion), **(self.stored or {})}
+            row |= {"model": completion["model"], "completion": dumps(completion), **self.stored()}
             self.recorded = self.journal.record(row, STORED)
+            self.stored = None
         except Exception as error:
             self.journal.refused(error)
 
@@ -299,6 +303,7 @@ def messages_of(messages: Iterable[Message], keep: Callable[[str], str]) -> list
                 "content_parts": parts,
                 **({"tool_calls": calls} if calls else {}),
                 **({"tool_call_id": message.tool_call_id} if message.tool_call_id else {}),
+                **({"reasoning_content": message.reasoning_content} if message.reasoning_content else {}),
             }
         )
     return shown

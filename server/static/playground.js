@@ -1,6 +1,7 @@
 // The playground: form in, streamed answers and their readouts out.
 
 import { ServerError, getJson, storedKey } from "./api.js";
+import { asCurl, asPython } from "./code.js";
 import { byId, copyButton, h } from "./dom.js";
 import { EMPTY, readForm, showError, writeAsked, writeForm } from "./form.js";
 import { Compare } from "./compare.js";
@@ -12,7 +13,7 @@ import { askForKey, onKey, wantsKey } from "./key.js";
 import { words } from "./names.js";
 import { Tray, asPicture, listen } from "./pictures.js";
 import { DRAWN } from "./readouts.js";
-import { asCurl, asPython, bodyOf, fileName, picturesOf } from "./request.js";
+import { bodyOf, fileName, picturesOf } from "./request.js";
 import { Results } from "./results.js";
 import { markSample, samplePicture, showSamples } from "./samples.js";
 import { saveJson } from "./save.js";
@@ -170,8 +171,11 @@ function update() {
 }
 
 function showCode(form) {
-  const write = document.querySelector('input[name="language"]:checked').value === "python" ? asPython : asCurl;
-  byId("code-text").textContent = write(form, location.origin, storedKey() !== "");
+  const [language, protocol] = ["language", "protocol"].map(
+    (name) => document.querySelector(`input[name="${name}"]:checked`).value,
+  );
+  const write = language === "python" ? asPython : asCurl;
+  byId("code-text").textContent = write(form, location.origin, storedKey() !== "", protocol);
   const links = picturesOf(form).flatMap((picture, i) => [
     i ? ", " : "",
     h("a", { href: picture.url, download: fileName(picture, i) }, fileName(picture, i)),
@@ -280,7 +284,7 @@ byId("copy-link").append(
     return `${location.origin}${location.pathname}#${keep.toFragment(form)}`;
   }, "Copy link"),
 );
-for (const input of document.querySelectorAll('input[name="language"]')) input.addEventListener("change", update);
+for (const input of document.querySelectorAll("#code input")) input.addEventListener("change", update);
 byId("copy-code").append(copyButton(() => byId("code-text").textContent));
 addEventListener("hashchange", () => {
   const linked = keep.fromFragment(location.hash);

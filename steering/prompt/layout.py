@@ -23,7 +23,7 @@ from steering.prompt.fitting import Shrunk, resized, shrunk, sized
 from steering.prompt.rendering import PLAIN, SpannedText, TemplateOptions, render, rendered
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, TEXTS, USER
 
-BESIDE = ("tool_calls", "tool_call_id", "name")
+BESIDE = ("tool_calls", "tool_call_id", "name", "reasoning_content")
 """Keys of a message, besides role and content, that templates are given."""
 
 

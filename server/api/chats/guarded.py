@@ -74,6 +74,7 @@ class GuardedCompletion:
             sum(result.prompt_tokens for result in results),
             sum(result.completion_tokens for result in results),
             sum(result.cached_tokens for result in results),
+            sum(result.reasoning_tokens for result in results),
         )
         return Result(tuple(self._choices[index] for index in sorted(self._choices)), *counts)
 
@@ -81,6 +82,11 @@ class GuardedCompletion:
     def first_at(self) -> float | None:
         """The time of the first token of the first try."""
         return self._first.first_at
+
+    @property
+    def cached_tokens(self) -> int:
+        """The tokens of the first try's prompt that came from a cache."""
+        return self._first.cached_tokens
 
     def generated(self, index: int) -> int:
         """Return how many tokens all tries of a choice have so far."""

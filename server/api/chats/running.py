@@ -86,8 +86,6 @@ class Running:
         shown = self._shown[chunk.choice.index] = self.shown(chunk.choice)
         if self.entry is not None:
             self.entry.finished(chunk.choice, self.first_token, time.monotonic() - self.started)
-            if self.entry.stored is not None and not self.unfinished:
-                self.entry.store(self.writer.whole(self.result()))
         return replace(chunk, choice=shown)
 
     def result(self) -> steering.Result:
@@ -120,9 +118,16 @@ class Running:
         return self.writer.whole(self.result())
 
     def settle(self) -> None:
-        """Write the rows of finished choices to disk before their clients learn of the end."""
+        """Store a finished answer, and write its rows to disk, before its client learns of the end."""
         if self.entry is not None:
+            if not self.unfinished:
+                self._store()
             self.entry.settle()
+
+    def _store(self) -> None:
+        """Store the finished answer, once, where its client asked for that."""
+        if self.entry is not None and self.entry.stored is not None:
+            self.entry.store(self.writer.whole(self.result()))
 
     def close(self) -> None:
         """Stop watching and cancel what still runs; harmless if repeated.
@@ -145,6 +150,8 @@ class Running:
         self._time_first_token()
         if self.entry is not None:
             total, completion = time.monotonic() - self.started, self.completion
+            if not self.unfinished:  # its client may have left just before the end
+                self._store()
             for index in sorted(self.unfinished):
                 tokens, text = completion.generated(index), completion.text_of(index)
                 self.entry.given_up(index, self.broken, tokens, text, self.first_token, total)

@@ -104,6 +104,8 @@ class ModelCard(AnswerBody):
     object: Literal["model"]
     created: int
     owned_by: str
+    endpoints: list[str]
+    """The routes that chats go to, one for each protocol."""
     fingerprint: str
     """Identifies the model for which vectors are made."""
     layers: int

@@ -132,6 +132,8 @@ def ask(client: FlaskClient, dialect: str, body: Body) -> Answered:
 def events(text: str) -> Iterator[Body]:
     """Yield the data of each event; its type is that of the event."""
     for event in text.strip().split("\n\n"):
+        if event.startswith(":"):  # a comment
+            continue
         name, _, data = event.rpartition("data: ")
         if data == "[DONE]":
             return
