@@ -38,7 +38,8 @@ def _input(part: Body) -> Body:
 
 def _message(chat: Body) -> Body:
     body = {name: value for name, value in chat.items() if name not in ("messages", "stream_options")}
-    system = {"system": message["content"] for message in chat["messages"] if message["role"] == "system"}
+    systems = [message["content"] for message in chat["messages"] if message["role"] == "system"]
+    system = {"system": systems[0]} if systems else {}
     turns = [
         {**message, "content": _parts(message["content"], _block)}
         for message in chat["messages"]

@@ -106,10 +106,11 @@ def carry(server: Server, load: Load, key: str | None) -> Outcome:
     leaving = random.Random(0)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     protocol = PROTOCOLS[server.protocol]
-    todo = iter([
-        ({"model": server.model, **protocol.body(dict(body)), **server.fields[number % len(server.fields)]}, leaving.random() < load.leaving)
+    bodies = [
+        {"model": server.model, **protocol.body(dict(body)), **server.fields[number % len(server.fields)]}
         for number, body in enumerate(load.bodies)
-    ])  # fmt: skip
+    ]
+    todo = iter([(body, leaving.random() < load.leaving) for body in bodies])
     start = Event()
 
     class Asking(Client):

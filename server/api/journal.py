@@ -12,28 +12,22 @@ from flask import Blueprint, Response
 from sqlalchemy.exc import SQLAlchemyError
 
 from server.access.auth import caller
-from server.api.body import read_json
 from server.api.query import METADATA, integer, metadata_of, metadata_parameter, parameters, word
 from server.api.reading import reading
-from server.api.stored import judge
 from server.context import context
 from server.encode import dumps, json_response
 from server.errors import ApiError, BadRequest
 from server.journal.reading.fields import LISTS, cells, columns
 from server.journal.reading.queries import Filters, answer, page, place, stream
-from server.journal.reading.stored import change_rows
 from server.journal.reading.times import FORMS, unix_time
 from server.journal.reading.view import scalars
 from server.journal.schema import ADDED
 from server.journal.summary import summarise
 from server.journal.summary.periods import DAY, MINUTE
 from server.journal.words import WORDED
-from server.openapi.examples import of_change
 from server.openapi.operation import JSON, TEXT, Parameter, documented
-from server.wire.parse import parse
 from server.wire.sent.answers import ErrorBody
 from server.wire.sent.journal import ADDED_FIELDS, JournalSummary, PageOfRows, RowOfAnswer, RowsOfAnswer
-from server.wire.storing.stored import StoredChange
 
 log = logging.getLogger("helmsight")
 
@@ -156,39 +150,6 @@ def summary() -> Response:
 def get_rows(identity: str) -> Response:
     """Return the rows of all choices of one answer; a key without the role `journal` sees those of its own answers."""
     parameters(())
-    return _rows(identity)
-
-
-@blueprint.post("/v1/diagnostics/<identity>")
-@documented(
-    "Journal", RowsOfAnswer, errors=(400, 404, 413, 415, 503),
-    parameters=[Parameter("identity", "The `id` of the answer, of any protocol.", place="path")],
-    body={JSON: lambda _: StoredChange}, examples=of_change,
-)  # fmt: skip
-def change_rows_of_answer(identity: str) -> Response:
-    """Replace the metadata of an answer of this key, stored or not, and return its rows.
-
-    Thus the truth about an answer, `answer_correct`, can come later than the answer.
-    """
-    parameters(())
-    given, journal, holder = parse(read_json(context()), StoredChange), context().journal, caller()
-    is_own = False
-    if journal.enabled and len(identity) <= MAX_TEXT and identity.isprintable():
-        journal.settle_all()
-        with reading() as database, database.writer.begin() as connection:
-            is_own = change_rows(connection, holder.owner, holder.name, identity, given.metadata)
-    if not is_own:
-        raise _unknown_answer()
-    judge(identity, given.metadata)
-    return _rows(identity)
-
-
-def _unknown_answer() -> ApiError:
-    return ApiError(404, "The journal holds no answer with this id.", code="unknown_answer", param="id")
-
-
-def _rows(identity: str) -> Response:
-    """Return the rows of an answer as far as the caller sees them; raises a 404 if there are none."""
     rows: list[dict[str, Any]] = []
     if (journal := context().journal).enabled:
         journal.settle_all()
@@ -198,7 +159,7 @@ def _rows(identity: str) -> Response:
     if "journal" not in (holder := caller()).roles:
         rows = [row for row in rows if row["key_name"] == holder.name]
     if not rows:
-        raise _unknown_answer()
+        raise ApiError(404, "The journal holds no answer with this id.", code="unknown_answer", param="id")
     return json_response({"object": "list", "data": rows})
 
 

@@ -14,7 +14,6 @@ from server.api.query import METADATA, integer, metadata_of, metadata_parameter,
 from server.api.reading import reading
 from server.context import context
 from server.dialects.chat import CHAT
-from server.dialects.responses.dialect import ResponsesDialect
 from server.encode import json_response
 from server.errors import ApiError, BadRequest
 from server.journal.database import Database
@@ -24,7 +23,6 @@ from server.openapi.examples import of_change
 from server.openapi.operation import JSON, Parameter, documented
 from server.telemetry.conventions import scores
 from server.wire.parse import parse
-from server.wire.sent.responses import ResponseBody
 from server.wire.storing.metadata import truth
 from server.wire.storing.stored import StoredChange, StoredCompletion, StoredCompletions, StoredDeletion, StoredMessages
 
@@ -33,7 +31,6 @@ blueprint = Blueprint("stored", __name__)
 LIMIT, MAX_LIMIT = 20, 100
 ORDERS = ("asc", "desc")
 MAX_ID = 64
-RESPONSES = ResponsesDialect.prefix
 
 _IDENTITY = Parameter("identity", 'The `id` of an answer whose request had `"store": true`.', place="path")
 PAGING = [
@@ -93,33 +90,21 @@ def list_messages(identity: str) -> Response:
 
 @blueprint.post("/v1/chat/completions/<identity>")
 @documented(
-    "Stored answers", {200: {JSON: (StoredCompletion, ResponseBody)}}, errors=(400, 404, 413, 415, 503),
-    parameters=[_IDENTITY], body={JSON: lambda _: StoredChange}, examples=of_change,
+    "Stored answers", StoredCompletion, errors=(400, 404, 413, 415, 503), parameters=[_IDENTITY],
+    body={JSON: lambda _: StoredChange}, examples=of_change,
 )  # fmt: skip
 def change_stored(identity: str) -> Response:
-    """Replace the metadata of a stored answer, in the journal's rows, too.
-
-    It may also be a stored response, since OpenAI's clients have no such method for those.
-    """
-    return changed(identity, (CHAT.prefix, RESPONSES))
-
-
-def changed(identity: str, prefix: str | tuple[str, ...]) -> Response:
-    """Replace the metadata of the caller's stored answer, whose id has a prefix, and return the answer."""
+    """Replace the metadata of a stored answer, in the journal's rows, too."""
     parameters(())
     given = parse(read_json(context()), StoredChange)
-    stored_answer = of_caller(
-        identity,
-        lambda connection, owner: change(connection, owner, identity, given.metadata),
-        shown,
-        writes=True,
-        prefix=prefix,
+    changed = of_caller(
+        identity, lambda connection, owner: change(connection, owner, identity, given.metadata), shown, writes=True
     )
-    judge(identity, given.metadata)
-    return json_response(stored_answer)
+    _judge(identity, given.metadata)
+    return json_response(changed)
 
 
-def judge(identity: str, metadata: dict[str, str] | None) -> None:
+def _judge(identity: str, metadata: dict[str, str] | None) -> None:
     """Emit the event of a truth that came after its answer, if traces are sent."""
     traces, right = context().traces, truth(metadata, "answer_correct")
     if traces is None or right is None:
@@ -159,7 +144,7 @@ def of_caller(
     find_it: Callable[[Connection, str], Any],
     show: Callable[[Any], Any],
     writes: bool = False,
-    prefix: str | tuple[str, ...] = CHAT.prefix,
+    prefix: str = CHAT.prefix,
 ) -> Any:
     """Return what `show` makes of the caller's completion; raises a 404 if `find_it` returns None."""
     found = None

@@ -9,7 +9,7 @@ from flask import Blueprint, Response, request
 
 from server.api.chats.chat import answered
 from server.api.query import integer, parameters, word
-from server.api.stored import LIMIT, MAX_LIMIT, ORDERS, PAGING, changed, listed, of_caller
+from server.api.stored import LIMIT, MAX_LIMIT, ORDERS, PAGING, listed, of_caller
 from server.context import context
 from server.dialects.responses.body import ResponseRequest
 from server.dialects.responses.chains import chat_of, items_of
@@ -20,11 +20,10 @@ from server.encode import json_response
 from server.errors import ApiError, BadRequest
 from server.journal.pictures import content_of, kept_urls
 from server.journal.reading.stored import find, mentioned, remove, shown
-from server.openapi.examples import of_change, of_responses
+from server.openapi.examples import of_responses
 from server.openapi.operation import EVENTS, JSON, Parameter, documented
 from server.wire.sent.answers import ErrorBody
 from server.wire.sent.responses import ResponseBody, ResponseDeletion, ResponseEvent, ResponseItems
-from server.wire.storing.stored import StoredChange
 
 blueprint = Blueprint("responses", __name__)
 
@@ -96,16 +95,6 @@ def list_input_items(identity: str) -> Response:
     return listed(items[:limit], len(items) > limit)
 
 
-@blueprint.post("/v1/responses/<identity>")
-@documented(
-    "Stored answers", ResponseBody, errors=(400, 404, 413, 415, 503), parameters=[_IDENTITY],
-    body={JSON: lambda _: StoredChange}, examples=of_change,
-)  # fmt: skip
-def change_response(identity: str) -> Response:
-    """Replace the metadata of a stored response, in the journal's rows, too."""
-    return changed(identity, PREFIX)
-
-
 @blueprint.delete("/v1/responses/<identity>")
 @documented("Stored answers", ResponseDeletion, errors=(400, 404, 503), parameters=[_IDENTITY])
 def delete_response(identity: str) -> Response:
@@ -127,10 +116,12 @@ def _earlier(identity: str) -> list[dict[str, Any]]:
     """Return the messages of the chat that a stored response ends; raises a 404 that names it."""
     app = context()
     if not identity.startswith(PREFIX):
-        raise BadRequest(
-            f"'{PREVIOUS}' must be the id of a response, which begins with '{PREFIX}': other answers cannot be continued; "
+        raise ApiError(
+            404,
+            f"'{PREVIOUS}' must be the id of a response, which begins with {PREFIX!r}: other answers cannot be continued; "
             f"got {identity[:64]!r}.",
-            PREVIOUS,
+            code="previous_response_not_found",
+            param=PREVIOUS,
         )
     reasons = app.runtime.serving().capabilities.takes_reasoning
     try:

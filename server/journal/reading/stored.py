@@ -79,32 +79,11 @@ def change(connection: Connection, owner: str, identity: str, metadata: dict[str
     """Replace the metadata of an owner's completion and of its rows; return the completion, None if there is none."""
     if find(connection, owner, identity) is None:
         return None
-    _replace_metadata(connection, identity, metadata)
-    return find(connection, owner, identity)
-
-
-def change_rows(
-    connection: Connection, owner: str, key_name: str | None, identity: str, metadata: dict[str, str] | None
-) -> bool:
-    """Replace the metadata of an answer's rows, stored or not; return False if it is none of this key.
-
-    Rows know the names of keys only. `owner` also owns the answer if it is stored.
-    """
-    kept = select(STORED.c.owner).where(STORED.c.id == identity, STORED.c.completion != "")
-    names = connection.execute(select(ROWS.c.key_name).where(ROWS.c.id == identity)).scalars().all()
-    owners = connection.execute(kept).scalars().all()
-    if not names or {*names} != {key_name} or {*owners} - {owner}:
-        return False
-    _replace_metadata(connection, identity, metadata)
-    return True
-
-
-def _replace_metadata(connection: Connection, identity: str, metadata: dict[str, str] | None) -> None:
     text = None if metadata is None else encoded_metadata(metadata)
-    kept = STORED.c.id == identity, STORED.c.completion != ""
-    connection.execute(update(STORED).where(*kept).values(metadata=text))
+    connection.execute(update(STORED).where(STORED.c.id == identity).values(metadata=text))
     right = truth(metadata, "answer_correct")
     connection.execute(update(ROWS).where(ROWS.c.id == identity).values(metadata=text, answer_correct=right))
+    return find(connection, owner, identity)
 
 
 def mentioned(connection: Connection, text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from flask.testing import FlaskClient
 
 ROUTES = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
-EXTRAS = ("applied", "diagnostics", "baseline", "ignored")
+EXTRAS = ("applied", "diagnostics", "baseline", "guard", "prompt_logprobs", "ignored")
+THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*(.*)", re.DOTALL)
+"""A chat completion's text that begins with reasoning."""
 Body = dict[str, Any]
 
 
@@ -38,6 +41,9 @@ def responses_body(chat: Body) -> Body:
             output = _parts(message["content"])
             items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": output})
         else:
+            if thought := message.get("reasoning_content"):
+                parts = [{"type": "reasoning_text", "text": thought}]
+                items.append({"type": "reasoning", "id": "rs_1", "summary": [], "content": parts})
             if message["content"]:
                 items.append({"role": message["role"], "content": _parts(message["content"])})
             for call in message.get("tool_calls", ()):
@@ -93,8 +99,14 @@ def messages_body(chat: Body) -> Body | None:
                  "input": json.loads(call["function"]["arguments"])}
                 for call in message.get("tool_calls", ())
             ]  # fmt: skip
+            thoughts = [
+                {"type": "thinking", "thinking": thought, "signature": ""}
+                for thought in [message.get("reasoning_content")]
+                if thought
+            ]
             texts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
-            turns.append({"role": message["role"], "content": [*texts, *calls] if calls else content})
+            blocks = [*thoughts, *texts, *calls] if calls or thoughts else content
+            turns.append({"role": message["role"], "content": blocks})
     return body | {"messages": turns}
 
 
@@ -119,6 +131,7 @@ class Answered:
     tokens: tuple[int, int]
     extras: Body
     logprobs: list[float] | None = None
+    reasoning: str = ""
 
 
 def ask(client: FlaskClient, dialect: str, body: Body) -> Answered:
@@ -171,11 +184,12 @@ def _read_chat(value: Body) -> Answered:
     extras = {name: choice[name] for name in EXTRAS if name in choice} | {
         name: value[name] for name in EXTRAS if name in value
     }
-    usage, logprobs = value["usage"], choice["logprobs"]
+    usage, logprobs, text = value["usage"], choice["logprobs"], choice["message"]["content"] or ""
+    thought = THOUGHT.fullmatch(text)
     return Answered(
-        choice["message"]["content"] or "", calls, choice["finish_reason"] == "length",
+        text if thought is None else thought[2], calls, choice["finish_reason"] == "length",
         (usage["prompt_tokens"], usage["completion_tokens"]), extras,
-        logprobs and [token["logprob"] for token in logprobs["content"]],
+        logprobs and [token["logprob"] for token in logprobs["content"]], "" if thought is None else thought[1],
     )  # fmt: skip
 
 
@@ -207,6 +221,7 @@ def _response_of(text: str) -> Body:
 
 def _read_response(value: Body) -> Answered:
     texts = [part for item in value["output"] if item["type"] == "message" for part in item["content"]]
+    thoughts = [part["text"] for item in value["output"] if item["type"] == "reasoning" for part in item["content"]]
     calls = [
         (item["name"], json.loads(item["arguments"])) for item in value["output"] if item["type"] == "function_call"
     ]
@@ -216,7 +231,7 @@ def _read_response(value: Body) -> Answered:
     return Answered(
         "".join(part["text"] for part in texts), calls, value["status"] == "incomplete",
         (usage["input_tokens"], usage["output_tokens"]), {name: value[name] for name in EXTRAS if name in value},
-        scored or None,
+        scored or None, "".join(thoughts),
     )  # fmt: skip
 
 
@@ -237,6 +252,8 @@ def _message_of(text: str) -> Body:
                 )
                 blocks[value["index"]]["arguments" if name == "partial_json" else name] += delta[name]
             case "message_delta":
+                begun = {**whole["usage"], "output_tokens": value["usage"]["output_tokens"]}
+                assert begun == value["usage"] or "guard" in value, "both events count the prompt alike"
                 whole |= value["delta"] | {name: value[name] for name in ("usage", *EXTRAS) if name in value}
     for block in blocks:
         arguments = block.pop("arguments")
@@ -262,6 +279,7 @@ def _read_message(value: Body) -> Answered:
         "".join(texts), calls, value["stop_reason"] == "max_tokens",
         (usage["input_tokens"] + usage["cache_read_input_tokens"], usage["output_tokens"]),
         {name: value[name] for name in EXTRAS if name in value},
+        reasoning="".join(block["thinking"] for block in value["content"] if block["type"] == "thinking"),
     )  # fmt: skip
 
 

@@ -278,7 +278,9 @@ def test_the_copied_code_gives_the_same_answer(playground: Callable[..., Visit],
     scripts = {"Chat": copied, **{name: code(page, name, "Python") for name in ("Responses", "Messages")}}
     for name, script in scripts.items():
         if find_spec("anthropic" if name == "Messages" else "openai") is not None:
-            done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+            )
             assert done.stdout.splitlines()[:1] == [answer], done.stderr
     if shutil.which("curl") and shutil.which("bash"):
         read = {

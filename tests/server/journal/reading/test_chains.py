@@ -209,6 +209,18 @@ def test_an_image_that_exceeds_the_bound_is_not_kept_but_answered(fake: FakeEngi
         ask(input="Sure?", previous_response_id=first.id)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_image_of_an_answer_that_does_not_end_is_not_kept(serve: Serve, stream: bool) -> None:
+    engine = FakeEngine("It is", RuntimeError("broken"))
+    client = serve(engine)
+    body = {"input": [says(image(RED), "Which?")], "store": True, "stream": stream}
+    client.post("/v1/responses", json=body, buffered=True)
+    assert kept(client) == set()
+    engine.script = ("It is", " red.")
+    client.post("/v1/responses", json=body, buffered=True)
+    assert kept(client) == {content(RED)}
+
+
 def test_old_images_go_without_new_ones(tmp_path: Path) -> None:
     pictures = KeptPictures(tmp_path / "kept", 2**20, days=1.0)
     pictures.sweep()
@@ -288,7 +300,9 @@ def test_completions_and_responses_are_told_apart(fake: FakeEngine, serve: Serve
         assert client.get(here).status_code == 200
     assert client.get(f"/v1/responses/{completion}/input_items").status_code == 404
     assert client.get(f"/v1/chat/completions/{response}/messages").status_code == 404
-    assert client.post("/v1/responses", json={"input": "a", "previous_response_id": completion}).status_code == 404
+    refused = client.post("/v1/responses", json={"input": "a", "previous_response_id": completion})
+    assert refused.status_code == 404
+    assert "begins with 'resp_'" in refused.json["error"]["message"]
     assert [one["id"] for one in client.get("/v1/chat/completions").json["data"]] == [completion]
 
 
