@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _until_answered(server.url)
         for _ in range(options.repeats):
             for name, times in times_by_stop.items():
-                (worker,) = _children(server.pid)
-                (engine,) = _children(worker)
+                (worker,) = children(server.pid)
+                (engine,) = children(worker)
                 os.kill(worker if name == "worker" else engine, signal.SIGKILL)
                 killed = time.monotonic()
                 _until_answered(server.url)
@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _children(process: int) -> list[int]:
+def children(process: int) -> list[int]:
+    """Return the ids of the processes that a process's main thread started."""
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 

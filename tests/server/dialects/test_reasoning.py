@@ -170,7 +170,7 @@ def test_reasoning_without_a_place_is_ignored_by_name() -> None:
         body = BODIES[dialect](chat)
         assert body is not None
         assert "ignored" not in ask(client, dialect, body).extras
-        assert engine.requests[-1].messages[2] == REASONED
+        assert engine.requests[-1].messages[2]["reasoning_content"] == REASONED["reasoning_content"]
 
 
 def test_reasoning_that_nothing_follows_or_that_is_encrypted_is_ignored_by_name() -> None:
