@@ -17,6 +17,11 @@ SCHEMA = {
 JSON = {"type": "json_schema", "json_schema": {"name": "shape", "schema": SCHEMA}}
 SEEN = [user(data_uri(), "What colour is it?")]
 RED, GREEN = (data_uri(Image.new("RGB", (84, 84), colour)) for colour in ((200, 9, 30), (9, 200, 30)))
+ELSEWHERE = [
+    {"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, {"type": "text", "text": "?"}
+    ]}
+]  # fmt: skip
 TWO = [user(GREEN, RED, "Which picture is red?")]
 TOLD = [
     {"role": "user", "content": [
@@ -120,7 +125,7 @@ TOOLS_STREAMED: dict[str, dict[str, Any]] = {
 ERRORS: dict[str, tuple[dict[str, Any], int, str]] = {
     "an unknown model": ({"messages": SEEN, "model": "other"}, 404, "model_not_found"),
     "a broken picture": ({"messages": [user("data:image/png;base64,AAAA", "?")]}, 400, "invalid_image"),
-    "a remote picture": ({"messages": [user("https://example.org/a.png", "?")]}, 400, "invalid_image"),
+    "a remote picture": ({"messages": ELSEWHERE}, 400, "remote_images_disabled"),
     "too hot": ({"messages": SEEN, "temperature": 9}, 400, "invalid_value"),
     "an unknown direction": ({"messages": TOLD, "steering": {"toward": "left"}}, 400, "invalid_value"),
     "a typo": ({"messages": SEEN, "steerin": True}, 400, "unknown_parameter"),

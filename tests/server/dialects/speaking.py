@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 
 ROUTES = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 EXTRAS = ("applied", "diagnostics", "baseline", "guard", "prompt_logprobs", "ignored")
-THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*(.*)", re.DOTALL)
+THOUGHT = re.compile(r"\s*<think>(.*?)(?:</think>\n*(.*))?", re.DOTALL)
 """A chat completion's text that begins with reasoning."""
 Body = dict[str, Any]
 
@@ -81,6 +81,8 @@ def messages_body(chat: Body) -> Body | None:
         kinds = {"auto": "auto", "required": "any", "none": "none"}
         named = {"type": "tool", **choice["function"]} if isinstance(choice, dict) else {"type": kinds[choice]}
         body["tool_choice"] = named
+    if (several := body.pop("parallel_tool_calls", None)) is not None:
+        body["tool_choice"] = {"type": "auto", **body.get("tool_choice", {}), "disable_parallel_tool_use": not several}
     turns: list[Body] = []
     for message in chat["messages"]:
         if message["role"] == "system":
@@ -117,6 +119,8 @@ def _blocks(content: Any) -> Any:
 
 
 def _image(url: str) -> Body:
+    if not url.startswith("data:"):
+        return {"type": "image", "source": {"type": "url", "url": url}}
     kind, _, data = url.removeprefix("data:").partition(";base64,")
     return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
 
@@ -187,7 +191,7 @@ def _read_chat(value: Body) -> Answered:
     usage, logprobs, text = value["usage"], choice["logprobs"], choice["message"]["content"] or ""
     thought = THOUGHT.fullmatch(text)
     return Answered(
-        text if thought is None else thought[2], calls, choice["finish_reason"] == "length",
+        text if thought is None else thought[2] or "", calls, choice["finish_reason"] == "length",
         (usage["prompt_tokens"], usage["completion_tokens"]), extras,
         logprobs and [token["logprob"] for token in logprobs["content"]], "" if thought is None else thought[1],
     )  # fmt: skip

@@ -172,7 +172,7 @@ def test_errors_before_the_dialect_have_its_form(tmp_path: Path) -> None:
         assert (told.status_code, told.json["type"], told.json["error"]["type"]) == (status, "error", kind)
         assert told.json["request_id"] == told.headers["request-id"] == told.headers["x-request-id"]
     elsewhere = client.get("/v1/responses/batches/x", headers=headers)
-    assert (elsewhere.status_code, elsewhere.json["error"]["type"]) == (404, "invalid_request_error")
+    assert (elsewhere.status_code, [*elsewhere.json]) == (404, ["error"])
     assert "request-id" not in elsewhere.headers
 
 

@@ -113,7 +113,7 @@ def test_a_client_that_leaves_leaves_the_same_row(name: str, tmp_path: Path) -> 
             response.close()
             assert engine.completions[-1].cancelled.is_set(), dialect
         first, *others = newest(client, 3)
-        assert (first["finish_reason"], first["answer"]) == ("cancelled", "It is " if LEFT[name] else "")
+        assert (first["finish_reason"], first["texts"]["answer"]) == ("cancelled", "It is " if LEFT[name] else "")
         assert others == [first, first]
 
 
@@ -140,16 +140,20 @@ def test_a_call_that_is_cut_is_an_empty_text(calls: FlaskClient) -> None:
     assert (message["stop_reason"], message["content"]) == ("max_tokens", [{"type": "text", "text": ""}])
 
 
-def test_the_first_event_has_the_cached_tokens_that_the_last_one_has(client: FlaskClient) -> None:
-    body = BODIES["messages"]({"model": "helmsight-demo", "max_tokens": 8, "temperature": 0, **BOTH["readouts"]})
-    assert body is not None
-    whole = client.post("/v1/messages", json=body).json["usage"]
-    told = [*events(client.post("/v1/messages", json=body | {"stream": True}, buffered=True).text)]
+def test_the_first_event_has_the_cached_tokens_that_the_last_one_has(engine: steering.Engine) -> None:
+    keeping = steering.Engine(engine.mllm, slots=2, self_check=False, threads=1, prefix_cache_bytes=2**24)
+    keeping.start()
+    client = create_app(Settings(), engine=keeping).test_client()
+    body = {"max_tokens": 4, "temperature": 0, "messages": [{"role": "user", "content": "red green blue " * 40}]}
+    try:
+        whole = client.post("/v1/messages", json=body).json["usage"]
+        told = [*events(client.post("/v1/messages", json=body | {"stream": True}, buffered=True).text)]
+    finally:
+        keeping.stop()
     first, last = told[0]["message"]["usage"], told[-2]["usage"]
     assert first["cache_read_input_tokens"] > 0
     assert first | {"output_tokens": last["output_tokens"]} == last
-    prompt = whole["input_tokens"] + whole["cache_read_input_tokens"]
-    assert first["input_tokens"] + first["cache_read_input_tokens"] == prompt
+    assert first["input_tokens"] + first["cache_read_input_tokens"] == whole["input_tokens"]
 
 
 def test_tokens_are_counted_without_an_answer(client: FlaskClient) -> None:
