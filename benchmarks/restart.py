@@ -13,11 +13,10 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import requests
 
-from benchmarks.load.serving import serving
+from benchmarks.load.serving import children, serving
 
 PATIENCE = 120.0
 CHAT = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
@@ -43,11 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, times in times_by_stop.items():
         print(f"| {name} | {statistics.median(times):.1f} | {min(times):.1f} | {max(times):.1f} |")
     return 0
-
-
-def children(process: int) -> list[int]:
-    """Return the ids of the processes that a process's main thread started."""
-    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def _until_answered(url: str) -> None:

@@ -22,9 +22,8 @@ from benchmarks.load.client import Load, Outcome, Server
 from benchmarks.load.protocols import PROTOCOLS
 from benchmarks.load.run import body_of, lengths_of
 from benchmarks.load.send import send
-from benchmarks.load.serving import COMPILED, READY, serving
+from benchmarks.load.serving import COMPILED, READY, children, serving
 from benchmarks.load.workloads import WORKLOADS
-from benchmarks.restart import children
 
 MODEL = "helmsight-demo"
 COLUMNS = (
