@@ -215,7 +215,7 @@ def storing_of(app: AppContext, chat: ChatRequest, body: dict[str, Any], dialect
         return None
     if not dialect.keeps_images:
         return Storing(caller().owner)
-    return Storing(caller().owner, app.pictures.keep, body.get("instructions") is not None)
+    return Storing(caller().owner, app.pictures.keep, body.get("instructions") is not None, app.pictures.lock)
 
 
 def _source() -> str:

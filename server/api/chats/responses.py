@@ -108,7 +108,9 @@ def delete_response(identity: str) -> Response:
         remove(connection, owner, identity)
         return [url for url in kept_urls(row["messages"]) if not mentioned(connection, content_of(url))]
 
-    context().pictures.discard(of_caller(identity, removed, lambda urls: urls, writes=True, prefix=PREFIX))
+    pictures = context().pictures
+    with pictures.lock:
+        pictures.discard(of_caller(identity, removed, lambda urls: urls, writes=True, prefix=PREFIX))
     return json_response({"id": identity, "object": "response", "deleted": True})
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import openai
@@ -336,6 +337,33 @@ def test_a_kept_image_cannot_be_named_by_a_client(fake: FakeEngine, serve: Serve
     (path,) = folder(client).iterdir()
     stolen = client.post("/v1/responses", json={"input": [says(image(f"kept:image/png:{path.name}"), "hi")]})
     assert (stolen.status_code, stolen.json["error"]["param"]) == (400, "input[0].content[0].image_url")
+
+
+def test_an_image_outlives_a_deletion_while_a_continuation_with_it_ends(
+    serve: Serve, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = serve()
+    ask = partial(sdk(client).responses.create, model="helmsight-demo", max_output_tokens=4, store=True)
+    first = ask(input=[says(image(RED), "Which colour?")])  # type: ignore[list-item]
+    journal = journal_of(client)
+    record, deletions = journal.record, []
+
+    def record_late(row: Any, *table: Any) -> int:
+        """Let the first response be deleted once the images of the second are kept, and before its row is queued."""
+        if table and not deletions:
+            deletions.append(
+                Thread(target=client.application.test_client().delete, args=(f"/v1/responses/{first.id}",))
+            )
+            deletions[0].start()
+            deletions[0].join(0.5)
+        return record(row, *table)
+
+    monkeypatch.setattr(journal, "record", record_late)
+    second = ask(input="Sure?", previous_response_id=first.id)
+    deletions[0].join()
+    assert client.get(f"/v1/responses/{first.id}").status_code == 404
+    assert kept(client) == {content(RED)}
+    ask(input="And now?", previous_response_id=second.id)
 
 
 def test_the_oldest_turns_go_where_the_chat_is_too_long(engine: steering.Engine, serve: Serve, sdk: Sdk) -> None:
