@@ -309,14 +309,14 @@ class Worker(BaseWorker):
 
     def _refuse(self, connection: Connection, refusal: Refused) -> None:
         """Answer a request without passing it to a thread, and close its connection."""
-        said = early_errors.refused(
+        raw = early_errors.refused(
             refusal, self.wsgi, connection.client, connection.intake.path, connection.intake.field
         )
         self._reading.pop(connection, None)
         connection.intake.drop()
         connection.state = "answering"
         with contextlib.suppress(OSError):
-            connection.sendall(said)
+            connection.sendall(raw)
         self._answered(connection, keep=False)
 
     # -- answering ---------------------------------------------------------------------------------------------------------
