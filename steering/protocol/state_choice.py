@@ -12,11 +12,12 @@ class StateChoice:
     """The states that a request wants: layers, counted from 0 (None for all), and positions.
 
     positions: the prompt's "last" token, the "generated" ones, or those from the first number up to, not including, the
-    second, counted from 0 over the prompt's tokens (image tokens included) and the answer's.
+    second, counted from 0 over the prompt's tokens (image tokens included) and the answer's; the first `most` of them.
     """
 
     layers: tuple[int, ...] | None = None
     positions: Literal["last", "generated"] | tuple[int, int] = "last"
+    most: int = sys.maxsize
 
     def layers_of(self, count: int) -> tuple[int, ...]:
         """Return the layers of a model with `count`."""
@@ -26,7 +27,8 @@ class StateChoice:
         """Return the first position, and the end, behind a prompt of so many tokens."""
         if self.positions == "last":
             return prompt - 1, prompt
-        return (prompt, sys.maxsize) if self.positions == "generated" else self.positions
+        first, end = (prompt, sys.maxsize) if self.positions == "generated" else self.positions
+        return first, min(end, first + self.most)
 
     def size(self, layers: int, prompt: int, tokens: int) -> int:
         """Return how many states it may choose, for an answer of up to `tokens` tokens to a prompt of so many."""

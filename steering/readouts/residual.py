@@ -40,8 +40,8 @@ ROWS = ReadoutOption.word("residual_rows", RESIDUAL_ROWS, "The rows that the res
 OF_STATES, OF_FEATURES = "diagnostics.states", "diagnostics.features"
 TOP, MOST_TOP = 10, 100
 """The number of features that the features readout reports, and its maximum."""
-ENCODED = 64
-"""The number of positions that are encoded at once."""
+ENCODED, MOST_ENCODED = 64, 256
+"""The number of positions that are encoded at once, and of all; a large dictionary takes a second for the latter."""
 
 
 class StatesForm(BaseModel):
@@ -137,11 +137,9 @@ class FeatureChoice:
     @property
     def states(self) -> StateChoice | None:
         """The states that they are computed from; None without a dictionary."""
-        return (
-            StateChoice((self.dictionary.layer,), self.positions)
-            if isinstance(self.dictionary, SparseDictionary)
-            else None
-        )
+        if not isinstance(self.dictionary, SparseDictionary):
+            return None
+        return StateChoice((self.dictionary.layer,), self.positions, MOST_ENCODED)
 
 
 def _feature_choice(value: Any) -> FeatureChoice:

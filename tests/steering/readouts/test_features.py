@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from steering import Diagnose, Request, RequestError, Steer, VectorStore
+from steering.readouts import residual
 from steering.vectors.sparse import SparseDictionary
 from tests.steering.conftest import LoadPlain, MakeEngine
 from tests.steering.readouts.matrices import SAMPLING, STEPS, chats
@@ -75,6 +76,19 @@ def test_a_feature_steers_as_its_row_added_by_a_plain_hook(
     (feature,) = steered.choices[0].diagnostics["features"]["features"]
     assert feature["mean"] == pytest.approx(float(encoded(made, state)[5]), rel=1e-4)
     assert steered.choices[0].diagnostics["states"]["shape"] == [2, 1, mllm.hidden_size]
+
+
+def test_at_most_so_many_positions_are_read(
+    make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine("qwen2_vl")
+    made = dictionary(tmp_path / "a", engine.mllm.hidden_size)
+    monkeypatch.setattr(residual, "MOST_ENCODED", 2)
+    for positions, length in (("generated", 2), ([3, 9], 2), ("last", 1)):
+        wanted = Diagnose(["features"], features={"dictionary": made, "positions": positions})
+        (result,) = engine.generate([Request(chats()[0], SAMPLING, diagnose=wanted)])
+        first, end = result.choices[0].diagnostics["features"]["positions"]
+        assert end - first == length
 
 
 def test_without_a_dictionary_all_is_null(make_engine: MakeEngine) -> None:
