@@ -39,8 +39,7 @@ from steering.protocol import intervention, readout, recorder
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request
 from steering.protocol.sequence import Spec
-from steering.protocol.signals import Signal
-from steering.protocol.state_choice import StateChoice
+from steering.protocol.signals import Signal, StateChoice
 from steering.runner.contrastive import TwinReport
 from steering.timing import Timing
 from steering.vectors.sparse import SparseDictionary

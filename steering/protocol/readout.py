@@ -18,8 +18,7 @@ from steering.model.mllm import MLLM
 from steering.model.thresholds import Thresholds
 from steering.prompt.layout import ImageSpan, Layout
 from steering.prompt.tiles import Tiling
-from steering.protocol.signals import OF_UPDATES, Signal
-from steering.protocol.state_choice import StateChoice
+from steering.protocol.signals import OF_UPDATES, Signal, StateChoice
 from steering.protocol.wording import check_name, cut, must, shown
 
 MAX_VALUES = 1_000_000

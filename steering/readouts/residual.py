@@ -19,8 +19,7 @@ from steering.model.mllm import MLLM
 from steering.prompt.layout import Layout
 from steering.protocol.intervention_spec import check_layers
 from steering.protocol.readout import Diagnose, FinishedAnswer, Quantity, Readout, ReadoutOption, Scalar
-from steering.protocol.signals import Signal
-from steering.protocol.state_choice import StateChoice
+from steering.protocol.signals import Signal, StateChoice
 from steering.protocol.wording import is_whole, must, unknown, whole_numbers
 from steering.recorders.activations import NAME as ACTIVATIONS
 from steering.recorders.activations import Activations

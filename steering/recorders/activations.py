@@ -12,9 +12,8 @@ from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.devices import to_device
 from steering.protocol.sequence import Sequence
-from steering.protocol.signals import Signal
+from steering.protocol.signals import Signal, StateChoice
 from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Reuse, Slots
-from steering.protocol.state_choice import StateChoice
 
 NAME = "activations"
 
