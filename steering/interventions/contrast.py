@@ -1,11 +1,12 @@
 """Contrastive decoding: a row's logits against those of its twin, another row that repeats its tokens on another prompt.
 
-SAGE's Generate (see `generate`) and three published methods that it is compared with differ in the twin's prompt:
+SAGE's Generate (see `generate`) and published methods that it is compared with differ in the twin's prompt:
 
 - VCD: noised images (Leng et al. 2024, "Mitigating Object Hallucinations in Large Vision-Language Models through Visual
   Contrastive Decoding", sections 3.2 and 3.3);
 - ICD: an instruction that disturbs (Wang et al. 2024, "Mitigating Hallucinations in Large Vision-Language Models with
   Instruction Contrastive Decoding", section 3);
+- M3ID: no images, with a weight that grows along the answer (see `m3id`);
 - PAI: no images, while the row's own attention to its images is amplified (Liu et al. 2024, "Paying More Attention to
   Image", sections 3.2 and 3.3).
 """
@@ -19,8 +20,10 @@ from typing import Any
 import torch
 from pydantic import Field
 
+from steering.errors import RequestError
 from steering.model.images import Picture
 from steering.model.mllm import MLLM
+from steering.prompt.chat import without_images
 from steering.prompt.layout import Prompt, build_prompt
 from steering.protocol.intervention_spec import Messages, Options, Rule, Words
 
@@ -29,20 +32,15 @@ CHANNELS = 3
 
 
 class Contrast(Options):
-    """A published contrast: (1 + alpha) * full - alpha * twin among the plausible tokens (VCD paper, equations 3 and 4).
+    """A published method that contrasts the logits with those of a twin.
 
-    `beta` is the plausibility cut-off, 0 for none.
+    Tokens less likely than `beta` times the likeliest one are impossible (VCD paper, equation 4); 0 for none.
     """
 
     path = ("contrast",)
     twin = True
 
-    alpha: float = Field(1.0, ge=0, le=10)
     beta: float = Field(0.1, ge=0, le=1)
-
-    @property
-    def rule(self) -> Rule:
-        return Rule(self.alpha, plausible=self.beta)
 
     @abstractmethod
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt: ...
@@ -55,7 +53,17 @@ class Contrast(Options):
         return {**self.settings(), "changed": taken.changed}
 
 
-class Vcd(Contrast):
+class WeightedContrast(Contrast):
+    """A contrast of constant weight: (1 + alpha) * full - alpha * twin (VCD paper, equation 3)."""
+
+    alpha: float = Field(1.0, ge=0, le=10)
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(self.alpha, plausible=self.beta)
+
+
+class Vcd(WeightedContrast):
     """Contrast the logits with those of noised images (VCD).
 
     The images are noised as by `step` of 1,000 steps of forward diffusion. alpha, beta and step default to the released
@@ -75,7 +83,7 @@ class Vcd(Contrast):
         return replace(prompt, inputs={**prompt.inputs, "pixel_values": pixels}, pictures=pictures)
 
 
-class Icd(Contrast):
+class Icd(WeightedContrast):
     """Contrast the logits with those under a disturbing instruction (ICD).
 
     The instruction is a line before the question and defaults to the paper's first one; alpha and beta default to the
@@ -93,6 +101,17 @@ class Icd(Contrast):
 
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
         return build_prompt(mllm, _add_instruction(messages, self.instruction), options=prompt.options)
+
+
+def text_alone(mllm: MLLM, messages: Messages, prompt: Prompt, kind: str) -> Prompt:
+    """Return the prompt without its images, for a twin; raises RequestError where it cannot be prepared."""
+    try:
+        return build_prompt(mllm, without_images(messages), options=prompt.options)
+    except RequestError as error:
+        raise RequestError(
+            f"'contrast' of kind {kind} needs the prompt without its images, which cannot be prepared: {error}",
+            param="contrast",
+        ) from error
 
 
 def diffusion(step: int) -> tuple[float, float]:

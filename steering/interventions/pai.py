@@ -14,10 +14,9 @@ from pydantic import Field
 from steering.decoder.hooks import AttentionHook
 from steering.devices import fill_slot, to_device
 from steering.errors import RequestError
-from steering.interventions.contrast import Contrast
+from steering.interventions.contrast import WeightedContrast, text_alone
 from steering.model.mllm import MLLM
-from steering.prompt.chat import without_images
-from steering.prompt.layout import Prompt, build_prompt
+from steering.prompt.layout import Prompt
 from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.intervention_spec import LAYERS, Messages
 from steering.protocol.sequence import Sequence
@@ -25,7 +24,7 @@ from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Reuse, Slot
 from steering.protocol.wording import shown
 
 
-class Pai(Contrast):
+class Pai(WeightedContrast):
     """Contrast the logits with those of the text alone and amplify attention to images (PAI).
 
     From layer `first_layer` on, scores s of image tokens become s + `amplify` * |s|. The paper's gamma is 1 + alpha and has
@@ -49,13 +48,7 @@ class Pai(Contrast):
             )
 
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
-        try:
-            return build_prompt(mllm, without_images(messages), options=prompt.options)
-        except RequestError as error:
-            raise RequestError(
-                f"'contrast' of kind pai needs the prompt without its images, which cannot be prepared: {error}",
-                param="contrast",
-            ) from error
+        return text_alone(mllm, messages, prompt, self.kind)
 
 
 class AmplifyRows(AttentionHook):

@@ -11,6 +11,7 @@ from steering.interventions.generate import Generate, GenerateSlots
 from steering.interventions.look_at import LookAt, LookAtSlots
 from steering.interventions.pai import Pai, PaiSlots
 from steering.interventions.project_out import ProjectOut, ProjectOutSlots
+from steering.interventions.published.m3id import M3id
 from steering.interventions.refusal import RefusalPrompt
 from steering.interventions.see import See, SeeSlots
 from steering.interventions.steer import Steering
@@ -27,5 +28,6 @@ register(Generate, GenerateSlots)
 register(Vcd)
 register(Icd)
 register(Pai, PaiSlots)
+register(M3id)
 register(RefusalPrompt)
 register(Dola, DolaSlots)

@@ -28,7 +28,19 @@ from tests.toys.nudge import Nudge, NudgeSlots
 
 DEMO = "helmsight-demo"
 WAYS = ["vision", "text", "auto"]
-OF_REGISTRY = ["look_at", "sage", "sage.see", "sage.think", "project_out", "sage.generate", "vcd", "icd", "pai", "dola"]
+OF_REGISTRY = [
+    "look_at",
+    "sage",
+    "sage.see",
+    "sage.think",
+    "project_out",
+    "sage.generate",
+    "vcd",
+    "icd",
+    "pai",
+    "m3id",
+    "dola",
+]
 
 
 def written(**presets: Mapping[str, Any]) -> Settings:

@@ -13,6 +13,7 @@ import steering
 from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
 from steering.interventions.project_out import ProjectOut
+from steering.interventions.published.m3id import M3id
 from tests.server.conftest import ask, data_uri
 
 QUESTION = "What colour is the star?"
@@ -73,6 +74,15 @@ def test_early_layers_are_contrasted(value: Any, client: FlaskClient, engine: st
     assert over_http(client, dola=value) == (text, applied)
     assert sum(applied["dola"]["chosen"].values()) > 0
     assert applied["dola"]["premature"] == options.get("premature", [2])
+
+
+@pytest.mark.parametrize("options", [{}, {"forgetting": 0.3, "threshold": 1.0, "first_step": 0, "beta": 0.1}])
+def test_the_logits_move_away_from_those_without_pictures(
+    options: dict[str, Any], client: FlaskClient, engine: steering.Engine
+) -> None:
+    text, applied = in_the_library(engine, M3id(**options))
+    assert over_http(client, contrast={"kind": "m3id", **options}) == (text, applied)
+    assert applied["contrast"]["forgetting"] == options.get("forgetting", 0.02)
 
 
 @pytest.mark.parametrize(

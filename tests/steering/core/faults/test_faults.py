@@ -34,6 +34,7 @@ from steering import (
 )  # fmt: skip
 from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
+from steering.interventions.published.m3id import M3id
 from steering.runner import choice
 from tests import families
 from tests.steering.conftest import MakeEngine
@@ -49,6 +50,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "vcd": {"interventions": [Vcd()]},
     "icd": {"interventions": [Icd()]},
     "pai": {"interventions": [Pai()]},
+    "m3id": {"interventions": [M3id()]},
     "dola": {"interventions": [Dola(premature=[0, 1])]},
     "dola contrasted": {"interventions": [Dola(premature=[0, 1]), Vcd()]},
     "looking": {"interventions": [LookAt(bias=2.0)]},
@@ -78,6 +80,7 @@ STAGES_OF = {
     "vcd": ALWAYS | TWINS,
     "icd": ALWAYS | TWINS,
     "pai": ALWAYS | TWINS,
+    "m3id": ALWAYS | TWINS,
     "dola contrasted": ALWAYS | TWINS,
     "three": ALWAYS | {"fork"},
     "three contrasted": ALWAYS | TWINS | {"mask", "fork"},
