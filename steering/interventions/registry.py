@@ -12,6 +12,7 @@ from steering.interventions.look_at import LookAt, LookAtSlots
 from steering.interventions.pai import Pai, PaiSlots
 from steering.interventions.project_out import ProjectOut, ProjectOutSlots
 from steering.interventions.published.m3id import M3id
+from steering.interventions.published.only import Only, OnlySlots
 from steering.interventions.refusal import RefusalPrompt
 from steering.interventions.see import See, SeeSlots
 from steering.interventions.steer import Steering
@@ -30,4 +31,5 @@ register(Icd)
 register(Pai, PaiSlots)
 register(M3id)
 register(RefusalPrompt)
+register(Only, OnlySlots)
 register(Dola, DolaSlots)

@@ -14,6 +14,7 @@ from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
 from steering.interventions.project_out import ProjectOut
 from steering.interventions.published.m3id import M3id
+from steering.interventions.published.only import Only
 from tests.server.conftest import ask, data_uri
 
 QUESTION = "What colour is the star?"
@@ -85,6 +86,17 @@ def test_the_logits_move_away_from_those_without_pictures(
     assert applied["contrast"]["forgetting"] == options.get("forgetting", 0.02)
 
 
+@pytest.mark.parametrize("value", [True, {"layer": 3, "gamma": 2.0, "collaborate": 1, "beta": 0.3}])
+def test_one_layers_attention_to_the_text_is_contrasted(
+    value: Any, client: FlaskClient, engine: steering.Engine
+) -> None:
+    options = {} if value is True else value
+    text, applied = in_the_library(engine, Only(**options))
+    assert over_http(client, only=value) == (text, applied)
+    assert applied["only"]["collaborative"] + applied["only"]["contrastive"] > 0
+    assert applied["only"]["layer"] == options.get("layer", 0)
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code", "message"),
     [
@@ -116,6 +128,7 @@ def test_the_logits_move_away_from_those_without_pictures(
             "must be numbers from 0, the embeddings, to 7",
         ),
         ({"dola": {"bucket": "mid"}}, "dola.bucket", "invalid_value", "must be one of low, high; got 'mid'."),
+        ({"only": {"layer": 8}}, "only.layer", "invalid_value", "must be below 8, the model's layers; got 8."),
         ({"look_at": {"bias": 50}}, "look_at.bias", "invalid_value", "must be from -20 to 20; got 50"),
         ({"look_at": {"image": 2}}, "look_at.image", "invalid_value", "the request holds 1 image."),
         ({"look_at": {"heads": [6]}}, "look_at.heads", "invalid_value", "from 0 to 5; got [6]."),

@@ -19,6 +19,7 @@ from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
 from steering.interventions.project_out import ProjectOut
 from steering.interventions.published.m3id import M3id
+from steering.interventions.published.only import Only
 from steering.model.alarm import Alarm
 from steering.model.calibration import FILE, Calibration
 from steering.model.checkpoint import embedded
@@ -104,6 +105,7 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
         "icd": ask(with_picture, Icd(), diagnose=True),
         "pai": ask(two, Pai()),
         "m3id": ask(two, M3id(threshold=1.0)),
+        "only": ask(two, Only(layer=2, gamma=0.4)),
         "dola": ask(with_picture, Dola(premature=[0, 2, 4], normalise=True)),
         "looking": ask(two, LookAt(bias=4.0, image=2, heads=[0, 3]), diagnose=["patches"]),
         "projected out": ask(two, ProjectOut(vector=vector, layers=[0, 3]), diagnose=["residual"]),

@@ -51,7 +51,7 @@ def test_a_step_waits_only_for_its_tokens(waits: dict[str, list[list[str]]]) -> 
             assert masks <= ("sage" in name or name == "generate"), (name, number, lines)
             assert counts.keys() <= {TOKENS}, (name, number, lines)
             # Behind a prompt comes the first token, and then the step's own; a leader that gets its twin has none for now.
-            prefills = number == 0 or name in ("generate", "sampled", "all of sage", "vcd", "icd", "pai")
+            prefills = number == 0 or name in ("generate", "sampled", "all of sage", "vcd", "icd", "pai", "m3id")
             assert counts[TOKENS] in ((0, 1, 2) if prefills else (1,)), (name, number, lines)
             assert known_waits <= (prefills and 1 + ("baseline" in name)), (name, number, lines)
     assert any(line.startswith(KNOWN) for steps in waits.values() for line in steps[0])

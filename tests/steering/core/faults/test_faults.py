@@ -35,6 +35,7 @@ from steering import (
 from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
 from steering.interventions.published.m3id import M3id
+from steering.interventions.published.only import Only
 from steering.runner import choice
 from tests import families
 from tests.steering.conftest import MakeEngine
@@ -53,6 +54,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "m3id": {"interventions": [M3id()]},
     "dola": {"interventions": [Dola(premature=[0, 1])]},
     "dola contrasted": {"interventions": [Dola(premature=[0, 1]), Vcd()]},
+    "only": {"interventions": [Only()]},
     "looking": {"interventions": [LookAt(bias=2.0)]},
     "three": {"n": 3, "sampling": replace(SAMPLING, temperature=1.5, seed=3)},
     "three contrasted": {"n": 2, "interventions": CONTRASTED},
