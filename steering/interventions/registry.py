@@ -13,6 +13,7 @@ from steering.interventions.pai import Pai, PaiSlots
 from steering.interventions.project_out import ProjectOut, ProjectOutSlots
 from steering.interventions.published.m3id import M3id
 from steering.interventions.published.only import Only, OnlySlots
+from steering.interventions.published.vista import Vista, VistaSlots
 from steering.interventions.refusal import RefusalPrompt
 from steering.interventions.see import See, SeeSlots
 from steering.interventions.steer import Steering
@@ -31,5 +32,6 @@ register(Icd)
 register(Pai, PaiSlots)
 register(M3id)
 register(RefusalPrompt)
+register(Vista, VistaSlots)
 register(Only, OnlySlots)
 register(Dola, DolaSlots)

@@ -15,6 +15,7 @@ from steering.interventions.look_at import LookAt
 from steering.interventions.project_out import ProjectOut
 from steering.interventions.published.m3id import M3id
 from steering.interventions.published.only import Only
+from steering.interventions.published.vista import Vista
 from tests.server.conftest import ask, data_uri
 
 QUESTION = "What colour is the star?"
@@ -26,7 +27,7 @@ def in_the_library(engine: steering.Engine, *asked: steering.Options) -> tuple[s
     content = [{"type": "image", "image": PICTURE}, {"type": "text", "text": QUESTION}]
     sampling = steering.Sampling(max_tokens=6)
     request = steering.Request([{"role": "user", "content": content}], sampling, asked)
-    completion = engine.submit(request)
+    completion = engine.submit(steering.decide(engine, request))
     choice = completion.result().choices[0]
     return choice.text, choice.applied
 
@@ -97,6 +98,17 @@ def test_one_layers_attention_to_the_text_is_contrasted(
     assert applied["only"]["layer"] == options.get("layer", 0)
 
 
+@pytest.mark.parametrize("value", [True, {"strength": 0.05, "place": "residual", "window": [2, 5], "alpha": 0.4}])
+def test_vectors_of_the_pictures_are_measured_and_added(
+    value: Any, client: FlaskClient, engine: steering.Engine
+) -> None:
+    options = {} if value is True else value
+    text, applied = in_the_library(engine, Vista(**options))
+    assert over_http(client, vista=value) == (text, nearly(applied))
+    assert applied["vista"]["window"] == options.get("window", [1, 2, 3, 4, 5, 6])
+    assert applied["vista"]["length"] > 0
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code", "message"),
     [
@@ -128,6 +140,12 @@ def test_one_layers_attention_to_the_text_is_contrasted(
             "must be numbers from 0, the embeddings, to 7",
         ),
         ({"dola": {"bucket": "mid"}}, "dola.bucket", "invalid_value", "must be one of low, high; got 'mid'."),
+        (
+            {"vista": {"layers": [8]}},
+            "vista.layers",
+            "invalid_value",
+            "must be different layer numbers from 0 to 7; got [8].",
+        ),
         ({"only": {"layer": 8}}, "only.layer", "invalid_value", "must be below 8, the model's layers; got 8."),
         ({"look_at": {"bias": 50}}, "look_at.bias", "invalid_value", "must be from -20 to 20; got 50"),
         ({"look_at": {"image": 2}}, "look_at.image", "invalid_value", "the request holds 1 image."),

@@ -36,6 +36,7 @@ from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
 from steering.interventions.published.m3id import M3id
 from steering.interventions.published.only import Only
+from steering.interventions.published.vista import Vista
 from steering.runner import choice
 from tests import families
 from tests.steering.conftest import MakeEngine
@@ -54,6 +55,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "m3id": {"interventions": [M3id()]},
     "dola": {"interventions": [Dola(premature=[0, 1])]},
     "dola contrasted": {"interventions": [Dola(premature=[0, 1]), Vcd()]},
+    "vista": {"interventions": [Vista()]},
     "only": {"interventions": [Only()]},
     "looking": {"interventions": [LookAt(bias=2.0)]},
     "three": {"n": 3, "sampling": replace(SAMPLING, temperature=1.5, seed=3)},
@@ -115,7 +117,7 @@ def requests(engine: Engine, kind: str) -> list[Request]:
         options["interventions"] = [Steer(vector(engine), 0.9)]
     return [
         Request(chats[0], SAMPLING, diagnose=Diagnose()),
-        Request(chats[1], diagnose=Diagnose(), **options),
+        steering.decide(engine, Request(chats[1], diagnose=Diagnose(), **options)),
         Request(chats[2], SAMPLING),
     ]
 
