@@ -52,7 +52,7 @@ class Contrast(Options):
     beta: float = Field(0.1, ge=0, le=1)
 
     @abstractmethod
-    def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt: ...
+    def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt | None: ...
 
     def report(self, taken: Any) -> dict[str, Any]:
         """Report the settings and the number of tokens that the contrast changed.

@@ -11,6 +11,7 @@ from steering.interventions.generate import Generate, GenerateSlots
 from steering.interventions.look_at import LookAt, LookAtSlots
 from steering.interventions.pai import Pai, PaiSlots
 from steering.interventions.project_out import ProjectOut, ProjectOutSlots
+from steering.interventions.published.agla import Agla, AglaSlots
 from steering.interventions.published.m3id import M3id
 from steering.interventions.published.only import Only, OnlySlots
 from steering.interventions.published.vista import Vista, VistaSlots
@@ -31,6 +32,7 @@ register(Vcd)
 register(Icd)
 register(Pai, PaiSlots)
 register(M3id)
+register(Agla, AglaSlots)
 register(RefusalPrompt)
 register(Vista, VistaSlots)
 register(Only, OnlySlots)

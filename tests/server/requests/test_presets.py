@@ -29,8 +29,8 @@ from tests.toys.nudge import Nudge, NudgeSlots
 DEMO = "helmsight-demo"
 WAYS = ["vision", "text", "auto"]
 OF_REGISTRY = [
-    "look_at", "sage", "sage.see", "sage.think", "project_out", "sage.generate", "vcd", "icd", "pai", "m3id", "vista",
-    "only", "dola",
+    "look_at", "sage", "sage.see", "sage.think", "project_out", "sage.generate", "vcd", "icd", "pai", "m3id", "agla",
+    "vista", "only", "dola",
 ]  # fmt: skip
 
 

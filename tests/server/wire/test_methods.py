@@ -13,6 +13,7 @@ import steering
 from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
 from steering.interventions.project_out import ProjectOut
+from steering.interventions.published.agla import Agla
 from steering.interventions.published.m3id import M3id
 from steering.interventions.published.only import Only
 from steering.interventions.published.vista import Vista
@@ -107,6 +108,16 @@ def test_vectors_of_the_pictures_are_measured_and_added(
     assert over_http(client, vista=value) == (text, nearly(applied))
     assert applied["vista"]["window"] == options.get("window", [1, 2, 3, 4, 5, 6])
     assert applied["vista"]["length"] > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 0.5, "beta": 0.1, "keep": 0.4}])
+def test_the_logits_of_the_salient_parts_are_added(
+    options: dict[str, Any], client: FlaskClient, engine: steering.Engine
+) -> None:
+    text, applied = in_the_library(engine, Agla(**options))
+    assert over_http(client, contrast={"kind": "agla", **options}) == (text, applied)
+    assert applied["contrast"]["saliency"] == "attention"
+    assert len(applied["contrast"]["masked"][0]) == (5 if options else 2), "of nine patches"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from steering import Diagnose, Generate, Grammar, Icd, Pai, Request, Sage, Sampl
 from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
 from steering.interventions.project_out import ProjectOut
+from steering.interventions.published.agla import Agla
 from steering.interventions.published.m3id import M3id
 from steering.interventions.published.only import Only
 from steering.interventions.published.vista import VistaSteering
@@ -106,6 +107,7 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
         "icd": ask(with_picture, Icd(), diagnose=True),
         "pai": ask(two, Pai()),
         "m3id": ask(two, M3id(threshold=1.0)),
+        "agla": ask(with_picture, Agla(keep=0.5)),
         "vista": ask(two, VistaSteering(strength=0.2, directions=drawn_vectors(mllm), tokens="all")),
         "only": ask(two, Only(layer=2, gamma=0.4)),
         "dola": ask(with_picture, Dola(premature=[0, 2, 4], normalise=True)),

@@ -34,6 +34,7 @@ from steering import (
 )  # fmt: skip
 from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
+from steering.interventions.published.agla import Agla
 from steering.interventions.published.m3id import M3id
 from steering.interventions.published.only import Only
 from steering.interventions.published.vista import Vista
@@ -55,6 +56,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "m3id": {"interventions": [M3id()]},
     "dola": {"interventions": [Dola(premature=[0, 1])]},
     "dola contrasted": {"interventions": [Dola(premature=[0, 1]), Vcd()]},
+    "agla": {"interventions": [Agla()]},
     "vista": {"interventions": [Vista()]},
     "only": {"interventions": [Only()]},
     "looking": {"interventions": [LookAt(bias=2.0)]},
@@ -85,6 +87,7 @@ STAGES_OF = {
     "icd": ALWAYS | TWINS,
     "pai": ALWAYS | TWINS,
     "m3id": ALWAYS | TWINS,
+    "agla": ALWAYS | TWINS,
     "dola contrasted": ALWAYS | TWINS,
     "three": ALWAYS | {"fork"},
     "three contrasted": ALWAYS | TWINS | {"mask", "fork"},
