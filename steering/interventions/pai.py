@@ -123,9 +123,12 @@ class PaiSlots(Slots):
 
     def prefill(self, chunk: PrefillChunk) -> AmplifyRows | None:
         scaled = torch.tensor(
-            [isinstance(pai := one.spec.contrast, Pai) and pai.amplifies_prompt for one in chunk.sequences]
+            [
+                isinstance(pai := sequence.spec.contrast, Pai) and (pai.amplifies_prompt or chunk.replay)
+                for sequence in chunk.sequences
+            ]
         )
-        if not chunk.complete or not bool(scaled.any()):
+        if not (chunk.complete or chunk.replay) or not bool(scaled.any()):
             return None
         last = torch.where(scaled, chunk.last, -1)
         rows = chunk.rows

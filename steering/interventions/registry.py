@@ -14,6 +14,7 @@ from steering.interventions.project_out import ProjectOut, ProjectOutSlots
 from steering.interventions.published.agla import Agla, AglaSlots
 from steering.interventions.published.m3id import M3id
 from steering.interventions.published.only import Only, OnlySlots
+from steering.interventions.published.opera import Opera, OperaSlots
 from steering.interventions.published.vista import Vista, VistaSlots
 from steering.interventions.refusal import RefusalPrompt
 from steering.interventions.see import See, SeeSlots
@@ -37,3 +38,4 @@ register(RefusalPrompt)
 register(Vista, VistaSlots)
 register(Only, OnlySlots)
 register(Dola, DolaSlots)
+register(Opera, OperaSlots)

@@ -30,7 +30,7 @@ DEMO = "helmsight-demo"
 WAYS = ["vision", "text", "auto"]
 OF_REGISTRY = [
     "look_at", "sage", "sage.see", "sage.think", "project_out", "sage.generate", "vcd", "icd", "pai", "m3id", "agla",
-    "vista", "only", "dola",
+    "vista", "only", "dola", "opera",
 ]  # fmt: skip
 
 

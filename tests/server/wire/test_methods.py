@@ -16,6 +16,7 @@ from steering.interventions.project_out import ProjectOut
 from steering.interventions.published.agla import Agla
 from steering.interventions.published.m3id import M3id
 from steering.interventions.published.only import Only
+from steering.interventions.published.opera import Opera
 from steering.interventions.published.vista import Vista
 from tests.server.conftest import ask, data_uri
 
@@ -108,6 +109,17 @@ def test_vectors_of_the_pictures_are_measured_and_added(
     assert over_http(client, vista=value) == (text, nearly(applied))
     assert applied["vista"]["window"] == options.get("window", [1, 2, 3, 4, 5, 6])
     assert applied["vista"]["length"] > 0
+
+
+@pytest.mark.parametrize(
+    "value", [True, {"scale": 300.0, "candidates": 2, "penalty": 3, "threshold": 1, "rollbacks": 2}]
+)
+def test_candidates_are_penalised_by_their_attention(value: Any, client: FlaskClient, engine: steering.Engine) -> None:
+    options = {} if value is True else value
+    text, applied = in_the_library(engine, Opera(**options))
+    assert over_http(client, opera=value) == (text, applied)
+    assert applied["opera"]["trusted"][0] == 0
+    assert applied["opera"]["rolled_back"] == []
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 0.5, "beta": 0.1, "keep": 0.4}])

@@ -48,7 +48,7 @@ def scores_changed(plain: Plain, change: Change) -> Iterator[None]:
 
     def attend(
         module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -60,7 +60,8 @@ def scores_changed(plain: Plain, change: Change) -> Iterator[None]:
         scores = change(module.layer_idx, scores[0], start)[None]
         if mask is not None:
             scores = scores + mask[:, :, :, : key.shape[2]]
-        return (scores.softmax(-1).to(value.dtype) @ value).transpose(1, 2).contiguous(), None
+        weights = scores.softmax(-1)
+        return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), weights
 
     AttentionInterface.register("changed", attend)
     AttentionMaskInterface.register("changed", eager_mask)

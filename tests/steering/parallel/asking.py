@@ -21,6 +21,7 @@ from steering.interventions.project_out import ProjectOut
 from steering.interventions.published.agla import Agla
 from steering.interventions.published.m3id import M3id
 from steering.interventions.published.only import Only
+from steering.interventions.published.opera import OperaSteering
 from steering.interventions.published.vista import VistaSteering
 from steering.model.alarm import Alarm
 from steering.model.calibration import FILE, Calibration
@@ -110,6 +111,7 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
         "agla": ask(with_picture, Agla(keep=0.5)),
         "vista": ask(two, VistaSteering(strength=0.2, directions=drawn_vectors(mllm), tokens="all")),
         "only": ask(two, Only(layer=2, gamma=0.4)),
+        "opera": ask(with_picture, OperaSteering(scale=100.0, candidates=3, penalty=2.0)),
         "dola": ask(with_picture, Dola(premature=[0, 2, 4], normalise=True)),
         "looking": ask(two, LookAt(bias=4.0, image=2, heads=[0, 3]), diagnose=["patches"]),
         "projected out": ask(two, ProjectOut(vector=vector, layers=[0, 3]), diagnose=["residual"]),

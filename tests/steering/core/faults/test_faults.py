@@ -37,6 +37,7 @@ from steering.interventions.look_at import LookAt
 from steering.interventions.published.agla import Agla
 from steering.interventions.published.m3id import M3id
 from steering.interventions.published.only import Only
+from steering.interventions.published.opera import Opera
 from steering.interventions.published.vista import Vista
 from steering.runner import choice
 from tests import families
@@ -59,6 +60,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "agla": {"interventions": [Agla()]},
     "vista": {"interventions": [Vista()]},
     "only": {"interventions": [Only()]},
+    "opera": {"interventions": [Opera(scale=300.0, candidates=2)]},
     "looking": {"interventions": [LookAt(bias=2.0)]},
     "three": {"n": 3, "sampling": replace(SAMPLING, temperature=1.5, seed=3)},
     "three contrasted": {"n": 2, "interventions": CONTRASTED},
