@@ -33,19 +33,20 @@ def share(model: Any, processor: Any) -> MLLM:
     if hasattr(model, "hf_device_map"):
         refuse_offloaded(model)
     attention.register()
-    copied = copy.deepcopy(model, dict(_same_memory(model))).eval().requires_grad_(False)
+    copied: Any = copy.deepcopy(model, dict(_same_memory(model))).eval().requires_grad_(False)
     copied.set_attn_implementation({"text_config": attention.NAME})
     processor = copy.deepcopy(processor)
-    if not set_template(processor, model.config.model_type, None):
+    config = copied.config
+    if not set_template(processor, config.model_type, None):
         raise UnsupportedModel("The processor has no chat template, by which prompts are read.")
-    folder = Path(str(getattr(model.config, "name_or_path", "") or "."))
-    path = folder if (folder / "config.json").is_file() else None
+    source = str(config.name_or_path or "")
+    path = Path(source) if source and (Path(source) / "config.json").is_file() else None
     try:
-        name = None if path is not None or model.config.name_or_path else model.config.model_type
+        name = None if source else config.model_type
         return MLLM(copied, processor, name, path, calibrations=Path(calibration.FOLDER).expanduser(), shared=True)
     except (AttributeError, TypeError) as error:
         raise UnsupportedModel(
-            f"{model.config.model_type} cannot be served: it has no decoder that reads image tokens: {error}."
+            f"{config.model_type} cannot be served: it has no decoder that reads image tokens: {error}."
         ) from error
 
 

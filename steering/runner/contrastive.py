@@ -57,8 +57,8 @@ class Rules(NamedTuple):
     @classmethod
     def of(cls, rules: Iterable[Rule], device: torch.device) -> Rules:
         """Return the rules of as many rows."""
-        columns = Rule(*(torch.tensor(values)[:, None] for values in zip(*rules, strict=True)))  # type: ignore[arg-type]
-        weight, relu, plausible, scale, growth, first, below = columns
+        columns = [torch.tensor(values)[:, None] for values in zip(*rules, strict=True)]
+        weight, relu, plausible, scale, growth, first, below = columns  # the fields of `Rule`
 
         def unless(none: torch.Tensor, values: torch.Tensor) -> torch.Tensor | None:
             return None if bool(none.all()) else to_device(values, device)

@@ -254,7 +254,7 @@ class Runner:
         """Let interventions look ahead at the first tokens of answers. logits: (rows, vocabulary)."""
         for row, sequence in enumerate(sequences):
             acting = self.hook_plans.of([sequence]).acting
-            if sequence.tokens or not (looking := self._looking(acting)):
+            if sequence.sampled or not (looking := self._looking(acting)):
                 continue
             chunk = PrefillChunk([sequence], [sequence.computed], [1], complete=False, replay=True)
             last = to_device(torch.tensor([sequence.computed - 1]), logits.device)

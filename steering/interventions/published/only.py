@@ -168,7 +168,8 @@ class OnlyRows(AttentionHook, LayerHook):
         kept = text + visual + own * (visible & ~is_text & ~images)
         kept = kept.masked_fill((ratio < mean)[..., None], 0.0)
         attended = weighted(kept[:, :, None], value).transpose(1, 2).flatten(2)  # (rows, 1, heads * head_dim)
-        output = _own(self._mllm.layers[layer].self_attn.o_proj, attended)[:, 0].to(self.output.device)
+        attention: Any = self._mllm.layers[layer].self_attn
+        output = _own(attention.o_proj, attended)[:, 0].to(self.output.device)
         self.output = torch.where((self._layers == layer)[:, None], output, self.output)
 
     def after(
@@ -185,7 +186,8 @@ class OnlyRows(AttentionHook, LayerHook):
     def textual(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the states (rows, d) of the textual logits. hidden: (rows, d), the normalised last states."""
         mllm = self._mllm
-        layer, final = mllm.layers[-1], mllm.num_layers - 1
+        layer: Any = mllm.layers[-1]
+        final = mllm.num_layers - 1
         output = self.output.to(self.before.device)[:, None]
         state = OF_INPUT * self.before[:, None] + _own(layer.input_layernorm, output)
         state = state + _own(layer.mlp, _own(layer.post_attention_layernorm, state))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load as load_tensors
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 import steering
@@ -148,6 +150,24 @@ def test_pictures_may_come_beside_a_rendered_text_and_rows_in_a_batch(root: Path
         ids = model.generate(**inputs, max_new_tokens=TOKENS)
     assert [tuple(row[-TOKENS:].tolist()) for row in ids] == expected
     assert [choice.token_ids for choice in run.choices] == expected
+
+
+def test_hidden_states_are_kept(root: Path, make_engine: MakeEngine) -> None:
+    (model, processor), messages = load("qwen2_vl", root), families.example_messages("qwen2_vl", 1)
+    chosen = {"layers": [0, 2], "positions": "generated"}
+    diagnose = steering.Diagnose(["states"], states=chosen)
+    expected = served(make_engine("qwen2_vl"), messages, steering.See(alpha=0.3), diagnose=diagnose)
+    options = {"sage": {"see": {"alpha": 0.3}, "think": False, "generate": False}}
+    with steering.applied(
+        model, processor, {**options, "diagnostics": {"include": ["states"], "states": chosen}}
+    ) as run:
+        model.generate(**rendered(processor, messages), max_new_tokens=TOKENS)
+    (ours,), (theirs,) = (
+        load_tensors(base64.b64decode(report["states"]["safetensors"])).values()
+        for report in (run.diagnostics[0], expected.diagnostics)
+        if report is not None
+    )
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
 def test_prompts_that_differ_in_their_pictures_alone_are_told_apart(root: Path, make_engine: MakeEngine) -> None:
