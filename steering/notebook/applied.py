@@ -50,7 +50,7 @@ OTHER_FIELDS = ("steering", "diagnostics", "states")
 Options = Mapping[str, Any] | InterventionSpec | Part | Sequence[InterventionSpec | Part]
 
 
-class Applied:
+class AppliedAnswers:
     """The answers of the latest `generate` within a block. choices: in the order of its rows."""
 
     def __init__(self, engine: Engine):
@@ -71,7 +71,7 @@ class Applied:
 @contextmanager
 def applied(
     model: Any, processor: Any, options: Options, *, slots: int = 8, max_length: int | None = None
-) -> Iterator[Applied]:
+) -> Iterator[AppliedAnswers]:
     """Let `model.generate` answer under interventions within the block, with the numbers that a server gives.
 
     An engine over the same weights answers in place of the model, which stays as it is. `options` are fields of a request
@@ -86,7 +86,7 @@ def applied(
     """
     template = _template(options)
     engine = Engine(share(model, processor), slots=slots, max_length=max_length, image_cache_bytes=0)
-    chats, answers = SeenChats(), Applied(engine)
+    chats, answers = SeenChats(), AppliedAnswers(engine)
 
     def generate(inputs: torch.Tensor | None = None, **given: Any) -> Any:
         given |= {} if inputs is None else {"inputs": inputs}
@@ -146,7 +146,7 @@ class _Call:
         self._check_tensors()
         self._template = replace(template, sampling=self._sampling(), n=self._config.num_return_sequences or 1)
 
-    def answer(self, chats: SeenChats, answers: Applied) -> Any:
+    def answer(self, chats: SeenChats, answers: AppliedAnswers) -> Any:
         """Return the ids as `generate` does, and note the choices."""
         requests = self._requests(chats)
         results = self._engine.generate([decide(self._engine, request) for request in requests])
