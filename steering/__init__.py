@@ -39,6 +39,7 @@ from steering.logprobs import TokenLogprob
 from steering.model.chat.template import RESERVED_VARIABLES
 from steering.model.loading import load, refuse_structure
 from steering.model.mllm import MLLM
+from steering.notebook.applied import AppliedAnswers, applied
 from steering.prompt.bounds import TextBounds
 from steering.prompt.tokens import TOKENS
 from steering.protocol.intervention import Prelude, in_place_of, next_prelude
@@ -64,6 +65,7 @@ __all__ = [
     "RESERVED_VARIABLES",
     "TOKENS",
     "TOWARD",
+    "AppliedAnswers",
     "Auto",
     "Busy",
     "CallPiece",
@@ -115,6 +117,7 @@ __all__ = [
     "Vcd",
     "VectorError",
     "VectorStore",
+    "applied",
     "check_auto",
     "check_steer",
     "conditioned",

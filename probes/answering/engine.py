@@ -21,6 +21,7 @@ from steering import (
     Sampling,
     Steer,
     Surprise,
+    decide,
     find,
 )
 from steering.prompt.chat import GRAY, pictures_of
@@ -53,7 +54,7 @@ class InProcess:
         def requests() -> Iterator[Request]:
             for question, found in self._measured(questions):
                 ways.append(found)
-                yield self._request(question, found)
+                yield decide(self.engine, self._request(question, found))
 
         for result in self.engine.stream(requests()):
             choice, found = result.choices[0], ways.popleft()

@@ -98,7 +98,8 @@ RUNS: Mapping[str, Run] = {
     "faithfulness": Run(("eval", "faithfulness"), ("--limit", "200"), ("--limit", "12")),
     "alarm": Run(("eval", "alarm"), ("--limit", "900"), ("--limit", "240")),
     "pope": Run(
-        ("eval", "pope", "--noise", "70", "--conditions", "SAGE", "VCD", "ICD"), ("--limit", "300"), ("--limit", "12")
+        ("eval", "pope", "--noise", "70", "--conditions", "SAGE", "VCD", "ICD", "opera", "AGLA"), ("--limit", "300"),
+        ("--limit", "12"),
     ),
     "mme": Run(
         ("eval", "mme", "--noise", "70", "--conditions", "SAGE", "VCD", "ICD"), ("--limit", "150"), ("--limit", "10")

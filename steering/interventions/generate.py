@@ -147,11 +147,15 @@ def can_mask_pixels(inputs: Mapping[str, torch.Tensor], images: Sequence[ImageSp
 
 
 def masked_pixels(
-    inputs: Mapping[str, torch.Tensor], images: Sequence[ImageSpan], chosen: Sequence[torch.Tensor]
+    inputs: Mapping[str, torch.Tensor],
+    images: Sequence[ImageSpan],
+    chosen: Sequence[torch.Tensor],
+    fill: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor] | None:
-    """Return the processor's tensors with the chosen patches of each image filled with the image's mean colour.
+    """Return the processor's tensors with the chosen patches of each image filled with a colour.
 
-    chosen: (patches,) for each image. Returns None where image tokens are no rectangles of one picture (tiles); features are
+    chosen: (patches,) for each image. fill: (channels,), in the processor's units; the image's mean colour by default.
+    Returns None where image tokens are no rectangles of one picture (tiles); features are
     masked instead then. The processor's output is filled, not the picture before it, so that cropping and scaling cannot
     shift the patches.
     """
@@ -163,7 +167,8 @@ def masked_pixels(
         channels = 3
         for picture, mask in zip(pixels.split(grids.prod(-1).tolist()), chosen, strict=True):
             by_token = picture.view(len(mask), -1, channels, picture.shape[1] // channels)
-            by_token[mask.to(pixels.device)] = by_token.mean((0, 1, 3), keepdim=True)[0]
+            colour = by_token.mean((0, 1, 3), keepdim=True)[0] if fill is None else fill.to(pixels)[None, :, None]
+            by_token[mask.to(pixels.device)] = colour
     else:
         whole_sizes = [pixels.shape[2:]] * len(images)
         for padded, size, image, mask in zip(
@@ -172,7 +177,7 @@ def masked_pixels(
             picture = padded[:, : int(size[0]), : int(size[1])]
             rows, columns = image.grid or (1, 1)
             height, width = picture.shape[1] / rows, picture.shape[2] / columns
-            mean = picture.mean((1, 2), keepdim=True)
+            colour = picture.mean((1, 2), keepdim=True) if fill is None else fill.to(pixels)[:, None, None]
             for patch in mask.nonzero()[:, 0].tolist():
                 row, column = divmod(patch, columns)
                 block = picture[
@@ -180,7 +185,7 @@ def masked_pixels(
                     round(row * height) : round((row + 1) * height),
                     round(column * width) : round((column + 1) * width),
                 ]
-                block[:] = mean
+                block[:] = colour
     return {**inputs, "pixel_values": pixels}
 
 

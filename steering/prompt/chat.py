@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from PIL import Image
@@ -79,6 +79,19 @@ def without_context(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 def _without_lines(role: str, text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not is_context_line(role, line))
+
+
+def context_parts(texts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the text contexts among a system message's parts: those of that span, and lines that are contexts."""
+    out = []
+    for part in texts:
+        if part.get("span") == "context":
+            out.append(dict(part))
+        elif part["type"] == "text":
+            lines = [line for line in part["text"].splitlines(keepends=True) if is_context_line("system", line)]
+            if lines:
+                out.append({**part, "text": "".join(["\n", *lines])})
+    return out
 
 
 def contexts_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
@@ -102,13 +103,19 @@ def check_choice(choice: TokenChoice, images: int, param: str) -> None:
 class Rule(NamedTuple):
     """The formula that combines a row's logits with its twin's.
 
-    The result is full + weight * (full - twin); with `relu`, the ReLU of the difference is used instead. Tokens less likely
-    than `plausible` times the likeliest one (by `full`) become impossible.
+    The result is scale * full + weight * (full - twin); with `relu`, the ReLU of the difference is used instead. Tokens less
+    likely than `plausible` times the likeliest one (by `full`) become impossible. With `growth`, the weight of token t, from
+    0, is `weight` + e^(growth * (t + first)) - 1. Where the likeliest token has at least the probability `below`, the weight
+    is 0.
     """
 
     weight: float
     relu: bool = False
     plausible: float = 0.0
+    scale: float = 1.0
+    growth: float = 0.0
+    first: int = 1
+    below: float = math.inf
 
 
 class InterventionSpec(ABC):

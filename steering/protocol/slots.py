@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -119,6 +119,24 @@ class DecodeBatch:
         return torch.arange(len(self.sequences), device=self.positions.device), self.positions
 
 
+@dataclass(frozen=True)
+class LookAhead:
+    """Answers whose next tokens are about to be chosen, and a function that runs candidates for them.
+
+    rows: their slots, which are consecutive. positions: (rows,), the columns of their last tokens. hook: the own hook of the
+    pass that gave the logits, None behind a prompt. logits: (rows, vocabulary), masked and contrasted. run: runs one token a
+    row, (rows,), behind the last ones under a hook, with the other interventions as they act, and leaves nothing behind but
+    what the hook read. Each call costs a pass of all rows.
+    """
+
+    sequences: list[Sequence]
+    rows: slice
+    positions: torch.Tensor
+    hook: Hook | None
+    logits: torch.Tensor
+    run: Callable[[torch.Tensor, Hook], None]
+
+
 class Reuse(NamedTuple):
     """The part of a prompt that can come from a cache instead of being computed.
 
@@ -211,6 +229,12 @@ class Slots:
         which may come steps later (a leader that waits for its twin) or for another slot (a copy of a prompt: name the
         tensor in `measured`). A step that raised is run again, so overwrite and never count; of a decode, write what
         `latest` returns.
+        """
+
+    def look_ahead(self, ahead: LookAhead) -> None:
+        """Try candidates for the next tokens, before `logits`; overwrite and never count, as `prepare_logits`.
+
+        Called for all rows of a decode together, and for each answer behind its prompt.
         """
 
     def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

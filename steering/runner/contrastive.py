@@ -20,6 +20,8 @@ from steering.protocol.slots import Pool, PrefillChunk, Slots
 
 LOWEST = torch.finfo(torch.float32).min
 """The least logit of a possible token."""
+STEEPEST = 60.0
+"""The largest exponent of a growing weight, far from float32's limit."""
 REPLAY_ROWS = 128
 """Generated tokens that a late twin is fed at once: some interventions need the attention weights of all of them."""
 
@@ -39,30 +41,66 @@ class TwinReport:
 class Rules(NamedTuple):
     """The `Rule` of each of some rows.
 
-    weight: (rows, 1). relu: (rows, 1) bool, or a bool for all rows. plausible: (rows, 1), its logarithm, None where no row
+    weight: (rows, 1). relu: (rows, 1) bool, or a bool for all rows. plausible: (rows, 1), its logarithm. scale: (rows, 1).
+    growth: (rows, 1), with `first`, (rows, 1). below: (rows, 1), its logarithm. All but the first two are None where no row
     has any.
     """
 
     weight: torch.Tensor
     relu: torch.Tensor | bool
     plausible: torch.Tensor | None
+    scale: torch.Tensor | None = None
+    growth: torch.Tensor | None = None
+    first: torch.Tensor | None = None
+    below: torch.Tensor | None = None
 
     @classmethod
     def of(cls, rules: Iterable[Rule], device: torch.device) -> Rules:
         """Return the rules of as many rows."""
-        weight, relu, plausible = (torch.tensor(values)[:, None] for values in zip(*rules, strict=True))
-        alike, none = len(relu.unique()) == 1, not plausible.any()
+        columns = [torch.tensor(values)[:, None] for values in zip(*rules, strict=True)]
+        weight, relu, plausible, scale, growth, first, below = columns  # the fields of `Rule`
+
+        def unless(none: torch.Tensor, values: torch.Tensor) -> torch.Tensor | None:
+            return None if bool(none.all()) else to_device(values, device)
+
+        alike, steady = len(relu.unique()) == 1, growth == 0
         return cls(
             to_device(weight, device),
             bool(relu[0]) if alike else to_device(relu, device),
-            None if none else to_device(plausible.log(), device),
+            unless(plausible == 0, plausible.log()),
+            unless(scale == 1, scale),
+            unless(steady, growth),
+            unless(steady, first.float()),
+            unless(below.isinf(), below.log()),
         )
 
+    def weights(self, full: torch.Tensor, tokens: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return the rows' weights, (rows, 1).
 
-def contrasted(full: torch.Tensor, twin: torch.Tensor, rules: Rules) -> torch.Tensor:
+        full: (rows, vocabulary). tokens: returns (rows, 1) on the CPU, how many tokens each answer has so far.
+        """
+        weight = self.weight
+        if self.growth is not None and self.first is not None:
+            steps = to_device(tokens().float(), weight.device) + self.first
+            weight = weight + (self.growth * steps).clamp_(max=STEEPEST).expm1()
+        if self.below is not None:
+            likeliest = full.amax(-1, keepdim=True) - full.logsumexp(-1, keepdim=True)
+            weight = torch.where(likeliest < self.below, weight, 0.0)
+        return weight
+
+
+def no_tokens() -> torch.Tensor:
+    """Return that answers have no token yet, (1, 1)."""
+    return torch.zeros(1, 1)
+
+
+def contrasted(
+    full: torch.Tensor, twin: torch.Tensor, rules: Rules, tokens: Callable[[], torch.Tensor] = no_tokens
+) -> torch.Tensor:
     """Return the logits (rows, vocabulary) combined by the rows' rules, in few calls, because a step is short.
 
-    full, twin: (rows, vocabulary) logits. Impossible tokens stay impossible.
+    full, twin: (rows, vocabulary) logits. Impossible tokens stay impossible. tokens: returns how many tokens each row's
+    answer has, (rows, 1) on the CPU.
     """
     difference = full - twin
     least: torch.Tensor | float = LOWEST
@@ -70,7 +108,8 @@ def contrasted(full: torch.Tensor, twin: torch.Tensor, rules: Rules) -> torch.Te
         difference.relu_()
     elif rules.relu is not False:
         difference = torch.where(rules.relu, difference.relu(), difference)
-    combined = torch.addcmul(full, rules.weight, difference)
+    scaled = full if rules.scale is None else full * rules.scale
+    combined = torch.addcmul(scaled, rules.weights(full, tokens), difference)
     if rules.plausible is not None:
         least = (full.amax(-1, keepdim=True) + rules.plausible).clamp_(min=LOWEST)
     return combined.masked_fill_(full < least, -torch.inf)
@@ -151,7 +190,8 @@ class ContrastiveBranches:
         leader, branch = twin.pair.leader, twin.pair.held
         if not leader.held or branch is None:
             return None
-        return leader, contrasted(branch[None], logits[None], Rules.of([_rule(leader)], logits.device))[0]
+        rules = Rules.of([_rule(leader)], logits.device)
+        return leader, contrasted(branch[None], logits[None], rules, lambda: _tokens([leader]))[0]
 
     def end_wait(self, leader: Sequence, logits: torch.Tensor) -> None:
         """Let a leader continue, once its token is sampled from the `logits` (vocabulary,) that `resumed` returned."""
@@ -184,7 +224,8 @@ class ContrastiveBranches:
             self._pairs = _Pairs(paired, leaders, twins, rules)
         _, leaders, twins, rules = self._pairs
         full = logits.index_select(0, leaders)
-        combined = contrasted(full, logits.index_select(0, twins), rules)
+        twin = logits.index_select(0, twins)
+        combined = contrasted(full, twin, rules, lambda: _tokens(leader for leader, *_ in paired))
         return Combined(logits.index_copy(0, leaders, combined), leaders, twins, full, combined)
 
     def record(self, combined: Combined) -> None:
@@ -217,6 +258,11 @@ def rows_of(sequences: Iterable[Sequence]) -> Iterable[Sequence]:
 def _rule(leader: Sequence) -> Rule:
     assert leader.spec.contrast is not None
     return leader.spec.contrast.rule
+
+
+def _tokens(leaders: Iterable[Sequence]) -> torch.Tensor:
+    """Return how many tokens each answer has, (leaders, 1), with those that the host has not read."""
+    return torch.tensor([[leader.sampled] for leader in leaders])
 
 
 def _twin(leader: Sequence, pair: Pair) -> Sequence:

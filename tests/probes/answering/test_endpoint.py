@@ -235,9 +235,16 @@ def test_a_helmsight_server_is_told_which_interventions_with_all_their_options(s
         },
         {"sage": off | {"think": {"gamma": 0.9, "quantile": 0.9, "threshold": 1.5}}},
         {"contrast": {"kind": "vcd", "alpha": 1.0, "beta": 0.1, "step": 700}},
-        {"contrast": {"kind": "icd", "alpha": 1.0, "beta": 0.1, "instruction": "You are tired."}},
         {
-            "contrast": {"kind": "pai", "alpha": 0.1, "beta": 0.1, "amplify": 0.2, "first_layer": 1},
+            "contrast": {
+                "kind": "icd", "alpha": 1.0, "beta": 0.1, "instruction": "You are tired.", "place": "system",
+                "form": "released",
+            }
+        },
+        {
+            "contrast": {
+                "kind": "pai", "alpha": 0.1, "beta": 0.1, "amplify": 0.2, "first_layer": 1, "first_token": "released",
+            },
             "sage": off | {"see": see},
         },
     ]  # fmt: skip

@@ -36,6 +36,7 @@ from steering import (
     Steer,
     SteeringVector,
 )  # fmt: skip
+from steering.interventions.published.vista import Vista
 from steering.model.calibration import Calibration
 from tests import families
 from tests.probes.conftest import make_samples
@@ -306,6 +307,16 @@ def test_an_intervened_answer_is_the_engines(
     assert [one.text for one in changed] == [one.choices[0].text for one in expected]
     assert [one.text for one in changed] != [one.text for one in plain]
     assert [one.attention_ratio for one in changed] == [None] * 3
+
+
+def test_the_requests_that_an_intervention_needs_first_are_answered_first(tiny: Engine) -> None:
+    asked = chats(3)
+    questions = [Question(chat, max_tokens=TOKENS, interventions=(Vista(strength=0.5),)) for chat in asked]
+    expected = [
+        tiny.generate([steering.decide(tiny, Request(chat, Sampling(max_tokens=TOKENS), Vista(strength=0.5)))])[0]
+        for chat in asked
+    ]
+    assert [reply.text for reply in InProcess(tiny).answers(questions)] == [one.choices[0].text for one in expected]
 
 
 def test_a_push_goes_with_interventions(tiny: Engine, vector: SteeringVector) -> None:

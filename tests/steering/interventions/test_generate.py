@@ -32,6 +32,7 @@ from tests import families
 from tests.steering.conftest import OF_EACH_KIND, LoadMLLM, LoadPlain
 from tests.steering.inside import sequences
 from tests.steering.interventions.pushes import unit_vector
+from tests.steering.interventions.references import occluded
 from tests.steering.interventions.settings import check_refused
 from tests.steering.plain import Plain, uncached
 
@@ -97,35 +98,6 @@ class Reference:
             tokens.append(int(rows[-1].argmax()))
             self.changed += tokens[-1] != int(full.argmax())
         return tokens, torch.stack(rows)
-
-
-def occluded(
-    inputs: dict[str, torch.Tensor], grids: list[tuple[int, int] | None], chosen: list[list[int]]
-) -> dict[str, torch.Tensor]:
-    """Return the processor's tensors with patches filled by hand."""
-    pixels = inputs["pixel_values"].clone()
-    if "image_grid_thw" in inputs:
-        start = 0
-        for (rows, columns), patches in zip(grids, chosen, strict=True):
-            merged = int(inputs["image_grid_thw"][0].prod()) // (rows * columns) if len(grids) == 1 else 4
-            end = start + rows * columns * merged
-            picture = pixels[start:end].reshape(end - start, 3, -1)
-            mean = picture.mean((0, 2))
-            for patch in patches:
-                for row in range(start + patch * merged, start + (patch + 1) * merged):
-                    pixels[row] = mean.repeat_interleave(pixels.shape[1] // 3)
-            start = end
-    else:
-        sizes = inputs["image_sizes"].tolist() if "image_sizes" in inputs else [pixels.shape[2:]] * len(pixels)
-        for padded, (h, w), (rows, columns), patches in zip(pixels, sizes, grids, chosen, strict=True):
-            picture = padded[:, :h, :w]
-            height, width = picture.shape[1] // rows, picture.shape[2] // columns
-            mean = picture.mean((1, 2))
-            for patch in patches:
-                y, x = patch // columns * height, patch % columns * width
-                for channel in range(3):
-                    picture[channel, y : y + height, x : x + width] = mean[channel]
-    return inputs | {"pixel_values": pixels}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,11 @@ from steering import Diagnose, Generate, Grammar, Icd, Pai, Request, Sage, Sampl
 from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
 from steering.interventions.project_out import ProjectOut
+from steering.interventions.published.agla import Agla
+from steering.interventions.published.m3id import M3id
+from steering.interventions.published.only import Only
+from steering.interventions.published.opera import OperaSteering
+from steering.interventions.published.vista import VistaSteering
 from steering.model.alarm import Alarm
 from steering.model.calibration import FILE, Calibration
 from steering.model.checkpoint import embedded
@@ -104,6 +109,11 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
         "vcd": ask(with_picture, Vcd()),
         "icd": ask(with_picture, Icd(), diagnose=True),
         "pai": ask(two, Pai()),
+        "m3id": ask(two, M3id(threshold=1.0)),
+        "agla": ask(with_picture, Agla(keep=0.5)),
+        "vista": ask(two, VistaSteering(strength=0.2, directions=drawn_vectors(mllm), tokens="all")),
+        "only": ask(two, Only(layer=2, gamma=0.4)),
+        "opera": ask(with_picture, OperaSteering(scale=100.0, candidates=3, penalty=2.0)),
         "dola": ask(with_picture, Dola(premature=[0, 2, 4], normalise=True)),
         "looking": ask(two, LookAt(bias=4.0, image=2, heads=[0, 3]), diagnose=["patches"]),
         "projected out": ask(two, ProjectOut(vector=vector, layers=[0, 3]), diagnose=["residual"]),
@@ -115,6 +125,11 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
         "reply": ask(with_picture, reply="The star is red."),
         "grammar": ask(with_picture, grammar=Grammar.regex("[0-9]{3}"), sampling={"ignore_eos": False}),
     }
+
+
+def drawn_vectors(mllm: steering.MLLM) -> torch.Tensor:
+    """Return vectors (layers, d) in place of those that VISTA measures."""
+    return torch.randn(LAYERS, mllm.hidden_size, generator=torch.Generator().manual_seed(1))
 
 
 def told(engine: steering.Engine, requests: dict[str, Request]) -> dict[str, Any]:
