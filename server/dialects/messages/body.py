@@ -101,6 +101,7 @@ class MessageCaller(BaseModel):
     """The caller's own facts."""
 
     user_id: str | None = None
+    answer_correct: str | None = None
 
 
 class MessageFormat(BaseModel):
@@ -145,6 +146,6 @@ class MessageRequest(CountRequest):
     top_p: float | None = None
     top_k: int | None = None
     metadata: MessageCaller | None = None
-    """`user_id` is kept with the answer's row in the journal."""
+    """`user_id` is kept with the answer's row in the journal, and so is `answer_correct` ("true" or "false")."""
     output_config: MessageOutput | None = None
     """With `format`: JSON that follows a schema."""

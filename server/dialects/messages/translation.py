@@ -10,6 +10,7 @@ from server.dialects.messages.body import CountRequest, MessageRequest
 from server.dialects.reading import Chat, as_object, as_objects, as_text, refuse, unknown
 from server.encode import dumps
 from server.errors import BadRequest
+from server.wire.storing.metadata import TRUTHS
 from server.wire.strangers import ignored_fields
 
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens")
@@ -63,9 +64,9 @@ def translated(body: Mapping[str, Any], counted: bool = False) -> Translation:
         _read_turn(chat, turn, place)
     if body.get("stop_sequences"):
         chat.set("stop", body["stop_sequences"], "stop_sequences")
-    user = as_object(body.get("metadata") or {}, "metadata").get("user_id")
-    if user is not None:
-        chat.set("metadata", {"user_id": user}, "metadata")
+    about = as_object(body.get("metadata") or {}, "metadata")
+    if kept := {name: about[name] for name in ("user_id", *TRUTHS) if about.get(name) is not None}:
+        chat.set("metadata", kept, "metadata")
     form_of_text = as_object(body.get("output_config") or {}, "output_config").get("format")
     if form_of_text is not None:
         schema = as_object(form_of_text, "output_config.format").get("schema")
