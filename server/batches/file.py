@@ -241,8 +241,8 @@ class ResponseFile:
         if outdated and not replace:
             temporary.unlink()
             raise ValueError(
-                f"{self.path} has {len(outdated)} lines that were answered differently: {outdated[0]}; name another file, or "
-                "answer them again with --replace"
+                f"{self.path} has {len(outdated)} lines that were answered differently: {outdated[0]}; name another file, "
+                "or answer them again with --replace"
             )
         os.replace(temporary, self.path)
 

@@ -1,4 +1,4 @@
-"""What is measured for a model, steering vectors and calibration, by digest: rows that were answered under others are told."""
+"""Digests of the steering vectors and the calibration of a model, which tell rows that were answered under others."""
 
 from __future__ import annotations
 
