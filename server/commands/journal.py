@@ -128,8 +128,8 @@ def backup(
     """Copy the journal as of one moment, also while servers write to it, and the images of stored responses.
 
     The images go to the folder FILE.pictures, where a journal of that name has them. The copy of a SQLite journal is one
-    itself; a journal in PostgreSQL is written by pg_dump, for pg_restore. Neither is migrated, so that the version before can
-    still use it.
+    itself; a journal in PostgreSQL is written by pg_dump, for pg_restore. Neither is migrated, so that the version before
+    can still use it.
     """
     from server.journal.backup import back_up, back_up_pictures
 

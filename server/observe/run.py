@@ -117,8 +117,8 @@ class ObserveReport:
             parts.append(f"log-probabilities differ by at most {self.difference:.2g}")
         if self.behind:
             parts.append(
-                f"continued behind line {self.behind}, which an earlier run reached: {self.state} says so, whatever --out is; "
-                "--state names another file, with which all lines are read again, and are in the journal twice"
+                f"continued behind line {self.behind}, which an earlier run reached: {self.state} says so, whatever --out "
+                "is; --state names another file, with which all lines are read again, and are in the journal twice"
             )
         return "; ".join(parts)
 
