@@ -59,7 +59,7 @@ class Operator:
     def command(self, *words: str, newer: bool = False, status: int = 0) -> str:
         """Return what a command prints; it must end with that status."""
         done = subprocess.run(
-            [sys.executable, "-m", "server.cli", *words], cwd=self.folder, env=self.environ(newer), text=True,
+            ["nice", sys.executable, "-m", "server.cli", *words], cwd=self.folder, env=self.environ(newer), text=True,
             capture_output=True, check=False, timeout=600,
         )  # fmt: skip
         assert done.returncode == status, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
