@@ -212,8 +212,8 @@ def calibrate(
 
 def _with_interval(shares: Shares) -> dict[str, Any]:
     """Return shares as JSON, with the 95 % interval of their Vision Ratio."""
-    counts = (round(share * shares.n) for share in (shares.s_vision, shares.s_text, shares.s_others))
-    intervals = Shares.of_counts(*counts, intervals=True).intervals
+    vision, text, others = (round(share * shares.n) for share in (shares.s_vision, shares.s_text, shares.s_others))
+    intervals = Shares.of_counts(vision, text, others, intervals=True).intervals
     return shares.to_json() | (
         {"vision_ratio_95": list(intervals["vision_ratio"])} if "vision_ratio" in intervals else {}
     )

@@ -21,7 +21,7 @@ from probes.reporting.tables import Summary
 from steering import Engine, measure
 from steering.files import write_atomically
 
-Report = tuple[Side | None, Mapping[str, Any]]
+Report = tuple[str | None, Mapping[str, Any]]
 """The modality that an answer rests on, None for neither, and the measurements."""
 
 

@@ -23,9 +23,9 @@ def judged(connection: Connection, filters: Filters) -> list[dict[str, Any]]:
     the filters name that source: they say nothing of the traffic.
     """
     row = ROWS.c
-    live = filters.source is not None or func.coalesce(row.source, LIVE).not_in(BENCHMARKS)
+    live = [] if filters.source is not None else [func.coalesce(row.source, LIVE).not_in(BENCHMARKS)]
     columns = [row[name] for name in ("model", "intervention", "answer_correct", "sampling", "readouts", *DIAGNOSTICS)]
-    chosen = select(*columns).where(filters.where(), live, row.answer_correct.is_not(None)).order_by(row.key)
+    chosen = select(*columns).where(filters.where(), *live, row.answer_correct.is_not(None)).order_by(row.key)
     return [
         {
             "model": found["model"],
