@@ -24,7 +24,8 @@ check: lint
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m tests.concerned -n 2 --dist loadfile
 
 # What takes too long for each change: both commands in a clone with an environment of its own, clusters of Ray, a deployment
-# as a stack, torchrun, loops for old processors, and a library of decoders to compare with, which states no licence. An hour.
+# as a stack, a day of traffic, torchrun, loops for old processors, and a library of decoders to compare with, which states no
+# licence. An hour.
 test-long: $(VENV)/.tested
 	@$(PIP) --quiet --no-deps mitigv==0.1.7
 	$(BIN)/python -m pytest -m long
