@@ -24,7 +24,7 @@ check: lint
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m tests.concerned -n 2 --dist loadfile
 
 # What takes too long for each change: both commands in a clone with an environment of its own, clusters of Ray, a deployment
-# as a stack, torchrun, and loops for old processors. An hour.
+# as a stack, a day of traffic, torchrun, and loops for old processors. An hour.
 test-long: $(VENV)/.tested
 	$(BIN)/python -m pytest -m long
 

@@ -93,6 +93,14 @@ class Endpoint:
     def identity(self) -> str:
         return " ".join(filter(None, (self.base_url, self.model, self.fingerprint, self._preset)))
 
+    def digests(self) -> Mapping[str, str]:
+        """Return the digests of the server's vectors by name; empty for another server."""
+        if not self.is_helmsight:
+            return {}
+        with self._session() as session:
+            listed = _json(self._send(session, "GET", "/steering/vectors"))["data"]
+        return {vector["name"]: vector["digest"] for vector in listed if vector.get("digest")}
+
     def vector(self, name: str) -> SteeringVector:
         """Return the server's vector of that name, so that the ledger distinguishes it from another of that name."""
         self._check_vector(name)

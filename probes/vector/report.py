@@ -42,7 +42,7 @@ def report(
     page.heading("Is there a direction?")
     page.text("\n".join(f"- {doubt}" for doubt in doubts) if doubts else "Yes: nothing speaks against it.")
     for warning in info.get("warnings", ()):
-        page.text(f"{warning} Steering moves its answers nevertheless.")
+        page.text(warning)
     page.table(
         ["what", "value"],
         [

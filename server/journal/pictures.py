@@ -24,6 +24,8 @@ log = logging.getLogger("helmsight")
 
 SCHEME = "kept:"
 """The scheme of the URL that stands for a kept image."""
+CONTENT = re.compile("[0-9a-f]{64}")
+"""The pattern of an image's file name."""
 _DATA = re.compile(r"data:([a-zA-Z0-9.+/-]{1,64});base64,(.*)", re.DOTALL)
 _KEPT = re.compile(r"kept:([a-zA-Z0-9.+/-]{1,64}):([0-9a-f]{64})")
 

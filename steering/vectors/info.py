@@ -34,7 +34,7 @@ def check_info(info: object, count: int) -> None:
     number, share, layer = _number(), _number(0, 1), _whole(0, count - 1)
     shares = _keys(
         n=_whole(0), s_vision=share, s_text=share, s_others=share, vision_ratio=_or_none(share),
-        toward=share, away=share, others=share,
+        toward=share, away=share, others=share, vision_ratio_95=_list(share, least=2, most=2),
     )  # fmt: skip
     accuracies = {"image_accuracy": _or_none(share), "context_accuracy": _or_none(share)}
     point = _keys(

@@ -28,6 +28,13 @@ class StoredChange(BaseModel):
         return value
 
 
+class RowsChange(StoredChange):
+    """Metadata that come after an answer."""
+
+    metadata: Metadata
+    """Pairs that are set; others stay. `answer_correct` "true" or "false" marks whether the answer was right."""
+
+
 class StoredCompletion(ChatCompletion):
     """A stored answer as it was sent, and its metadata."""
 

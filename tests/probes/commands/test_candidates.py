@@ -33,8 +33,12 @@ def test_a_probes_vector_is_a_candidate_until_somebody_uses_it(
     after_the_probe = capsys.readouterr().out
     assert f"until 'helmsight vectors use {name}'" in after_the_probe
     assert cli.main(["vectors", "use", name, "--model", model, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "WARNING: " in shown, "a probe of so few samples of random weights"
+    for told in (*new.info["doubts"], *new.info["warnings"]):
+        assert f"WARNING: {told}" in shown
     cosine = float(torch.cosine_similarity(old.direction[1], new.direction[1], dim=0))
-    for said in (after_the_probe, capsys.readouterr().out):
+    for said in (after_the_probe, shown):
         lines = {line.split("  ")[0]: line.split() for line in said.splitlines()}
         assert lines["digest"][-2:] == [old.identity[:16], new.identity[:16]]
         assert lines["layers"][-2:] == ["1", "1"]

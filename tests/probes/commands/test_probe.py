@@ -364,6 +364,7 @@ def test_reliability_of_every_task(
         (("probe", "--samples", "15", "--no-calibrate"), "There are too few samples: 15; at least 16 are needed."),
         (("probe", "--tasks", "sport"), "--tasks: unknown sport; there are color, shape"),
         (("probe", "--json", "x.json"), "--json goes with 'probe reliability'"),
+        (("probe", "--base-url", "http://127.0.0.1:9"), "--base-url goes with 'probe reliability'"),
         (("probe", "--name", "No Good"), "--name 'No Good' must match"),
         (("probe", "reliability", "--tasks", "sport"), "--tasks: unknown sport"),
     ],

@@ -23,6 +23,7 @@ from PIL import Image
 import steering
 from server.access.named import NamedKey, digest_of, write
 from server.app import create_app
+from server.cli import main
 from server.journal.pictures import KeptPictures
 from server.journal.retention import DAY
 from server.settings import Settings
@@ -384,3 +385,19 @@ def test_the_oldest_turns_go_where_the_chat_is_too_long(engine: steering.Engine,
     assert left[0].endswith("star ")
     with pytest.raises(openai.BadRequestError):
         ask(input=[says("star " * 5000)], truncation="auto")  # type: ignore[list-item]
+
+
+def test_a_chain_goes_on_from_a_backup(serve: Serve, sdk: Sdk, tmp_path: Path) -> None:
+    client, backup = serve(), tmp_path / "backup.db"
+    first = sdk(client).responses.create(
+        model="helmsight-demo", input=[says(image(RED), "Which colour?")], store=True, max_output_tokens=4
+    )
+    journal = str(client.application.extensions["helmsight"].settings.journal.get_secret_value())
+    assert main(["journal", "backup", str(backup), "--journal", journal]) == 0
+    again = sdk(serve(journal=str(backup)))
+    second = again.responses.create(
+        model="helmsight-demo", input="Sure?", previous_response_id=first.id, max_output_tokens=4
+    )
+    assert second.usage
+    assert first.usage
+    assert second.usage.input_tokens > first.usage.input_tokens, "the image is asked again"
