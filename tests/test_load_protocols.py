@@ -21,7 +21,8 @@ from tests.server.fakes import FakeEngine
 @pytest.fixture
 def served() -> Iterator[tuple[FakeEngine, str]]:
     engine = FakeEngine("one", " two", " three")
-    server = make_server("127.0.0.1", 0, create_app(Settings(), engine=engine), threaded=True)
+    engine.can(context_length=1024)
+    server = make_server("127.0.0.1", 0, create_app(Settings(journal="off"), engine=engine), threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield engine, f"http://127.0.0.1:{server.server_port}/v1"
     server.shutdown()
