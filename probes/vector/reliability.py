@@ -66,7 +66,7 @@ def task_reliability(
     def measured() -> Iterator[Report]:
         for begin in range(0, len(samples), batch):
             chats = [chat for sample in samples[begin : begin + batch] for chat in _chats(sample)]
-            yield from ((found.toward, found.report()) for found in measure(engine, chats))
+            yield from ((answer.toward, answer.report()) for answer in measure(engine, chats))
 
     return _by_task(samples, measured(), quiet)
 
@@ -118,12 +118,12 @@ def run(
         check_writable(json_file.parent)
     asked = data.draw(samples, data.seed)
     if base_url is None:
-        found = task_reliability(model.engine(quiet), asked, quiet=quiet)
+        reliability = task_reliability(model.engine(quiet), asked, quiet=quiet)
     else:
         endpoint = Endpoint(base_url, model=None if model.default else model.path, source="probe")
-        found = task_reliability_of(endpoint, asked, quiet=quiet)
+        reliability = task_reliability_of(endpoint, asked, quiet=quiet)
     if json_file is not None:
-        written = {task: one.to_json() for task, one in found.items()}
+        written = {task: one.to_json() for task, one in reliability.items()}
         write_atomically(json_file, (json.dumps(written, indent=2) + "\n").encode())
     rows = [
         (
@@ -133,7 +133,7 @@ def run(
             one.drop_text,
             one.rests_on,
         )
-        for task, one in found.items()
+        for task, one in reliability.items()
     ]
     columns = ("task", "votes for vision", "for text", "none", "drop without images", "without context", "rests on")
     Summary(f"Which modality answers rest on: {len(asked)} samples, both orders", columns, [rows]).show()

@@ -131,8 +131,8 @@ def warnings(vector: SteeringVector, instructed: Followed) -> list[str]:
     moved = _moved(vector)
     if moved is None or moved < MOVED - 1e-9:
         return []
-    told = [f"{sentence} Steering moves its answers nevertheless." for sentence in unfollowed(instructed)]
-    return told + imprecise(vector)
+    ignored = [f"{sentence} Steering moves its answers nevertheless." for sentence in unfollowed(instructed)]
+    return ignored + imprecise(vector)
 
 
 def imprecise(vector: SteeringVector) -> list[str]:
@@ -142,14 +142,14 @@ def imprecise(vector: SteeringVector) -> list[str]:
     known = {side: shares for side, shares in ratios.items() if shares.get("vision_ratio_95") is not None}
     if all(high - low <= OPEN for low, high in (shares["vision_ratio_95"] for shares in known.values())):
         return []
-    said = " and ".join(
+    intervals = " and ".join(
         "{:.3f} toward {} (95 % interval {:.3f} to {:.3f})".format(
             shares["vision_ratio"], side, *shares["vision_ratio_95"]
         )
         for side, shares in known.items()
     )
     return [
-        f"The calibration has {calibration['samples']} samples, too few to say how far it steers: Vision Ratio {said}."
+        f"The calibration has {calibration['samples']} samples, too few to say how far it steers: Vision Ratio {intervals}."
     ]
 
 

@@ -107,8 +107,8 @@ def use_candidate(
     if current is not None and current.fingerprint != candidate.fingerprint:
         current = None
     print("\n".join(aligned([("", "in use", "candidate"), *side_by_side(current, candidate)])))
-    for told in (*candidate.info.get("doubts", ()), *candidate.info.get("warnings", ())):
-        print(f"WARNING: {told}")
+    for warning in (*candidate.info.get("doubts", ()), *candidate.info.get("warnings", ())):
+        print(f"WARNING: {warning}")
     if dry_run:
         return
     kept = use(folder, name)

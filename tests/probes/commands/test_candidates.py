@@ -35,8 +35,8 @@ def test_a_probes_vector_is_a_candidate_until_somebody_uses_it(
     assert cli.main(["vectors", "use", name, "--model", model, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "WARNING: " in shown, "a probe of so few samples of random weights"
-    for told in (*new.info["doubts"], *new.info["warnings"]):
-        assert f"WARNING: {told}" in shown
+    for warning in (*new.info["doubts"], *new.info["warnings"]):
+        assert f"WARNING: {warning}" in shown
     cosine = float(torch.cosine_similarity(old.direction[1], new.direction[1], dim=0))
     for said in (after_the_probe, shown):
         lines = {line.split("  ")[0]: line.split() for line in said.splitlines()}

@@ -82,18 +82,18 @@ def probe(day: Day) -> None:
     """Build a candidate beside the server, which must change nothing."""
     with day.changing("probe"):
         few = ("--samples", "16", "--calibration-samples", "8", "--strengths", "1", "--states", "0")
-        said = day.operator.command("probe", *few, "--force", "--quiet")
-    assert f"until 'helmsight vectors use {VECTOR}'" in said
+        printed = day.operator.command("probe", *few, "--force", "--quiet")
+    assert f"until 'helmsight vectors use {VECTOR}'" in printed
 
 
 def use(day: Day) -> None:
     """Let the name stand for the candidate."""
     with day.changing("use") as change:
-        said = day.operator.command("vectors", "use", VECTOR)
-    found = re.search(r"digest (\w+) before, (\w+) now", said)
-    assert found is not None, said
-    assert "WARNING: The calibration has 8 samples" in said or "WARNING: " in said
-    change.before, change.after = found.groups()
+        printed = day.operator.command("vectors", "use", VECTOR)
+    digests = re.search(r"digest (\w+) before, (\w+) now", printed)
+    assert digests is not None, printed
+    assert "WARNING: " in printed, "a calibration of 8 samples"
+    change.before, change.after = digests.groups()
 
 
 def calibrate(day: Day) -> None:
@@ -241,8 +241,8 @@ def test_every_answer_has_its_rows_once_with_its_tokens_and_its_key(day: Day, ro
 def test_refusals_are_counted_once_over_restarts(day: Day) -> None:
     text = day.operator.command("journal", "summary", "--json", "--config", "helmsight.toml", newer=True)
     refused = [answered for answered in day.traffic.answers if answered.request.kind == "refused"]
-    found = [entry for entry in json.loads(text)["refusals"]["by_code"] if entry["status"] == 400]
-    assert sum(entry["count"] for entry in found) == len(refused)
+    bad_requests = [entry for entry in json.loads(text)["refusals"]["by_code"] if entry["status"] == 400]
+    assert sum(entry["count"] for entry in bad_requests) == len(refused)
 
 
 def test_every_answer_has_one_line_in_the_log(day: Day) -> None:
@@ -292,20 +292,24 @@ def test_stored_answers_outlive_rotation_restart_and_upgrade(day: Day) -> None:
         own = [answered for answered in day.answers if answered.request.key == key and answered.request.stored]
         with day.sdk(key) as sdk:
             listed = {stored.id: stored.choices[0].message.content for stored in sdk.chat.completions.list(limit=100)}
-            assert listed == {one.identity: one.text for one in own if one.request.kind == "vision"}
-            responses = [one for one in own if one.request.kind == "response"]
+            assert listed == {answered.identity: answered.text for answered in own if answered.request.kind == "vision"}
+            responses = [answered for answered in own if answered.request.kind == "response"]
             for answered in (*responses[:5], *responses[-5:]):
                 assert sdk.responses.retrieve(answered.identity).output_text == answered.text
-    others = (one for one in day.answers if (one.request.kind, one.request.key) == ("response", "lab"))
+    others = (
+        answered for answered in day.answers if (answered.request.kind, answered.request.key) == ("response", "lab")
+    )
     with day.sdk("shop") as sdk, pytest.raises(openai.NotFoundError):
         sdk.responses.retrieve(next(others).identity)
 
 
 def test_truths_that_came_later_are_all_there_and_no_others(day: Day, rows: Rows) -> None:
-    told = {row["id"]: row["metadata"]["answer_correct"] for row in rows if "answer_correct" in (row["metadata"] or {})}
+    judged = {
+        row["id"]: row["metadata"]["answer_correct"] for row in rows if "answer_correct" in (row["metadata"] or {})
+    }
     assert len(day.truths) == TRUTHS
-    assert told == {identity: str(right).lower() for identity, right in day.truths.items()}
-    assert all(row["metadata"].keys() > {"answer_correct"} for row in rows if row["id"] in told), "others stay"
+    assert judged == {identity: str(right).lower() for identity, right in day.truths.items()}
+    assert all(row["metadata"].keys() > {"answer_correct"} for row in rows if row["id"] in judged), "others stay"
     command = ("eval", "alarm", "--from-journal", "--since", "1d", "--quiet")
     assert f"{TRUTHS} judged answers of the journal" in day.operator.command(*command, newer=True)
 
