@@ -15,13 +15,14 @@ from benchmarks.load.send import send
 from benchmarks.load.workloads import WORKLOADS
 from server.app import create_app
 from server.settings import Settings
+from steering import TextBounds
 from tests.server.fakes import FakeEngine
 
 
 @pytest.fixture
 def served() -> Iterator[tuple[FakeEngine, str]]:
     engine = FakeEngine("one", " two", " three")
-    engine.can(context_length=1024)
+    engine.can(context_length=1024, text=TextBounds(1024, 16_384, 1024))
     server = make_server("127.0.0.1", 0, create_app(Settings(journal="off"), engine=engine), threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield engine, f"http://127.0.0.1:{server.server_port}/v1"

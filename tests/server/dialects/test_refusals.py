@@ -245,3 +245,18 @@ def test_a_chat_that_does_not_fit_loses_its_oldest_turns() -> None:
     picture = {"role": "user", "content": [{"type": "input_image", "image_url": data_uri()}]}
     alone = {"input": [picture], "truncation": "auto"}
     assert client.post("/v1/responses", json=alone).status_code == 200
+
+
+def test_at_most_64_ignored_fields_are_named(client: FlaskClient) -> None:
+    thoughts = [{"type": "thinking", "thinking": "hm", "signature": ""}] * 200
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": thoughts},
+        {"role": "user", "content": "b"},
+    ]
+    for path, body in (
+        ("/v1/responses", {"input": "a", "stream_options": {f"option{number}": 1 for number in range(200)}}),
+        ("/v1/messages", {"max_tokens": 4, "messages": turns}),
+        ("/v1/messages/count_tokens", {"messages": turns}),
+    ):
+        assert len(client.post(path, json=body).json["ignored"]) == 64, path

@@ -346,20 +346,17 @@ def test_an_image_outlives_a_deletion_while_a_continuation_with_it_ends(
     client = serve()
     ask = partial(sdk(client).responses.create, model="helmsight-demo", max_output_tokens=4, store=True)
     first = ask(input=[says(image(RED), "Which colour?")])  # type: ignore[list-item]
-    journal = journal_of(client)
-    record, deletions = journal.record, []
+    record, deletions = journal_of(client).record, []
+    delete = partial(client.application.test_client().delete, f"/v1/responses/{first.id}")
 
     def record_late(row: Any, *table: Any) -> int:
-        """Let the first response be deleted once the images of the second are kept, and before its row is queued."""
         if table and not deletions:
-            deletions.append(
-                Thread(target=client.application.test_client().delete, args=(f"/v1/responses/{first.id}",))
-            )
+            deletions.append(Thread(target=delete))  # the second's images are kept, its row is not yet queued
             deletions[0].start()
             deletions[0].join(0.5)
         return record(row, *table)
 
-    monkeypatch.setattr(journal, "record", record_late)
+    monkeypatch.setattr(journal_of(client), "record", record_late)
     second = ask(input="Sure?", previous_response_id=first.id)
     deletions[0].join()
     assert client.get(f"/v1/responses/{first.id}").status_code == 404
