@@ -12,7 +12,7 @@ from server import cli
 from server.engine.runtime import vector_store
 from server.process.sources import load_settings
 from tests.probes.command_line import last_error
-from tests.probes.commands.test_probe import at_home
+from tests.probes.commands.test_probe import at_home, serving
 
 pytestmark = pytest.mark.usefixtures("loaded_once", "short_answers")
 
@@ -24,7 +24,7 @@ def test_a_probes_vector_is_a_candidate_until_somebody_uses_it(
     folder, name = home / ".helmsight" / "vectors", "modality-preference"
     assert at_home(model, "--use") == 0
     old = steering.SteeringVector.load(folder / f"{name}.safetensors")
-    served = vector_store(load_settings(environ={}), Path(model), old.fingerprint)
+    served = vector_store(load_settings(environ={}), Path(model), serving(old))
     capsys.readouterr()
     assert at_home(model, "--seed", "1", "--report", "other") == 0
     new = steering.SteeringVector.load(folder / "candidates" / f"{name}.safetensors")
