@@ -26,9 +26,9 @@ def test_every_decoder_answers_beside_all_others_as_alone(make_engine: MakeEngin
     vector = make_vector(engine.mllm)
     alone: list[Any] = [
         steering.Vcd(), steering.Icd(place="question"), steering.Pai(first_layer=1), M3id(threshold=1.0), Agla(), Vista(),
-        Only(), Opera(scale=100.0, candidates=2), Dola(premature=[0, 1]), steering.See(alpha=0.4), steering.Think(threshold=0.01),
-        steering.Generate(), steering.Steer(vector, 1.5), ProjectOut(vector=vector), LookAt(bias=3.0),
-        steering.RefusalPrompt(),
+        Only(), Opera(scale=100.0, candidates=2), Dola(premature=[0, 1]), steering.See(alpha=0.4),
+        steering.Think(threshold=0.01), steering.Generate(), steering.Steer(vector, 1.5), ProjectOut(vector=vector),
+        LookAt(bias=3.0), steering.RefusalPrompt(),
     ]  # fmt: skip
     together = [
         (Only(layer=1), Opera(candidates=2), steering.See(alpha=0.3)),
