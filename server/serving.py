@@ -25,12 +25,12 @@ from gunicorn.errors import HaltServer
 from prometheus_client import disable_created_metrics
 
 from demo import CHECKPOINT
-from server.allocator import bound_memory
 from server.engine_process.starts import TRIES, Starts
-from server.openmp import set_wait_policy
 from server.process.worker import DRAIN_MARGIN, Worker
 from server.settings import Settings, SettingsError, warnings_for
-from server.signals import ignore_signals
+from server.startup.allocator import bound_memory
+from server.startup.openmp import set_wait_policy
+from server.startup.signals import ignore_signals
 from server.telemetry.logs import COMPLETION, logger_class, set_up_logging
 
 if TYPE_CHECKING:

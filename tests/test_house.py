@@ -22,7 +22,7 @@ FLOORS = {
         "child", "bench",
     ),
     "server": (
-        "images", "wire", "engine", "engine_process", "vectors", "requests", "dialects", "journal", "telemetry", "http",
+        "startup", "images", "wire", "engine", "engine_process", "vectors", "requests", "dialects", "journal", "telemetry", "http",
         "access", "context", "openapi", "process", "api", "web", "app", "serving", "wsgi", "replicas", "batches", "observe",
         "commands", "cli",
     ),

@@ -18,10 +18,10 @@ from packaging.requirements import Requirement
 
 from server.access.ring import KeyRing, checked, count
 from server.engine import resources
-from server.openmp import VARIABLES
 from server.process.preflight import check_place, preflight
 from server.process.sources import merged, unknown
 from server.settings import Settings, SettingsError, warnings_for
+from server.startup.openmp import VARIABLES
 from server.wording import one_sentence
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ ELSEWHERE = {
     "docs/extending.md": "tests/server/test_toys.py",
     "docs/operations.md": "tests/server/telemetry/test_logs.py",
     "docs/production.md": "tests/first_hour/test_production.py",
-    "docs/tuning.md": "tests/test_benchmarks.py",
-    "benchmarks/README.md": "tests/test_load.py",
+    "docs/tuning.md": "tests/benchmarks/test_benchmarks.py",
+    "benchmarks/README.md": "tests/benchmarks/test_load.py",
     "CONTRIBUTING.md": "tests/first_hour/test_contributing.py",
 }
 """Pages whose blocks another test runs, or compares with files that run."""

@@ -23,7 +23,7 @@ from server.commands import findings
 from server.engine import resources
 from server.journal.database import Place, open_database
 from server.journal.schema import VERSION_TABLE
-from server.openmp import set_wait_policy
+from server.startup.openmp import set_wait_policy
 from tests.server.fakes import checkpoint
 from tests.server.journal.journals import put, row
 
