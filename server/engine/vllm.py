@@ -7,29 +7,26 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
-import steering
 from server.engine import local
 from server.engine.launched import LaunchedServer, command_of, free_port
 from server.engine.progress import Tell
 from server.settings import Settings
-from steering import SteeringVector, VectorError, VectorStore
-from steering.errors import Fault, UnsupportedModel
+from steering import SteeringVector, VectorStore
+from steering.errors import Fault
 from steering.front.input_processor import Limits
 from steering.model.calibration_files import CalibrationFiles
 from steering.vllm.client import VllmClient
 from steering.vllm.facts import ServerFacts
 from steering.vllm.reference import Reference, ReferenceTask, computed_apart
 from steering.vllm.selfcheck import check_servers
-from steering.vllm.servers import Server, ServerLost, Servers
+from steering.vllm.servers import Server, Servers
 from steering.vllm.supported import Supported
 
 log = logging.getLogger("helmsight")
@@ -53,6 +50,8 @@ class VllmEngine(local.LocalEngine):
         launched: LaunchedServer | None = None,
     ):
         super().__init__(client, magnitudes, files)
+        (version, *_) = {server.facts.vllm for server in client.servers.well if server.facts is not None} or {""}
+        self.capabilities = replace(self.capabilities, engine=f"vLLM {version}".strip())
         self._launched = launched
 
     def stop(self, drain: float = 0.0) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from PIL import Image
 
+from steering.errors import RequestError
 from steering.front.input_processor import InputProcessor, Limits
 from steering.front.output_processor import OutputProcessor
 from steering.grammar.grammar import Grammar
@@ -33,6 +34,16 @@ from steering.vllm.measurements import measured
 PATH = "/helmsight/v1/answer"
 HOME = 64
 """Tokens at a prompt's beginning that, with its first picture, tell which server's cache may know it."""
+FIELDS: Mapping[str, str] = {
+    "prompt": "messages",
+    "images": "messages",
+    "size": "messages",
+    "attention": "diagnostics",
+    "residual": "diagnostics",
+    "salt": "cache_salt",
+    "state_position": "state_position",
+}
+"""The fields of a request that those of a body are made from, beside those of interventions."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +52,18 @@ class Body:
 
     fields: all of it but the seed and whether it is streamed, as JSON without its closing brace. home: what a server's cache
     would know of it. taken: returns an answer's measurements, from the server's and the number of generated tokens that went
-    through the model.
+    through the model. fields_of: the request's field that each of the body's is made from.
     """
 
     fields: bytes
     home: bytes
     taken: Callable[[Taken, int], dict[str, Any]]
+    fields_of: Mapping[str, str]
+
+    def named(self, error: RequestError) -> RequestError:
+        """Return a server's refusal with the request's field in place of the body's."""
+        head = (error.param or "").partition(".")[0].partition("[")[0]
+        return RequestError(str(error), param=self.fields_of.get(head), code=error.code)
 
     def written(self, sequence: Sequence) -> bytes:
         """Return the body of one answer."""
@@ -96,12 +113,15 @@ class Bodies(InputProcessor):
             fields["state_position"] = spec.state_position
         if spec.diagnose is not None and not spec.signals.isdisjoint({Signal.UPDATES, Signal.STREAM}):
             fields["residual"] = {"rows": spec.diagnose.residual_rows, "updates": Signal.UPDATES in spec.signals}
-        for name in spec.asked:
-            fields |= FORMS[name].write(spec) if name in FORMS else {}
+        named = dict(FIELDS) | ({} if grammar is None else {"sampling": grammar.param})
+        for name, asked in spec.asked.items():
+            own = FORMS[name].write(spec) if name in FORMS else {}
+            named |= dict.fromkeys(own, ".".join(asked.path))
+            fields |= own
         if twin is not None and "noise" not in fields.get("twin", {}):
             fields["twin"]["prompt"] = self._prompt(spec, twin)
         written = json.dumps(fields, separators=(",", ":")).encode()
-        return Body(written[:-1], _home(spec.prompt), partial(measured, spec, labels))
+        return Body(written[:-1], _home(spec.prompt), partial(measured, spec, labels), named)
 
     def _prompt(self, spec: Spec, prompt: Prompt, forced: tuple[int, ...] = ()) -> dict[str, Any]:
         """Return a prompt's ids with each picture as the text that stands for it, and a hash of the ids with its tokens."""

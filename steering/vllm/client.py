@@ -14,7 +14,7 @@ from steering.core.admission import AdmissionControl, Rate
 from steering.core.budget import Allowance
 from steering.core.scheduler import Scheduler
 from steering.core.steps import SECONDS
-from steering.errors import SHUTTING_DOWN, Busy, Fault, SteeringError
+from steering.errors import SHUTTING_DOWN, Busy, Fault, RequestError, SteeringError
 from steering.front.client import Client
 from steering.front.completion import Completion
 from steering.front.input_processor import Admitted, Limits
@@ -58,6 +58,7 @@ class VllmClient(Client):
     ):
         super().__init__(mllm, limits)
         self.interventions, self.readouts = supported.interventions, supported.readouts
+        self.grammars = supported.grammars
         self.servers = servers
         self._supported = supported
         self._bodies = self.processor = Bodies(mllm, limits)
@@ -225,6 +226,8 @@ class VllmClient(Client):
             if not answer.cancelled and answer.retriable and self._retry(answer, server):
                 return
             error = lost
+        except RequestError as refusal:
+            error = answer.body.named(refusal)
         except SteeringError as refusal:
             error = refusal
         except Exception as fault:
