@@ -27,7 +27,7 @@ from steering.protocol.sequence import Pair, PendingOutput, QueuePlace, Sequence
 from steering.runner.sampler import answer_seed
 from steering.vllm.answer import RemoteAnswer
 from steering.vllm.bodies import Bodies
-from steering.vllm.servers import EVERY, Server, ServerLost, Servers
+from steering.vllm.servers import EVERY, Server, ServerLost, Servers, error_of
 from steering.vllm.supported import Supported
 
 log = logging.getLogger(__name__)
@@ -233,8 +233,6 @@ class VllmClient(Client):
         except Exception as fault:
             log.exception("an answer of a vLLM server cannot be read")
             error = Fault(f"The answer of {server.url} cannot be read: {fault}")
-        if answer.ended is None and error is None and not answer.cancelled:
-            error = ServerLost(f"{server.url} ended the stream before the answer.")
         self._end(answer, error)
 
     def _read(self, answer: RemoteAnswer, server: Server) -> None:
@@ -242,6 +240,8 @@ class VllmClient(Client):
         with server.answer(self._bodies.path, answer.body.written(answer.sequence)) as stream:
             answer.begin(stream)
             for message in stream:
+                if (failure := message.get("error")) is not None:
+                    raise error_of(failure)
                 now = time.monotonic()
                 before = answer.sequence.times
                 first, last = before.first, before.last
@@ -250,6 +250,8 @@ class VllmClient(Client):
                     self._count(answer, count, first, last, now)
                 if answer.ended is None and answer.sequence.output.in_pieces:
                     self.receive(answer.output())
+        if answer.ended is None and not answer.cancelled:
+            raise ServerLost(f"{server.url} ended the stream before the answer.")
 
     def _count(self, answer: RemoteAnswer, count: int, first: float, last: float, now: float) -> None:
         """Count new tokens of an answer, whose first and last one before came at these times."""

@@ -15,7 +15,7 @@ import urllib3
 from urllib3 import BaseHTTPResponse, HTTPConnectionPool, Retry, Timeout
 from urllib3.exceptions import HTTPError
 
-from steering.errors import Busy, Fault, RequestError, UnsupportedModel
+from steering.errors import Busy, Fault, RequestError, SteeringError, UnsupportedModel
 from steering.vllm import facts
 from steering.vllm.facts import ServerFacts
 
@@ -151,6 +151,15 @@ class Server:
 
 def _reason(error: Exception) -> str:
     return str(getattr(error, "reason", None) or error)
+
+
+def error_of(failure: Any) -> SteeringError:
+    """Return the error that a server states within a stream: the request's where it names a field, else its own."""
+    failure = failure if isinstance(failure, dict) else {"message": failure}
+    message = str(failure.get("message"))
+    if failure.get("param") is None:
+        return Fault(f"vLLM could not answer: {message}")
+    return RequestError(message, param=str(failure["param"]), code=str(failure.get("code") or "invalid_value"))
 
 
 def _refusal(url: str, response: BaseHTTPResponse) -> Exception:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,14 +55,26 @@ class FakeVllm:
         )
         self.server.daemon_threads = True  # type: ignore[attr-defined]
         self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self._connections: list[Any] = []
+        process = self.server.process_request
+
+        def processed(connection: Any, address: Any) -> None:
+            self._connections.append(connection)
+            process(connection, address)
+
+        self.server.process_request = processed  # type: ignore[method-assign]
 
     def start(self) -> FakeVllm:
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
     def stop(self) -> None:
+        """End it as a killed process ends: its connections break."""
         self.server.shutdown()
         self.server.server_close()
+        for connection in self._connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _admit(self) -> Any:
         if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
