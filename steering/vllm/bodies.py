@@ -126,7 +126,7 @@ class Bodies(InputProcessor):
             fields["residual"] = {"rows": spec.diagnose.residual_rows, "updates": Signal.UPDATES in spec.signals}
         named = dict(FIELDS) | ({} if grammar is None else {"sampling": grammar.param})
         for name, asked in spec.asked.items():
-            own = FORMS[name].write(spec) if name in FORMS else {}
+            own = FORMS[name].write(spec, self.mllm) if name in FORMS else {}
             named |= dict.fromkeys(own, ".".join(asked.path))
             fields |= own
         if twin is not None and "noise" not in fields.get("twin", {}):

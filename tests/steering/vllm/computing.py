@@ -215,8 +215,8 @@ class PlainAnswers:
     def _masked(
         self, options: dict[str, Any], leader: _Branch, passed: Passed, tokens: list[int], spanned: Spanned
     ) -> tuple[_Branch, dict[str, Any]]:
-        prompt, focus = leader.prompt, self.mllm.focus_layers
-        seen = passed.attention[-focus:, -1].mean(0)
+        prompt = leader.prompt
+        seen = passed.attention[options["layers"], -1].mean(0)
         head = self.model.get_output_embeddings().weight[passed.logits[-1].argmax()]
         chosen = [
             chosen_patches(seen[columns], activation_maps(passed.final[columns], head[None])[0], options["top"])
