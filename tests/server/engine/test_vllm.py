@@ -169,6 +169,51 @@ def test_the_catalogue_says_what_it_can_do(there: FlaskClient, client: FlaskClie
         assert card[name] == own[name], name
 
 
+def test_the_dialects_presets_and_guards_are_those_of_the_server(there: FlaskClient, client: FlaskClient) -> None:
+    chat = {"model": "helmsight-demo", "messages": [{"role": "user", "content": "What is it?"}], "max_tokens": 6}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/messages", chat),
+        ("/v1/responses", {"model": "helmsight-demo", "input": "What is it?", "max_output_tokens": 16, "store": False}),
+        ("/v1/chat/completions", {**chat, "model": "helmsight-demo@text"}),
+        ("/v1/chat/completions", {**chat, "guard": {"when": {"mean_logprob": "< 5"}, "then": {"temperature": 0}}}),
+    ]
+    for path, body in bodies:
+        pair = [one.post(path, json=body) for one in (there, client)]
+        assert [response.status_code for response in pair] == [200, 200], [response.text for response in pair]
+        one, other = (texts_of(response.json) for response in pair)
+        assert one == other
+        assert one
+
+
+def texts_of(value: Any) -> list[str]:
+    """Return the texts in a response, in order."""
+    if isinstance(value, dict):
+        own = [item for name, item in value.items() if name in ("text", "content") and isinstance(item, str)]
+        return own + [text for item in value.values() for text in texts_of(item)]
+    return [text for item in value for text in texts_of(item)] if isinstance(value, list) else []
+
+
+def test_a_deadline_ends_the_answer_on_the_server(
+    there: FlaskClient, over_vllm: Flask, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = over_vllm.extensions["helmsight"].settings
+    monkeypatch.setattr(settings, "request_timeout", 1.0)
+    monkeypatch.setattr(fake, "pause", 0.4)
+    response = ask(there, "Hi!", max_tokens=50, ignore_eos=True, stream=True)
+    assert "request_timeout" in response.text
+    assert fake.aborted.acquire(timeout=20)
+
+
+def test_a_prompt_that_the_server_reads_otherwise_is_the_messages_fault(
+    there: FlaskClient, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = fake.answer
+    monkeypatch.setattr(fake, "answer", lambda body: answer({**body, "prompt": {**body["prompt"], "sha256": "0" * 64}}))
+    response = ask(there, "Hi!")
+    assert response.status_code == 400
+    assert response.json["error"]["param"] == "messages"
+
+
 def test_answers_are_in_the_journal_and_the_metrics(there: FlaskClient) -> None:
     before = len(there.get("/v1/diagnostics?limit=1000").json["data"])
     asked(there, data_uri(), "What is it?", diagnostics={"include": ["focus"]})
