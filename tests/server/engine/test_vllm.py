@@ -328,6 +328,17 @@ def test_it_is_started_again_where_it_ends_and_stopped_with_what_it_has_started(
     assert not server.given_up
 
 
+def test_it_is_started_again_as_often_as_it_was_ready(launch: Callable[..., LaunchedServer], tmp_path: Path) -> None:
+    server = launch(SLEEPS.format(str(tmp_path)))
+    for count in range(1, launched_module.TRIES + 2):
+        wait_for(lambda count=count: len(pids_in(tmp_path)) == count)  # type: ignore[misc]
+        server.ready()
+        assert server._process is not None
+        os.killpg(server._process.pid, signal.SIGKILL)
+    wait_for(lambda: len(pids_in(tmp_path)) == launched_module.TRIES + 2)
+    assert not server.given_up
+
+
 def test_it_is_given_up_where_it_ends_before_it_is_ready(launch: Callable[..., LaunchedServer]) -> None:
     failed = threading.Event()
     server = launch("raise SystemExit(3)", failed=failed.set)
