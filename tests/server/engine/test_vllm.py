@@ -196,8 +196,8 @@ def texts_of(value: Any) -> list[str]:
 def test_a_deadline_ends_the_answer_on_the_server(
     there: FlaskClient, over_vllm: Flask, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = over_vllm.extensions["helmsight"].settings
-    monkeypatch.setattr(settings, "request_timeout", 1.0)
+    app = over_vllm.extensions["helmsight"]
+    monkeypatch.setattr(app, "settings", app.settings.model_copy(update={"request_timeout": 1.0}))
     monkeypatch.setattr(fake, "pause", 0.4)
     response = ask(there, "Hi!", max_tokens=50, ignore_eos=True, stream=True)
     assert "request_timeout" in response.text
@@ -215,6 +215,7 @@ def test_a_prompt_that_the_server_reads_otherwise_is_the_messages_fault(
 
 
 def test_answers_are_in_the_journal_and_the_metrics(there: FlaskClient) -> None:
+    journal_of(there)  # written up to here
     before = len(there.get("/v1/diagnostics?limit=1000").json["data"])
     asked(there, data_uri(), "What is it?", diagnostics={"include": ["focus"]})
     journal_of(there)

@@ -16,6 +16,7 @@ import pytest
 import steering
 from steering import Busy, Fault, Request, Sampling, UnsupportedModel
 from steering.vllm import client as client_module
+from steering.vllm import servers as servers_module
 from steering.vllm.client import VllmClient
 from steering.vllm.servers import Server, ServerLost, Servers
 from tests.forked import forked
@@ -97,7 +98,9 @@ def test_the_first_token_is_seen_before_the_last_is_there(serve: Serve, connect:
     assert completion.result().completion_tokens == 20
 
 
-def test_a_cancelled_answer_is_ended_on_the_server(serve: Serve, connect: Connect) -> None:
+def test_a_cancelled_answer_is_ended_on_the_server(
+    serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
     fake = serve(answer=scripted(10_000), pause=0.01)
     client = connect(fake)
     completion = client.submit(Request(chat(), Sampling(max_tokens=500, ignore_eos=True)))
@@ -107,6 +110,8 @@ def test_a_cancelled_answer_is_ended_on_the_server(serve: Serve, connect: Connec
     assert 0 < completion.generated(0) < 200
     wait_for(lambda: client.stats()["running"] == 0)
     assert client.stats()["cancelled"] == 1
+    assert "is gone" not in caplog.text
+    assert client.healthy
     assert sum(server.running for server in client.servers) == 0
 
 
@@ -307,6 +312,13 @@ def test_a_server_is_vetted_before_it_is_used_and_left_alone_where_it_is_refused
     assert server.look()
     assert not server.look()
     assert (len(vetted), server.well) == (2, True)
+    server.lose(ServerLost("busy"))
+    assert server.look()
+    assert len(vetted) == 2
+    monkeypatch.setattr(servers_module, "RESTART", 0.0)
+    server.lose(ServerLost("it ended"))
+    assert server.look()
+    assert len(vetted) == 3
 
 
 def test_an_answer_that_a_server_fails_by_its_own_word_runs_on_another(serve: Serve, connect: Connect) -> None:
