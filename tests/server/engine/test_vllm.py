@@ -194,12 +194,14 @@ def texts_of(value: Any) -> list[str]:
 
 
 def test_a_deadline_ends_the_answer_on_the_server(
-    there: FlaskClient, over_vllm: Flask, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+    over_vllm: Flask, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = over_vllm.extensions["helmsight"]
-    monkeypatch.setattr(app, "settings", app.settings.model_copy(update={"request_timeout": 1.0}))
+    hurried = create_app(
+        app.settings.model_copy(update={"request_timeout": 1.0, "journal": "off"}), runtime=app.runtime
+    )
     monkeypatch.setattr(fake, "pause", 0.4)
-    response = ask(there, "Hi!", max_tokens=50, ignore_eos=True, stream=True)
+    response = ask(hurried.test_client(), "Hi!", max_tokens=50, ignore_eos=True, stream=True)
     assert "request_timeout" in response.text
     assert fake.aborted.acquire(timeout=20)
 
@@ -365,7 +367,7 @@ def test_one_command_serves_over_a_vllm_that_is_started_again_and_ends_with_it(
     tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launched_module, "PAUSE", 0.05)
-    monkeypatch.setenv("HELMSIGHT_API_KEY", "mine")
+    monkeypatch.setenv("HELMSIGHT_API_KEYS", "mine")
     model, environment = small(tmp_path / "model"), write_environment(tmp_path / "env", ROOT)
     settings = Settings(engine="vllm", vllm_env=str(environment), model=str(model), slots=2)
     engine_checks.check(settings)
@@ -377,7 +379,7 @@ def test_one_command_serves_over_a_vllm_that_is_started_again_and_ends_with_it(
         key, url = note["environment"]["VLLM_API_KEY"], next(iter(engine._client.servers)).url
         assert len(key) > 30
         assert key not in " ".join([*note["arguments"], *sys.argv])
-        assert "HELMSIGHT_API_KEY" not in note["environment"]
+        assert "HELMSIGHT_API_KEYS" not in note["environment"]
         assert note["environment"]["HELMSIGHT_VECTORS"] == str(model / "vectors")
         with pytest.raises(HTTPError, match="401"):
             urlopen(f"{url}/v1/helmsight/facts")
