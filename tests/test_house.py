@@ -19,7 +19,7 @@ FLOORS = {
     "steering": (
         "accel.triton", "decoder", "vision", "model", "prompt", "grammar", "tools", "protocol", "vectors", "recorders",
         "readouts", "interventions", "accel", "runner", "accel.cpu", "messages", "core", "front", "auto", "notebook",
-        "child", "bench",
+        "child", "vllm", "bench",
     ),
     "server": (
         "startup", "images", "wire", "engine", "engine_process", "vectors", "requests", "dialects", "journal", "telemetry", "http",
