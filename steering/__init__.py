@@ -48,6 +48,7 @@ from steering.protocol.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, 
 from steering.readouts import registry as _readouts  # noqa: F401
 from steering.readouts.drift import drift
 from steering.recorders import registry as _recorders  # noqa: F401
+from steering.runner.sampler import answer_seed
 from steering.timing import Timing
 from steering.tools.calls import CallPiece, ToolCall
 from steering.tools.tools import Tools
@@ -115,6 +116,7 @@ __all__ = [
     "Vcd",
     "VectorError",
     "VectorStore",
+    "answer_seed",
     "check_auto",
     "check_steer",
     "conditioned",

@@ -3,7 +3,7 @@
 //
 // Parameters of the fragment, all optional: question, context, system, pictures (names of the model's sample pictures, * for
 // one that a link does not hold), strength (signed, + is toward the image), auto, vector, max_tokens, temperature, seed,
-// baseline (0: none), readouts (names), asked (JSON: a request's other interventions), turns (JSON).
+// baseline (0: none), readouts (names), asked (JSON: a request's other interventions), guard (JSON), turns (JSON).
 
 import { EMPTY } from "./form.js";
 import { createStore, del, delMany, entries, get, keys, set } from "./vendor/keyval.js";
@@ -118,6 +118,7 @@ const PARAMETERS = [
   ["baseline", "baseline", Number, (value) => value !== "0"],
   ["readouts", "include", String, (value) => value.split(",").filter(Boolean)],
   ["asked", "interventions", ...json],
+  ["guard", "guard", ...json],
   [
     "turns",
     "turns",

@@ -4,6 +4,7 @@ import { ServerError, getJson, storedKey } from "./api.js";
 import { byId, copyButton, h } from "./dom.js";
 import { EMPTY, readForm, showError, writeAsked, writeForm } from "./form.js";
 import { Compare } from "./compare.js";
+import { GuardForm } from "./guard.js";
 import { DEFAULT_VECTOR, Helm, sideOf } from "./helm.js";
 import { showHistory } from "./history.js";
 import { Interventions } from "./interventions.js";
@@ -26,10 +27,11 @@ const results = new Results(goOn);
 const helm = new Helm(update);
 const turns = new Turns(update);
 const compare = new Compare(update);
+const guard = new GuardForm(update);
 const tray = new Tray(byId("tray"), { changed: update, refused: problem });
 
 const current = () =>
-  readForm({ model: state.model, pictures: tray.pictures, turns: turns.all, interventions: state.interventions });
+  readForm({ model: state.model, pictures: tray.pictures, turns: turns.all, interventions: state.interventions, guard });
 
 // ---------------------------------------------------------------------------------------------- the server
 
@@ -42,7 +44,7 @@ async function connect() {
     offer(data[0], vectors);
     await showSamples(pick);
     if (first) await begin();
-    else writeAsked(form, { helm, ...state });
+    else writeAsked(form, { helm, guard, ...state });
     tellModel(state.model);
     update();
   } catch (error) {
@@ -59,6 +61,7 @@ function offer(model, vectors) {
   const able = model.interventions.some(({ name }) => name === "steering");
   helm.offer(model, vectors, able);
   compare.offer(helm, state.interventions);
+  guard.offer(model, state.interventions, able);
   byId("include").replaceChildren(
     ...model.readouts.map((name) =>
       h(
@@ -105,7 +108,7 @@ async function fill(form) {
   const pictures = await found(form.pictures);
   showError(null);
   writeForm(form);
-  writeAsked(form, { helm, ...state });
+  writeAsked(form, { helm, guard, ...state });
   turns.show(before);
   tray.show(pictures);
   if (missing)

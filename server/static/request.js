@@ -37,6 +37,7 @@ export function extras(form) {
   }
   Object.assign(fields, form.interventions);
   if (form.baseline && Object.keys(fields).length) fields.baseline = true;
+  if (form.guard) fields.guard = form.guard;
   if (form.include.length) fields.diagnostics = { include: form.include };
   return fields;
 }

@@ -142,12 +142,13 @@ export class Results {
 
   /** What there is to save. */
   asJson() {
-    return this.results.map(({ title, text, finish_reason, applied, diagnostics }) => ({
+    return this.results.map(({ title, text, finish_reason, applied, diagnostics, guard }) => ({
       title,
       text,
       finish_reason,
       applied,
       diagnostics,
+      ...(guard ? { guard } : {}),
     }));
   }
 }

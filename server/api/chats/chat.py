@@ -125,7 +125,8 @@ def begun(
     completion, entry, resolved = submit(app, serving, chat, answer.id, skipping, storing, more)
     if guard is not None and retried is not None:
         hold = chat.guard_stream != "first" or not chat.stream
-        completion = GuardedCompletion(completion, retried, guard, serving, caller().group, hold, n)
+        seed = resolved.sampling.seed
+        completion = GuardedCompletion(completion, seed, retried, guard, serving, caller().group, hold, n)
     notes = {**skipping.notes, **cut(chat, completion)}
     answer = replace(answer, notes=notes, ignored=[*skipping.ignored, *unread])
     writer = dialect.writer(
