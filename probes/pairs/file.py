@@ -12,15 +12,16 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from probes.answering.base import Chat
 from steering.pictures import opened
 
+T = TypeVar("T")
 Rule = Literal["holds", "begins"]
 """The rule by which an answer belongs to a side: it holds, or begins with, the side's text."""
 
@@ -86,22 +87,30 @@ class PromptPair:
 
 def load(path: Path) -> list[PromptPair]:
     """Return the pairs of a file, skipping empty lines; raise ValueError that names the line of the first invalid one."""
-    pairs = []
+    return read_lines(path, _pair, "pairs", SHOWN)
+
+
+def read_lines(path: Path, read: Callable[[int, object, Path], T], items: str, shown: str) -> list[T]:
+    """Return what `read` makes of each line's number, its JSON and the file's folder.
+
+    Empty lines are skipped. Raises ValueError that names the first invalid line; `items` and `shown` say what a file holds.
+    """
+    made = []
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 try:
-                    pairs.append(_pair(number, json.loads(line), path.parent))
+                    made.append(read(number, json.loads(line), path.parent))
                 except UnicodeDecodeError:
                     raise ValueError(f"{path}, line {number}: it is not UTF-8 text") from None
                 except json.JSONDecodeError as error:
-                    why = f"it is not JSON ({error.msg} at column {error.colno}); write {SHOWN}, a line each"
+                    why = f"it is not JSON ({error.msg} at column {error.colno}); write {shown}, a line each"
                     raise ValueError(f"{path}, line {number}: {why}") from None
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"{path}, line {number}: {error}") from None
-    if not pairs:
-        raise ValueError(f"{path} holds no pairs: write {SHOWN}, a line each")
-    return pairs
+    if not made:
+        raise ValueError(f"{path} holds no {items}: write {shown}, a line each")
+    return made
 
 
 def different(pairs: Iterable[PromptPair]) -> list[PromptPair]:
@@ -116,7 +125,7 @@ def _pair(number: int, row: object, folder: Path) -> PromptPair:
         raise ValueError(f"{missing[0]!r} is missing: {SHOWN}")
     if unknown := sorted(row.keys() - KEYS):
         raise ValueError(f"{unknown[0]!r} is unknown; there are {', '.join(sorted(KEYS))}")
-    toward, away = (_prompt(row[key], key, folder) for key in ("toward", "away"))
+    toward, away = (prompt_of(row[key], key, folder) for key in ("toward", "away"))
     if toward.digest == away.digest:
         raise ValueError("both sides are the same")
     return PromptPair(number, toward, away, _test(row, folder))
@@ -135,10 +144,11 @@ def _test(row: Mapping[str, Any], folder: Path) -> Check | None:
             raise ValueError('\'expect\' must be {"toward": text, "away": text}')
     if toward.casefold() == away.casefold():
         raise ValueError("'expect' is the same for both sides")
-    return Check(_prompt(row["question"], "question", folder), toward, away)
+    return Check(prompt_of(row["question"], "question", folder), toward, away)
 
 
-def _prompt(given: object, place: str, folder: Path) -> PairedPrompt:
+def prompt_of(given: object, place: str, folder: Path) -> PairedPrompt:
+    """Return the prompt of a line's JSON, a list of messages or a text; raises ValueError that names the place."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:

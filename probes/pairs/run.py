@@ -26,7 +26,7 @@ MAX_SIDE = 40
 class PairsOptions:
     """The options of a build.
 
-    sides: the names of the sides that plus and minus lead to. score: the rule for an answer's side; None without
+    pairs: the file of pairs, or of a condition's examples. sides: the names of the sides that plus and minus lead to. score: the rule for an answer's side; None without
     calibration. calibrated: the most pairs with a question that are held back for it. folder: for the report, and for what
     an interrupted run continues from. Raises ValueError for names that a vector cannot have, FileExistsError for a file that
     must not be overwritten.

@@ -80,17 +80,25 @@ def asked(
 def _term(form: GateForm, place: str, store: VectorStore) -> GateTerm:
     """Return a condition; what it leaves open comes from the calibration of its vector as a condition."""
     vector = lookup(form.vector, f"{place}.vector", store)
-    known = vector.info.get("gate", {})
-    layer = form.layer if form.layer is not None else known.get("layer", vector.layers[0])
+    known = {"layer": vector.layers[0], "measure": "cosine", **vector.info.get("gate", {})}
+    layer = known["layer"] if form.layer is None else form.layer
+    measure = form.measure or known["measure"]
     bound = form.below if form.below is not None else form.above
     if bound is None:
-        if "threshold" not in known or known.get("measure", "cosine") != form.measure:
+        if "threshold" not in known:
             raise Inapplicable(
-                f"'{place}.above' is required: {vector.name!r} was not calibrated as a condition.",
+                f"'{place}.above' is required: {vector.name!r} was not calibrated as a condition. `helmsight vectors build "
+                "--gate` builds one that is.",
+                param=f"{place}.above",
+            )
+        if (layer, measure) != (known["layer"], known["measure"]):
+            raise Inapplicable(
+                f"'{place}.above' is required: {vector.name!r} was calibrated as a condition at layer {known['layer']} by "
+                f"{known['measure']}.",
                 param=f"{place}.above",
             )
         bound = known["threshold"]
-    return GateTerm(vector, layer, bound, form.measure, form.below is not None)
+    return GateTerm(vector, layer, bound, measure, form.below is not None)
 
 
 def ungated(

@@ -33,7 +33,8 @@ export function extras(form) {
   if (form.strength !== 0) {
     const vector = form.vector === "modality-preference" ? {} : { vector: form.vector };
     const toward = form.auto ? "auto" : form.strength > 0 ? "vision" : "text";
-    fields.steering = { ...vector, toward, strength: Math.abs(form.strength) };
+    const when = form.when ? { when: { vector: form.when } } : {};
+    fields.steering = { ...vector, toward, strength: Math.abs(form.strength), ...when };
   }
   Object.assign(fields, form.interventions);
   if (form.baseline && Object.keys(fields).length) fields.baseline = true;

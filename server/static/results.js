@@ -65,7 +65,8 @@ export class Results {
       });
       const [steered] = result.applied?.steering ?? [];
       const auto = steered?.auto && (steered.toward ? `auto: ${steered.toward} ${short(steered.strength)}` : "auto: not steered");
-      const chips = auto ? [auto, ...variant.chips.slice(1)] : variant.chips;
+      const closed = steered?.gate && !steered.gate.open ? ["condition not met: not steered"] : null;
+      const chips = auto || closed ? [...(closed ?? [auto]), ...variant.chips.slice(1)] : variant.chips;
       return { ...variant, chips, why: steered?.auto?.abstained ?? null, ...result };
     } catch (error) {
       // Of several answers one may break off; of a single one the form says why.

@@ -79,11 +79,14 @@ class GateForm(Strict):
     layer: Annotated[Integer, Field(ge=0)] | None = None
     """The layer of the state; by default that for which the vector was calibrated as a condition, or its first one."""
     above: Number | None = None
-    """The measure must be above this; by default the threshold that was calibrated."""
+    """The measure must be above this; by default the threshold that was calibrated, at its layer and measure."""
     below: Number | None = None
     """The measure must be below this."""
-    measure: Literal["cosine", "projection"] = "cosine"
-    """cosine: of the state and the vector. projection: the length of the state along the vector."""
+    measure: Literal["cosine", "projection"] | None = None
+    """cosine: of the state and the vector. projection: the length of the state along the vector.
+
+    By default that of the calibration as a condition, or cosine.
+    """
 
     @model_validator(mode="after")
     def _one_bound(self) -> Self:

@@ -95,7 +95,8 @@ class SteeringVector:
     def identity(self) -> str:
         """A hash of everything that an answer or its report takes from it: two vectors with the same one are the same."""
         meaning = [self.digest, self.fingerprint, self.kind, self.layers, self.positive, self.published]
-        return hashlib.sha256(json.dumps([*meaning, self.calibrated_range]).encode()).hexdigest()
+        gate = [self.info["gate"][key] for key in ("layer", "threshold")] if "gate" in self.info else []
+        return hashlib.sha256(json.dumps([*meaning, self.calibrated_range, *gate]).encode()).hexdigest()
 
     @property
     def calibrated_range(self) -> tuple[float, float] | None:
