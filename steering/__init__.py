@@ -35,6 +35,7 @@ from steering.interventions.refusal import RefusalPrompt
 from steering.interventions.see import See
 from steering.interventions.steer import TOWARD, Steer, Steering, check_steer, planned
 from steering.interventions.think import Think
+from steering.interventions.until import Until
 from steering.logprobs import TokenLogprob
 from steering.model.chat.template import RESERVED_VARIABLES
 from steering.model.loading import load, refuse_structure
@@ -113,6 +114,7 @@ __all__ = [
     "Tools",
     "Turn",
     "UnsupportedModel",
+    "Until",
     "Vcd",
     "VectorError",
     "VectorStore",

@@ -122,7 +122,13 @@ class Gated(Prelude):
             return Steering((off,))
         scales = [steer.scale if report["open"] else 0.0 for steer in self.steering.steers]
         steers = zip(self.steering.steers, scales, strict=True)
-        return Steering(tuple(replace(steer, scale=scale, gate=report) for steer, scale in steers))
+        untils = [steer.until if report["open"] else None for steer in self.steering.steers]
+        return Steering(
+            tuple(
+                replace(steer, scale=scale, gate=report, until=until)
+                for (steer, scale), until in zip(steers, untils, strict=True)
+            )
+        )
 
 
 def measured(request: Request) -> Request:

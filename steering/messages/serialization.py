@@ -304,7 +304,8 @@ def error_from_data(name: str, text: str, fields: Mapping[str, Any]) -> Exceptio
 def _modules(more: Sequence[type]) -> frozenset[str]:
     """Return the modules whose kinds may be sent."""
     interventions = [kind for pair in intervention.REGISTRY.values() for kind in pair if kind is not None]
-    return _modules_of((*more, *interventions, *recorder.REGISTRY.values()))
+    data = [kind for spec, _ in intervention.REGISTRY.values() for kind in spec.data]
+    return _modules_of((*more, *interventions, *data, *recorder.REGISTRY.values()))
 
 
 @lru_cache(maxsize=64)

@@ -106,7 +106,9 @@ def test_examples_become_a_condition_that_opens_and_closes_a_gate(
     engine = steering.Engine(model, slots=4, threads=1, self_check=False)
     read = load(tmp_path / "colours.jsonl")
     split, states = Split.of(read, 3), states_of(engine, read, quiet=True)
-    sides = [np.mean([states[i].numpy() for i in split.direction if read[i].holds is side], axis=0) for side in (True, False)]
+    sides = [
+        np.mean([states[i].numpy() for i in split.direction if read[i].holds is side], axis=0) for side in (True, False)
+    ]
     torch.testing.assert_close(made.direction, torch.from_numpy(sides[0] - sides[1]).float())
     # The reported examples, measured by the gate itself as a request measures them.
     term = steering.GateTerm(made, gate["layer"], gate["threshold"], gate["measure"])
@@ -133,9 +135,13 @@ def test_examples_become_a_condition_that_opens_and_closes_a_gate(
         return bool(report["gate"]["open"])
 
     fresh = ("cross", "hexagon", "ring", "square")
-    shares = [np.mean([opens(wording.format(shape)) for wording in side[:2] for shape in fresh]) for side in (WHEN, NOT)]
+    shares = [
+        np.mean([opens(wording.format(shape)) for wording in side[:2] for shape in fresh]) for side in (WHEN, NOT)
+    ]
     assert shares[0] > shares[1] + 0.5
-    refused = ask(client, "hm", steering={"when": {"vector": "colours", "layer": (gate["layer"] + 1) % made.direction.shape[0]}})
+    refused = ask(
+        client, "hm", steering={"when": {"vector": "colours", "layer": (gate["layer"] + 1) % made.direction.shape[0]}}
+    )
     assert refused.json["error"]["param"] == "steering.when.above"
     engine.stop()
 

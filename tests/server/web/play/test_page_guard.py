@@ -38,7 +38,7 @@ def test_a_guarded_answer_is_shown_with_all_tries_and_the_cost(playground: Calla
     assert "the first answer was kept" in report.inner_text(), "the new answer has a ratio of at most 1, too"
     answers = report.locator("li")
     assert answers.count() == 2
-    assert answers.nth(0).locator("q").inner_text().strip("“”\"") == plain
+    assert answers.nth(0).locator("q").inner_text().strip('“”"') == plain
     assert "attention ratio" in answers.nth(0).inner_text()
     assert "(met)" in answers.nth(0).inner_text()
     assert "kept" in answers.nth(0).inner_text()
@@ -73,7 +73,7 @@ def test_a_kept_retry_replaces_what_was_streamed(playground: Callable[..., Visit
     shown = send(page)
     report = page.locator("#answer .guarded")
     assert "the new answer was kept" in report.inner_text()
-    kept = report.locator("li.kept q").inner_text().strip("“”\"")
+    kept = report.locator("li.kept q").inner_text().strip('“”"')
     assert page.locator("#answer .text:visible").inner_text() == kept
     assert shown == kept
     visit.check()
