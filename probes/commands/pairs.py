@@ -78,7 +78,9 @@ def build(
     if (pairs is None) == (gate is None):
         raise ValueError("give --pairs for a vector, or --gate for a condition")
     if gate is not None and (score is not None or strengths):
-        raise ValueError("--score and --strengths calibrate a vector of --pairs; --gate chooses its threshold by itself")
+        raise ValueError(
+            "--score and --strengths calibrate a vector of --pairs; --gate chooses its threshold by itself"
+        )
     source = pairs or gate
     assert source is not None
     called = source.stem.lower() if name is None else name

@@ -98,7 +98,10 @@ def build(
         "data_sha256": hashlib.sha256("".join(told).encode()).hexdigest(),
         "std": "over examples of a side, mean over dimensions",
         "versions": versions(),
-        "gate": {**chosen, **worth(values[chosen["measure"]][split.report, chosen["layer"]], holds[split.report], chosen)},
+        "gate": {
+            **chosen,
+            **worth(values[chosen["measure"]][split.report, chosen["layer"]], holds[split.report], chosen),
+        },
     }
     return SteeringVector(
         name, difference.float(), (states.abs().mean((0, -1)) / size.clamp(min=1e-12)).float(), size.float(),
@@ -181,4 +184,6 @@ def doubtful(vector: SteeringVector) -> list[str]:
     if auroc is not None and auroc[0] >= GOOD and auroc[1] > 0.5:
         return []
     shown = "unknown" if auroc is None else "{:.2f} ({:.2f} to {:.2f})".format(*auroc)
-    return [f"The condition does not tell other examples apart: AUROC {shown}; at least {GOOD} is wanted, 0.5 is chance."]
+    return [
+        f"The condition does not tell other examples apart: AUROC {shown}; at least {GOOD} is wanted, 0.5 is chance."
+    ]

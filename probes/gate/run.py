@@ -33,9 +33,7 @@ def run(options: PairsOptions) -> None:
     if len(sides) < 2 or min(sum(example.holds is side for example in examples) for side in sides) < 4:
         raise ValueError(f'{options.pairs} must hold at least 4 different examples under "when" and 4 under "not"')
     engine = options.model.engine(options.quiet)
-    vector = build(
-        engine, examples, name=options.name, layers=options.layers, seed=options.seed, quiet=options.quiet
-    )
+    vector = build(engine, examples, name=options.name, layers=options.layers, seed=options.seed, quiet=options.quiet)
     doubts += doubtful(vector)
     vector = replace(vector, info=vector.info | {"doubts": doubts, "reliable": not doubts})
     page, data = report(vector, engine.mllm.name, f"{len(examples)} different examples of {options.pairs.name}")
@@ -47,11 +45,13 @@ def run(options: PairsOptions) -> None:
     options.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     vector.save(options.out)
     gate = vector.info["gate"]
-    print(f"{options.out}: {vector.name}, a condition; layer {gate['layer']}, {gate['measure']} above {gate['threshold']:.4g}")
+    print(
+        f"{options.out}: {vector.name}, a condition; layer {gate['layer']}, {gate['measure']} above {gate['threshold']:.4g}"
+    )
     if doubts:
         print("NOT RELIABLE: " + " ".join(doubts))
     if gate["auroc"] is not None:
         print(
             "on other examples: AUROC {:.3f} ({:.3f} to {:.3f})".format(*gate["auroc"])
-            + f", open for {gate['open_when'][0]:.0%} of \"when\" and {gate['open_not'][0]:.0%} of \"not\""
+            + f', open for {gate["open_when"][0]:.0%} of "when" and {gate["open_not"][0]:.0%} of "not"'
         )

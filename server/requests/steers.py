@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -114,7 +116,11 @@ def ungated(
         _check_strengths((auto.stated("vision"),), ("steering.strength",), serving, settings.max_strength)
         return auto
     if wire.vectors is None:
-        steer = _short(wire, serving.store).stated(wire.toward)
+        steer = _short(wire, serving.store).stated(wire.toward, until=wire.following)
+        if steer.until is not None:  # the greatest strength that it may reach counts
+            most = replace(steer, scale=math.copysign(steer.span[1], steer.unit_scale), until=None)
+            param = "steering.strength" if steer.until.range is None else "steering.control.range"
+            _check_strengths((most,), (param,), serving, settings.max_strength)
         _check_strengths((steer,), ("steering.strength",), serving, settings.max_strength)
         if lenient and images == 0 and steer.vector.positive is not None:
             raise Inapplicable(

@@ -20,10 +20,12 @@ import { saveJson } from "./save.js";
 import { follow, tellModel, tellProblem } from "./status.js";
 import { Turns } from "./turns.js";
 
+const PULL = 3; // the bias of a box that is drawn: times 20 before the softmax is normalised
+
 const state = { model: null, interventions: null, running: null, usual: [], shown: null, ready: false };
 const problem = (message, param = null) =>
   showError(message === null ? null : new ServerError(0, { message, param }), state.interventions);
-const results = new Results(goOn);
+const results = new Results(goOn, lookThere);
 const helm = new Helm(update);
 const turns = new Turns(update);
 const compare = new Compare(update);
@@ -60,6 +62,7 @@ function offer(model, vectors) {
   state.interventions = new Interventions(byId("interventions"), model.interventions, ["steering"]);
   const able = model.interventions.some(({ name }) => name === "steering");
   helm.offer(model, vectors, able);
+  results.look.drawable = model.interventions.some(({ name }) => name === "look_at");
   compare.offer(helm, state.interventions);
   guard.offer(model, state.interventions, able);
   byId("include").replaceChildren(
@@ -140,6 +143,16 @@ function goOn(form, answer) {
   for (const id of ["context", "question"]) byId(id).value = "";
   tray.show([]);
   byId("question").focus();
+}
+
+/** Ask once more with attention drawn to a box in an image, or with null no more. */
+function lookThere(image, box) {
+  if (state.running) return;
+  const { look_at: before, ...others } = state.interventions.fields();
+  const bias = before?.bias ?? PULL;
+  state.interventions.set(box ? { ...others, look_at: { ...(before || {}), image, box, bias } } : others);
+  update();
+  sendOne();
 }
 
 let timer = null;

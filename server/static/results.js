@@ -10,10 +10,10 @@ import { picturesOf } from "./request.js";
 const AT_ONCE = 5; // of the six connections that a browser has for one server
 
 export class Results {
-  /** `goOn(form, answer)` is called when a person asks on from an answer. */
-  constructor(goOn) {
+  /** `goOn(form, answer)` is called when a person asks on from an answer, `boxed(image, box)` when a box was drawn. */
+  constructor(goOn, boxed) {
     Object.assign(this, { goOn, cards: [], results: [] });
-    this.look = new Look((index) => this.#card()?.point(index));
+    this.look = new Look((index) => this.#card()?.point(index), boxed);
     byId("whose").addEventListener("change", () => this.#choose());
   }
 
@@ -92,7 +92,7 @@ export class Results {
   }
 
   #finish(results, form) {
-    Object.assign(this, { results, pictures: picturesOf(form) });
+    Object.assign(this, { results, pictures: picturesOf(form), form });
     // The plain model's answer is what others are compared with; where none was asked for, the first one is.
     this.reference = results.find(({ plain }) => plain) ?? results[0];
     const chosen = results.find(({ diagnostics }) => diagnostics) ?? results[0];
@@ -137,7 +137,7 @@ export class Results {
     const chosen = this.#chosen();
     const other = chosen === this.reference || !this.reference.plain ? null : this.reference.diagnostics;
     for (const card of this.cards) card.point(null);
-    this.look.show(this.pictures, chosen);
+    this.look.show(this.pictures, chosen, lookOf(this.form));
     byId("readouts").replaceChildren(...readoutCards(chosen.diagnostics, other, chosen.applied));
   }
 
@@ -153,6 +153,9 @@ export class Results {
     }));
   }
 }
+
+/** What the form asks to look at, as an object; null for nothing. */
+const lookOf = ({ interventions }) => (interventions?.look_at === true ? {} : interventions?.look_at || null);
 
 const asBase = ({ message, finish_reason, diagnostics = null }) => ({
   key: "base",

@@ -9,7 +9,9 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.wire.fields import Flag, Integer, Layers, Number, Strict
+from steering import Until
 from steering.protocol.intervention_spec import TokenWord, vector_names
+from steering.protocol.recorder import gauges
 from steering.vectors.option import Vector
 
 
@@ -95,6 +97,31 @@ class GateForm(Strict):
         return self
 
 
+def _gauged(schema: dict[str, Any]) -> None:
+    known = gauges()
+    schema["properties"] = {
+        name: {"type": "number", "minimum": gauge.low, "maximum": gauge.high, "description": gauge.about}
+        for name, gauge in known.items()
+    }
+    schema |= {"additionalProperties": False, "minProperties": 1, "maxProperties": 1}
+
+
+Target = Annotated[dict[str, Number], Field(min_length=1, max_length=1, json_schema_extra=_gauged)]
+
+
+class ControlForm(Strict):
+    """The controller of a strength that follows a number."""
+
+    gain: Number = Field(1.0, json_schema_extra={"minimum": 0, "maximum": 100})
+    """The share of the range by which the strength moves at each token for a number that lies 1 off its target."""
+    smoothing: Number = Field(0.25, json_schema_extra={"minimum": 0.01, "maximum": 1})
+    """The weight of the latest token in the running mean that is compared with the target; 1 is that token alone."""
+    band: Number = Field(0.02, json_schema_extra={"minimum": 0, "maximum": 1})
+    """The distance from the target within which the strength stays."""
+    range: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
+    """The least and the greatest strength; by default 0 and the greatest calibrated one of the vector."""
+
+
 Gates = Annotated[list[GateForm], Field(min_length=1, max_length=16)]
 
 
@@ -138,6 +165,21 @@ class SteeringForm(Strict):
     ) = None
     """Steer only if this holds for the prompt, which is read once more to find out."""
 
+    until: Target | None = None
+    """Let the strength of the answer follow a number, from token to token, until that reaches this target."""
+    control: ControlForm | None = None
+    """Only with `until`."""
+
+    @property
+    def following(self) -> Until | None:
+        """The number that the strength follows; raises RequestError for values that are not allowed."""
+        if self.until is None:
+            return None
+        ((number, target),) = self.until.items()
+        control = self.control or ControlForm()
+        span = None if control.range is None else (control.range[0], control.range[1])
+        return Until(number, target, control.gain, control.smoothing, control.band, span)
+
     @property
     def gates(self) -> list[GateForm]:
         """All conditions."""
@@ -164,4 +206,8 @@ class SteeringForm(Strict):
             raise PydanticCustomError(
                 "auto", "'auto' goes with 'toward': 'auto', not with '{way}'", {"way": self.toward}
             )
+        if self.until is not None and self.toward == "auto":
+            raise PydanticCustomError("until", "'until' goes with 'toward': vision or text, not with 'auto'")
+        if self.control is not None and self.until is None:
+            raise PydanticCustomError("control", "'control' goes with 'until'")
         return self

@@ -127,10 +127,15 @@ class Steer(Part):
         size = abs(self.scale)
         return (size, size) if self.until is None else self.until.span(self.vector.calibrated_range)
 
+    @property
+    def unit_scale(self) -> float:
+        """The signed coefficient of strength 1 toward its modality."""
+        return 1.0 if self.toward in (None, self.vector.positive) else -1.0
+
     @cached_property
     def unit(self) -> torch.Tensor:
         """The tensor added at strength 1 toward its modality, (layers, d) float32."""
-        return self.vector.delta(1.0 if self.toward in (None, self.vector.positive) else -1.0, self.layers)
+        return self.vector.delta(self.unit_scale, self.layers)
 
     @property
     def way(self) -> str | None:

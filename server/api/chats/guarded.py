@@ -108,7 +108,9 @@ class GuardedCompletion:
 
     def generated(self, index: int) -> int:
         """Return how many tokens all tries of a choice have so far."""
-        return self._first.generated(index) + sum(len(choice.token_ids) for choice, *_ in self._tries[index].answers[1:])
+        return self._first.generated(index) + sum(
+            len(choice.token_ids) for choice, *_ in self._tries[index].answers[1:]
+        )
 
     def text_of(self, index: int) -> str:
         """Return the text of the first try of a choice so far."""

@@ -148,6 +148,8 @@ class AppliedSteer(SteerSettings):
     """The measurements that decided the direction."""
     gate: Object | None = None
     """The measurements of the conditions, and whether they hold."""
+    until: Object | None = None
+    """The course of a strength that followed a number."""
 
 
 def _reports(schema: dict[str, Any]) -> None:
