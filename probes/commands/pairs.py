@@ -27,7 +27,7 @@ def build(
     context: typer.Context,
     pairs: Annotated[Path | None, Option(
         metavar="FILE", help='JSON Lines with an object per line: the messages "toward" one side and those "away" from '
-        'it; images are files, relative to this one, or data: URLs',
+        'it, or {"states": file} in their place; images are files, relative to this one, or data: URLs',
     )] = None,
     gate: Annotated[Path | None, Option(
         metavar="FILE", help='build a condition for "steering": {"when": ...} instead, from JSON Lines with an object per '

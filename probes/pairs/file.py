@@ -1,7 +1,8 @@
 """Pairs of prompts from a JSONL file, with one object per line.
 
-An object holds the messages of a prompt "toward" a side and of one "away" from it. To score answers it also has a
-"question", and in "expect" the text of either side's answer. Any error in a file is reported with its line number before a
+An object holds the messages of a prompt "toward" a side and of one "away" from it, or instead of a prompt the file of hidden
+states that the readout `states` returned for it. To score answers it also has a "question", and in "expect" the text of
+either side's answer. Any error in a file is reported with its line number before a
 model is loaded.
 """
 
@@ -12,11 +13,15 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as load_tensors
 
 from probes.answering.base import Chat
 from steering.pictures import opened
@@ -56,6 +61,39 @@ class PairedPrompt:
 
 
 @dataclass(frozen=True)
+class KeptStates:
+    """The hidden states of a prompt, in a safetensors file with a tensor "states", (layers, d) or (layers, positions, d)."""
+
+    file: Path
+    digest: str
+
+    pictures: ClassVar[Sequence[str]] = ()
+
+    def read(self) -> torch.Tensor:
+        """Return the states (layers, d) in float32, the mean over positions."""
+        states = load_tensors(self.file.read_bytes())["states"].float()
+        return states if states.ndim == 2 else states.mean(1)
+
+    @classmethod
+    def of(cls, source: str, place: str, folder: Path) -> KeptStates:
+        """Return the states of a file; raise ValueError, naming the place, where it holds none of every layer."""
+        file = folder / Path(source).expanduser()
+        if not file.is_file():
+            raise ValueError(f"'{place}.states': there is no file {file}")
+        try:
+            with safe_open(file, "pt") as opened:
+                shape = opened.get_slice("states").get_shape()
+                layers = json.loads((opened.metadata() or {}).get("layers", "null"))
+        except (SafetensorError, ValueError):
+            raise ValueError(f"'{place}.states': {file} is no safetensors file with a tensor 'states'") from None
+        if len(shape) not in (2, 3) or 0 in shape:
+            raise ValueError(f"'{place}.states': {file} has states of shape {shape}, not (layers, positions, d)")
+        if layers is not None and layers != list(range(shape[0])):
+            raise ValueError(f"'{place}.states': {file} has layers {layers}; states of all layers are needed, in order")
+        return cls(file, hashlib.sha256(file.read_bytes()).hexdigest())
+
+
+@dataclass(frozen=True)
 class Check:
     """A question, and the text of either side's answer."""
 
@@ -76,8 +114,8 @@ class PromptPair:
     """Two prompts that ask for opposite sides; `line` is their line in the file."""
 
     line: int
-    toward: PairedPrompt
-    away: PairedPrompt
+    toward: PairedPrompt | KeptStates
+    away: PairedPrompt | KeptStates
     test: Check | None = None
 
     @property
@@ -125,10 +163,17 @@ def _pair(number: int, row: object, folder: Path) -> PromptPair:
         raise ValueError(f"{missing[0]!r} is missing: {SHOWN}")
     if unknown := sorted(row.keys() - KEYS):
         raise ValueError(f"{unknown[0]!r} is unknown; there are {', '.join(sorted(KEYS))}")
-    toward, away = (prompt_of(row[key], key, folder) for key in ("toward", "away"))
+    toward, away = (_side(row[key], key, folder) for key in ("toward", "away"))
     if toward.digest == away.digest:
         raise ValueError("both sides are the same")
     return PromptPair(number, toward, away, _test(row, folder))
+
+
+def _side(given: object, place: str, folder: Path) -> PairedPrompt | KeptStates:
+    match given:
+        case {"states": str(source), **rest} if not rest:
+            return KeptStates.of(source, place, folder)
+    return prompt_of(given, place, folder)
 
 
 def _test(row: Mapping[str, Any], folder: Path) -> Check | None:
