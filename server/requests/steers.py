@@ -14,7 +14,7 @@ from server.engine.runtime import Serving
 from server.errors import BadRequest
 from server.settings import Settings
 from server.vectors.names import lookup
-from server.wire.steering import AutoForm, GateForm, NamedVector, SteeringForm
+from server.wire.steering import AutoForm, GateForm, GatesForm, NamedVector, SteeringForm
 from steering import (
     Auto,
     Criterion,
@@ -70,13 +70,18 @@ def asked(
     steering = ungated(wire, serving, settings, images, lenient)
     if wire.when is None or not isinstance(steering, Steering | Auto):
         return steering
-    several = None if isinstance(wire.when, GateForm) else "any" if wire.when.all is None else "all"
-    terms = []
-    for number, form in enumerate(wire.gates):
-        place = "steering.when" if several is None else f"steering.when.{several}[{number}]"
+    term = _condition(wire.when, "steering.when", serving.store)
+    return Gated(steering, term if isinstance(term, Gate) else Gate((term,)))
+
+
+def _condition(form: GateForm | GatesForm, place: str, store: VectorStore) -> GateTerm | Gate:
+    """Return a condition, or a group of them, which stands at a place of the request."""
+    if isinstance(form, GateForm):
         with named(place, "steering.when"):
-            terms.append(_term(form, place, serving.store))
-    return Gated(steering, Gate(tuple(terms), several != "any"))
+            return _term(form, place, store)
+    word = "any" if form.all is None else "all"
+    terms = [_condition(inner, f"{place}.{word}[{number}]", store) for number, inner in enumerate(form.terms)]
+    return Gate(tuple(terms), word == "all")
 
 
 def _term(form: GateForm, place: str, store: VectorStore) -> GateTerm:
