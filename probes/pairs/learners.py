@@ -27,9 +27,9 @@ FORMULAS: dict[Learner, str] = {
     "pca": "v = first principal component of the states of both sides, centred, turned toward {plus}",
     "lat": "v = first principal component of the pairs' differences, each in a random order, centred, turned so that most "
     "pairs project farther for {plus} (LAT: Zou et al. 2023, section 3.1, as their RepReading pipeline computes it)",
-    "iti": "v = sigma u, u = unit mean difference {plus} - {minus}, sigma = deviation of all states along u, so "
-    "that a strength is the paper's alpha; layers by the accuracy of linear probes (ITI: Li et al. 2023, section 3, here on the states "
-    "behind a layer instead of the outputs of heads)",
+    "iti": "v = sigma u, u = unit mean difference {plus} - {minus}, sigma = deviation of all states along u, so that "
+    "strength is the paper's alpha; layers by the accuracy of linear probes (ITI: Li et al. 2023, section 3, here on the "
+    "states behind a layer instead of the outputs of heads)",
     "probe": "v = weights of a logistic regression of {plus} against {minus} (Alain and Bengio 2016)",
 }
 

@@ -67,8 +67,8 @@ def _weights(page: Report, vector: SteeringVector) -> None:
     page.heading("Weight")
     if vector.info.get("learner", {}).get("name") == "iti":
         page.text(
-            "Strength 1.0 adds one sigma, the deviation of the states along the direction, so that a strength is "
-            f"the paper's alpha. At layer {vector.layers[0]} sigma is {float(vector.direction[vector.layers[0]].norm()):.4g}, and "
+            "Strength 1.0 adds one sigma, the deviation of the states along the direction, so that strength is the paper's "
+            f"alpha. At layer {vector.layers[0]} sigma is {float(vector.direction[vector.layers[0]].norm()):.4g}, and "
             f"strength 1.0 is {vector.info['published']:.4g} of the mean size of a state."
         )
         return
