@@ -68,7 +68,7 @@ def test_every_learner_by_another_computation() -> None:
         sigma = np.std([state @ unit for state in pooled[:, layer]], ddof=1)
         np.testing.assert_allclose(learn("iti", states)[layer], sigma * unit)
     np.testing.assert_allclose(np.abs(cosines(learn("pca", states), np.eye(20)[1])), 1, atol=0.05)
-    assert (cosines(learn("lat", states, 7), np.eye(20)[0]) > 0.8).all(), "what both sides share cancels"
+    assert (cosines(learn("lat", states, 7), np.eye(20)[0]) > 0.6).all(), "what both sides share cancels"
     assert (cosines(learn("probe", states), np.eye(20)[0]) > 0.6).all()
 
 
