@@ -20,6 +20,7 @@ from probes.harness.options import (
     log_warnings,
 )
 
+Learner = Literal["mean", "actadd", "pca", "lat", "iti", "probe"]  # as in `pairs.learners`, which loads slowly
 _calibration = partial(Option, rich_help_panel="The calibration")
 
 
@@ -32,6 +33,12 @@ def build(
     gate: Annotated[Path | None, Option(
         metavar="FILE", help='build a condition for "steering": {"when": ...} instead, from JSON Lines with an object per '
         'line: the messages of a prompt under "when", where it should hold, or under "not"',
+    )] = None,
+    learner: Annotated[Learner | None, Option(
+        help="method that makes a direction of the states: their mean difference (the default), that of a single pair "
+        "(actadd), a principal component of the states (pca) or of the differences (lat), the mean difference in "
+        "deviations at the layer with the best probe (iti), or the weights of a logistic probe. A condition of --gate has "
+        "mean or probe",
     )] = None,
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -68,8 +75,8 @@ def build(
 ) -> None:  # fmt: skip
     """Build a steering vector of any contrast from pairs of prompts, or a condition of steering, and save it with a report.
 
-    Give --pairs or --gate. Without --score strength 1.0 is the published weight, which may be too much. Run again after an interruption, it
-    continues where it stopped.
+    Give --pairs or --gate. Without --score strength 1.0 is the published weight, which may be too much. Run again after an
+    interruption, a mean difference continues where it stopped.
     """
     log_warnings()
     defaults: Defaults = context.obj
@@ -81,6 +88,8 @@ def build(
         raise ValueError(
             "--score and --strengths calibrate a vector of --pairs; --gate chooses its threshold by itself"
         )
+    if gate is not None and learner not in (None, "mean", "probe"):
+        raise ValueError(f"--learner {learner} needs pairs; a condition of --gate has mean or probe")
     source = pairs or gate
     assert source is not None
     called = source.stem.lower() if name is None else name
@@ -96,6 +105,7 @@ def build(
                 pairs=source,
                 name=called,
                 sides=sides,
+                learner=learner or "mean",
                 layers=None if layers is None else tuple(layers),
                 score=score,
                 calibrated=calibration_samples,

@@ -21,9 +21,10 @@ from probes.answering.progress import Tracker
 from probes.answering.versions import versions
 from probes.gate.file import Example
 from probes.harness.bootstrap import area, area_with_interval, wilson
+from probes.pairs.learners import Learner
+from probes.pairs.logistic import fit
 from probes.vector.build import reading, state_of
 from steering import Engine, SteeringVector
-from steering.auto.gate import MEASURES
 
 KIND = "condition"
 """The kind of these vectors, which are no modality preference."""
@@ -72,12 +73,14 @@ def build(
     *,
     name: str,
     layers: Sequence[int] | None = None,
+    learner: Learner = "mean",
     seed: int = 0,
     quiet: bool = False,
 ) -> SteeringVector:
     """Return the condition vector of these examples; `info["gate"]` has its layer, measure and threshold, and its worth.
 
-    layers: those to choose from, all by default. Raises ValueError for layers that the model does not have.
+    layers: those to choose from, all by default. learner: mean, or probe for a logistic probe of each layer. Raises
+    ValueError for layers that the model does not have.
     """
     count = engine.mllm.num_layers
     if layers is not None and (not layers or any(not 0 <= layer < count for layer in layers)):
@@ -85,8 +88,14 @@ def build(
     states, split = states_of(engine, examples, quiet), Split.of(examples, seed)
     holds = np.array([example.holds for example in examples])
     inside, outside = (states[[i for i in split.direction if holds[i] == side]] for side in (True, False))
-    difference = inside.mean(0) - outside.mean(0)
-    values = measures(states, difference)
+    bias: list[float] | None = None
+    if learner == "probe":
+        difference, bias = probes(states[split.direction], holds[split.direction])
+        logits = (states * difference).sum(-1) + torch.tensor(bias, dtype=torch.float64)
+        values = {"probe": logits.sigmoid().numpy()}
+    else:
+        difference = inside.mean(0) - outside.mean(0)
+        values = measures(states, difference)
     chosen = choose({name: value[split.choice] for name, value in values.items()}, holds[split.choice], layers)
     size = difference.abs().mean(-1)
     spread = (inside.std(0) ** 2 + outside.std(0) ** 2).div(2).sqrt().mean(-1)
@@ -100,6 +109,7 @@ def build(
         "versions": versions(),
         "gate": {
             **chosen,
+            **({} if bias is None else {"bias": bias}),
             **worth(values[chosen["measure"]][split.report, chosen["layer"]], holds[split.report], chosen),
         },
     }
@@ -114,18 +124,28 @@ def json_digest(example: Example) -> str:
     return f"{example.prompt.digest} {example.holds}\n"
 
 
+def probes(states: torch.Tensor, holds: np.ndarray) -> tuple[torch.Tensor, list[float]]:
+    """Return the weights (layers, d) and the biases of each layer's logistic probe of states (examples, layers, d).
+
+    They are rounded to float32, as the vector holds them.
+    """
+    fits = [fit(states[:, layer].numpy(), holds) for layer in range(states.shape[1])]
+    weights = torch.stack([torch.from_numpy(weights).float().double() for weights, _ in fits])
+    return weights, [bias for _, bias in fits]
+
+
 def measures(states: torch.Tensor, direction: torch.Tensor) -> dict[str, np.ndarray]:
-    """Return every measure of states (examples, layers, d) along a direction (layers, d): (examples, layers) each."""
+    """Return both measures of states (examples, layers, d) along a direction (layers, d): (examples, layers) each."""
     along = (states * direction).sum(-1) / direction.norm(dim=-1)
     by_name = {"cosine": along / states.norm(dim=-1), "projection": along}
-    return {name: by_name[name].nan_to_num().numpy() for name in MEASURES}
+    return {name: value.nan_to_num().numpy() for name, value in by_name.items()}
 
 
 def choose(values: dict[str, np.ndarray], holds: np.ndarray, layers: Sequence[int] | None) -> dict[str, Any]:
     """Return layer and measure with the greatest AUROC on these examples, and the threshold that tells them apart best.
 
-    Where several tell all of them apart, that with the greatest distance between the sides' means in deviations wins. values:
-    (examples, layers) by measure.
+    Where several tell all of them apart, that with the greatest distance between the sides' means in deviations wins.
+    values: (examples, layers) by measure.
     """
     count = next(iter(values.values())).shape[1]
     tried = [(measure, layer) for measure in values for layer in (layers or range(count))]

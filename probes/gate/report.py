@@ -9,11 +9,13 @@ from probes.reporting.report import Report
 from probes.reporting.tables import Measured
 from steering import SteeringVector
 
+MEAN = 'v = the mean of "when" less the mean of "not"'
+PROBE = 'v = the weights of a logistic regression of "when" against "not", and the measure is its probability'
 READING = """\
-v = mean over the examples of "when" of the prompts' last states, less that of "not", made of half of the examples. A quarter
-chose layer, measure and threshold, and the last quarter is what the table reports. The condition holds where the measure of a
-prompt's state along v is above the threshold. AUROC: how often an example of "when" has a greater measure than one of "not";
-0.5 is chance. Intervals are of 95 %."""
+{formula}, of the prompts' last states, made of half of the examples. A quarter chose layer, measure and threshold, and the
+last quarter is what the table reports. The condition holds where the measure of a prompt's state along v is above the
+threshold. AUROC: how often an example of "when" has a greater measure than one of "not"; 0.5 is chance. Intervals are of
+95 %."""
 
 
 def report(vector: SteeringVector, model: str, data_from: str) -> tuple[Report, dict[str, Any]]:
@@ -21,7 +23,8 @@ def report(vector: SteeringVector, model: str, data_from: str) -> tuple[Report, 
     info, gate = vector.info, vector.info["gate"]
     page = Report(f"Condition {vector.name} of {model}")
     page.facts({"Data": data_from, "Model": model, "Versions": in_words(info["versions"])})
-    page.text(READING)
+    formula = PROBE if "bias" in gate else MEAN
+    page.text(READING.format(formula=formula))
     page.text("\n".join(f"- {doubt}" for doubt in info["doubts"]) or "The condition tells other examples apart.")
     page.table(
         ["layer", "measure", "threshold", "examples of the direction"],

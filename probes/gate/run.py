@@ -33,7 +33,10 @@ def run(options: PairsOptions) -> None:
     if len(sides) < 2 or min(sum(example.holds is side for example in examples) for side in sides) < 4:
         raise ValueError(f'{options.pairs} must hold at least 4 different examples under "when" and 4 under "not"')
     engine = options.model.engine(options.quiet)
-    vector = build(engine, examples, name=options.name, layers=options.layers, seed=options.seed, quiet=options.quiet)
+    vector = build(
+        engine, examples, name=options.name, layers=options.layers, learner=options.learner,
+        seed=options.seed, quiet=options.quiet,
+    )  # fmt: skip
     doubts += doubtful(vector)
     vector = replace(vector, info=vector.info | {"doubts": doubts, "reliable": not doubts})
     page, data = report(vector, engine.mllm.name, f"{len(examples)} different examples of {options.pairs.name}")

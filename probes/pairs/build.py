@@ -1,6 +1,7 @@
-"""A steering vector from pairs of prompts: for every layer the mean difference of the states at the last token.
+"""A steering vector from pairs of prompts, learned for every layer from the states at the last token.
 
-It is measured as in a probe (modality-preference paper, section 5.1), without the third, plain prompt.
+By default it is the mean difference, measured as in a probe (modality-preference paper, section 5.1) without the third,
+plain prompt; `learners` has the others.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from probes.answering.engine import with_picture
 from probes.answering.progress import Tracker
 from probes.pairs.file import KeptStates, PairedPrompt, PromptPair
+from probes.pairs.learners import Learner, PairStates, learned
 from probes.vector import verdict
 from probes.vector.build import made_of, reading, state_of
 from probes.vector.direction import Tally
@@ -36,12 +38,15 @@ def build(
     name: str,
     sides: tuple[str, str],
     layers: Sequence[int] | None = None,
+    learner: Learner = "mean",
+    seed: int = 0,
     state: Path | None = None,
     quiet: bool = False,
 ) -> SteeringVector:
     """Build the vector whose plus leads to the first of the sides, at the best ranked layer (of `layers`, if given).
 
-    Its weight is the published one, of the states of both sides. The measurement is saved in `state` while it runs. Raises
+    Its weight is the published one, of the states of both sides. The measurement of a mean difference is saved in `state`
+    while it runs; other learners need all states at once, which stay in memory. `seed` is that of their draws. Raises
     ValueError for layers that the model does not have, and for states of another model's shape.
     """
     count = engine.mllm.num_layers
@@ -51,6 +56,9 @@ def build(
         [engine.mllm.fingerprint, str(engine.mllm.quantization or engine.mllm.dtype), *(pair.digest for pair in pairs)]
     )
     key = hashlib.sha256(asked.encode()).hexdigest()
+    if learner != "mean":
+        state = None
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     tally = Tally() if state is None else Tally.resumed(state, key)
     with Tracker("Reading the pairs", {"": len(pairs)}, unit="pairs", quiet=quiet) as progress:
         progress.advance(by=tally.count, kept=True)
@@ -59,11 +67,17 @@ def build(
         for pair, toward, away in zip(rest, states, states, strict=True):
             both = (toward.double().abs() + away.double().abs()) / 2
             tally.add(toward, away, both, pair.digest.encode())
+            if learner != "mean":
+                kept.append((toward, away))
             progress.advance()
             if state is not None and (tally.count % _KEEP_EVERY == 0 or tally.count == len(pairs)):
                 tally.save(state, key)
     about = {"sides": list(sides), "recipe": {"position": -1, "size": "queries", "states": "instructed"}}
-    return made_of(engine, tally, name=name, layers=layers, size="queries", states="instructed", about=about, kind=KIND)
+    made = made_of(engine, tally, name=name, layers=layers, size="queries", states="instructed", about=about, kind=KIND)
+    if learner == "mean":
+        return made
+    states = PairStates(*(torch.stack(side).double().numpy() for side in zip(*kept, strict=True)))
+    return learned(made, learner, states, layers, seed)
 
 
 def too_few(pairs: Sequence[PromptPair], held_back: int = 0) -> list[str]:

@@ -26,8 +26,12 @@ class GuardPlan:
     retries: int
 
     @classmethod
-    def of(cls, guard: Guard, supported: frozenset[str]) -> GuardPlan:
-        """Return the plan of a guard; raises BadRequest for a number that no readout has, or that the engine lacks."""
+    def of(cls, guard: Guard, available: Mapping[str, bool]) -> GuardPlan:
+        """Return the plan of a guard.
+
+        available: by readout of the engine whether it has numbers. Raises BadRequest for a number that no readout has, that
+        the engine lacks, or that is null because the model was not calibrated for it.
+        """
         conditions = []
         for name, value in guard.when.items():
             place = f"guard.when.{name[:64]}"
@@ -40,9 +44,16 @@ class GuardPlan:
                 ) from None  # fmt: skip
             except ValueError as error:
                 raise BadRequest(f"'{place}' {error}.", place) from None
-            if condition.readout not in supported:
+            if condition.readout not in available:
                 raise BadRequest(
                     f"'{place}' needs the readout {condition.readout!r}, which this server's engine does not support.",
+                    place,
+                    "unsupported_value",
+                )
+            if not available[condition.readout]:
+                raise BadRequest(
+                    f"'{place}' would never hold: this model was not calibrated for the readout {condition.readout!r} "
+                    "(helmsight prepare measures it).",
                     place,
                     "unsupported_value",
                 )
@@ -67,7 +78,7 @@ class GuardPlan:
 def guard_card(readouts: frozenset[str], available: Mapping[str, bool], chats: type[ChatRequest]) -> dict[str, Any]:
     """Return what a guard can be: the numbers of `readouts` that its conditions may be about, and the fields of `then`.
 
-    available: the readouts that have numbers; those of others are null, so that conditions on them never hold.
+    available: the readouts that have numbers; those of others are null, so that conditions on them are refused.
     """
     return {
         "conditions": [

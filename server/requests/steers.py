@@ -14,7 +14,7 @@ from server.engine.runtime import Serving
 from server.errors import BadRequest
 from server.settings import Settings
 from server.vectors.names import lookup
-from server.wire.steering import AutoForm, GateForm, NamedVector, SteeringForm
+from server.wire.steering import AutoForm, GateForm, GatesForm, NamedVector, SteeringForm
 from steering import (
     Auto,
     Criterion,
@@ -28,6 +28,7 @@ from steering import (
     Steering,
     VectorStore,
 )
+from steering.vectors.sparse import feature_of
 
 SLACK = 1.5
 """Largest allowed ratio of what vectors actually add to the limit.
@@ -70,19 +71,27 @@ def asked(
     steering = ungated(wire, serving, settings, images, lenient)
     if wire.when is None or not isinstance(steering, Steering | Auto):
         return steering
-    several = None if isinstance(wire.when, GateForm) else "any" if wire.when.all is None else "all"
-    terms = []
-    for number, form in enumerate(wire.gates):
-        place = "steering.when" if several is None else f"steering.when.{several}[{number}]"
+    term = _condition(wire.when, "steering.when", serving.store)
+    return Gated(steering, term if isinstance(term, Gate) else Gate((term,)))
+
+
+def _condition(form: GateForm | GatesForm, place: str, store: VectorStore) -> GateTerm | Gate:
+    """Return a condition, or a group of them, which stands at a place of the request."""
+    if isinstance(form, GateForm):
         with named(place, "steering.when"):
-            terms.append(_term(form, place, serving.store))
-    return Gated(steering, Gate(tuple(terms), several != "any"))
+            return _term(form, place, store)
+    word = "any" if form.all is None else "all"
+    terms = [_condition(inner, f"{place}.{word}[{number}]", store) for number, inner in enumerate(form.terms)]
+    return Gate(tuple(terms), word == "all")
 
 
 def _term(form: GateForm, place: str, store: VectorStore) -> GateTerm:
     """Return a condition; what it leaves open comes from the calibration of its vector as a condition."""
     vector = lookup(form.vector, f"{place}.vector", store)
-    known = {"layer": vector.layers[0], "measure": "cosine", **vector.info.get("gate", {})}
+    feature = feature_of(vector.name)
+    dictionary = None if feature is None else store.dictionary(feature[0])
+    measured = {"measure": "cosine"} if dictionary is None else {"measure": "feature", "threshold": 0.0}
+    known = {"layer": vector.layers[0], **measured, **vector.info.get("gate", {})}
     layer = known["layer"] if form.layer is None else form.layer
     measure = form.measure or known["measure"]
     bound = form.below if form.below is not None else form.above
@@ -100,7 +109,7 @@ def _term(form: GateForm, place: str, store: VectorStore) -> GateTerm:
                 param=f"{place}.above",
             )
         bound = known["threshold"]
-    return GateTerm(vector, layer, bound, measure, form.below is not None)
+    return GateTerm(vector, layer, bound, measure, form.below is not None, dictionary)
 
 
 def ungated(

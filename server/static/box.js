@@ -1,4 +1,4 @@
-// A box that is drawn on a picture with the mouse or a pen.
+// A box on a picture: drawn with the mouse or a pen, or given by its edges with keys or a finger.
 
 import { h } from "./dom.js";
 
@@ -49,6 +49,55 @@ function listen(stack, show, drawn) {
     start = null;
     show(null);
   });
+}
+
+const EDGES = ["left", "top", "right", "bottom"];
+const MIDDLE = [0.25, 0.25, 0.75, 0.75];
+
+/** A button that opens four fields, the edges of a box in per cent of the picture of this number. What they hold is shown in
+ * `frame` while they are open; `drawn(box)` gets it. Returns {button, fields, shows(box)}, of which the last tells which box is
+ * shown while they are closed. */
+export function edges(number, frame, drawn) {
+  let before = null; // the box that was shown when the fields were opened
+  const inputs = EDGES.map((edge) =>
+    h("input", { type: "number", min: 0, max: 100, step: 5, "aria-label": `${edge} edge in per cent of image ${number}` }),
+  );
+  const problem = h("span", { class: "soft", role: "status" });
+  const read = () => inputs.map((input) => share(Number(input.value) / 100));
+  const fits = ([x0, y0, x1, y1]) => x1 - x0 >= LEAST && y1 - y0 >= LEAST;
+  const fields = h(
+    "form",
+    { class: "edges", hidden: true, "aria-label": `Box in image ${number}`, novalidate: true },
+    EDGES.map((edge, i) => h("label", {}, h("span", { "aria-hidden": "true" }, `${edge} %`), inputs[i])),
+    h("button", { type: "submit", class: "small" }, "Look there"),
+    problem,
+  );
+  const name = `Box in image ${number}`;
+  const button = h("button", { type: "button", class: "small link", "aria-expanded": "false", "aria-label": name }, "Box");
+  const toggle = (on) => {
+    fields.hidden = !on;
+    button.setAttribute("aria-expanded", String(on));
+    problem.textContent = "";
+    frame.show(on ? read() : before);
+  };
+  button.addEventListener("click", () => {
+    if (!fields.hidden) return toggle(false);
+    (before ?? MIDDLE).forEach((edge, i) => (inputs[i].value = String(Math.round(100 * edge))));
+    toggle(true);
+    inputs[0].focus();
+  });
+  fields.addEventListener("input", () => frame.show(fits(read()) ? read() : null));
+  fields.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    toggle(false);
+    button.focus();
+  });
+  fields.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (fits(read())) return drawn(read());
+    problem.textContent = "The right edge must be behind the left one, and the bottom below the top.";
+  });
+  return { button, fields, shows: (box) => (before = box) };
 }
 
 /** A share with two digits, within the picture. */

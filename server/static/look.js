@@ -1,6 +1,6 @@
 // The pictures with heat maps over them: attention by layer, or what a word or a token of the answer rests on.
 
-import { outline } from "./box.js";
+import { edges, outline } from "./box.js";
 import { byId, h, percent, short } from "./dom.js";
 import { drawHeat, heatColour, meanMap } from "./heat.js";
 import { savePng } from "./save.js";
@@ -49,13 +49,17 @@ export class Look {
     byId("token-row").hidden = this.tokens.length === 0;
     byId("look-controls").hidden = !this.layers.length && !this.tokens.length;
     this.draw();
+    if (document.activeElement === document.body) this.views[this.returning - 1]?.form?.button.focus();
+    this.returning = null;
   }
 
   /** Outline the box that the request asked for: drawn through where the shown answer has it, dashed where it has not. */
   #showBox(asked, applied) {
     const box = asked ? (asked.box ?? [0, 0, 1, 1]) : null;
-    this.views.forEach(({ image, frame, stack }) => {
-      frame.show(box && image === (asked.image ?? 1) ? box : null);
+    this.views.forEach(({ image, frame, form, stack }) => {
+      const own = box && image === (asked.image ?? 1) ? box : null;
+      frame.show(own);
+      form?.shows(own);
       stack.classList.toggle("plain-box", !applied);
     });
     byId("box-row").hidden = !this.drawable || !this.views.length;
@@ -67,7 +71,13 @@ export class Look {
     const canvas = h("canvas", { width: SIDE, height: SIDE, class: "heat", "data-image": i + 1 });
     const image = h("img", { src: picture.url, alt: `Image ${i + 1}` });
     const stack = h("div", { class: "stack" }, image, canvas);
-    const frame = outline(stack, this.drawable ? (box) => this.boxed(i + 1, box) : null);
+    const drawn = this.drawable ? (box) => this.boxed(i + 1, box) : null;
+    const frame = outline(stack, drawn);
+    const given = (box) => {
+      this.returning = i + 1; // to its button, when the answer is there
+      drawn(box);
+    };
+    const form = drawn && edges(i + 1, frame, given);
     const share = h("span", { class: "soft" });
     const focused = diagnostics?.focus?.image === i + 1 && count > 1;
     const name = `${picture.name.replace(/\.\w+$/, "")}-map`;
@@ -87,9 +97,11 @@ export class Look {
           { type: "button", class: "small link", "aria-label": `Save PNG of the map of image ${i + 1}`, on: { click: save } },
           "Save PNG",
         ),
+        form?.button,
       ),
+      form?.fields,
     );
-    return { image: i + 1, grid: diagnostics?.images?.[i]?.grid ?? null, canvas, share, stack, frame, figure };
+    return { image: i + 1, grid: diagnostics?.images?.[i]?.grid ?? null, canvas, share, stack, frame, form, figure };
   }
 
   /** Show the map of a word, or with null what the slider is at. */

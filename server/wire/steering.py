@@ -84,8 +84,10 @@ class GateForm(Strict):
     """The measure must be above this; by default the threshold that was calibrated, at its layer and measure."""
     below: Number | None = None
     """The measure must be below this."""
-    measure: Literal["cosine", "projection"] | None = None
-    """cosine: of the state and the vector. projection: the length of the state along the vector.
+    measure: Literal["cosine", "projection", "probe", "feature"] | None = None
+    """cosine: of the state and the vector. projection: the length of the state along the vector, its activation. probe: the
+    probability of a logistic probe, whose weights the vector is. feature: the activation of a sparse dictionary's feature,
+    which is the measure of these vectors, above 0, by default.
 
     By default that of the calibration as a condition, or cosine.
     """
@@ -122,11 +124,23 @@ class ControlForm(Strict):
     """The least and the greatest strength; by default 0 and the greatest calibrated one of the vector."""
 
 
-Gates = Annotated[list[GateForm], Field(min_length=1, max_length=16)]
+MAX_GATES = 16
+"""The most conditions of a gate, those of all groups together."""
+
+
+def _gate_kind(value: Any) -> str:
+    several = isinstance(value, GatesForm) or (isinstance(value, dict) and bool(value.keys() & {"all", "any"}))
+    return "<several>" if several else "<one>"
+
+
+Condition = Annotated[
+    Annotated[GateForm, Tag("<one>")] | Annotated["GatesForm", Tag("<several>")], Discriminator(_gate_kind)
+]
+Gates = Annotated[list[Condition], Field(min_length=1, max_length=MAX_GATES)]
 
 
 class GatesForm(Strict):
-    """Several conditions: all of them, or any."""
+    """Several conditions: all of them, or any. A condition may be such a group itself."""
 
     all: Gates | None = None
     any: Gates | None = None
@@ -135,12 +149,19 @@ class GatesForm(Strict):
     def _one_list(self) -> Self:
         if (self.all is None) == (self.any is None):
             raise PydanticCustomError("gates", "must have one of 'all' and 'any'")
+        if len(self.conditions) > MAX_GATES:
+            raise PydanticCustomError("gates", "must have at most {most} conditions in all", {"most": MAX_GATES})
         return self
 
+    @property
+    def terms(self) -> list[GateForm | GatesForm]:
+        """The conditions and groups of this group."""
+        return self.all or self.any or []
 
-def _gate_kind(value: Any) -> str:
-    several = isinstance(value, GatesForm) or (isinstance(value, dict) and bool(value.keys() & {"all", "any"}))
-    return "<several>" if several else "<one>"
+    @property
+    def conditions(self) -> list[GateForm]:
+        """All conditions, those of inner groups too."""
+        return [form for term in self.terms for form in ([term] if isinstance(term, GateForm) else term.conditions)]
 
 
 class SteeringForm(Strict):
@@ -159,10 +180,7 @@ class SteeringForm(Strict):
     apply: Apply = Apply()
     vectors: Annotated[list[NamedVector], Field(max_length=64)] | None = None
     """The long form, which excludes the other fields but `when`."""
-    when: (
-        Annotated[Annotated[GateForm, Tag("<one>")] | Annotated[GatesForm, Tag("<several>")], Discriminator(_gate_kind)]
-        | None
-    ) = None
+    when: Condition | None = None
     """Steer only if this holds for the prompt, which is read once more to find out."""
 
     until: Target | None = None
@@ -185,7 +203,7 @@ class SteeringForm(Strict):
         """All conditions."""
         if isinstance(self.when, GateForm):
             return [self.when]
-        return [] if self.when is None else self.when.all or self.when.any or []
+        return [] if self.when is None else self.when.conditions
 
     @property
     def names(self) -> list[str]:

@@ -28,6 +28,7 @@ from server.journal.words import LIVE, WORDED
 from server.openapi.examples import of_chat
 from server.openapi.operation import EVENTS, JSON, Parameter, documented
 from server.requests.guarding import GuardPlan, given_again, within_then
+from server.requests.readiness import readouts_available
 from server.requests.resolve import resolve
 from server.requests.skipping import Skipping
 from server.telemetry.logs import COMPLETION, current_completion
@@ -119,7 +120,7 @@ def begun(
     n = 1 if chat.n is None else chat.n
     answer = Answer.to(chat, chat.model or serving.name, serving.capabilities.fingerprint, dialect.prefix)
     storing = storing_of(app, chat, body, dialect)
-    guard = None if chat.guard is None else GuardPlan.of(chat.guard, serving.capabilities.readouts)
+    guard = None if chat.guard is None else GuardPlan.of(chat.guard, readouts_available(serving))
     more = frozenset[str]() if guard is None else guard.readouts
     retried = None if guard is None else again(app, serving, translated.chat, chat, more)
     completion, entry, resolved = submit(app, serving, chat, answer.id, skipping, storing, more)

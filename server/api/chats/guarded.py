@@ -48,6 +48,11 @@ class _Tries:
         return "cut" if any(not still for _, still, _ in others) else "first"
 
 
+def calls_of(choice: Choice) -> list[dict[str, str]]:
+    """Return the tool calls of an answer, as the report of a guard has them."""
+    return [{"name": call.name, "arguments": call.arguments} for call in choice.tool_calls]
+
+
 class GuardedCompletion:
     """A completion whose choices are given again where a guard's conditions hold for them; see `ServedCompletion`.
 
@@ -252,6 +257,7 @@ class GuardedCompletion:
                 "raised": raised,
                 "numbers": self._plan.numbers(scalars(choice.applied, choice.diagnostics)),
                 "text": choice.text,
+                **({"tool_calls": calls_of(choice)} if choice.tool_calls else {}),
                 "finish_reason": choice.finish_reason,
                 "completion_tokens": len(choice.token_ids),
                 "seed": seed,

@@ -253,6 +253,8 @@ class GuardedAnswer(AnswerBody):
     numbers: dict[str, float | bool | None]
     """The numbers that the conditions are about."""
     text: str
+    tool_calls: list[CallOf] = []
+    """The tool calls, without ids; absent if there are none."""
     finish_reason: Literal["stop", "length", "tool_calls"]
     completion_tokens: int
     seed: int | None

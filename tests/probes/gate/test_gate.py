@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 
 import steering
 from probes.gate.build import Split, choose, states_of, threshold, worth
@@ -146,6 +147,49 @@ def test_examples_become_a_condition_that_opens_and_closes_a_gate(
     engine.stop()
 
 
+def test_a_logistic_probe_becomes_a_condition(run: Run, model: steering.MLLM, tmp_path: Path) -> None:
+    status, printed, problem = run(examples(), "--seed", "3", "--learner", "probe")
+    assert status == 0, problem
+    made = steering.SteeringVector.load(tmp_path / ".helmsight" / "vectors" / "colours.safetensors")
+    gate = made.info["gate"]
+    layer = gate["layer"]
+    assert gate["measure"] == "probe"
+    assert f"layer {layer}, probe above" in printed
+    assert "logistic regression" in (tmp_path / "report" / "report.md").read_text()
+    engine = steering.Engine(model, slots=4, threads=1, self_check=False)
+    read = load(tmp_path / "colours.jsonl")
+    split, states = Split.of(read, 3), states_of(engine, read, quiet=True)[:, layer].numpy()
+    holds = np.array([example.holds for example in read])
+    rows = states[split.direction]
+    middle, size = rows.mean(0), np.sqrt(np.mean((rows - rows.mean(0)) ** 2))
+    scaled, signs = (rows - middle) / size, np.where(holds[split.direction], 1, -1)
+
+    def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
+        margins = signs * (scaled @ free[:-1] + free[-1])
+        pull = -signs / (1 + np.exp(margins))
+        value = np.logaddexp(0, -margins).sum() + free[:-1] @ free[:-1] / 2
+        return float(value), np.append(scaled.T @ pull + free[:-1], pull.sum())
+
+    best = minimize(
+        loss, np.zeros(rows.shape[1] + 1), jac=True, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-8}
+    )
+    chances = 1 / (1 + np.exp(-((states - middle) / size @ best.x[:-1] + best.x[-1])))
+    term = steering.GateTerm(made, layer, gate["threshold"], "probe")
+    opened: dict[bool, list[bool]] = {True: [], False: []}
+    for number in split.report:
+        request = steering.Request(read[number].prompt.chat(), steering.Sampling(max_tokens=1))
+        (result,) = engine.generate([measured(request)])
+        value = term.value(result.choices[0].states)
+        assert value == pytest.approx(chances[number], abs=1e-3)
+        opened[holds[number]].append(term.holds(value))
+    assert gate["open_when"][0] == np.mean(opened[True])
+    assert gate["open_not"][0] == np.mean(opened[False])
+    other = steering.SteeringVector.from_bytes(made.to_bytes())
+    assert other.identity == made.identity
+    other.info["gate"]["bias"][layer] += 1
+    assert steering.SteeringVector.from_bytes(other.to_bytes()).identity != made.identity
+
+
 def test_examples_that_nothing_tells_apart_are_refused(run: Run, tmp_path: Path) -> None:
     rows = [{"when" if number % 2 else "not": f"Say {number * 7919 % 1000}."} for number in range(48)]
     status, said, problem = run(rows)
@@ -170,6 +214,7 @@ def test_examples_that_nothing_tells_apart_are_refused(run: Run, tmp_path: Path)
         ([{"when": []}], (), "line 1: 'when' must be a list of messages"),
         (examples()[:2] + examples()[24:], ("--force",), "at least 4 different examples"),
         (examples(), ("--score", "holds"), "--gate chooses its threshold by itself"),
+        (examples(), ("--learner", "lat"), "needs pairs; a condition of --gate has mean or probe"),
         (examples(), ("--pairs", "x.jsonl"), "give --pairs for a vector, or --gate for a condition"),
     ],
 )

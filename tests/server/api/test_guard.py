@@ -176,6 +176,20 @@ def test_what_a_guard_cannot_be(client: FlaskClient, guard: Any, param: str) -> 
     assert refused(client.post(CHAT, json=BASE | {"guard": guard}), 400)["param"] == param
 
 
+def test_a_number_that_the_model_lacks_is_refused(fake: FakeEngine) -> None:
+    def posted(number: str) -> Any:
+        guard = {"when": {number: True if number == "alarm" else "< 0"}, "then": {"temperature": 1}}
+        return create_app(Settings(), engine=fake).test_client().post(CHAT, json=BASE | {"guard": guard})
+
+    error = refused(posted("alarm"), 400)
+    assert (error["param"], error["code"]) == ("guard.when.alarm", "unsupported_value")
+    assert "not calibrated" in error["message"]
+    fake.can(readouts=frozenset({"focus"}))
+    error = refused(posted("mean_logprob"), 400)
+    assert (error["param"], error["code"]) == ("guard.when.mean_logprob", "unsupported_value")
+    assert "does not support" in error["message"]
+
+
 def test_a_preset_guards_and_metrics_and_journal_tell_how_often(client: FlaskClient) -> None:
     before = len(client.get("/v1/diagnostics?limit=1000").json["data"])
     ask(client, model="helmsight-demo@careful")
@@ -267,6 +281,27 @@ def test_the_kept_answer_satisfies_the_schema(client: FlaskClient) -> None:
         assert json.loads(choice["message"]["content"])["colour"] in ("red", "blue")
         assert choice["guard"]["outcome"] == outcome
         assert len(choice["guard"]["answers"]) == 2
+
+
+@pytest.mark.parametrize("mode", [None, "hold", "first"])
+def test_the_kept_answer_calls_a_tool_as_a_whole(client: FlaskClient, mode: str | None) -> None:
+    parameters = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+    tool = {"type": "function", "function": {"name": "paint", "parameters": parameters, "strict": True}}
+    body = {"tools": [tool], "tool_choice": "required", "max_tokens": 60}
+    bound = ask(client, **body, **READ)["choices"][0]["diagnostics"]["modality"]["attention_ratio"]
+    for then, outcome in ((THEN, "retry"), (THEN | {"max_tokens": 2}, "cut")):
+        guard = {"when": {"attention_ratio": f"== {bound!r}"}, "then": then}
+        streamed = {} if mode is None else {"stream": True, "guard_stream": mode}
+        (choice,) = ask(client, **body, guard=guard, **streamed)["choices"]
+        answers = choice["guard"]["answers"]
+        assert (choice["guard"]["outcome"], len(answers)) == (outcome, 2)
+        kept = answers[choice["guard"]["kept"]]
+        assert kept["finish_reason"] == "tool_calls"
+        (called,) = kept["tool_calls"]
+        assert (called["name"], json.loads(called["arguments"])["colour"] in ("red", "blue")) == ("paint", True)
+        if mode == "first":
+            called = answers[0]["tool_calls"][0]
+        assert choice["message"]["tool_calls"][0]["function"] == called
 
 
 def test_what_a_guard_can_be_is_published(client: FlaskClient) -> None:

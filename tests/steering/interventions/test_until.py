@@ -289,7 +289,9 @@ def test_a_report_is_bounded(make_engine: MakeEngine) -> None:
     assert report["course"]["every"] == 3
     assert len(report["course"]["strength"]) == len(report["course"]["attention_ratio"]) == 100 <= POINTS
     assert report["strength"]["first"] == 0.0
-    assert RANGE[0] <= report["strength"]["least"] <= report["strength"]["mean"] <= report["strength"]["most"] <= RANGE[1]
+    assert (
+        RANGE[0] <= report["strength"]["least"] <= report["strength"]["mean"] <= report["strength"]["most"] <= RANGE[1]
+    )
     brief = steering.Steering((steer,)).brief(result.choices[0].applied["steering"])  # type: ignore[index]
     assert "course" not in brief[0]["until"]
     assert brief[0]["until"]["strength"] == report["strength"]
