@@ -26,8 +26,8 @@ FLOORS = {
         "commands", "cli",
     ),
     "probes": (
-        "answering", "reporting", "harness", "conflicts", "image_pairs", "image_qa", "calibration", "vector", "pairs", "gate",
-        "mc2", "sage", "spd", "stme", "mmsap", "pope", "mme", "chair", "phd", "vsr", "tallyqa", "ambigcaps", "alarm",
+        "answering", "reporting", "harness", "conflicts", "image_pairs", "image_qa", "calibration", "vector", "pairs",
+        "gate", "mc2", "sage", "spd", "stme", "mmsap", "pope", "mme", "chair", "phd", "vsr", "tallyqa", "ambigcaps", "alarm",
         "faithfulness", "reproduce", "prepare", "commands", "command",
     ),
     "demo": ("world", "draws", "model", "evaluation", "training", "organisms", "command"),
