@@ -99,12 +99,12 @@ def build(
     chosen = choose({name: value[split.choice] for name, value in values.items()}, holds[split.choice], layers)
     size = difference.abs().mean(-1)
     spread = (inside.std(0) ** 2 + outside.std(0) ** 2).div(2).sqrt().mean(-1)
-    told = [json_digest(example) for example in examples]
+    digests = [json_digest(example) for example in examples]
     info: dict[str, Any] = {
         "samples": len(split.direction),
         "published": 1.0,
         "seed": seed,
-        "data_sha256": hashlib.sha256("".join(told).encode()).hexdigest(),
+        "data_sha256": hashlib.sha256("".join(digests).encode()).hexdigest(),
         "std": "over examples of a side, mean over dimensions",
         "versions": versions(),
         "gate": {
