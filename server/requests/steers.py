@@ -78,7 +78,7 @@ def _condition(form: GateForm | GatesForm | GroupsForm, place: str, store: Vecto
     """Return a condition, or a group of them, which stands at a place of the request."""
     if isinstance(form, GateForm):
         with named(place, "steering.when"):
-            return _term(form, place, store)
+            return _term(form, "steering.when", store)
     word = "any" if form.all is None else "all"
     terms = [_condition(inner, f"{place}.{word}[{number}]", store) for number, inner in enumerate(form.terms)]
     return Gate(tuple(terms), word == "all")
