@@ -30,12 +30,12 @@ from steering.histogram import Histogram
 from steering.interventions import registry as _interventions  # noqa: F401
 from steering.interventions.contrast import Contrast, Icd, Vcd
 from steering.interventions.generate import Generate, Sage
+from steering.interventions.loop.until import Until
 from steering.interventions.pai import Pai
 from steering.interventions.refusal import RefusalPrompt
 from steering.interventions.see import See
 from steering.interventions.steer import TOWARD, Steer, Steering, check_steer, planned
 from steering.interventions.think import Think
-from steering.interventions.until import Until
 from steering.logprobs import TokenLogprob
 from steering.model.chat.template import RESERVED_VARIABLES
 from steering.model.loading import load, refuse_structure

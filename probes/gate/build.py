@@ -19,7 +19,7 @@ import torch
 from probes.answering.engine import with_picture
 from probes.answering.progress import Tracker
 from probes.answering.versions import versions
-from probes.gate.file import Example
+from probes.gate.file import GateExample
 from probes.harness.bootstrap import area, area_with_interval, wilson
 from probes.pairs.learners import Learner
 from probes.pairs.logistic import fit
@@ -43,7 +43,7 @@ class Split:
     report: list[int]
 
     @classmethod
-    def of(cls, examples: Sequence[Example], seed: int) -> Split:
+    def of(cls, examples: Sequence[GateExample], seed: int) -> Split:
         """Return half, a quarter and a quarter of each side, drawn at random."""
         drawn, parts = random.Random(seed), cls([], [], [])
         for holds in (True, False):
@@ -56,7 +56,7 @@ class Split:
         return parts
 
 
-def states_of(engine: Engine, examples: Sequence[Example], quiet: bool = False) -> torch.Tensor:
+def states_of(engine: Engine, examples: Sequence[GateExample], quiet: bool = False) -> torch.Tensor:
     """Return the states of the prompts' last tokens, (examples, layers, d)."""
     requests = (reading(with_picture(engine.mllm, example.prompt.chat()), -1) for example in examples)
     states = []
@@ -69,7 +69,7 @@ def states_of(engine: Engine, examples: Sequence[Example], quiet: bool = False) 
 
 def build(
     engine: Engine,
-    examples: Sequence[Example],
+    examples: Sequence[GateExample],
     *,
     name: str,
     layers: Sequence[int] | None = None,
@@ -99,12 +99,12 @@ def build(
     chosen = choose({name: value[split.choice] for name, value in values.items()}, holds[split.choice], layers)
     size = difference.abs().mean(-1)
     spread = (inside.std(0) ** 2 + outside.std(0) ** 2).div(2).sqrt().mean(-1)
-    told = [json_digest(example) for example in examples]
+    digests = [json_digest(example) for example in examples]
     info: dict[str, Any] = {
         "samples": len(split.direction),
         "published": 1.0,
         "seed": seed,
-        "data_sha256": hashlib.sha256("".join(told).encode()).hexdigest(),
+        "data_sha256": hashlib.sha256("".join(digests).encode()).hexdigest(),
         "std": "over examples of a side, mean over dimensions",
         "versions": versions(),
         "gate": {
@@ -119,7 +119,7 @@ def build(
     )  # fmt: skip
 
 
-def json_digest(example: Example) -> str:
+def json_digest(example: GateExample) -> str:
     """Return a digest of an example's prompt and side."""
     return f"{example.prompt.digest} {example.holds}\n"
 
@@ -187,7 +187,7 @@ def worth(values: np.ndarray, holds: np.ndarray, chosen: dict[str, Any]) -> dict
     }
 
 
-def too_few(examples: Sequence[Example]) -> list[str]:
+def too_few(examples: Sequence[GateExample]) -> list[str]:
     """Return a sentence for each side that has too few different examples."""
     counts = {'"when"': sum(example.holds for example in examples)}
     counts['"not"'] = len(examples) - counts['"when"']

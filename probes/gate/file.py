@@ -15,29 +15,29 @@ SHOWN = '{"when": [messages]} or {"not": [messages]}'
 
 
 @dataclass(frozen=True)
-class Example:
+class GateExample:
     """A prompt for which the condition should hold, or should not."""
 
     prompt: PairedPrompt
     holds: bool
 
 
-def load(path: Path) -> list[Example]:
+def load(path: Path) -> list[GateExample]:
     """Return the examples of a file; raise ValueError that names the line of the first invalid one."""
     return read_lines(path, _example, "examples", SHOWN)
 
 
-def different(examples: Iterable[Example], path: Path) -> list[Example]:
+def different(examples: Iterable[GateExample], path: Path) -> list[GateExample]:
     """Return the examples without duplicates; raise ValueError where a prompt stands on both sides."""
-    sides: dict[str, Example] = {}
+    sides: dict[str, GateExample] = {}
     for example in examples:
         if sides.setdefault(example.prompt.digest, example).holds is not example.holds:
             raise ValueError(f'{path}: a prompt stands under "when" and under "not"')
     return list(sides.values())
 
 
-def _example(number: int, row: object, folder: Path) -> Example:
+def _example(number: int, row: object, folder: Path) -> GateExample:
     if not isinstance(row, dict) or len(row) != 1 or next(iter(row)) not in ("when", "not"):
         raise ValueError(f"it must be an object with one of the keys 'when' and 'not': {SHOWN}")
     ((key, given),) = row.items()
-    return Example(prompt_of(given, key, folder), key == "when")
+    return GateExample(prompt_of(given, key, folder), key == "when")

@@ -14,7 +14,7 @@ from server.engine.runtime import Serving
 from server.errors import BadRequest
 from server.settings import Settings
 from server.vectors.names import lookup
-from server.wire.steering import AutoForm, GateForm, GatesForm, NamedVector, SteeringForm
+from server.wire.steering import AutoForm, GateForm, GatesForm, GroupsForm, NamedVector, SteeringForm
 from steering import (
     Auto,
     Criterion,
@@ -75,11 +75,11 @@ def asked(
     return Gated(steering, term if isinstance(term, Gate) else Gate((term,)))
 
 
-def _condition(form: GateForm | GatesForm, place: str, store: VectorStore) -> GateTerm | Gate:
+def _condition(form: GateForm | GatesForm | GroupsForm, place: str, store: VectorStore) -> GateTerm | Gate:
     """Return a condition, or a group of them, which stands at a place of the request."""
     if isinstance(form, GateForm):
         with named(place, "steering.when"):
-            return _term(form, place, store)
+            return _term(form, "steering.when", store)
     word = "any" if form.all is None else "all"
     terms = [_condition(inner, f"{place}.{word}[{number}]", store) for number, inner in enumerate(form.terms)]
     return Gate(tuple(terms), word == "all")

@@ -118,7 +118,7 @@ export function guardReport(guard) {
           h(
             "small",
             {},
-            [...Object.entries(answer.numbers).map(([name, value]) => numberIn(name, value, answer.raised)),
+            [...Object.entries(answer.numbers).map(([name, value]) => numberOf(name, value, answer.raised)),
               `${answer.completion_tokens} tokens`, ...(i === guard.kept ? ["kept"] : [])].join(" · "),
           ),
         ),
@@ -128,7 +128,7 @@ export function guardReport(guard) {
   );
 }
 
-function numberIn(name, value, raised) {
+function numberOf(name, value, raised) {
   const [label, format] = measure(name);
   const said = typeof value === "boolean" ? (value ? "yes" : "no") : value === null ? "–" : format(value);
   return `${label} ${said}${raised.includes(name) ? " (met)" : ""}`;

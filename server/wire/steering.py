@@ -127,23 +127,45 @@ class ControlForm(Strict):
 MAX_GATES = 16
 """The most conditions of a gate, those of all groups together."""
 
-
-def _gate_kind(value: Any) -> str:
-    several = isinstance(value, GatesForm) or (isinstance(value, dict) and bool(value.keys() & {"all", "any"}))
-    return "<several>" if several else "<one>"
-
-
-Condition = Annotated[
-    Annotated[GateForm, Tag("<one>")] | Annotated["GatesForm", Tag("<several>")], Discriminator(_gate_kind)
-]
-Gates = Annotated[list[Condition], Field(min_length=1, max_length=MAX_GATES)]
+Gates = Annotated[list[GateForm], Field(min_length=1, max_length=MAX_GATES)]
 
 
 class GatesForm(Strict):
-    """Several conditions: all of them, or any. A condition may be such a group itself."""
+    """A group of conditions: all of them, or any."""
 
     all: Gates | None = None
     any: Gates | None = None
+
+    @model_validator(mode="after")
+    def _one_list(self) -> Self:
+        if (self.all is None) == (self.any is None):
+            raise PydanticCustomError("gates", "must have one of 'all' and 'any'")
+        return self
+
+    @property
+    def terms(self) -> list[GateForm]:
+        """The conditions of the group."""
+        return self.all or self.any or []
+
+
+def _gate_kind(value: Any) -> str:
+    grouped = isinstance(value, GatesForm | GroupsForm) or (
+        isinstance(value, dict) and bool(value.keys() & {"all", "any"})
+    )
+    return "<several>" if grouped else "<one>"
+
+
+Member = Annotated[
+    Annotated[GateForm, Tag("<one>")] | Annotated[GatesForm, Tag("<several>")], Discriminator(_gate_kind)
+]
+Members = Annotated[list[Member], Field(min_length=1, max_length=MAX_GATES)]
+
+
+class GroupsForm(Strict):
+    """Several conditions and groups of conditions: all of them, or any."""
+
+    all: Members | None = None
+    any: Members | None = None
 
     @model_validator(mode="after")
     def _one_list(self) -> Self:
@@ -155,13 +177,13 @@ class GatesForm(Strict):
 
     @property
     def terms(self) -> list[GateForm | GatesForm]:
-        """The conditions and groups of this group."""
+        """The conditions and groups."""
         return self.all or self.any or []
 
     @property
     def conditions(self) -> list[GateForm]:
-        """All conditions, those of inner groups too."""
-        return [form for term in self.terms for form in ([term] if isinstance(term, GateForm) else term.conditions)]
+        """All conditions, those of groups too."""
+        return [form for term in self.terms for form in ([term] if isinstance(term, GateForm) else term.terms)]
 
 
 class SteeringForm(Strict):
@@ -180,7 +202,12 @@ class SteeringForm(Strict):
     apply: Apply = Apply()
     vectors: Annotated[list[NamedVector], Field(max_length=64)] | None = None
     """The long form, which excludes the other fields but `when`."""
-    when: Condition | None = None
+    when: (
+        Annotated[
+            Annotated[GateForm, Tag("<one>")] | Annotated[GroupsForm, Tag("<several>")], Discriminator(_gate_kind)
+        ]
+        | None
+    ) = None
     """Steer only if this holds for the prompt, which is read once more to find out."""
 
     until: Target | None = None

@@ -167,11 +167,11 @@ class Gated(Prelude):
             return Steering((off,))
         scales = [steer.scale if report["open"] else 0.0 for steer in self.steering.steers]
         steers = zip(self.steering.steers, scales, strict=True)
-        untils = [steer.until if report["open"] else None for steer in self.steering.steers]
+        followed = [steer.until if report["open"] else None for steer in self.steering.steers]
         return Steering(
             tuple(
                 replace(steer, scale=scale, gate=report, until=until)
-                for (steer, scale), until in zip(steers, untils, strict=True)
+                for (steer, scale), until in zip(steers, followed, strict=True)
             )
         )
 

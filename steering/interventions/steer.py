@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from steering.errors import RequestError
-from steering.interventions.until import Until
+from steering.interventions.loop.until import Until
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.prompt.tokens import ALLOWED, TEXT, TokenChoice

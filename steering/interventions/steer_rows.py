@@ -10,8 +10,8 @@ import torch
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.devices import fill_slot, to_device
+from steering.interventions.loop.until import COLUMNS, STRENGTH, followed, selected
 from steering.interventions.steer import NAME, Steer, Steering
-from steering.interventions.until import COLUMNS, STRENGTH, followed, selected
 from steering.prompt.tokens import class_count, prompt_classes
 from steering.protocol.sequence import Sequence as Row
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots

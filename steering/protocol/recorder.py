@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steering.protocol.signals import Gauge
+from steering.protocol.signals import StepGauge
 from steering.protocol.slots import Slots
 
 REGISTRY: dict[str, type[Slots]] = {}
@@ -16,6 +16,6 @@ def register(name: str, slots: type[Slots]) -> None:
     REGISTRY[name] = slots
 
 
-def gauges() -> dict[str, Gauge]:
+def gauges() -> dict[str, StepGauge]:
     """Return the numbers that recorders measure at every step, by name."""
     return {name: gauge for slots in REGISTRY.values() for name, gauge in slots.gauges.items()}

@@ -44,7 +44,7 @@ class Signal(Enum):
     PROMPT_LOGPROBS = auto()
     """Log-probabilities of the prompt's own tokens."""
     STEPS = auto()
-    """The numbers of every step that `Gauge`s describe, for interventions that follow them."""
+    """The numbers of every step that `StepGauge`s describe, for interventions that follow them."""
     LOGPROBS = auto()
     """The log-probability of each generated token."""
 
@@ -54,7 +54,7 @@ OF_UPDATES = frozenset({Signal.UPDATES, Signal.STREAM, Signal.DIVERGENCE})
 
 
 @dataclass(frozen=True)
-class Gauge:
+class StepGauge:
     """A number that a recorder measures at every step of each sequence that wants `signal`; see `Computed.numbers`.
 
     It lies from `low` to `high`, and grows where steering pushes toward `rises`. It has no value for prompts without what it

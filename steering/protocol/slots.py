@@ -13,7 +13,7 @@ import torch
 from steering.decoder.hooks import Hook
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence
-from steering.protocol.signals import Gauge, Signal
+from steering.protocol.signals import Signal, StepGauge
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Slots:
     name: str
     measured: ClassVar[tuple[str, ...]] = ()
     signals: ClassVar[frozenset[Signal]] = frozenset()
-    gauges: ClassVar[Mapping[str, Gauge]] = {}
+    gauges: ClassVar[Mapping[str, StepGauge]] = {}
     always: ClassVar[bool] = False
 
     def __init__(self, name: str, pool: Pool):

@@ -14,7 +14,7 @@ from steering.decoder.hooks import Hook, Observer, Weights
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import fill_slot, to_device
 from steering.protocol.sequence import Sequence
-from steering.protocol.signals import Gauge, Signal
+from steering.protocol.signals import Signal, StepGauge
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 from steering.recorders.counting import NEVER, newly
 from steering.recorders.spans import AFTER, BEFORE, GAUGES, source_shares, span_count, span_sources, step_numbers
@@ -210,7 +210,7 @@ class AttentionRecorder(Slots):
 
     measured: ClassVar[tuple[str, ...]] = ("patches",)
     signals: ClassVar[frozenset[Signal]] = SIGNALS
-    gauges: ClassVar[Mapping[str, Gauge]] = GAUGES
+    gauges: ClassVar[Mapping[str, StepGauge]] = GAUGES
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE
-from steering.protocol.signals import Gauge, Signal
+from steering.protocol.signals import Signal, StepGauge
 
 BEFORE, AFTER = -2, -1
 """Places, after those of the images, of the sums over the prompt's system and user part, as a request divides it."""
 GAUGES = {
-    "attention_ratio": Gauge(
+    "attention_ratio": StepGauge(
         "The image's share of the mean attention to a token of the image and of the text context, of one token's row",
         Signal.STEPS, low=0.0, high=1.0, rises="vision", needs=("image", "context"),
     ),
-    "image_share": Gauge(
+    "image_share": StepGauge(
         "The images' share of all attention of one token's row",
         Signal.STEPS, low=0.0, high=1.0, rises="vision", needs=("image",),
     ),

@@ -36,7 +36,7 @@ def test_it_steers_where_the_state_of_plain_transformers_says_so(
     engine, plain = make_engine(FAMILY), load_plain(FAMILY)
     vector, condition = drawn(engine.mllm, 1), drawn(engine.mllm, 2)
     chats = [families.example_messages(FAMILY, 1), families.example_messages(FAMILY, 1, text="Is it red or blue?")]
-    bias = [0.0, 0.25]
+    bias = [0.25 * layer for layer in range(engine.mllm.num_layers)]
     condition = replace(condition, info={"gate": {"layer": 1, "threshold": 0.5, "measure": "probe", "bias": bias}})
     steer = Steer(vector, 2.0)
     values, expected = [], {True: [], False: []}
@@ -145,8 +145,8 @@ def test_a_gate_is_requested_over_http(tmp_path: Path) -> None:
     assert not opened(below)
     assert opened({"any": [below, above]})
     assert not opened({"all": [below, above]})
-    assert opened({"all": [above, {"any": [below, {"all": [above, above]}]}]})
-    assert not opened({"any": [below, {"all": [above, {"any": [below]}]}]})
+    assert opened({"all": [above, {"any": [below, above]}]})
+    assert not opened({"any": [below, {"all": [above, below]}]})
     assert opened({"vector": "known"}) is not opened({"vector": "known", "below": 0.0})
     assert opened(above, apply={"tokens": "generated"})
     answer = ask(
@@ -161,6 +161,7 @@ def test_a_gate_is_requested_over_http(tmp_path: Path) -> None:
         ({"all": [above], "any": [above]}, "steering.when"),
         ({"all": [{"any": [above, {"vector": "nothing", "above": 0}]}]}, "steering.when.all[0].any[1].vector"),
         ({"all": [{"any": [above, {"vector": "x", "above": "y"}]}]}, "steering.when.all[0].any[1].above"),
+        ({"all": [{"any": [{"all": [above]}]}]}, "steering.when.all[0].any[0].all"),
         ({"all": [{"any": [above] * 9}, {"any": [above] * 8}]}, "steering.when"),
         ({"vector": "drawn-5", "measure": "probe", "above": 0.5}, "steering.when.measure"),
         ({"vector": "drawn-5", "above": 0, "below": 1}, "steering.when"),

@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from server.app import create_app
-from server.settings import Settings
-from tests.server.fakes import FakeEngine
 from tests.server.web.browser import Visit
 from tests.server.web.pages.axe import everywhere
 from tests.server.web.playing import GREEN, TWO, asked, pick, send
@@ -27,15 +24,15 @@ def bodies_of(page: Any) -> list[Any]:
 
 def drag(page: Any, image: int, box: list[float]) -> None:
     """Draw a box, in shares of the picture, with the mouse."""
-    area = page.locator("#views .stack").nth(image - 1).bounding_box()
-    (x0, y0, x1, y1), mouse = box, page.mouse
+    stack, (x0, y0, x1, y1), mouse = page.locator("#views .stack").nth(image - 1), box, page.mouse
+    stack.scroll_into_view_if_needed()
+    area = stack.bounding_box()
 
     def at(x: float, y: float) -> tuple[float, float]:
         return area["x"] + x * area["width"], area["y"] + y * area["height"]
 
-    page.locator("#views .stack").nth(image - 1).scroll_into_view_if_needed()
-    area = page.locator("#views .stack").nth(image - 1).bounding_box()
-    mouse.move(*at(x0, y0))
+    left, top = at(x0, y0)
+    mouse.move(left + 1, top + 1)  # within the picture, also from its corner
     mouse.down()
     mouse.move(*at((x0 + x1) / 2, (y0 + y1) / 2))
     mouse.move(*at(x1, y1))
@@ -87,7 +84,7 @@ def test_a_box_that_is_drawn_moves_the_map_and_the_answer(playground: Callable[.
     drag(page, 1, LOWER_LEFT)
     new = answered(page)
     sent = bodies[-1]["look_at"]
-    assert sent == {"image": 1, "box": pytest.approx(LOWER_LEFT, abs=0.011), "bias": 3}
+    assert sent == {"box": pytest.approx(LOWER_LEFT, abs=0.011), "bias": 3}, "the first image is the default"
     assert new != plain
     now = asked(demo, page)  # the page's own request, given once more
     assert now["message"]["content"] == new
@@ -140,7 +137,7 @@ def test_a_box_is_given_by_keys_alone(playground: Callable[..., Visit]) -> None:
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.querySelector('#box-clear').hidden === false")
     assert answered(page) != plain
-    assert bodies[-1]["look_at"] == {"image": 1, "box": LOWER_LEFT, "bias": 3}
+    assert bodies[-1]["look_at"] == {"box": LOWER_LEFT, "bias": 3}
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Box in image 1", "focus is not lost"
     page.keyboard.press("Enter")
     page.keyboard.press("Control+a")
@@ -173,17 +170,26 @@ def test_a_link_holds_the_box(playground: Callable[..., Visit]) -> None:
     visit.check()
 
 
-def test_no_box_is_offered_where_attention_cannot_be_drawn(
-    visit: Callable[..., Visit], live: Callable[[Flask], str]
-) -> None:
-    opened = visit()
-    page = opened.page
-    page.goto(live(create_app(Settings(journal="off"), engine=FakeEngine("Hello."))))  # type: ignore[arg-type]
+def test_a_box_in_the_second_image_names_it(playground: Callable[..., Visit]) -> None:
+    visit = playground()
+    page, bodies = visit.page, bodies_of(visit.page)
+    pick(page, TWO)
+    send(page)
+    drag(page, 2, [0.5, 0.1, 0.9, 0.6])
+    answered(page)
+    assert bodies[-1]["look_at"]["image"] == 2
+    assert shown_box(page, 1) is None
+    assert shown_box(page, 2) == pytest.approx([0.5, 0.1, 0.9, 0.6], abs=0.03)
+    visit.check()
+
+
+def test_no_box_is_offered_where_attention_cannot_be_drawn(playground: Callable[..., Visit]) -> None:
+    page = playground().page
 
     def models(route: Any) -> None:
         found = route.fetch().json()
         item = found["data"][0]
-        item["interventions"] = [one for one in item["interventions"] if one["name"] != "look_at"]
+        item["interventions"] = [entry for entry in item["interventions"] if entry["name"] != "look_at"]
         route.fulfill(json=found)
 
     page.route("**/v1/models", models)

@@ -85,11 +85,8 @@ def test_a_strength_that_follows_a_number_runs_in_compiled_steps(compiled: steer
     mllm = compiled.mllm
     plain = steering.Engine(mllm, slots=4, max_length=512, self_check=False)
     picture = Image.linear_gradient("L").resize((112, 84)).convert("RGB")
-    parts = [
-        {"type": "image", "image": picture},
-        {"type": "text", "text": "It is gray.", "span": "context"},
-        {"type": "text", "text": "what is it"},
-    ]
+    context = {"type": "text", "text": "It is gray.", "span": "context"}
+    parts = [{"type": "image", "image": picture}, context, {"type": "text", "text": "what is it"}]
     until = steering.Until("attention_ratio", 0.9, gain=0.3, band=0.0, range=(0.0, 2.0))
     looped = steering.Steer.to(unit_vector(mllm), "vision", 0.5, until=until)
     sampling = Sampling(max_tokens=24, ignore_eos=True, logprobs=2)

@@ -25,7 +25,7 @@ from steering.errors import Inapplicable, RequestError
 from steering.prompt.layout import Layout
 from steering.prompt.spans import CONTEXT
 from steering.protocol.recorder import gauges
-from steering.protocol.signals import Gauge
+from steering.protocol.signals import StepGauge
 from steering.protocol.wording import is_number, shown
 
 NUMBER, TARGET, STEP, SMOOTHING, BAND, LOW, HIGH, STRENGTH, ESTIMATE = range(9)
@@ -74,7 +74,7 @@ class Until:
             )
 
     @property
-    def gauge(self) -> Gauge:
+    def gauge(self) -> StepGauge:
         """The number that is followed."""
         return gauges()[self.number]
 

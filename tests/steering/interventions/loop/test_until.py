@@ -15,7 +15,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 import steering
 from steering import Inapplicable, Request, RequestError, Sampling, Steer, Until, Vcd
-from steering.interventions.until import POINTS, followed
+from steering.interventions.loop.until import POINTS, followed
 from steering.prompt.layout import build_prompt
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE
 from tests import families
