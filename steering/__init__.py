@@ -30,6 +30,7 @@ from steering.histogram import Histogram
 from steering.interventions import registry as _interventions  # noqa: F401
 from steering.interventions.contrast import Contrast, Icd, Vcd
 from steering.interventions.generate import Generate, Sage
+from steering.interventions.loop.until import Until
 from steering.interventions.pai import Pai
 from steering.interventions.refusal import RefusalPrompt
 from steering.interventions.see import See
@@ -49,6 +50,7 @@ from steering.protocol.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, 
 from steering.readouts import registry as _readouts  # noqa: F401
 from steering.readouts.drift import drift
 from steering.recorders import registry as _recorders  # noqa: F401
+from steering.runner.sampler import answer_seed
 from steering.timing import Timing
 from steering.tools.calls import CallPiece, ToolCall
 from steering.tools.tools import Tools
@@ -114,9 +116,11 @@ __all__ = [
     "Tools",
     "Turn",
     "UnsupportedModel",
+    "Until",
     "Vcd",
     "VectorError",
     "VectorStore",
+    "answer_seed",
     "applied",
     "check_auto",
     "check_steer",

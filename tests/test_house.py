@@ -27,8 +27,8 @@ FLOORS = {
         "commands", "cli",
     ),
     "probes": (
-        "answering", "reporting", "harness", "conflicts", "image_pairs", "image_qa", "calibration", "vector", "pairs", "mc2",
-        "sage", "spd", "stme", "mmsap", "pope", "mme", "chair", "phd", "vsr", "tallyqa", "ambigcaps", "alarm",
+        "answering", "reporting", "harness", "conflicts", "image_pairs", "image_qa", "calibration", "vector", "pairs",
+        "gate", "mc2", "sage", "spd", "stme", "mmsap", "pope", "mme", "chair", "phd", "vsr", "tallyqa", "ambigcaps", "alarm",
         "faithfulness", "reproduce", "prepare", "commands", "command",
     ),
     "demo": ("world", "draws", "model", "evaluation", "training", "organisms", "command"),
@@ -146,7 +146,7 @@ def test_what_lies_below_all_rooms_imports_none(package: str) -> None:
 
 
 def test_the_engine_names_no_intervention_and_no_readout() -> None:
-    known = {"steering.readouts.envelope", "steering.recorders.attention"}  # what all of them share
+    known = {"steering.readouts.envelope", "steering.recorders.attention", "steering.recorders.spans"}  # shared by all
     known.add("steering.recorders.additions")  # which the self-check alone has
     for name, others in graph().items():
         if name.startswith(("steering.core.", "steering.front.", "steering.runner.")):

@@ -16,6 +16,7 @@ from server.engine.runtime import Serving
 from server.engine.served import Capabilities
 from server.images.load import MAX_RATIO, MAX_SIDE
 from server.openapi.operation import JSON, Parameter, documented
+from server.requests.guarding import guard_card
 from server.requests.preset import AT, PLAIN, Preset
 from server.requests.readiness import readouts_available, states
 from server.wire.interventions import schema as options_schema
@@ -100,6 +101,7 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "interventions": _interventions(capabilities),
         "readouts": [entry.name for entry in _readouts(capabilities)],
         "readout_schemas": [_described(entry, available[entry.name]) for entry in _readouts(capabilities)],
+        "guard": guard_card(capabilities.readouts, available, app.chats),
         "prepared": [_prepared(state) for state in states(serving)],
         "limits": {
             "slots": int(stats["slots"]),

@@ -5,6 +5,7 @@ import { asCurl, asPython } from "./code.js";
 import { byId, copyButton, h } from "./dom.js";
 import { EMPTY, readForm, showError, writeAsked, writeForm } from "./form.js";
 import { Compare } from "./compare.js";
+import { GuardForm } from "./guard.js";
 import { DEFAULT_VECTOR, Helm, sideOf } from "./helm.js";
 import { showHistory } from "./history.js";
 import { Interventions } from "./interventions.js";
@@ -20,17 +21,20 @@ import { saveJson } from "./save.js";
 import { follow, tellModel, tellProblem } from "./status.js";
 import { Turns } from "./turns.js";
 
+const PULL = 3; // the bias of a box that is drawn: times 20 before the softmax is normalised
+
 const state = { model: null, interventions: null, running: null, usual: [], shown: null, ready: false };
 const problem = (message, param = null) =>
   showError(message === null ? null : new ServerError(0, { message, param }), state.interventions);
-const results = new Results(goOn);
+const results = new Results(goOn, lookThere);
 const helm = new Helm(update);
 const turns = new Turns(update);
 const compare = new Compare(update);
+const guard = new GuardForm(update);
 const tray = new Tray(byId("tray"), { changed: update, refused: problem });
 
 const current = () =>
-  readForm({ model: state.model, pictures: tray.pictures, turns: turns.all, interventions: state.interventions });
+  readForm({ model: state.model, pictures: tray.pictures, turns: turns.all, interventions: state.interventions, guard });
 
 // ---------------------------------------------------------------------------------------------- the server
 
@@ -43,7 +47,7 @@ async function connect() {
     offer(data[0], vectors);
     await showSamples(pick);
     if (first) await begin();
-    else writeAsked(form, { helm, ...state });
+    else writeAsked(form, { helm, guard, ...state });
     tellModel(state.model);
     update();
   } catch (error) {
@@ -63,7 +67,9 @@ function offer(model, vectors) {
   });
   const able = model.interventions.some(({ name }) => name === "steering");
   helm.offer(model, vectors, able);
+  results.look.drawable = model.interventions.some(({ name }) => name === "look_at");
   compare.offer(helm, state.interventions);
+  guard.offer(model, state.interventions, able);
   byId("include").replaceChildren(
     ...model.readouts.map((name) =>
       h(
@@ -125,7 +131,7 @@ async function fill(form) {
   const pictures = await found(form.pictures);
   showError(null);
   writeForm(form);
-  writeAsked(form, { helm, ...state });
+  writeAsked(form, { helm, guard, ...state });
   turns.show(before);
   tray.show(pictures);
   if (missing)
@@ -157,6 +163,16 @@ function goOn(form, answer) {
   for (const id of ["context", "question"]) byId(id).value = "";
   tray.show([]);
   byId("question").focus();
+}
+
+/** Ask once more with attention drawn to a box in an image, or with null no more. */
+function lookThere(image, box) {
+  if (state.running) return;
+  const { look_at: before, ...others } = state.interventions.fields();
+  const bias = before?.bias ?? PULL;
+  state.interventions.set(box ? { ...others, look_at: { ...(before || {}), image, box, bias } } : others);
+  update();
+  sendOne();
 }
 
 let timer = null;

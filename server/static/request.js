@@ -31,10 +31,12 @@ export function extras(form) {
   if (form.strength !== 0) {
     const vector = form.vector === "modality-preference" ? {} : { vector: form.vector };
     const toward = form.auto ? "auto" : form.strength > 0 ? "vision" : "text";
-    fields.steering = { ...vector, toward, strength: Math.abs(form.strength) };
+    const when = form.when ? { when: { vector: form.when } } : {};
+    fields.steering = { ...vector, toward, strength: Math.abs(form.strength), ...when };
   }
   Object.assign(fields, form.interventions);
   if (form.baseline && Object.keys(fields).length) fields.baseline = true;
+  if (form.guard) fields.guard = form.guard;
   if (form.include.length) fields.diagnostics = { include: form.include };
   return fields;
 }

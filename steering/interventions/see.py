@@ -35,7 +35,7 @@ from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 from steering.protocol.wording import shown
-from steering.recorders import attention
+from steering.recorders import attention, spans
 
 NAME = "sage.see"
 Reading = Literal["transfer", "scale"]
@@ -341,7 +341,7 @@ class SeeSlots(Slots):
         for sequence in chunk.sequences:
             captured = sequence.captured.get(attention.NAME)
             if NAME in sequence.spec.asked and captured is not None and captured.last_sums is not None:
-                self.first[sequence.slot] = attention.image_sums(captured.last_sums).sum(-1)
+                self.first[sequence.slot] = spans.image_sums(captured.last_sums).sum(-1)
 
     def acts(self, sequences: list[Sequence]) -> bool:
         return any(NAME in sequence.spec.asked for sequence in sequences)

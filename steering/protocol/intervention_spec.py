@@ -125,7 +125,8 @@ class InterventionSpec(ABC):
     `kind` and exclude one another. `twin` is True where it contrasts the answer's logits with those of a twin, which repeats
     the answer's tokens on another prompt; a request may have one such intervention. An `only_chat` intervention changes
     nothing but the messages (`chat`), so any server can serve it. Where decode steps are captured, the steps of a
-    `rehearsed` intervention with its defaults are captured before the first request.
+    `rehearsed` intervention with its defaults are captured before the first request. `data` are kinds of data in its options
+    that other modules define.
     """
 
     path: ClassVar[tuple[str, ...]]
@@ -134,6 +135,7 @@ class InterventionSpec(ABC):
     needs_image: ClassVar[bool] = False
     only_chat: ClassVar[bool] = False
     rehearsed: ClassVar[bool] = False
+    data: ClassVar[tuple[type, ...]] = ()
 
     @classmethod
     def name(cls) -> str:
@@ -149,6 +151,11 @@ class InterventionSpec(ABC):
     def toward(self) -> Iterable[str]:
         """A label for each direction in which it pushes, which names the direction."""
         return [""]
+
+    @property
+    def refuses_twin(self) -> str | None:
+        """The field because of which an answer may have no twin; None where it may have one."""
+        return None
 
     @property
     def vectors(self) -> Sequence[str]:

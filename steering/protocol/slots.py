@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from steering.decoder.hooks import Hook
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence
-from steering.protocol.signals import Signal
+from steering.protocol.signals import Signal, StepGauge
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,13 @@ class Computed:
     """The results of a forward pass.
 
     hidden: (rows, n, d), normalised, after the last layer. logits: (rows, vocabulary) of the last token of each row, None
-    where a chunk does not hold the prompts' ends.
+    where a chunk does not hold the prompts' ends. numbers: by the names of `gauges`, what recorders measured of each row's
+    last token, (rows,) on the model's device, for interventions, which keep after them. NaN where a row has no such number.
     """
 
     hidden: torch.Tensor
     logits: torch.Tensor | None
+    numbers: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -155,13 +157,15 @@ class Slots:
     """Fixed tensors with settings and measurements of every slot, neutral where nothing was asked for.
 
     Every tensor that is an attribute has the slot as its first dimension. `measured` names those that hold a prompt's
-    measurements, which a copy of the prompt needs. It takes part in a forward pass where some row asks for the intervention
-    of its name or wants one of its `signals`, and, with `always`, in every one.
+    measurements, which a copy of the prompt needs. `gauges` are the numbers that a recorder puts into `Computed.numbers` of
+    passes in which a row wants their signal. It takes part in a forward pass where some row asks for the intervention of its
+    name or wants one of its `signals`, and, with `always`, in every one.
     """
 
     name: str
     measured: ClassVar[tuple[str, ...]] = ()
     signals: ClassVar[frozenset[Signal]] = frozenset()
+    gauges: ClassVar[Mapping[str, StepGauge]] = {}
     always: ClassVar[bool] = False
 
     def __init__(self, name: str, pool: Pool):

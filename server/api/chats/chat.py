@@ -28,6 +28,7 @@ from server.journal.words import LIVE, WORDED
 from server.openapi.examples import of_chat
 from server.openapi.operation import EVENTS, JSON, Parameter, documented
 from server.requests.guarding import GuardPlan, given_again, within_then
+from server.requests.readiness import readouts_available
 from server.requests.resolve import ignored_reasoning, resolve
 from server.requests.skipping import Skipping
 from server.telemetry.logs import COMPLETION, current_completion
@@ -127,13 +128,14 @@ def begun(
     n = 1 if chat.n is None else chat.n
     answer = Answer.to(chat, chat.model or serving.name, serving.capabilities.fingerprint, dialect.prefix)
     storing = storing_of(app, chat, body, dialect)
-    guard = None if chat.guard is None else GuardPlan.of(chat.guard, serving.capabilities.readouts)
+    guard = None if chat.guard is None else GuardPlan.of(chat.guard, readouts_available(serving))
     more = frozenset[str]() if guard is None else guard.readouts
     retried = None if guard is None else again(app, serving, translated.chat, chat, more)
     completion, entry, resolved = submit(app, serving, chat, answer.id, skipping, storing, more)
     if guard is not None and retried is not None:
         hold = chat.guard_stream != "first" or not chat.stream
-        completion = GuardedCompletion(completion, retried, guard, serving, caller().group, hold, n)
+        seed = resolved.sampling.seed
+        completion = GuardedCompletion(completion, seed, retried, guard, serving, caller().group, hold, n)
     notes = {**skipping.notes, **cut(chat, completion)}
     ignored = [*skipping.ignored, *(place_of(path, translated.places) for path in unread)]
     answer = replace(answer, notes=notes, ignored=[*dict.fromkeys(ignored)])

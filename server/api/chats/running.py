@@ -78,7 +78,7 @@ class Running:
             return chunk
         self.app.metrics.finished(chunk.choice, self.notes["interventions"], self.traffic)
         if chunk.choice.guard is not None:
-            self.app.metrics.guarded.labels(chunk.choice.guard["outcome"]).inc()
+            self.app.metrics.guarded(chunk.choice.guard)
         if self.app.traces is not None and self.span is not None:
             self.app.traces.answered(self.span, chunk.choice, self.answer_id)
             self.notes.setdefault("finish_reasons", []).append(chunk.choice.finish_reason)

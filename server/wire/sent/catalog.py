@@ -83,6 +83,28 @@ class ReadoutCard(AnswerBody):
     """Descriptions of those of them that are floats."""
 
 
+class ConditionCard(AnswerBody):
+    """A number that a guard's condition may be about."""
+
+    name: str
+    readout: str
+    type: Literal["number", "boolean"]
+    """boolean: compared with true or false. number: compared by a sign and a number."""
+    available: bool
+    """False if the number is null, so that no condition on it holds, because the model has no calibration for it."""
+
+
+class GuardCard(AnswerBody):
+    """What a request's `guard` can be."""
+
+    conditions: list[ConditionCard]
+    signs: list[str]
+    then: list[str]
+    """The fields that `then` may have."""
+    max_conditions: int
+    max_retries: int
+
+
 class PartCard(AnswerBody):
     """Something that is measured once for a model."""
 
@@ -133,6 +155,7 @@ class ModelCard(AnswerBody):
     interventions: list[InterventionCard]
     readouts: list[str]
     readout_schemas: list[ReadoutCard]
+    guard: GuardCard
     prepared: list[PartCard]
     """What was measured for this model, and what was not."""
     limits: RequestLimits

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load
 
 import steering
-from steering import Diagnose, Generate, Grammar, Icd, Pai, Request, Sage, Sampling, See, Steer, Think, Vcd
+from steering import Diagnose, Generate, Grammar, Icd, Pai, Request, Sage, Sampling, See, Steer, Think, Until, Vcd
 from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
 from steering.interventions.project_out import ProjectOut
@@ -101,6 +101,9 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
         "two images, read": ask(two, diagnose=everything),
         "read beside its baseline": ask(with_picture, Steer.to(vector, "text"), diagnose=everything, baseline=True),
         "steered": ask(with_picture, Steer.to(vector, "vision")),
+        "steered until": ask(
+            two, Steer.to(vector, "vision", until=Until("attention_ratio", 0.5, band=0.0)), diagnose=["modality"], n=2
+        ),
         "see, transferred": ask(two, See(alpha=0.5), diagnose=True),
         "see, scaled": ask(with_picture, See(alpha=0.9, reading="scale", shallow=1)),
         "think": ask(with_picture, Think(gamma=0.5, quantile=0.3), divergence=True),
