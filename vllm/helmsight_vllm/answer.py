@@ -1,0 +1,131 @@
+"""What a worker holds of one answer: its rows of the table, and what was measured of it so far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from helmsight_vllm.arrays import array_of
+from helmsight_vllm.plan import NONE, Attention, Ints, Plan
+from helmsight_vllm.table import AdditionTable
+
+KEPT_TOTALS = 3
+"""Totals of states that are kept, because a pass may run behind the answer's end before that is known."""
+
+
+class Answer:
+    """An answer from its first step on.
+
+    `counted`: positions below were measured. A preempted answer is computed again from its beginning, and a held token once
+    more; neither is measured twice.
+    """
+
+    def __init__(self, plan: Plan, table: AdditionTable, layers: int, width: int):
+        self.plan = plan
+        self.counted = 0
+        self.fetched = False
+        self._rows = np.array([table.take(terms) for terms in plan.additions], np.int64)
+        self._table = table
+        self._layers = layers
+        self.steers = bool(self._rows.any())
+        self.sums: dict[str, torch.Tensor] = {}
+        self._decoded: list[tuple[int, torch.Tensor]] = []
+        self.inverse = torch.zeros(layers, plan.steered or 0)
+        self.thought = torch.zeros(layers, 2)
+        self.prompt_state: torch.Tensor | None = None
+        self._totals: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # count, sum (layers, d), latest
+        self.changed = 0
+        if plan.attention is not None:
+            self._members = {name: _member(ranges, plan.length) for name, ranges in plan.attention.rows.items()}
+            shape = (layers, plan.attention.count)
+            self.sums = {name: torch.zeros(shape) for name in (*self._members, "last")}
+            self._looked = np.logical_or.reduce(
+                [*self._members.values(), _member([(plan.length - 1, plan.length)], plan.length)]
+            )
+
+    def release(self) -> None:
+        """Give the rows of the table back."""
+        for terms in self.plan.additions:
+            self._table.release(terms)
+
+    def rows_at(self, start: int, stop: int) -> Ints:
+        """Return the rows of the table of the tokens at positions start to stop."""
+        rows = np.full(stop - start, self._rows[-1])
+        prompt = self.plan.classes[start:stop]
+        rows[: len(prompt)] = self._rows[prompt]
+        return rows
+
+    def labels_at(self, start: int, stop: int) -> Ints:
+        """Return the labels of the tokens at positions start to stop; none behind the prompt."""
+        assert self.plan.attention is not None
+        labels = np.full(stop - start, NONE)
+        prompt = self.plan.attention.labels[start:stop]
+        labels[: len(prompt)] = prompt
+        return labels
+
+    def looks_at(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return the ranges of positions from start to stop whose attention is read."""
+        looked = np.ones(stop - start + 2, bool)
+        looked[[0, -1]] = False
+        prompt = self._looked[start:stop]
+        looked[1 : 1 + len(prompt)] = prompt
+        edges = np.flatnonzero(np.diff(looked))
+        return [(start + int(begin), start + int(end)) for begin, end in edges.reshape(-1, 2)]
+
+    def add_attention(self, start: int, stop: int, sums: torch.Tensor) -> None:
+        """Count the sums (layers, rows, labels) of the rows at positions start to stop."""
+        attention = self.plan.attention
+        assert attention is not None
+        sums = sums[..., : attention.count]
+        length = self.plan.length
+        in_prompt = max(min(stop, length) - start, 0)
+        for name, member in self._members.items():
+            chosen = torch.from_numpy(member[start : start + in_prompt])
+            self.sums[name] += sums[:, :in_prompt][:, chosen].sum(1)
+        if start < length <= stop:
+            self.sums["last"] = sums[:, length - 1 - start].clone()
+        self._decoded += [(at, sums[:, at - start].clone()) for at in range(max(start, length), stop)]
+
+    def add_states(self, position: int, states: torch.Tensor) -> None:
+        """Count the states (layers, d) at a position."""
+        plan = self.plan
+        if plan.state_position is not None and position == plan.length + plan.state_position:
+            self.prompt_state = states.clone()
+        if plan.residual and position >= plan.length - 1:
+            count, total, _ = self._totals[-1] if self._totals else (0, torch.zeros_like(states), states)
+            self._totals = [*self._totals[1 - KEPT_TOTALS :], (count + 1, total + states, states.clone())]
+
+    def taken(self, fed: int) -> dict[str, Any]:
+        """Return the measurements of the answer, of which `fed` generated tokens count, as the contract has them."""
+        plan, out = self.plan, dict[str, Any]()
+        if plan.attention is not None:
+            out["attention"] = {name: array_of(values) for name, values in self._sums(plan.attention, fed).items()}
+        if self.prompt_state is not None:
+            out["states"] = array_of(self.prompt_state)
+        for count, total, latest in self._totals:
+            if count == fed + 1:
+                out["residual"] = {"states": array_of(torch.stack([total / count, latest]))}
+        if plan.steered is not None:
+            out["steering"] = {"inverse": array_of(self.inverse)}
+        if plan.think is not None:
+            out["think"] = {"measured": array_of(self.thought)}
+        if plan.rule is not None:
+            out["twin"] = {"changed": self.changed, "masks": []}
+        return out
+
+    def _sums(self, attention: Attention, fed: int) -> dict[str, torch.Tensor]:
+        end = self.plan.length + fed
+        rows = [sums for position, sums in self._decoded if position < end]
+        steps = torch.stack(rows) if rows else torch.zeros(0, self._layers, attention.count)
+        sums = {**self.sums, "generated": steps.sum(0)}
+        return {**sums, "steps": steps} if attention.steps else sums
+
+
+def _member(ranges: Any, length: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which of a prompt's columns are in these ranges."""
+    member = np.zeros(length, bool)
+    for first, end in ranges:
+        member[first:end] = True
+    return member

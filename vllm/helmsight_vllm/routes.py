@@ -1,0 +1,274 @@
+"""The plugin's HTTP routes beside vLLM's own: what the server can do, and one answer.
+
+They lie below /v1, which vLLM's `--api-key` guards.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import json
+import uuid
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from PIL import Image
+from pydantic import ValidationError
+from starlette.datastructures import State
+from starlette.responses import Response
+from vllm.engine.protocol import EngineClient
+from vllm.inputs import TokensPrompt
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+import vllm
+from helmsight_vllm import CONTRACT, __version__
+from helmsight_vllm.arrays import array_of, mean_of
+from helmsight_vllm.body import AnswerBody, PromptBody, SamplingBody
+from helmsight_vllm.plan import KEY, expanded
+from helmsight_vllm.scores import prompt_scores, token_scores
+from helmsight_vllm.vectors import UnknownVector, load_vector
+from vllm import RequestOutput, SamplingParams
+
+FACTS, ANSWER = "/v1/helmsight/facts", "/v1/helmsight/answer"
+LINES = "application/x-ndjson"
+
+
+class Refused(Exception):
+    """A body that cannot be answered; `param` is the path of the field."""
+
+    def __init__(self, message: str, param: str | None, code: str = "invalid_value"):
+        super().__init__(message)
+        self.param, self.code = param, code
+
+    def json(self) -> dict[str, Any]:
+        return {"error": {"message": str(self), "param": self.param, "code": self.code}}
+
+
+class HelmsightRoutes:
+    """vLLM's endpoint plugin: it attaches the routes, and gets the engine when that is there."""
+
+    name = "helmsight"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        router = APIRouter()
+        router.add_api_route(FACTS, _facts, methods=["GET"], include_in_schema=False)
+        router.add_api_route(ANSWER, _answer, methods=["POST"], include_in_schema=False)
+        app.include_router(router)
+
+    async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
+        assert engine_client is not None  # it generates, or vLLM would not have asked for this plugin
+        state.helmsight = Answers(engine_client, await abilities(engine_client))
+
+
+async def abilities(engine: EngineClient) -> list[str]:
+    """Return what all workers can do, in the contract's words."""
+    by_rank = await engine.collective_rpc("helmsight_abilities")
+    common = [name for name in by_rank[0] if all(name in others for others in by_rank)]
+    return [*common, "grammar", "prompt_logprobs"]
+
+
+async def _facts(request: Request) -> Response:
+    answers: Answers = request.app.state.helmsight
+    return JSONResponse(answers.facts())
+
+
+async def _answer(request: Request) -> Response:
+    answers: Answers = request.app.state.helmsight
+    try:
+        body = AnswerBody.model_validate_json(await request.body())
+        prepared = await answers.prepare(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        refusal = Refused(first["msg"], ".".join(map(str, first["loc"])) or None)
+        return JSONResponse(refusal.json(), 400)
+    except Refused as error:
+        return JSONResponse(error.json(), 400)
+    return StreamingResponse(answers.lines(body, *prepared), media_type=LINES)
+
+
+class Answers:
+    """Answers bodies on an engine. can: what its workers do."""
+
+    def __init__(self, engine: EngineClient, can: list[str]):
+        self.engine, self.can = engine, can
+        self._config: Any = engine.vllm_config
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts of the contract."""
+        config, model = self._config, self._config.model_config
+        return {
+            "contract": CONTRACT,
+            "plugin": __version__,
+            "vllm": vllm.__version__,
+            "model": {
+                "layers": model.get_total_num_hidden_layers(),
+                "hidden_size": model.get_hidden_size(),
+                "vocabulary": model.get_vocab_size(),
+                "dtype": str(model.dtype).removeprefix("torch."),
+            },
+            "device": config.device_config.device_type,
+            "max_model_len": model.max_model_len,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "can": self.can,
+        }
+
+    async def prepare(self, body: AnswerBody) -> tuple[Any, SamplingParams, str]:
+        """Return vLLM's inputs and parameters, and the answer's number; raise Refused."""
+        self._check(body)
+        number = uuid.uuid4().hex
+        images = [_image(data, place) for place, data in enumerate(body.images)]
+        inputs = await self._inputs(body.prompt, images, body, "prompt")
+        params = sampling_of(body.sampling, body.seed, body.stream)
+        # Rows that come from the prefix cache are not computed, so that nothing can be read of them.
+        params.skip_reading_prefix_cache = (
+            body.attention is not None or body.steering is not None or body.think is not None
+        )
+        params.extra_args = {KEY: json.dumps(plan_of(body, number))}
+        return inputs, params, number
+
+    async def lines(self, body: AnswerBody, inputs: Any, params: SamplingParams, number: str) -> AsyncIterator[bytes]:
+        """Yield the lines of an answer. A client that leaves ends it: vLLM aborts what is no longer read."""
+        count, reused = 0, 0
+        scores: dict[str, Any] | None = None
+        output: RequestOutput | None = None
+        try:
+            async for output in self.engine.generate(inputs, params, number):
+                (new,) = output.outputs
+                count += len(new.token_ids)
+                reused = output.num_cached_tokens or reused
+                if output.prompt_logprobs is not None:
+                    scores = prompt_scores(
+                        output.prompt_logprobs, inputs["prompt_token_ids"], body.sampling.prompt_logprobs
+                    )
+                if new.token_ids:
+                    line: dict[str, Any] = {"tokens": list(new.token_ids)}
+                    if body.sampling.logprobs is not None:
+                        line |= token_scores(new.token_ids, new.logprobs, body.sampling.logprobs)
+                    yield _line(line)
+            assert output is not None
+            reason = output.outputs[0].finish_reason
+            if reason not in ("stop", "length"):
+                raise RuntimeError(f"The answer ended by {reason}.")
+            forced = len(inputs["prompt_token_ids"]) - body.prompt.length
+            taken = await self._taken(number, forced + count - 1)
+            if scores is not None:
+                taken["prompt_logprobs"] = {name: array_of(values) for name, values in scores.items()}
+            yield _line({"ended": {"reason": reason, "reused": reused, "taken": taken}})
+        except Exception as error:
+            yield _line(Refused(f"{type(error).__name__}: {error}", None, "engine_error").json())
+
+    async def _taken(self, number: str, fed: int) -> dict[str, Any]:
+        """Return the measurements of an answer: of attention the mean over ranks, each of which has its own heads."""
+        by_rank = [taken for taken in await self.engine.collective_rpc("helmsight_take", args=(number, fed)) if taken]
+        if not by_rank:
+            return {}
+        taken: dict[str, Any] = by_rank[0]
+        if "attention" in taken:
+            attention = {name: mean_of([other["attention"][name] for other in by_rank]) for name in taken["attention"]}
+            taken = {**taken, "attention": attention}
+        return taken
+
+    def _check(self, body: AnswerBody) -> None:
+        """Raise Refused where the server cannot do what a body asks for, or the body contradicts itself."""
+        model = self._config.model_config
+        layers = model.get_total_num_hidden_layers()
+        needed = {
+            "attention": body.attention, "steer": body.steering, "states": body.state_position, "stream": body.residual,
+            "think": body.think, "pairs": body.twin, "grammar": body.sampling.grammar,
+        }  # fmt: skip
+        for name, asked in needed.items():
+            if asked is not None and name not in self.can:
+                raise Refused(f"This server cannot do {name!r}.", name, "unsupported")
+        length = body.prompt.length
+        if body.attention is not None:
+            labels = expanded(body.attention.labels)
+            if len(labels) != length:
+                raise Refused(f"There are {len(labels)} labels for {length} tokens.", "attention.labels")
+            if labels.max(initial=-1) >= model.get_head_size():
+                raise Refused(f"There may be at most {model.get_head_size()} labels.", "attention.labels")
+        if body.steering is not None:
+            classes = expanded(body.prompt.classes)
+            if (
+                len(classes) != length
+                or not 0 <= classes.min(initial=0) <= classes.max(initial=0) < body.steering.classes
+            ):
+                raise Refused(f"There must be a class below {body.steering.classes} for each token.", "prompt.classes")
+            for place, vector in enumerate(body.steering.vectors):
+                if max(vector.layers, default=0) >= layers:
+                    raise Refused(f"The model has {layers} layers.", f"steering.vectors[{place}].layers")
+                try:
+                    load_vector(vector.name, vector.digest)
+                except UnknownVector as error:
+                    raise Refused(str(error), f"steering.vectors[{place}]", error.code) from None
+        if body.think is not None and len(body.think.thresholds) != layers:
+            raise Refused(f"The model has {layers} layers.", "think.thresholds")
+
+    async def _inputs(self, prompt: PromptBody, images: list[Image.Image], body: AnswerBody, param: str) -> Any:
+        """Return vLLM's inputs of a prompt, whose images are expanded; raise Refused where its tokens are others."""
+        given = TokensPrompt(prompt_token_ids=prompt.ids)
+        if (salt := salt_of(body)) is not None:
+            given["cache_salt"] = salt
+        if images:
+            given["multi_modal_data"] = {"image": images}
+        if body.size is not None:
+            given["mm_processor_kwargs"] = {"size": body.size}
+        try:
+            (inputs,) = await self.engine.renderer.render_cmpl_async([given])
+        except ValueError as error:
+            raise Refused(str(error), param) from None
+        ids = np.array(inputs["prompt_token_ids"][: prompt.length], "<i4")
+        if hashlib.sha256(ids.tobytes()).hexdigest() != prompt.sha256:
+            raise Refused(
+                f"The prompt's tokens differ: vLLM makes {len(inputs['prompt_token_ids'])} of it, of which "
+                f"{prompt.length} should have this hash.",
+                f"{param}.sha256",
+            )
+        return inputs
+
+
+def salt_of(body: AnswerBody) -> str | None:
+    """Return the salt of a body's cached keys, which differ with all that is done to tokens; None where nothing is done."""
+    done = body.model_dump(include={"salt", "steering", "think"}, exclude_none=True, exclude_defaults=True)
+    if not done:
+        return None
+    classes = body.prompt.classes if body.steering is not None else []
+    return hashlib.sha256(json.dumps([done, classes], sort_keys=True).encode()).hexdigest()
+
+
+def plan_of(body: AnswerBody, number: str) -> dict[str, Any]:
+    """Return the plan of an answer, as `Plan.of` reads it."""
+    chosen = {"attention", "state_position", "residual", "steering", "think"}
+    prompt = {"number": number, "length": body.prompt.length, "classes": body.prompt.classes}
+    return {**prompt, **body.model_dump(include=chosen, exclude_none=True)}
+
+
+def sampling_of(body: SamplingBody, seed: int | None, stream: bool) -> SamplingParams:
+    """Return vLLM's parameters."""
+    grammar = None if body.grammar is None else StructuredOutputsParams(grammar=body.grammar)
+    kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+    fields = body.model_dump(exclude={"grammar", "logit_bias"})
+    try:
+        return SamplingParams(
+            **fields, logit_bias=body.logit_bias or None, seed=seed, structured_outputs=grammar, output_kind=kind,
+            skip_special_tokens=True,
+        )  # fmt: skip
+    except ValueError as error:
+        raise Refused(str(error), "sampling") from None
+
+
+def _image(data: str, place: int) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(base64.b64decode(data, validate=True))).convert("RGB")
+    except (binascii.Error, OSError, ValueError) as error:
+        raise Refused(f"This is no image: {error}", f"images[{place}]") from None
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,49 @@
+"""Helmsight's worker: the platform's own, whose model is extended behind its loading."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.platforms import current_platform
+
+from helmsight_vllm.plugin import pairs_wanted
+from helmsight_vllm.runtime import Runtime
+
+if TYPE_CHECKING or not current_platform.is_cpu():
+    from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+else:
+    from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
+
+
+class Worker(PlatformWorker):
+    """A worker of one rank; its methods beside vLLM's are called by name, through `collective_rpc`."""
+
+    helmsight: Runtime
+
+    def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        loaded = super().load_model(*args, **kwargs)
+        if self.use_v2_model_runner:
+            raise RuntimeError("helmsight-vllm needs vLLM's V1 model runner: set VLLM_USE_V2_MODEL_RUNNER=0.")
+        runner = self.model_runner
+        runtime = self.helmsight = Runtime(runner)
+        forward = runner._model_forward
+
+        def model_forward(*args: Any, **kwargs: Any) -> Any:
+            if not runner.input_batch.num_reqs:  # profiling and warming up
+                return forward(*args, **kwargs)
+            runtime.begin()
+            output = forward(*args, **kwargs)
+            runtime.end()
+            return output
+
+        runner._model_forward = model_forward
+        return loaded
+
+    def helmsight_take(self, number: str, fed: int) -> dict[str, Any] | None:
+        """Return what was measured of an answer, as `Runtime.take`."""
+        return self.helmsight.take(number, fed)
+
+    def helmsight_abilities(self) -> list[str]:
+        """Return what this worker's model and backend allow."""
+        attention = ["attention"] if self.helmsight.reads_attention else []
+        return ["steer", "states", "stream", *attention, *(["pairs"] if pairs_wanted() else [])]
