@@ -36,7 +36,7 @@ class Answer:
         self.thought = torch.zeros(layers, 2)
         self.prompt_state: torch.Tensor | None = None
         self._totals: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # count, sum (layers, d), latest
-        self.changed = 0
+        self.changed: int | torch.Tensor = 0
         if plan.attention is not None:
             self._members = {name: _member(ranges, plan.length) for name, ranges in plan.attention.rows.items()}
             shape = (layers, plan.attention.count)
@@ -112,7 +112,7 @@ class Answer:
         if plan.think is not None:
             out["think"] = {"measured": array_of(self.thought)}
         if plan.rule is not None:
-            out["twin"] = {"changed": self.changed, "masks": []}
+            out["twin"] = {"changed": int(self.changed), "masks": []}
         return out
 
     def _sums(self, attention: Attention, fed: int) -> dict[str, torch.Tensor]:

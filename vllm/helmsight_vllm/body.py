@@ -127,3 +127,5 @@ class AnswerBody(Strict):
     steering: SteeringBody | None = None
     think: ThinkBody | None = None
     twin: TwinBody | None = None
+    fed: Annotated[StrictInt, Field(ge=0)] | None = None
+    """The number of tokens behind the prompt that readings count, where forced ones are the whole answer."""

@@ -5,6 +5,7 @@ They lie below /v1, which vLLM's `--api-key` guards.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -13,7 +14,7 @@ import json
 import uuid
 from argparse import Namespace
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, FastAPI, Request
@@ -28,8 +29,10 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 import vllm
 from helmsight_vllm import CONTRACT, __version__
+from helmsight_vllm.admission import PairAdmission
 from helmsight_vllm.arrays import array_of, mean_of
-from helmsight_vllm.body import AnswerBody, PromptBody, SamplingBody
+from helmsight_vllm.body import AnswerBody, PromptBody, SamplingBody, TwinBody
+from helmsight_vllm.noise import add_noise
 from helmsight_vllm.plan import KEY, expanded
 from helmsight_vllm.scores import prompt_scores, token_scores
 from helmsight_vllm.vectors import UnknownVector, load_vector
@@ -37,6 +40,8 @@ from vllm import RequestOutput, SamplingParams
 
 FACTS, ANSWER = "/v1/helmsight/facts", "/v1/helmsight/answer"
 LINES = "application/x-ndjson"
+READ = ("attention", "state_position", "residual")
+"""Fields of a body that only read."""
 
 
 class Refused(Exception):
@@ -48,6 +53,22 @@ class Refused(Exception):
 
     def json(self) -> dict[str, Any]:
         return {"error": {"message": str(self), "param": self.param, "code": self.code}}
+
+
+class Side(NamedTuple):
+    """An answer as vLLM generates it."""
+
+    inputs: Any
+    params: SamplingParams
+    number: str
+
+
+class Prepared(NamedTuple):
+    """An answer, its twin in a contrast, and the number of tokens that it begins with."""
+
+    leader: Side
+    twin: Side | None
+    forced: int
 
 
 class HelmsightRoutes:
@@ -84,13 +105,15 @@ async def _answer(request: Request) -> Response:
     try:
         body = AnswerBody.model_validate_json(await request.body())
         prepared = await answers.prepare(body)
+        if prepared.twin is not None:
+            answers.pair_tokens(prepared)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         refusal = Refused(first["msg"], ".".join(map(str, first["loc"])) or None)
         return JSONResponse(refusal.json(), 400)
     except Refused as error:
         return JSONResponse(error.json(), 400)
-    return StreamingResponse(answers.lines(body, *prepared), media_type=LINES)
+    return StreamingResponse(answers.lines(body, prepared), media_type=LINES)
 
 
 class Answers:
@@ -99,6 +122,8 @@ class Answers:
     def __init__(self, engine: EngineClient, can: list[str]):
         self.engine, self.can = engine, can
         self._config: Any = engine.vllm_config
+        cache, slots = self._config.cache_config, self._config.scheduler_config.max_num_seqs
+        self.pairs = PairAdmission(slots // 2, (cache.num_gpu_blocks or 0) * cache.block_size)
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the contract."""
@@ -119,45 +144,95 @@ class Answers:
             "can": self.can,
         }
 
-    async def prepare(self, body: AnswerBody) -> tuple[Any, SamplingParams, str]:
-        """Return vLLM's inputs and parameters, and the answer's number; raise Refused."""
+    async def prepare(self, body: AnswerBody) -> Prepared:
+        """Return what an answer needs of vLLM; raise Refused."""
         self._check(body)
         number = uuid.uuid4().hex
         images = [_image(data, place) for place, data in enumerate(body.images)]
         inputs = await self._inputs(body.prompt, images, body, "prompt")
         params = sampling_of(body.sampling, body.seed, body.stream)
         # Rows that come from the prefix cache are not computed, so that nothing can be read of them.
-        params.skip_reading_prefix_cache = (
-            body.attention is not None or body.steering is not None or body.think is not None
-        )
-        params.extra_args = {KEY: json.dumps(plan_of(body, number))}
-        return inputs, params, number
+        reads = (body.attention, body.steering, body.think, body.state_position)
+        params.skip_reading_prefix_cache = any(asked is not None for asked in reads)
+        plan = plan_of(body, body.prompt, number)
+        twin = None
+        if body.twin is not None:
+            plan |= {"pair": number, "rule": body.twin.rule.model_dump()}
+            twin = await self._twin(body, body.twin, images, number)
+        params.extra_args = {KEY: json.dumps(plan)}
+        return Prepared(Side(inputs, params, number), twin, len(inputs["prompt_token_ids"]) - body.prompt.length)
 
-    async def lines(self, body: AnswerBody, inputs: Any, params: SamplingParams, number: str) -> AsyncIterator[bytes]:
+    async def _twin(self, body: AnswerBody, asked: TwinBody, images: list[Image.Image], number: str) -> Side:
+        """Return the other side of a contrast, which generates the same tokens without measuring anything."""
+        prompt = asked.prompt or body.prompt
+        inputs = await self._inputs(prompt, images, body, "twin.prompt", plain=asked.noise is None)
+        if asked.noise is not None:
+            vision = getattr(self._config.model_config.hf_config, "vision_config", None)
+            try:
+                add_noise(inputs, asked.noise.step, asked.noise.seeds, getattr(vision, "temporal_patch_size", 1))
+            except ValueError as error:
+                raise Refused(str(error), "twin.noise") from None
+        kept = {"max_tokens", "min_tokens", "stop", "ignore_eos"}
+        params = sampling_of(SamplingBody(**body.sampling.model_dump(include=kept)), None, body.stream)
+        chosen = {name: value for name, value in plan_of(body, prompt, f"{number}-twin").items() if name not in READ}
+        params.extra_args = {KEY: json.dumps(chosen | {"pair": number, "leads": False})}
+        return Side(inputs, params, f"{number}-twin")
+
+    async def lines(self, body: AnswerBody, prepared: Prepared) -> AsyncIterator[bytes]:
         """Yield the lines of an answer. A client that leaves ends it: vLLM aborts what is no longer read."""
-        count, reused = 0, 0
+        if prepared.twin is None:
+            async for line in self._lines(body, prepared):
+                yield line
+            return
+        async with self.pairs.place(self.pair_tokens(prepared)):
+            twin = asyncio.ensure_future(self._follow(prepared.twin))
+            try:
+                async for line in self._lines(body, prepared):
+                    yield line
+            finally:
+                twin.cancel()
+
+    async def _follow(self, side: Side) -> None:
+        """Generate a twin's tokens to their end; one that fails ends its leader, which would wait for it forever."""
+        try:
+            async for _ in self.engine.generate(side.inputs, side.params, side.number):
+                pass
+        except Exception:
+            await self.engine.abort(side.number.removesuffix("-twin"))
+            raise
+
+    def pair_tokens(self, prepared: Prepared) -> int:
+        """Return how many tokens of the cache a pair needs at most, in whole blocks; raise Refused for one that never fits."""
+        block = self._config.cache_config.block_size
+        sides = [side for side in (prepared.leader, prepared.twin) if side is not None]
+        needed = sum(
+            -(-(len(side.inputs["prompt_token_ids"]) + side.params.max_tokens) // block) * block for side in sides
+        )
+        if needed > self.pairs.most:
+            raise Refused(f"The pair needs {needed} tokens of the cache, which has {self.pairs.most}.", "twin")
+        return needed
+
+    async def _lines(self, body: AnswerBody, prepared: Prepared) -> AsyncIterator[bytes]:
+        side, count, reused = prepared.leader, 0, 0
         scores: dict[str, Any] | None = None
         output: RequestOutput | None = None
         try:
-            async for output in self.engine.generate(inputs, params, number):
+            async for output in self.engine.generate(side.inputs, side.params, side.number):
                 (new,) = output.outputs
                 count += len(new.token_ids)
                 reused = output.num_cached_tokens or reused
                 if output.prompt_logprobs is not None:
-                    scores = prompt_scores(
-                        output.prompt_logprobs, inputs["prompt_token_ids"], body.sampling.prompt_logprobs
-                    )
+                    ids = side.inputs["prompt_token_ids"]
+                    scores = prompt_scores(output.prompt_logprobs, ids, body.sampling.prompt_logprobs)
                 if new.token_ids:
                     line: dict[str, Any] = {"tokens": list(new.token_ids)}
                     if body.sampling.logprobs is not None:
                         line |= token_scores(new.token_ids, new.logprobs, body.sampling.logprobs)
                     yield _line(line)
-            assert output is not None
-            reason = output.outputs[0].finish_reason
+            reason = None if output is None else output.outputs[0].finish_reason
             if reason not in ("stop", "length"):
                 raise RuntimeError(f"The answer ended by {reason}.")
-            forced = len(inputs["prompt_token_ids"]) - body.prompt.length
-            taken = await self._taken(number, forced + count - 1)
+            taken = await self._taken(side.number, prepared.forced + count - 1 if body.fed is None else body.fed)
             if scores is not None:
                 taken["prompt_logprobs"] = {name: array_of(values) for name, values in scores.items()}
             yield _line({"ended": {"reason": reason, "reused": reused, "taken": taken}})
@@ -186,6 +261,8 @@ class Answers:
         for name, asked in needed.items():
             if asked is not None and name not in self.can:
                 raise Refused(f"This server cannot do {name!r}.", name, "unsupported")
+        if body.twin is not None and body.twin.mask is not None:
+            raise Refused("This server cannot mask images.", "twin.mask", "unsupported")
         length = body.prompt.length
         if body.attention is not None:
             labels = expanded(body.attention.labels)
@@ -210,8 +287,13 @@ class Answers:
         if body.think is not None and len(body.think.thresholds) != layers:
             raise Refused(f"The model has {layers} layers.", "think.thresholds")
 
-    async def _inputs(self, prompt: PromptBody, images: list[Image.Image], body: AnswerBody, param: str) -> Any:
-        """Return vLLM's inputs of a prompt, whose images are expanded; raise Refused where its tokens are others."""
+    async def _inputs(
+        self, prompt: PromptBody, images: list[Image.Image], body: AnswerBody, param: str, plain: bool = True
+    ) -> Any:
+        """Return vLLM's inputs of a prompt, whose images are expanded; raise Refused where its tokens are others.
+
+        Inputs that are not `plain` are nobody else's, so that they may be changed.
+        """
         given = TokensPrompt(prompt_token_ids=prompt.ids)
         if (salt := salt_of(body)) is not None:
             given["cache_salt"] = salt
@@ -220,7 +302,7 @@ class Answers:
         if body.size is not None:
             given["mm_processor_kwargs"] = {"size": body.size}
         try:
-            (inputs,) = await self.engine.renderer.render_cmpl_async([given])
+            (inputs,) = await self.engine.renderer.render_cmpl_async([given], skip_mm_cache=not plain)
         except ValueError as error:
             raise Refused(str(error), param) from None
         ids = np.array(inputs["prompt_token_ids"][: prompt.length], "<i4")
@@ -242,16 +324,15 @@ def salt_of(body: AnswerBody) -> str | None:
     return hashlib.sha256(json.dumps([done, classes], sort_keys=True).encode()).hexdigest()
 
 
-def plan_of(body: AnswerBody, number: str) -> dict[str, Any]:
-    """Return the plan of an answer, as `Plan.of` reads it."""
-    chosen = {"attention", "state_position", "residual", "steering", "think"}
-    prompt = {"number": number, "length": body.prompt.length, "classes": body.prompt.classes}
-    return {**prompt, **body.model_dump(include=chosen, exclude_none=True)}
+def plan_of(body: AnswerBody, prompt: PromptBody, number: str) -> dict[str, Any]:
+    """Return the plan of an answer to a prompt, as `Plan.of` reads it."""
+    about = {"number": number, "length": prompt.length, "classes": prompt.classes}
+    return {**about, **body.model_dump(include={*READ, "steering", "think"}, exclude_none=True)}
 
 
 def sampling_of(body: SamplingBody, seed: int | None, stream: bool) -> SamplingParams:
     """Return vLLM's parameters."""
-    grammar = None if body.grammar is None else StructuredOutputsParams(grammar=body.grammar)
+    grammar = None if body.grammar is None else StructuredOutputsParams(grammar=lark_of(body.grammar))
     kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
     fields = body.model_dump(exclude={"grammar", "logit_bias"})
     try:
@@ -261,6 +342,19 @@ def sampling_of(body: SamplingBody, seed: int | None, stream: bool) -> SamplingP
         )  # fmt: skip
     except ValueError as error:
         raise Refused(str(error), "sampling") from None
+
+
+def lark_of(grammar: str) -> str:
+    """Return a grammar of llguidance in its dialect of Lark, which is what vLLM passes on; raise Refused for others."""
+    if not grammar.lstrip().startswith("{"):
+        return grammar
+    try:
+        (only,) = json.loads(grammar)["grammars"]
+        if only.get("lark_grammar") is not None:
+            return str(only["lark_grammar"])
+        return f"start: %json {json.dumps(only['json_schema'])}"
+    except (KeyError, TypeError, ValueError) as error:
+        raise Refused(f"This is no grammar of llguidance: {error!r}.", "sampling.grammar") from None
 
 
 def _image(data: str, place: int) -> Image.Image:

@@ -57,6 +57,7 @@ class Runtime:
         self._written = 0  # the number of rows that the last step wrote
         self.answers: dict[str, Answer | None] = {}  # by request; None for one without a plan
         self._ended: OrderedDict[str, Answer] = OrderedDict()
+        self._failed: OrderedDict[str, str] = OrderedDict()
         self._steps: list[tuple[Answer, int]] = []  # the answers of a step, and where they will stand behind it
         self._inverse: Chosen | None = None
         self._states: Chosen | None = None
@@ -127,6 +128,8 @@ class Runtime:
     def take(self, number: str, fed: int) -> dict[str, Any] | None:
         """Return what was measured of an answer that has ended, and forget it; None where nothing is known of it."""
         self._forget()
+        if (failure := self._failed.pop(number, None)) is not None:
+            raise RuntimeError(f"The answer was not steered: {failure}")
         answer = self._ended.pop(number, None)
         if answer is None:  # it ended in the last step, and the runner learns that with the next one
             running = (answer for answer in self.answers.values() if answer is not None)
@@ -174,8 +177,21 @@ class Runtime:
     def _answer(self, request: str) -> Answer | None:
         if request not in self.answers:
             plan = Plan.of(self._runner.requests[request].sampling_params.extra_args)
-            self.answers[request] = None if plan is None else Answer(plan, self.table, self._layers, self._width)
+            self.answers[request] = None if plan is None else self._placed(plan)
         return self.answers[request]
+
+    def _placed(self, plan: Plan) -> Answer | None:
+        """Return an answer with its rows of the table; None where it cannot have them, which `take` then raises.
+
+        What is raised within a step ends the engine.
+        """
+        try:
+            return Answer(plan, self.table, self._layers, self._width)
+        except Exception as error:
+            self._failed[plan.number] = f"{type(error).__name__}: {error}"
+            while len(self._failed) > KEPT:
+                self._failed.popitem(last=False)
+            return None
 
     def _write(self, rows: Ints) -> None:
         """Write the rows of a step's tokens; a step without any writes only where one before has."""
@@ -217,7 +233,7 @@ class Runtime:
             if answer is None:
                 continue
             answer.release()
-            if answer.plan.reads and not answer.fetched:
+            if (answer.plan.reads or answer.plan.rule is not None) and not answer.fetched:
                 self._ended[answer.plan.number] = answer
                 while len(self._ended) > KEPT:
                     self._ended.popitem(last=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
-from helmsight_vllm.plugin import pairs_wanted
+from helmsight_vllm.pairs import contrast_in
 from helmsight_vllm.runtime import Runtime
 
 if TYPE_CHECKING or not current_platform.is_cpu():
@@ -37,6 +37,8 @@ class Worker(PlatformWorker):
             return output
 
         runner._model_forward = model_forward
+        self.pairs = not self.scheduler_config.async_scheduling
+        contrast_in(runner, runtime)
         return loaded
 
     def helmsight_take(self, number: str, fed: int) -> dict[str, Any] | None:
@@ -46,4 +48,4 @@ class Worker(PlatformWorker):
     def helmsight_abilities(self) -> list[str]:
         """Return what this worker's model and backend allow."""
         attention = ["attention"] if self.helmsight.reads_attention else []
-        return ["steer", "states", "stream", *attention, *(["pairs"] if pairs_wanted() else [])]
+        return ["steer", "states", "stream", *attention, *(["pairs", "vcd"] if self.pairs else []), "think"]
