@@ -174,6 +174,10 @@ def worker_app(
     disable_created_metrics()  # these are a further, unused series for each counter
     share_interpreter()
     make: Callable[[Settings, Tell], ServedEngine] = local.load if engine is None else engine.load
+    if settings.engine != "own":
+        from server.engine import vllm
+
+        make = vllm.load
     if engine is None and starts is not None and starts.wait:
         make = partial(_late, starts.wait, make)
     runtime = Runtime(settings, on_failure=give_up, begun=begun, make=make)

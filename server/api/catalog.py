@@ -88,6 +88,8 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "device": capabilities.device,
         "dtype": capabilities.dtype,
         "quantization": capabilities.quantization,
+        "engine": capabilities.engine,
+        "unsupported": _unsupported(capabilities),
         "compiled": stats.get("compiled_in_use", 0) > 0,
         "image_size": None if capabilities.image_size is None else list(capabilities.image_size),
         "image_pixels": None if capabilities.pixels is None else list(capabilities.pixels),
@@ -136,6 +138,12 @@ def _interventions(capabilities: Capabilities) -> list[dict[str, Any]]:
         for name, (kind, _) in intervention.REGISTRY.items()
         if name in capabilities.interventions and (schema := options_schema(kind, capabilities.layers)) is not None
     ]
+
+
+def _unsupported(capabilities: Capabilities) -> list[str]:
+    """Return the fields of interventions and readouts that this version has, but not the engine."""
+    names = [name for name in intervention.REGISTRY if name not in capabilities.interventions]
+    return [*names, *(f"diagnostics.{name}" for name in readout.REGISTRY if name not in capabilities.readouts)]
 
 
 def _readouts(capabilities: Capabilities) -> list[Readout]:

@@ -141,7 +141,7 @@ def capabilities_of(client: Client) -> Capabilities:
         generation_defaults=mllm.generation_defaults,
         interventions=client.interventions,
         readouts=client.readouts,
-        grammars=True,
+        grammars=client.grammars,
         tools=format_of(mllm) is not None,
         template_variables=mllm.chat.variables,
         reasoning=mllm.chat.reasoning,

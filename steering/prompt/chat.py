@@ -22,11 +22,16 @@ def is_context_line(role: str, line: str) -> bool:
     return role in CONTEXT_ROLES and line.startswith(CONTEXT_LINE)
 
 
-def pictures_of(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
-    """Return the images of a chat, in order."""
+def image_parts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the parts of a chat that are images, in order."""
     contents = (message["content"] for message in messages)
     parts = (part for content in contents if not isinstance(content, str) for part in content)
-    return [part["image"] for part in parts if part["type"] == "image"]
+    return [part for part in parts if part["type"] == "image"]
+
+
+def pictures_of(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
+    """Return the images of a chat, in order."""
+    return [part["image"] for part in image_parts(messages)]
 
 
 def without_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

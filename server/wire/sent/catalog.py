@@ -114,6 +114,10 @@ class ModelCard(AnswerBody):
     dtype: str
     quantization: str | None
     """"int8" if the language model's layers compute in integers; null if they compute in `dtype`."""
+    engine: str
+    """The engine that runs the model: "own", or the name and version of another one."""
+    unsupported: list[str]
+    """The interventions, and the readouts as "diagnostics.NAME", that this engine lacks; requests for them are refused."""
     compiled: bool
     """True if decode steps currently run compiled."""
     image_size: tuple[int, int] | None
