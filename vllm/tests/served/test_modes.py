@@ -1,0 +1,101 @@
+"""Answers of vLLM servers in their modes are those of our own engine: tokens equal, attention factors within 1e-5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import served.asked as asked
+from served.conftest import connected
+from served.serving import counters, served
+
+import steering
+from steering import Diagnose, Inapplicable, Request, Steer, SteeringVector
+from steering.vllm.client import VllmClient
+from tests.steering.parallel.asking import requests
+from tests.steering.vllm.test_answers import more_requests
+
+EAGER = "--enforce-eager"
+MODES = {
+    "eager": [EAGER],
+    "chunked": [EAGER, "--max-num-batched-tokens", "64"],
+    "parallel": [EAGER, "--tensor-parallel-size", "2", "--distributed-executor-backend", "mp"],
+    "compiled": [],
+}
+Answers = dict[str, steering.Result]
+
+
+@pytest.fixture(scope="module", params=MODES)
+def client(
+    request: pytest.FixtureRequest, own: steering.Engine, folder: Path, work: Path
+) -> Iterator[VllmClient]:
+    with served(folder, work, *MODES[request.param]) as url, connected(own, folder, url) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def common(own: steering.Engine, vector: SteeringVector) -> dict[str, Request]:
+    """Return requests with what front and engine can do in general."""
+    listed = {**requests(own.mllm), **more_requests(vector)}
+    return {name: request for name, request in listed.items() if name != "sampled"}
+
+
+@pytest.fixture(scope="session")
+def expected(own: steering.Engine, vector: SteeringVector) -> Answers:
+    """Return our own engine's answers, each computed alone."""
+    listed = {**asked.steered(vector), **asked.contrasted(vector)}
+    return {name: own.generate([request])[0] for name, request in listed.items()}
+
+
+def test_steering_moves_answers(expected: Answers) -> None:
+    """Otherwise the comparisons below would prove nothing."""
+    texts = {name: result.choices[0].text for name, result in expected.items()}
+    assert sum(texts[f"text {seed}"] != texts[f"vision {seed}"] for seed in range(8)) >= 4
+
+
+def test_steered_answers_in_one_batch(client: VllmClient, vector: SteeringVector, expected: Answers) -> None:
+    listed = asked.steered(vector)
+    found = dict(zip(listed, client.generate(listed.values()), strict=True))
+    assert not list(asked.faults(found, expected))
+
+
+def test_contrast_pairs_beside_single_answers(
+    client: VllmClient, vector: SteeringVector, expected: Answers
+) -> None:
+    listed = asked.contrasted(vector)
+    found = dict(zip(listed, client.generate(listed.values()), strict=True))
+    assert not list(asked.faults(found, expected))
+
+
+def test_what_else_requests_ask_for(
+    client: VllmClient, own: steering.Engine, common: dict[str, Request]
+) -> None:
+    served: dict[str, Any] = {}
+    for name, request in common.items():
+        try:
+            client.inspect(request)
+        except Inapplicable:
+            continue
+        served[name] = request
+    assert len(served) >= 29
+    found = dict(zip(served, client.generate(served.values()), strict=True))
+    assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in served.items()}))
+
+
+def test_cached_keys_of_other_interventions_are_not_used(
+    client: VllmClient, own: steering.Engine, vector: SteeringVector
+) -> None:
+    """The prompts share their beginning with others that are steered otherwise, and with the same unsteered."""
+    steers = [[], [Steer.to(vector, "text", 2.0)], [Steer.to(vector, "vision", 2.0)], []]
+    listed = {f"{i} {j}": asked.request(40 + i, *steer) for i in range(4) for j, steer in enumerate(steers)}
+    before = counters(client.servers.well[0].url)
+    found = {name: client.generate([request])[0] for name, request in listed.items()}
+    assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in listed.items()}))
+    read = Diagnose(["focus"])
+    listed = {name: asked.request(40, diagnose=read) for name in ("first", "again")}
+    found = {name: client.generate([request])[0] for name, request in listed.items()}
+    assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in listed.items()}))
+    after = counters(client.servers.well[0].url)
+    assert after["vllm:prefix_cache_hits_total"] > before["vllm:prefix_cache_hits_total"]
