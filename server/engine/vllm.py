@@ -88,6 +88,7 @@ def launch(settings: Settings) -> tuple[LaunchedServer, str]:
         **os.environ,
         **key,
         "HELMSIGHT_VECTORS": os.pathsep.join(map(str, folders)),
+        "VLLM_PLUGINS": "helmsight",
         "VLLM_NO_USAGE_STATS": "1",
         **({} if settings.download else {"HF_HUB_OFFLINE": "1"}),
     }

@@ -31,7 +31,7 @@ from steering.vllm.attention import SpanLabels, ranges_of
 from steering.vllm.forms import FORMS, Taken, steered_classes
 from steering.vllm.measurements import measured
 
-PATH = "/helmsight/v1/answer"
+PATH = "/v1/helmsight/answer"
 HOME = 64
 """Tokens at a prompt's beginning that, with its first picture, tell which server's cache may know it."""
 FIELDS: Mapping[str, str] = {

@@ -11,7 +11,7 @@ import torch
 from steering.errors import UnsupportedModel
 from steering.model.mllm import MLLM
 
-PATH = "/helmsight/v1/facts"
+PATH = "/v1/helmsight/facts"
 CONTRACT = 1
 """The version of the contract between this client and the plugin."""
 

@@ -25,7 +25,7 @@ Taken = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Form:
+class RemoteForm:
     """How an intervention is asked of a server.
 
     write: returns the fields of a body, from the answer's settings. read: returns what `InterventionSpec.report` takes,
@@ -128,11 +128,11 @@ def _read_twin(spec: Spec, taken: Taken, fed: int) -> TwinReport:
     return TwinReport(tuple(made), int(twin["changed"]))
 
 
-FORMS: Mapping[str, Form] = {
-    STEERING: Form(_write_steering, _read_steering),
-    Think.name(): Form(_write_think, _read_think),
-    Vcd.name(): Form(_write_vcd, _read_twin),
-    Icd.name(): Form(_write_icd, _read_twin),
-    Generate.name(): Form(_write_generate, _read_twin),
+FORMS: Mapping[str, RemoteForm] = {
+    STEERING: RemoteForm(_write_steering, _read_steering),
+    Think.name(): RemoteForm(_write_think, _read_think),
+    Vcd.name(): RemoteForm(_write_vcd, _read_twin),
+    Icd.name(): RemoteForm(_write_icd, _read_twin),
+    Generate.name(): RemoteForm(_write_generate, _read_twin),
 }
 """The form of each intervention that a server can be asked for; those that only change the chat need none."""

@@ -1,7 +1,7 @@
 """The answers of plain transformers that vLLM servers are compared with at the start, computed in a process that ends.
 
-That process is `python -m steering.vllm`, which reads its task as JSON from standard input and writes a `Reference` to the
-file that is named: the only moment at which the front's machine needs the memory of a model.
+That process reads its task as JSON from standard input and writes a `Reference` to the file that is named. It is the only
+moment at which the front's machine needs the memory of a model.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import nn
 from steering.child.facts import ModelFacts
 from steering.child.link import KINDS
 from steering.errors import UnsupportedModel, VectorError
+from steering.files import write_atomically
 from steering.front.engine import Engine
 from steering.front.magnitudes import magnitudes
 from steering.messages import serialization
@@ -171,7 +172,7 @@ def computed_apart(task: ReferenceTask, file: Path, environment: Mapping[str, st
     """
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "steering.vllm", str(file)]
+        command = [sys.executable, "-c", f"from {__name__} import main; main()", str(file)]
         process = subprocess.run(
             command, input=json.dumps(asdict(task)), capture_output=True, text=True, check=False, env=dict(environment)
         )
@@ -180,3 +181,9 @@ def computed_apart(task: ReferenceTask, file: Path, environment: Mapping[str, st
             raise UnsupportedModel(f"The plain model's answers could not be computed: {reason}")
     reference: Reference = serialization.read(file.read_bytes(), REFERENCE_KINDS)
     return reference
+
+
+def main() -> None:
+    """Compute the references of the task on standard input into the file that the command line names."""
+    reference = compute(ReferenceTask(**json.loads(sys.stdin.read())))
+    write_atomically(sys.argv[1], serialization.written(reference, REFERENCE_KINDS))

@@ -72,6 +72,7 @@ class Server:
         self.running = 0
         self.well = False
         self._missed = 0
+        self._losing = threading.Lock()
         headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
         timeout = Timeout(connect=PATIENCE, read=None)
         # Connections are bounded by the answers that run.
@@ -144,9 +145,10 @@ class Server:
 
     def lose(self, error: Exception) -> None:
         """Give it no more answers until it is well again."""
-        if self.well:
+        with self._losing:
+            was_well, self.well = self.well, False
+        if was_well:
             log.error("a vLLM server is gone: %s", error)
-        self.well = False
 
 
 def _reason(error: Exception) -> str:
@@ -188,7 +190,6 @@ class Servers:
 
     def __init__(self, servers: Sequence[Server]):
         self._servers = list(servers)
-        self._stopped = threading.Event()
 
     def __iter__(self) -> Iterator[Server]:
         return iter(self._servers)

@@ -48,8 +48,8 @@ class FakeVllm:
         self._computing = threading.Lock()
         app.before_request(self._admit)
         app.get("/health")(self._health)
-        app.get("/helmsight/v1/facts")(lambda: self.facts)
-        app.post("/helmsight/v1/answer")(self._answer)
+        app.get("/v1/helmsight/facts")(lambda: self.facts)
+        app.post("/v1/helmsight/answer")(self._answer)
         self.server: BaseWSGIServer = make_server(
             "127.0.0.1", self.port, app, threaded=True, request_handler=_Chunked
         )
