@@ -71,8 +71,8 @@ LOADERS = {
     "server/commands/vectors.py",
 }
 """Files that load or inspect a checkpoint for Helmsight's own engine; no others know that it is the one that serves."""
-WORDS = {"Auto", "Criterion", "TextBounds"}
-"""Types that stand in the protocol."""
+WORDS = {"Auto", "Criterion", "Gate", "GateTerm", "Gated", "NumberCondition", "TextBounds", "conditioned"}
+"""What requests are made of, for any engine: it stands in the protocol."""
 
 
 def test_the_server_knows_an_engine_by_its_protocol_alone() -> None:

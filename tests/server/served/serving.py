@@ -47,7 +47,12 @@ COMPILING = 1800
 
 def settings_of(folder: Path) -> dict[str, Any]:
     """Return the settings that a test's server and the plain path share."""
-    return {"model": str(folder), "name": NAME, "vectors": (str(folder / "vectors"),), "journal": "off"}
+    return {
+        "model": str(folder),
+        "name": NAME,
+        "vectors": (str(folder / "vectors"),),
+        "journal": str(folder / "plain.db"),
+    }
 
 
 class Plain:
