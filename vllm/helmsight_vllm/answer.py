@@ -26,8 +26,8 @@ class Answer:
         self.plan = plan
         self.counted = 0
         self.fetched = False
-        self._rows = np.array([table.take(terms) for terms in plan.additions], np.int64)
         self._table = table
+        self._rows = np.array(table.take_all(plan.additions), np.int64)
         self._layers = layers
         self.steers = bool(self._rows.any())
         self.sums: dict[str, torch.Tensor] = {}

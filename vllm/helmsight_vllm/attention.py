@@ -42,7 +42,8 @@ class Step:
     rows: torch.Tensor
     labels: torch.Tensor
     sums: torch.Tensor
-    call: dict[str, Any] = field(default_factory=dict)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The arguments of the second calls, by the metadata that a group of layers shares: each group has its own blocks."""
 
 
 def readable(attention: Any) -> bool:
@@ -95,16 +96,17 @@ class AttentionReader:
     def _read(
         self, step: Step, number: int, impl: Any, layer: Any, query: torch.Tensor, kv_cache: torch.Tensor, meta: Any
     ) -> None:
-        if not step.call:
-            step.call = self._prepared(step, impl, layer, query, kv_cache, meta)
+        call = step.calls.get(id(meta))
+        if call is None:
+            call = step.calls[id(meta)] = self._prepared(step, impl, layer, query, kv_cache, meta)
         if not step.looks:
             return
-        chosen = query[step.call["rows"]].contiguous()
+        chosen = query[call["rows"]].contiguous()
         out = torch.empty(len(chosen), impl.num_heads, impl.head_size, dtype=query.dtype)
         keys, _ = _halves(kv_cache)
         ops.cpu_attention_with_kv_cache(
             query=chosen, key_cache=keys, output=out, scale=impl.scale, causal=True, alibi_slopes=impl.alibi_slopes,
-            sliding_window=impl.sliding_window, softcap=impl.logits_soft_cap, s_aux=impl.sinks, **step.call["call"],
+            sliding_window=impl.sliding_window, softcap=impl.logits_soft_cap, s_aux=impl.sinks, **call["call"],
         )  # fmt: skip
         step.sums[number] = out.float().mean(1)[:, : step.sums.shape[2]]
 
@@ -127,7 +129,7 @@ class AttentionReader:
         scheduled = ops.cpu_attn_get_scheduler_metadata(
             num_reqs=len(lengths), num_heads=impl.num_heads, num_kv_heads=impl.num_kv_heads, head_dim=impl.head_size,
             seq_lens=lengths, dtype=query.dtype, query_start_loc=starts, causal=True,
-            sliding_window_size=impl.sliding_window, isa=layer.isa, enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,
+            sliding_window_size=-1, isa=layer.isa, enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,
         )  # fmt: skip
         rows = [torch.arange(look.first, look.first + look.stop - look.start) for look in step.looks]
         table = meta.block_table[torch.tensor([look.place for look in step.looks])].contiguous()

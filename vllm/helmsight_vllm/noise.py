@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,11 @@ def noised(pixels: torch.Tensor, step: int, seed: int, frames: int) -> torch.Ten
     return signal * pixels + added * noise
 
 
+def with_pixels(item: Any, pixels: torch.Tensor) -> Any:
+    """Return a picture of vLLM's inputs with other pixel values."""
+    return type(item)({**item, PIXELS: dataclasses.replace(item[PIXELS], data=pixels)})
+
+
 def add_noise(inputs: Any, step: int, seeds: Sequence[int], frames: int) -> None:
     """Add noise to the pictures of vLLM's inputs, whose hashes change, so that no cache takes them for the plain ones.
 
@@ -43,7 +49,10 @@ def add_noise(inputs: Any, step: int, seeds: Sequence[int], frames: int) -> None
     items = inputs.get("mm_kwargs", {}).get("image", ())
     if len(items) != len(seeds) or not all(item is not None and PIXELS in item for item in items):
         raise ValueError(f"There must be pixel values of {len(seeds)} pictures.")
-    for item, seed in zip(items, seeds, strict=True):
-        item[PIXELS].data = noised(item[PIXELS].data, step, seed, frames)
+    if not all(item[PIXELS].data.is_floating_point() for item in items):
+        raise ValueError("Pictures must come normalised: start vLLM without --mm-device-do-normalize.")
+    # vLLM keeps the items for the next prompt with these pictures, so that they must stay as they are.
+    noisy = [with_pixels(item, noised(item[PIXELS].data, step, seed, frames)) for item, seed in zip(items, seeds, strict=True)]
+    inputs["mm_kwargs"] = {**inputs["mm_kwargs"], "image": noisy}
     hashes = inputs["mm_hashes"]["image"]
-    inputs["mm_hashes"] = {**inputs["mm_hashes"], "image": [f"{name}-noise-{step}" for name in hashes]}
+    inputs["mm_hashes"] = {**inputs["mm_hashes"], "image": [f"{name}-noise-{step}-{seed}" for name, seed in zip(hashes, seeds, strict=True)]}

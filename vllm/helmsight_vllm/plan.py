@@ -1,4 +1,4 @@
-"""The plan of an answer: what is done and read inside the model. It travels to every worker as JSON in `extra_args`."""
+"""The plan of an answer: what is done and read inside the model. It travels to every worker in `extra_args`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ import torch
 from helmsight_vllm.vectors import load_vector
 
 KEY = "helmsight"
-"""The plan's key in `SamplingParams.extra_args`."""
+"""The plan's key in `SamplingParams.extra_args`.
+
+Its value is a mapping, which `vllm_xargs` cannot be: clients of vLLM's own routes for chats and completions cannot write a plan,
+whose keys in the prefix cache would lack their salt.
+"""
 NONE = -1
 """The label of tokens whose attention is in no sum."""
 Ints = npt.NDArray[np.int64]
@@ -24,6 +28,12 @@ def expanded(runs: Sequence[Sequence[int]]) -> Ints:
     """Return the values of runs [value, count]."""
     values = np.array([run[0] for run in runs], np.int64)
     return np.repeat(values, [run[1] for run in runs])
+
+
+def plan_in(extra: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the plan in a request's `extra_args` as it travels; None where there is none."""
+    data = (extra or {}).get(KEY)
+    return data if isinstance(data, Mapping) else None
 
 
 @dataclass(frozen=True)
@@ -68,10 +78,9 @@ class Plan:
     @classmethod
     def of(cls, extra: Mapping[str, Any] | None) -> Plan | None:
         """Return the plan in a request's `extra_args`; None where there is none."""
-        written = (extra or {}).get(KEY)
-        if written is None:
+        data = plan_in(extra)
+        if data is None:
             return None
-        data = json.loads(written)
         attention, steering = data.get("attention"), data.get("steering")
         return cls(
             data["number"],

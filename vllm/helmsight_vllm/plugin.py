@@ -32,6 +32,8 @@ def register() -> None:
             self.scheduler_cls, self.async_scheduling = SCHEDULER, False
         if self.structured_outputs_config.backend == "auto":
             self.structured_outputs_config.backend = "guidance"  # Helmsight writes grammars of llguidance
+        # vLLM would normalise pictures behind their noise and masks, and not as transformers does to the last bit.
+        self.mm_device_do_normalize = False
         # The worker is no part of the key of vLLM's compile cache, although the extended layers compile differently.
         self.additional_config = {**(self.additional_config or {}), "helmsight": __version__}
         return create(self, *args, **kwargs)

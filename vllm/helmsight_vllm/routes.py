@@ -11,9 +11,11 @@ import binascii
 import hashlib
 import io
 import json
+import logging
 import uuid
 from argparse import Namespace
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,8 +40,12 @@ from helmsight_vllm.scores import prompt_scores, token_scores
 from helmsight_vllm.vectors import UnknownVector, load_vector
 from vllm import RequestOutput, SamplingParams
 
+log = logging.getLogger(__name__)
+
 FACTS, ANSWER = "/v1/helmsight/facts", "/v1/helmsight/answer"
 LINES = "application/x-ndjson"
+ENDED = ("stop", "length")
+"""The ends of a whole answer, as vLLM names them."""
 READ = ("attention", "state_position", "residual")
 """Fields of a body that only read."""
 
@@ -85,14 +91,21 @@ class HelmsightRoutes:
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         assert engine_client is not None  # it generates, or vLLM would not have asked for this plugin
-        state.helmsight = Answers(engine_client, await abilities(engine_client))
+        by_rank = await engine_client.collective_rpc("helmsight_facts")
+        common = [name for name in by_rank[0]["can"] if all(name in other["can"] for other in by_rank)]
+        can, servers = [*common, "grammar", "prompt_logprobs"], getattr(args, "api_server_count", None) or 1
+        state.helmsight = Answers(engine_client, can, by_rank[0]["groups"], servers)
 
 
-async def abilities(engine: EngineClient) -> list[str]:
-    """Return what all workers can do, in the contract's words."""
-    by_rank = await engine.collective_rpc("helmsight_abilities")
-    common = [name for name in by_rank[0] if all(name in others for others in by_rank)]
-    return [*common, "grammar", "prompt_logprobs"]
+def pair_places(config: Any, groups: int, servers: int) -> tuple[int, int]:
+    """Return how many pairs one of an engine's API servers may admit at once, and how many tokens of the cache for them.
+
+    One block of the cache is never used, and vLLM may keep a share of them free. Each group of layers takes its own.
+    """
+    cache, scheduler = config.cache_config, config.scheduler_config
+    total = cache.num_gpu_blocks or 0
+    blocks = (total - 1 - int(scheduler.watermark * total)) // groups // servers
+    return scheduler.max_num_seqs // 2 // servers, blocks * cache.block_size
 
 
 async def _facts(request: Request) -> Response:
@@ -117,13 +130,16 @@ async def _answer(request: Request) -> Response:
 
 
 class Answers:
-    """Answers bodies on an engine. can: what its workers do."""
+    """Answers bodies on an engine.
 
-    def __init__(self, engine: EngineClient, can: list[str]):
+    can: what its workers do. groups: the groups of layers with cache blocks of their own. servers: API servers of the engine.
+    """
+
+    def __init__(self, engine: EngineClient, can: list[str], groups: int, servers: int = 1):
         self.engine, self.can = engine, can
         self._config: Any = engine.vllm_config
-        cache, slots = self._config.cache_config, self._config.scheduler_config.max_num_seqs
-        self.pairs = PairAdmission(slots // 2, (cache.num_gpu_blocks or 0) * cache.block_size)
+        self.pairs = PairAdmission(*pair_places(self._config, groups, servers))
+        self._discarding = set[asyncio.Task[None]]()
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the contract."""
@@ -159,13 +175,13 @@ class Answers:
         if body.twin is not None:
             plan |= {"pair": number, "rule": body.twin.rule.model_dump()}
             twin = await self._twin(body, body.twin, images, number)
-        params.extra_args = {KEY: json.dumps(plan)}
+        params.extra_args = {KEY: plan}
         return Prepared(Side(inputs, params, number), twin, len(inputs["prompt_token_ids"]) - body.prompt.length)
 
     async def _twin(self, body: AnswerBody, asked: TwinBody, images: list[Image.Image], number: str) -> Side:
         """Return the other side of a contrast, which generates the same tokens without measuring anything."""
         prompt = asked.prompt or body.prompt
-        inputs = await self._inputs(prompt, images, body, "twin.prompt", plain=asked.noise is None)
+        inputs = await self._inputs(prompt, images, body, "twin.prompt")
         if asked.noise is not None:
             vision = getattr(self._config.model_config.hf_config, "vision_config", None)
             try:
@@ -175,7 +191,7 @@ class Answers:
         kept = {"max_tokens", "min_tokens", "stop", "ignore_eos"}
         params = sampling_of(SamplingBody(**body.sampling.model_dump(include=kept)), None, body.stream)
         chosen = {name: value for name, value in plan_of(body, prompt, f"{number}-twin").items() if name not in READ}
-        params.extra_args = {KEY: json.dumps(chosen | {"pair": number, "leads": False})}
+        params.extra_args = {KEY: chosen | {"pair": number, "leads": False}}
         return Side(inputs, params, f"{number}-twin")
 
     async def lines(self, body: AnswerBody, prepared: Prepared) -> AsyncIterator[bytes]:
@@ -194,12 +210,14 @@ class Answers:
 
     async def _follow(self, side: Side) -> None:
         """Generate a twin's tokens to their end; one that fails ends its leader, which would wait for it forever."""
+        reason = None
         try:
-            async for _ in self.engine.generate(side.inputs, side.params, side.number):
-                pass
+            async for output in self.engine.generate(side.inputs, side.params, side.number):
+                reason = output.outputs[0].finish_reason
         except Exception:
+            log.exception("the twin of an answer failed")
+        if reason not in ENDED:
             await self.engine.abort(side.number.removesuffix("-twin"))
-            raise
 
     def pair_tokens(self, prepared: Prepared) -> int:
         """Return how many tokens of the cache a pair needs at most, in whole blocks; raise Refused for one that never fits."""
@@ -230,14 +248,30 @@ class Answers:
                         line |= token_scores(new.token_ids, new.logprobs, body.sampling.logprobs)
                     yield _line(line)
             reason = None if output is None else output.outputs[0].finish_reason
-            if reason not in ("stop", "length"):
+            if reason not in ENDED:
                 raise RuntimeError(f"The answer ended by {reason}.")
             taken = await self._taken(side.number, prepared.forced + count - 1 if body.fed is None else body.fed)
             if scores is not None:
                 taken["prompt_logprobs"] = {name: array_of(values) for name, values in scores.items()}
             yield _line({"ended": {"reason": reason, "reused": reused, "taken": taken}})
         except Exception as error:
+            log.exception("an answer failed")
+            self._discard(side.number)
             yield _line(Refused(f"{type(error).__name__}: {error}", None, "engine_error").json())
+        except (GeneratorExit, asyncio.CancelledError):  # the client has left
+            self._discard(side.number)
+            raise
+
+    def _discard(self, number: str) -> None:
+        """Let the workers forget what they have measured of an answer that nobody reads."""
+
+        async def discard() -> None:
+            with suppress(Exception):
+                await self.engine.collective_rpc("helmsight_take", args=(number, 0))
+
+        task = asyncio.ensure_future(discard())
+        self._discarding.add(task)
+        task.add_done_callback(self._discarding.discard)
 
     async def _taken(self, number: str, fed: int) -> dict[str, Any]:
         """Return the measurements of an answer: of attention the mean over ranks, each of which has its own heads."""
@@ -288,11 +322,12 @@ class Answers:
             raise Refused(f"The model has {layers} layers.", "think.thresholds")
 
     async def _inputs(
-        self, prompt: PromptBody, images: list[Image.Image], body: AnswerBody, param: str, plain: bool = True
+        self, prompt: PromptBody, images: list[Image.Image], body: AnswerBody, param: str
     ) -> Any:
         """Return vLLM's inputs of a prompt, whose images are expanded; raise Refused where its tokens are others.
 
-        Inputs that are not `plain` are nobody else's, so that they may be changed.
+        Processed pictures are kept here, but sent to the engine each time: its own copy of the cache must see prompts in the
+        order in which they are rendered, and a pair may wait for its place, or an answer be given up before it begins.
         """
         given = TokensPrompt(prompt_token_ids=prompt.ids)
         if (salt := salt_of(body)) is not None:
@@ -302,7 +337,7 @@ class Answers:
         if body.size is not None:
             given["mm_processor_kwargs"] = {"size": body.size}
         try:
-            (inputs,) = await self.engine.renderer.render_cmpl_async([given], skip_mm_cache=not plain)
+            (inputs,) = await self.engine.renderer.render_cmpl_async([given], skip_mm_cache=True)
         except ValueError as error:
             raise Refused(str(error), param) from None
         ids = np.array(inputs["prompt_token_ids"][: prompt.length], "<i4")

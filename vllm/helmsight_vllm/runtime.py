@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from helmsight_vllm.answer import Answer
 from helmsight_vllm.attention import AttentionReader, Look, readable
 from helmsight_vllm.layers import decoder_layers, extend, observe
-from helmsight_vllm.plan import Ints, Plan
+from helmsight_vllm.plan import Ints, Plan, plan_in
 from helmsight_vllm.table import AdditionTable
 
 KEPT = 1024
@@ -176,19 +176,20 @@ class Runtime:
 
     def _answer(self, request: str) -> Answer | None:
         if request not in self.answers:
-            plan = Plan.of(self._runner.requests[request].sampling_params.extra_args)
-            self.answers[request] = None if plan is None else self._placed(plan)
+            params = self._runner.requests[request].sampling_params
+            self.answers[request] = None if params is None else self._placed(params.extra_args)
         return self.answers[request]
 
-    def _placed(self, plan: Plan) -> Answer | None:
-        """Return an answer with its rows of the table; None where it cannot have them, which `take` then raises.
+    def _placed(self, extra: Mapping[str, Any] | None) -> Answer | None:
+        """Return the answer to a request with its rows of the table; None for one without a plan.
 
-        What is raised within a step ends the engine.
+        One that cannot be planned is answered plainly, which `take` then raises: what is raised within a step ends the engine.
         """
         try:
-            return Answer(plan, self.table, self._layers, self._width)
+            plan = Plan.of(extra)
+            return None if plan is None else Answer(plan, self.table, self._layers, self._width)
         except Exception as error:
-            self._failed[plan.number] = f"{type(error).__name__}: {error}"
+            self._failed[str((plan_in(extra) or {}).get("number"))] = f"{type(error).__name__}: {error}"
             while len(self._failed) > KEPT:
                 self._failed.popitem(last=False)
             return None

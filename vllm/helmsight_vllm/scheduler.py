@@ -6,7 +6,7 @@ from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from helmsight_vllm.plan import KEY
+from helmsight_vllm.plan import plan_in
 
 
 class PairScheduler(Scheduler):
@@ -36,4 +36,4 @@ def _discarded(output: Any, identity: str) -> bool:
 
 def _is_paired(request: Any) -> bool:
     params = request.sampling_params
-    return params is not None and '"pair"' in (params.extra_args or {}).get(KEY, "")
+    return params is not None and "pair" in (plan_in(params.extra_args) or {})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from helmsight_vllm.plan import addition
@@ -29,12 +31,24 @@ class AdditionTable:
             if not self._free:
                 raise RuntimeError("There are more different additions than rows.")
             layers, _, width = self.rows.shape
+            added = addition(terms, layers, width)
             row = self._free.pop()
-            self.rows[:, row] = addition(terms, layers, width).to(self.rows)
+            self.rows[:, row] = added.to(self.rows)
             self._used[terms] = [row, 0]
         entry = self._used[terms]
         entry[1] += 1
         return entry[0]
+
+    def take_all(self, additions: Sequence[str]) -> list[int]:
+        """Return the rows of several additions, of which none is taken where one cannot be."""
+        rows = list[int]()
+        try:
+            rows += map(self.take, additions)
+        except Exception:
+            for terms in additions[: len(rows)]:
+                self.release(terms)
+            raise
+        return rows
 
     def release(self, terms: str) -> None:
         """Count one user of an addition less; without any its row is free."""

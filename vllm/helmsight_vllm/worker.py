@@ -37,7 +37,8 @@ class Worker(PlatformWorker):
             return output
 
         runner._model_forward = model_forward
-        self.pairs = not self.scheduler_config.async_scheduling
+        slots = self.scheduler_config.max_num_seqs
+        self.pairs = not self.scheduler_config.async_scheduling and slots > 1
         contrast_in(runner, runtime)
         return loaded
 
@@ -45,7 +46,8 @@ class Worker(PlatformWorker):
         """Return what was measured of an answer, as `Runtime.take`."""
         return self.helmsight.take(number, fed)
 
-    def helmsight_abilities(self) -> list[str]:
-        """Return what this worker's model and backend allow."""
+    def helmsight_facts(self) -> dict[str, Any]:
+        """Return what this worker's model and backend allow, and the number of its groups of layers with their own blocks."""
         attention = ["attention"] if self.helmsight.reads_attention else []
-        return ["steer", "states", "stream", *attention, *(["pairs", "vcd"] if self.pairs else []), "think"]
+        can = ["steer", "states", "stream", *attention, *(["pairs", "vcd"] if self.pairs else []), "think"]
+        return {"can": can, "groups": max(1, len(self.model_runner.kv_cache_config.kv_cache_groups))}
