@@ -192,7 +192,8 @@ def test_every_key_of_the_diagnostics_is_explained(answered: dict[str, Any]) -> 
     patterns = {key: re.compile(re.escape(key).replace(r"\*", r"\w+")) for key in explained}
     assert {key for key in found if not any(one.fullmatch(key) for one in patterns.values())} == set()
     tiled = {"images[].overview", "patches[].overview", "tam[].overview"}  # no picture of this model is
-    assert {key for key, one in patterns.items() if not any(map(one.fullmatch, found))} == tiled
+    large = {"states.file"}  # its states are not
+    assert {key for key, one in patterns.items() if not any(map(one.fullmatch, found))} == tiled | large
 
 
 def test_the_answer_that_is_shown_is_what_is_answered(answered: dict[str, Any]) -> None:

@@ -24,6 +24,9 @@ from steering.protocol.wording import check_name, cut, must, shown
 MAX_VALUES = 1_000_000
 """Maximum number of values in the maps of one answer."""
 
+MAX_BYTES = 16 * 2**20
+"""Maximum size of the tensors of one answer."""
+
 ENVELOPE = ("version", "images", "rows")
 """The keys of the envelope that belong to no readout."""
 
@@ -228,6 +231,14 @@ class Diagnose:
                 param="diagnostics",
                 code="too_many_maps",
             )
+        size = sum(readout.size(self, mllm, len(layout.spans), tokens) for readout in self.readouts)
+        if size > MAX_BYTES:
+            raise RequestError(
+                f"'diagnostics' may return at most {MAX_BYTES >> 20} MiB of states, and this request could need "
+                f"{-(-size >> 20)} MiB: ask for fewer layers, fewer positions or fewer 'max_tokens'.",
+                param="diagnostics",
+                code="too_many_states",
+            )
 
 
 @dataclass(frozen=True)
@@ -303,6 +314,10 @@ class Readout(ABC):
     def asked_beside(self, options: Diagnose) -> bool:
         """Return True where options other than `include` ask for it."""
         return False
+
+    def size(self, options: Diagnose, mllm: MLLM, prompt: int, tokens: int) -> int:
+        """Return how many bytes its tensors may take, for an answer of up to `tokens` tokens to `prompt` ones."""
+        return 0
 
     def values(self, options: Diagnose, layers: int, patches: int, tokens: int) -> int:
         """Return how many numbers its maps may hold, where its size depends on the request.

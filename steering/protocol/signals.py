@@ -34,6 +34,8 @@ class Signal(Enum):
     """The residual stream after each layer at one of the prompt's tokens, and the distribution of the first token."""
     DIVERGENCE = auto()
     """Divergence of the updates of every prompt token in each layer."""
+    ACTIVATIONS = auto()
+    """The residual stream after chosen layers at chosen positions of prompt and answer."""
     REPLY = auto()
     """Log-probabilities of a reply that the prompt ends with."""
     PROMPT_LOGPROBS = auto()

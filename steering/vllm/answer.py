@@ -114,9 +114,7 @@ class RemoteAnswer:
 
     def _end_of(self, ended: Mapping[str, Any]) -> Ended:
         """Return the end of the answer from that of the server."""
-        sequence, reason = self.sequence, ended["reason"]
-        if len(self._forced) >= sequence.spec.max_tokens:
-            reason = "stop" if self._forced[-1] in self._stop_ids else "length"
+        sequence, reason = self.sequence, self.body.reason or ended["reason"]
         fed = max(len(sequence.tokens) - 1, 0)
         taken = self.body.taken(ended.get("taken", {}), fed)
         return Ended(reason, None, self.timing, taken, sequence.output.scores, fed, int(ended.get("reused", 0)))

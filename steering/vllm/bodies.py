@@ -28,6 +28,7 @@ from steering.protocol.sequence import Sequence, Spec
 from steering.protocol.signals import Signal
 from steering.recorders.attention import SIGNALS as OF_ATTENTION
 from steering.vllm.attention import SpanLabels, ranges_of
+from steering.vllm.forced import end_of, is_whole, until_end
 from steering.vllm.forms import FORMS, Taken, steered_classes
 from steering.vllm.measurements import measured
 
@@ -52,13 +53,15 @@ class Body:
 
     fields: all of it but the seed and whether it is streamed, as JSON without its closing brace. home: what a server's cache
     would know of it. taken: returns an answer's measurements, from the server's and the number of generated tokens that went
-    through the model. fields_of: the request's field that each of the body's is made from.
+    through the model. fields_of: the request's field that each of the body's is made from. reason: why the answer ended, where
+    its forced tokens are all of it.
     """
 
     fields: bytes
     home: bytes
     taken: Callable[[Taken, int], dict[str, Any]]
     fields_of: Mapping[str, str]
+    reason: str | None = None
 
     def named(self, error: RequestError) -> RequestError:
         """Return a server's refusal with the request's field in place of the body's."""
@@ -82,6 +85,7 @@ class Bodies(InputProcessor):
 
     def prepare(self, request: Request, number: int, mllm: MLLM | None = None) -> tuple[Add, OutputProcessor]:
         add, outputs = super().prepare(request, number, mllm)
+        add = until_end(mllm or self.mllm, add)
         parts = resized(image_parts(request.chat), add.spec.prompt.shrunk)
         self._latest.pictures = sized(self.mllm, parts)
         return add, outputs
@@ -96,9 +100,14 @@ class Bodies(InputProcessor):
         if request.baseline:
             plain = replace(request.spec, prompt=request.baseline_prompt or request.spec.prompt, asked={}, settled={})
             specs.append((plain, None))
-        return [self._body(spec, twin, request.grammar, images) for spec, twin in specs]
+        reason = None
+        if is_whole(request.spec):
+            reason = "length" if end_of(self.mllm, request) is None else "stop"
+        return [self._body(spec, twin, request.grammar, images, reason) for spec, twin in specs]
 
-    def _body(self, spec: Spec, twin: Prompt | None, grammar: Grammar | None, images: Mapping[str, Any]) -> Body:
+    def _body(
+        self, spec: Spec, twin: Prompt | None, grammar: Grammar | None, images: Mapping[str, Any], reason: str | None
+    ) -> Body:
         labels = _labels(spec)
         fields: dict[str, Any] = {
             "prompt": self._prompt(spec, spec.prompt, spec.forced),
@@ -106,6 +115,8 @@ class Bodies(InputProcessor):
             "sampling": sampling_of(spec, grammar),
             "salt": spec.salt,
         }
+        if reason is not None:  # a server generates one token more, of which nothing counts
+            fields["fed"] = len(spec.forced) - 1
         if labels is not None:
             rows = {name: ranges_of(columns) for name, columns in _attended(spec).items()}
             fields["attention"] = {"labels": labels.runs, "rows": rows, "steps": Signal.DECAY in spec.signals}
@@ -115,13 +126,13 @@ class Bodies(InputProcessor):
             fields["residual"] = {"rows": spec.diagnose.residual_rows, "updates": Signal.UPDATES in spec.signals}
         named = dict(FIELDS) | ({} if grammar is None else {"sampling": grammar.param})
         for name, asked in spec.asked.items():
-            own = FORMS[name].write(spec) if name in FORMS else {}
+            own = FORMS[name].write(spec, self.mllm) if name in FORMS else {}
             named |= dict.fromkeys(own, ".".join(asked.path))
             fields |= own
         if twin is not None and "noise" not in fields.get("twin", {}):
             fields["twin"]["prompt"] = self._prompt(spec, twin)
         written = json.dumps(fields, separators=(",", ":")).encode()
-        return Body(written[:-1], _home(spec.prompt), partial(measured, spec, labels), named)
+        return Body(written[:-1], _home(spec.prompt), partial(measured, spec, labels), named, reason)
 
     def _prompt(self, spec: Spec, prompt: Prompt, forced: tuple[int, ...] = ()) -> dict[str, Any]:
         """Return a prompt's ids with each picture as the text that stands for it, and a hash of the ids with its tokens."""
@@ -140,7 +151,7 @@ def sampling_of(spec: Spec, grammar: Grammar | None) -> dict[str, Any]:
     tops = (sampling.prompt_logprobs or 0, (sampling.logprobs or 0) if spec.forced else 0)
     return {
         "max_tokens": max(1, spec.max_tokens - len(spec.forced)),
-        "min_tokens": sampling.min_tokens,
+        "min_tokens": 0 if is_whole(spec) else max(0, sampling.min_tokens - len(spec.forced)),
         "temperature": 0.0 if sampling.greedy else sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
@@ -149,7 +160,7 @@ def sampling_of(spec: Spec, grammar: Grammar | None) -> dict[str, Any]:
         "frequency_penalty": sampling.frequency_penalty,
         "presence_penalty": sampling.presence_penalty,
         "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()},
-        "stop": list(sampling.stop),
+        "stop": [] if spec.forced else list(sampling.stop),
         "ignore_eos": sampling.ignore_eos,
         "logprobs": (sampling.logprobs or 0) if wants_scores else None,
         "prompt_logprobs": max(tops) if scores_prompt else None,

@@ -13,6 +13,7 @@ from steering.interventions.generate import Generate, Mask, can_mask_pixels
 from steering.interventions.steer import NAME as STEERING
 from steering.interventions.steer import Steering
 from steering.interventions.think import Think, Thought
+from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.prompt.tokens import class_count, prompt_classes
 from steering.protocol.sequence import Spec
@@ -28,11 +29,11 @@ Taken = Mapping[str, Any]
 class RemoteForm:
     """How an intervention is asked of a server.
 
-    write: returns the fields of a body, from the answer's settings. read: returns what `InterventionSpec.report` takes,
+    write: returns the fields of a body, from the answer's settings and the model. read: returns what `InterventionSpec.report` takes,
     from the settings, what the server says, and how many generated tokens went through the model.
     """
 
-    write: Callable[[Spec], dict[str, Any]]
+    write: Callable[[Spec, MLLM], dict[str, Any]]
     read: Callable[[Spec, Taken, int], Any]
 
 
@@ -52,7 +53,7 @@ def steered_classes(spec: Spec, prompt: Prompt) -> list[list[int]]:
     return [list(run) for run in runs_of(one_hot.argmax(-1).numpy())]
 
 
-def _write_steering(spec: Spec) -> dict[str, Any]:
+def _write_steering(spec: Spec, mllm: MLLM) -> dict[str, Any]:
     asked: Any = spec.asked[STEERING]
     count = _class_count(asked, spec.prompt)
     vectors = [
@@ -81,7 +82,7 @@ def _read_steering(spec: Spec, taken: Taken, fed: int) -> tuple[dict[int, torch.
 # -- Think -------------------------------------------------------------------------------------------------------------
 
 
-def _write_think(spec: Spec) -> dict[str, Any]:
+def _write_think(spec: Spec, mllm: MLLM) -> dict[str, Any]:
     asked: Any = spec.asked[Think.name()]
     return {"think": {"gamma": asked.gamma, "thresholds": list(spec.settled[Think.name()].values)}}
 
@@ -99,21 +100,22 @@ def _rule(spec: Spec) -> dict[str, Any]:
     return dict(spec.contrast.rule._asdict())
 
 
-def _write_vcd(spec: Spec) -> dict[str, Any]:
+def _write_vcd(spec: Spec, mllm: MLLM) -> dict[str, Any]:
     """Name the step of diffusion, and by the picture's own hash the seed of its noise."""
     asked: Any = spec.asked[Vcd.name()]
     seeds = [int.from_bytes(picture.key[:8], "little", signed=True) for picture in spec.prompt.pictures]
     return {"twin": {"rule": _rule(spec), "noise": {"step": asked.step, "seeds": seeds}}}
 
 
-def _write_icd(spec: Spec) -> dict[str, Any]:
+def _write_icd(spec: Spec, mllm: MLLM) -> dict[str, Any]:
     return {"twin": {"rule": _rule(spec)}}
 
 
-def _write_generate(spec: Spec) -> dict[str, Any]:
+def _write_generate(spec: Spec, mllm: MLLM) -> dict[str, Any]:
     asked: Any = spec.asked[Generate.name()]
     images = [image.columns.tolist() for image in spec.prompt.layout.images]
-    mask = {"top": asked.top, "refresh": asked.refresh, "images": images}
+    layers = list(range(mllm.num_layers - mllm.focus_layers, mllm.num_layers))
+    mask = {"top": asked.top, "refresh": asked.refresh, "images": images, "layers": layers}
     return {"twin": {"rule": _rule(spec), "mask": mask}}
 
 

@@ -96,7 +96,7 @@ class Supported:
             if request.readouts is not None and not entry.signals(request.readouts) <= self.signals:
                 raise _unsupported(f"diagnostics.{entry.name}")
         for signal in request.signals - self.signals:
-            raise _unsupported(NEEDED_BY[signal])
+            raise _unsupported(NEEDED_BY.get(signal, "diagnostics"))
         if request.grammar is not None and not self.grammars:
             raise _unsupported(request.grammar.param)
         if request.tools is not None and request.tools.required and not self.grammars:
@@ -104,10 +104,9 @@ class Supported:
         self._check_forced(request)
 
     def _check_forced(self, request: Request) -> None:
-        """Refuse forced tokens but where reading the prompt with them behind it says all that is asked for."""
-        if not request.forced:
-            return
-        if "prompt_logprobs" not in self.can or request.asked or request.readouts is not None:
+        """Refuse forced tokens, which a server reads behind the prompt, where interventions act on them one by one."""
+        acting = {name for name, spec in request.asked.items() if spec.twin or ABILITIES.get(name) == "think"}
+        if request.forced and ("prompt_logprobs" not in self.can or acting):
             raise _unsupported("force")
 
 

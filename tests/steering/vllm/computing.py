@@ -41,12 +41,16 @@ class WrongBody(Exception):
 
 @dataclass
 class Prompt:
-    """A prompt as the model takes it. classes: (n,) of each token, for steering. images: the columns of each."""
+    """A prompt as the model takes it.
+
+    classes: (n,) of each token, for steering. images: the columns of each. forced: ids behind it that count as generated.
+    """
 
     ids: list[int]
     tensors: dict[str, torch.Tensor]
     classes: list[int]
     images: list[torch.Tensor]
+    forced: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -137,7 +141,8 @@ class PlainAnswers:
                 break
             if len(tokens) >= sampling["max_tokens"]:
                 break
-        taken = self._taken(body, prompt, leader.run(tokens[:-1]), len(tokens) - 1)
+        fed = body.get("fed", len(prompt.forced) + len(tokens) - 1)
+        taken = self._taken(body, prompt, self.run(prompt, tokens[:-1], spanned), fed)
         if twin is not None:
             taken["twin"] = {"changed": changed, "masks": masks}
         yield {"ended": {"reason": reason, "reused": 0, "taken": taken}}
@@ -162,7 +167,7 @@ class PlainAnswers:
         if digest != given["sha256"]:
             raise WrongBody("The prompt's tokens differ.", f"{param}.sha256")
         classes = [label for label, count in given["classes"] for _ in range(count)]
-        return Prompt(ids, tensors, classes, images)
+        return Prompt(plain, tensors, classes, images, ids[len(plain) :])
 
     def _spanned(self, body: dict[str, Any]) -> Spanned:
         asked, think = body.get("steering"), body.get("think")
@@ -210,8 +215,8 @@ class PlainAnswers:
     def _masked(
         self, options: dict[str, Any], leader: _Branch, passed: Passed, tokens: list[int], spanned: Spanned
     ) -> tuple[_Branch, dict[str, Any]]:
-        prompt, focus = leader.prompt, self.mllm.focus_layers
-        seen = passed.attention[-focus:, -1].mean(0)
+        prompt = leader.prompt
+        seen = passed.attention[options["layers"], -1].mean(0)
         head = self.model.get_output_embeddings().weight[passed.logits[-1].argmax()]
         chosen = [
             chosen_patches(seen[columns], activation_maps(passed.final[columns], head[None])[0], options["top"])
@@ -227,7 +232,9 @@ class PlainAnswers:
 
     def _taken(self, body: dict[str, Any], prompt: Prompt, passed: Passed, fed: int) -> dict[str, Any]:
         taken: dict[str, Any] = {}
-        length, n = len(prompt.ids), passed.attention.shape[1]
+        length = len(prompt.ids)
+        n = length + fed
+        passed.attention, passed.states = passed.attention[:, :n, :n], passed.states[:, :n]
         if (asked := body.get("attention")) is not None:
             labels = [label for label, count in asked["labels"] for _ in range(count)]
             one_hot = torch.zeros(n, max(labels) + 1)
@@ -254,21 +261,22 @@ class PlainAnswers:
             classes = torch.nn.functional.one_hot(torch.tensor(prompt.classes), body["steering"]["classes"]).float()
             taken["steering"] = {"inverse": array_of(passed.inverse[:, : len(prompt.classes)] @ classes)}
         if "think" in body:
-            taken["think"] = {"measured": array_of(passed.thought.sum(1))}
+            taken["think"] = {"measured": array_of(passed.thought[:, :n].sum(1))}
         if (top := body["sampling"]["prompt_logprobs"]) is not None:
-            logprobs = passed.logits[: length - 1].log_softmax(-1)
-            following = torch.tensor(prompt.ids[1:])[:, None]
+            scored = [*prompt.ids, *prompt.forced]
+            logprobs = passed.logits[: len(scored) - 1].log_softmax(-1)
+            following = torch.tensor(scored[1:])[:, None]
             own, best = logprobs.gather(1, following), logprobs.topk(top, dim=-1)
             ranks = 1 + (logprobs > own).sum(-1)
-            scored = {"logprobs": own[:, 0], "ranks": ranks, "top_ids": best.indices, "top_logprobs": best.values}
-            taken["prompt_logprobs"] = {name: array_of(values) for name, values in scored.items()}
+            arrays = {"logprobs": own[:, 0], "ranks": ranks, "top_ids": best.indices, "top_logprobs": best.values}
+            taken["prompt_logprobs"] = {name: array_of(values) for name, values in arrays.items()}
         return taken
 
     # -- a pass --------------------------------------------------------------------------------------------------------
 
     def run(self, prompt: Prompt, tokens: list[int], spanned: Spanned) -> Passed:
         """Compute a prompt followed by tokens."""
-        ids = torch.tensor([prompt.ids + tokens])
+        ids = torch.tensor([prompt.ids + prompt.forced + tokens])
         is_image = ids == self.mllm.image_token_id
         layers, n, width = len(self.layers), ids.shape[1], self.model.config.text_config.hidden_size
         states, inverse = torch.zeros(layers, n, width), torch.zeros(layers, n)

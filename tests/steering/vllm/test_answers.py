@@ -38,7 +38,6 @@ REFUSED = {
     "dola": "dola",
     "looking": "look_at",
     "projected out": "project_out",
-    "forced, with states": "force",
 }
 """The requests of the common list that this server cannot answer, with the field that the refusal names."""
 READ = ["focus", "modality", "decay", "decay_layers", "anchor", "confidence", "alarm", "drift"]
@@ -50,7 +49,7 @@ def vector(model: steering.MLLM) -> SteeringVector:
     return VectorStore(model.path / "vectors").get("modality-preference")  # type: ignore[operator]
 
 
-def more_requests(vector: SteeringVector) -> dict[str, Request]:
+def more_requests(vector: SteeringVector, end: int) -> dict[str, Request]:
     """Return by name further requests, of what such a server can do."""
     one, two = chat(picture(200, 30, 40)), chat(picture(200, 30, 40), picture(20, 60, 220))
     plain = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=3, temperature=0)
@@ -80,10 +79,19 @@ def more_requests(vector: SteeringVector) -> dict[str, Request]:
         ),
         "several answers": Request(one, plain, n=2, baseline=True, interventions=[Steer(vector, 2.0)]),
         "a stop string": Request(one, replace(plain, max_tokens=12, stop=("e",))),
-        "an end": Request(one, replace(plain, max_tokens=200, ignore_eos=False, min_tokens=2)),
+        "an end": Request(one, replace(plain, max_tokens=9, ignore_eos=False, min_tokens=2, logit_bias={end: 100.0})),
         "special tokens as text": Request(shouted, plain, diagnose=["modality"]),
         "a continued answer": Request(continued, plain, continue_final_message=True),
         "forced": Request(one, replace(plain, max_tokens=None), forced="The star is red."),
+        "forced, steered and read": Request(
+            two, replace(plain, max_tokens=5), [Steer(vector, 2.0)], forced=(40, 41, 42, 43, 44), diagnose=read,
+            states=True,
+        ),
+        "forced, read and more": Request(one, replace(plain, max_tokens=9), forced="The star", diagnose=read),
+        "forced by an end": Request(one, Sampling(logprobs=1), forced=(40, 41, end, 42), diagnose=["confidence"]),
+        "forced by a stop string": Request(
+            one, Sampling(logprobs=1, stop="is", min_tokens=2), forced="The star is red.", diagnose=["focus"]
+        ),
         "forced and more": Request(one, replace(plain, max_tokens=9), forced=(40, 41, 42)),
         "the prompt's own": Request(one, replace(plain, prompt_logprobs=2)),
         "a choice": Request(one, replace(plain, ignore_eos=False, max_tokens=30), grammar=Grammar.choice(["yes", "no"])),
@@ -104,14 +112,31 @@ def test_the_common_requests_are_answered_alike_or_refused_by_the_field(
             with pytest.raises(Inapplicable, match="vLLM"):
                 client.inspect(request)
     served = {name: request for name, request in asked.items() if name not in (*REFUSED, "sampled")}
-    assert len(served) == 9
+    assert len(served) == 10
     compare(own, client, served)
 
 
 def test_what_a_server_can_do_is_answered_alike(
     vector: SteeringVector, own: steering.Engine, serve: Serve, connect: Connect
 ) -> None:
-    compare(own, connect(serve()), more_requests(vector))
+    compare(own, connect(serve()), more_requests(vector, min(own.mllm.stop_ids)))
+
+
+def test_forced_tokens_exclude_what_acts_on_them_one_by_one(serve: Serve, connect: Connect) -> None:
+    client = connect(serve())
+    for asked in (Think(), Icd()):
+        with pytest.raises(Inapplicable) as refused:
+            client.submit(Request(chat(), Sampling(max_tokens=3), [asked], forced=(40, 41, 42)))
+        assert refused.value.param == "force"
+    plain = Sampling(max_tokens=5)
+    for sampling, param in (
+        (replace(plain, stop="red"), "stop"),
+        (replace(plain, presence_penalty=0.5), "presence_penalty"),
+        (replace(plain, frequency_penalty=0.5), "frequency_penalty"),
+    ):
+        with pytest.raises(Inapplicable) as refused:
+            client.submit(Request(chat(), sampling, forced=(40, 41, 42)))
+        assert refused.value.param == param
 
 
 def compare(own: steering.Engine, client: Any, asked: dict[str, Request]) -> None:
