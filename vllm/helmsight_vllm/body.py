@@ -102,13 +102,25 @@ class RuleBody(Strict):
     plausible: float = 0.0
 
 
+class MaskBody(Strict):
+    """Generate's masks: the share of patches that each map nominates, and the columns of each picture's tokens.
+
+    refresh: a mask is rebuilt after so many tokens, 0 for never. layers: those whose attention counts.
+    """
+
+    top: Annotated[float, Field(gt=0, lt=1)]
+    refresh: Annotated[StrictInt, Field(ge=0)] = 0
+    images: list[list[Annotated[StrictInt, Field(ge=0)]]]
+    layers: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1)]
+
+
 class TwinBody(Strict):
     """The other prompt of a contrast."""
 
     rule: RuleBody
     prompt: PromptBody | None = None
     noise: NoiseBody | None = None
-    mask: dict[str, Any] | None = None
+    mask: MaskBody | None = None
 
 
 class AnswerBody(Strict):

@@ -1,4 +1,4 @@
-"""Decoder layers whose outputs are steered and read: their classes are replaced after loading, and no model family is named."""
+"""Decoder layers whose outputs are steered and read. Their classes are replaced after loading; no model family is named."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ class Observer(Protocol):
 
 
 _observer: Observer | None = None
-"""The observer of this process; custom operators take no objects."""
+"""The observer of this process."""
+
+
+eager_calls = {"layers": 0}
+"""How many times a layer ran as Python in this process, rather than as compiled code."""
 
 
 def observe(observer: Observer) -> None:
     """Let an observer see every step from now on."""
-    global _observer
+    global _observer  # noqa: PLW0603  custom operators take no objects
     _observer = observer
 
 
@@ -76,6 +80,8 @@ def extend(layer: nn.Module, number: int, table: torch.Tensor, rows: torch.Tenso
 
     class Extended(plain):  # type: ignore[misc, valid-type]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                eager_calls["layers"] += 1
             torch.ops.helmsight.enter(_argument(args, kwargs, update), _argument(args, kwargs, stream), number)
             output = super().forward(*args, **kwargs)
             first, rest = (output[0], output[1:]) if isinstance(output, tuple) else (output, ())

@@ -52,7 +52,13 @@ def add_noise(inputs: Any, step: int, seeds: Sequence[int], frames: int) -> None
     if not all(item[PIXELS].data.is_floating_point() for item in items):
         raise ValueError("Pictures must come normalised: start vLLM without --mm-device-do-normalize.")
     # vLLM keeps the items for the next prompt with these pictures, so that they must stay as they are.
-    noisy = [with_pixels(item, noised(item[PIXELS].data, step, seed, frames)) for item, seed in zip(items, seeds, strict=True)]
+    noisy = [
+        with_pixels(item, noised(item[PIXELS].data, step, seed, frames))
+        for item, seed in zip(items, seeds, strict=True)
+    ]
     inputs["mm_kwargs"] = {**inputs["mm_kwargs"], "image": noisy}
     hashes = inputs["mm_hashes"]["image"]
-    inputs["mm_hashes"] = {**inputs["mm_hashes"], "image": [f"{name}-noise-{step}-{seed}" for name, seed in zip(hashes, seeds, strict=True)]}
+    inputs["mm_hashes"] = {
+        **inputs["mm_hashes"],
+        "image": [f"{name}-noise-{step}-{seed}" for name, seed in zip(hashes, seeds, strict=True)],
+    }

@@ -44,7 +44,7 @@ def match(runner: Any, runtime: Runtime) -> tuple[list[Matched], list[int]]:
     for place, request in enumerate(batch.req_ids[: batch.num_reqs]):
         answer = runtime.answers.get(request)
         if answer is not None and answer.plan.pair is not None and not unready[place]:
-            tokens = len(runner.requests[request].output_token_ids)
+            tokens = answer.plan.offset + len(runner.requests[request].output_token_ids)
             sides.setdefault(answer.plan.pair, []).append((place, tokens, answer))
     matched, held = [], []
     for ready in sides.values():
@@ -62,6 +62,8 @@ def contrast_in(runner: Any, runtime: Runtime) -> None:
     kept: dict[int, torch.Generator] = {}
 
     def sample(logits: Any, spec_decode_metadata: Any) -> Any:
+        if logits is not None:  # those of tensor-parallel ranks are None where the first one alone samples
+            runtime.make_masks(logits)
         matched, held = match(runner, runtime)
         for leader, twin, answer in matched:
             rule: Any = answer.plan.rule

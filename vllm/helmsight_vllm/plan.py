@@ -16,8 +16,8 @@ from helmsight_vllm.vectors import load_vector
 KEY = "helmsight"
 """The plan's key in `SamplingParams.extra_args`.
 
-Its value is a mapping, which `vllm_xargs` cannot be: clients of vLLM's own routes for chats and completions cannot write a plan,
-whose keys in the prefix cache would lack their salt.
+Its value is a mapping, which `vllm_xargs` cannot be: clients of vLLM's own routes for chats and completions cannot write a
+plan, whose keys in the prefix cache would lack their salt.
 """
 NONE = -1
 """The label of tokens whose attention is in no sum."""
@@ -59,7 +59,8 @@ class Plan:
     number: identifies it among the workers. length: tokens of its prompt, image tokens included; forced ones follow.
     classes: (length,), the steering class of each. additions: by class, and last for generated tokens, the vectors that are
     added, as JSON; "" for none. steered: the number of classes, None without steering. think: Think's gamma and thresholds.
-    pair, leads: the two answers of a contrast share `pair`; the one that leads is contrasted by `rule`.
+    pair, leads: the two answers of a contrast share `pair`; the one that leads is contrasted by `rule`. mask: Generate's
+    settings. offset: tokens of the answer that are in a twin's prompt.
     """
 
     number: str
@@ -74,6 +75,8 @@ class Plan:
     pair: str | None = None
     leads: bool = True
     rule: Mapping[str, Any] | None = None
+    mask: Mapping[str, Any] | None = None
+    offset: int = 0
 
     @classmethod
     def of(cls, extra: Mapping[str, Any] | None) -> Plan | None:
@@ -97,6 +100,8 @@ class Plan:
             data.get("pair"),
             data.get("leads", True),
             data.get("rule"),
+            data.get("mask"),
+            data.get("offset", 0),
         )
 
     @property

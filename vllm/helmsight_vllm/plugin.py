@@ -18,7 +18,7 @@ def pairs_wanted() -> bool:
 
 def register() -> None:
     """Make every engine configuration of this process one with Helmsight's worker; harmless if repeated."""
-    from vllm.engine.arg_utils import EngineArgs
+    from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415  heavy, and each process of vLLM loads this module
 
     if getattr(EngineArgs.create_engine_config, "helmsight", False):
         return

@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_reduce
 
 from helmsight_vllm.answer import Answer
 from helmsight_vllm.attention import AttentionReader, Look, readable
 from helmsight_vllm.layers import decoder_layers, extend, observe
+from helmsight_vllm.maps import MapLook
+from helmsight_vllm.masks import chosen_by_picture
 from helmsight_vllm.plan import Ints, Plan, plan_in
 from helmsight_vllm.table import AdditionTable
 
@@ -21,7 +24,7 @@ KEPT = 1024
 
 
 class Part(NamedTuple):
-    """Consecutive tokens of one answer among chosen ones: from `begin` to `end` of these, of which the first stands at `start`."""
+    """Consecutive tokens of one answer among chosen ones: `begin` to `end` of these, the first of them at `start`."""
 
     answer: Answer
     begin: int
@@ -54,6 +57,7 @@ class Runtime:
         attentions = {number: attention for number, (_, attention) in layers.items()}
         self.reads_attention = all(map(readable, attentions.values()))
         self._reader = AttentionReader(attentions) if self.reads_attention else None
+        self.steps = {"all": 0, "steered": 0}
         self._written = 0  # the number of rows that the last step wrote
         self.answers: dict[str, Answer | None] = {}  # by request; None for one without a plan
         self._ended: OrderedDict[str, Answer] = OrderedDict()
@@ -65,6 +69,8 @@ class Runtime:
         self._seen: list[torch.Tensor] = []
         self._before: dict[int, torch.Tensor] = {}
         self._looked: list[Answer] = []
+        self._pictured: list[tuple[Answer, Ints, Ints]] = []  # with rows of the step, and numbers of patches
+        self._due: list[tuple[Answer, int, int, MapLook]] = []  # with places in the batch, and numbers of tokens
         observe(self)
 
     # -- each step -----------------------------------------------------------------------------------------------------
@@ -85,6 +91,8 @@ class Runtime:
                 if answer.steers:
                     rows[first:last] = answer.rows_at(start, start + last - first)
         self._write(rows)
+        self.steps["all"] += 1
+        self.steps["steered"] += bool(rows.any())
         self._steps = [(answer, stop) for answer, _, _, _, stop in parts]
         fresh = [(answer, first - start, max(start, answer.counted), stop) for answer, _, first, start, stop in parts]
         self._inverse = self._chosen(
@@ -104,11 +112,18 @@ class Runtime:
             if answer.plan.think is not None
         )
         self._seen = []
+        self._pictured, self._due = [], []
         if self._reader is not None:
             self._begin_reading(self._reader, parts)
+            self._begin_maps(self._reader, parts)
 
-    def end(self) -> None:
-        """Gather what the pass has shown."""
+    def end(self, output: Any) -> None:
+        """Gather what the pass has shown; `output` is the model's, of which the first are the normalised last states."""
+        if self._reader is not None:
+            self._reader.maps.looks = []
+        for answer, rows, patches in self._pictured:
+            last = output[0] if isinstance(output, tuple) else output
+            answer.add_image_states(patches, last[torch.from_numpy(rows).to(last.device)].to("cpu", torch.float32))
         if self._reader is not None and (step := self._reader.end()) is not None:
             first = 0
             for answer, look in zip(self._looked, step.looks, strict=True):
@@ -124,6 +139,29 @@ class Runtime:
             answer.counted = max(answer.counted, stop)
         self._inverse = self._states = self._think = None
         self._before.clear()
+
+    def make_masks(self, logits: torch.Tensor) -> None:
+        """Make the masks that are due, of the pass's logits (answers, vocabulary) before any contrast."""
+        for answer, place, tokens, look in self._due:
+            try:
+                states: Any = answer.image_states
+                scores = self._runner.model.compute_logits(states.to(logits.device, self.table.rows.dtype))
+                activation = scores[:, logits[place].argmax()].float().relu().cpu()
+                attention = mean_over_ranks(look.sums / len(look.layers))
+                mask: Any = answer.plan.mask
+                sizes = [len(image) for image in mask["images"]]
+                answer.add_mask(tokens, chosen_by_picture(attention, activation, sizes, mask["top"]))
+            except Exception as error:
+                self._fail(answer.plan.number, error)
+        self._due = []
+
+    def mask(self, number: str, tokens: int) -> list[list[int]] | None:
+        """Return an answer's mask from a generated token on; None where it is not made yet."""
+        if number in self._failed:
+            raise RuntimeError(self._failed[number])
+        masks = [mask for answer in self.answers.values() if answer is not None and answer.plan.number == number
+                 for mask in answer.masks]  # fmt: skip
+        return next((mask["patches"] for mask in masks if mask["token"] == tokens), None)
 
     def take(self, number: str, fed: int) -> dict[str, Any] | None:
         """Return what was measured of an answer that has ended, and forget it; None where nothing is known of it."""
@@ -183,16 +221,19 @@ class Runtime:
     def _placed(self, extra: Mapping[str, Any] | None) -> Answer | None:
         """Return the answer to a request with its rows of the table; None for one without a plan.
 
-        One that cannot be planned is answered plainly, which `take` then raises: what is raised within a step ends the engine.
+        One that cannot be planned is answered plainly, and `take` raises why: what is raised within a step ends the engine.
         """
         try:
             plan = Plan.of(extra)
             return None if plan is None else Answer(plan, self.table, self._layers, self._width)
         except Exception as error:
-            self._failed[str((plan_in(extra) or {}).get("number"))] = f"{type(error).__name__}: {error}"
-            while len(self._failed) > KEPT:
-                self._failed.popitem(last=False)
+            self._fail(str((plan_in(extra) or {}).get("number")), error)
             return None
+
+    def _fail(self, number: str, error: Exception) -> None:
+        self._failed[number] = f"{type(error).__name__}: {error}"
+        while len(self._failed) > KEPT:
+            self._failed.popitem(last=False)
 
     def _write(self, rows: Ints) -> None:
         """Write the rows of a step's tokens; a step without any writes only where one before has."""
@@ -227,6 +268,17 @@ class Runtime:
         if rows:
             reader.begin(looks, np.concatenate(rows), np.concatenate(labels), self._layers, width)
 
+    def _begin_maps(self, reader: AttentionReader, parts: list[tuple[Answer, int, int, int, int]]) -> None:
+        for answer, place, first, start, stop in parts:
+            patches = answer.patches_at(start, stop)
+            if len(patches):
+                self._pictured.append((answer, first - start + answer.image_columns[patches], patches))
+            if answer.is_due(stop):
+                columns, mask = torch.from_numpy(answer.image_columns), answer.plan.mask or {}
+                look = MapLook(place, first + stop - start - 1, stop, columns, mask["layers"])
+                self._due.append((answer, place, stop - answer.plan.length, look))
+        reader.maps.looks = [look for *_, look in self._due]
+
     def _forget(self) -> None:
         """Release what requests hold that the runner no longer has."""
         for request in [request for request in self.answers if request not in self._runner.requests]:
@@ -234,10 +286,16 @@ class Runtime:
             if answer is None:
                 continue
             answer.release()
-            if (answer.plan.reads or answer.plan.rule is not None) and not answer.fetched:
+            if answer.plan.leads and (answer.plan.reads or answer.plan.rule is not None) and not answer.fetched:
                 self._ended[answer.plan.number] = answer
                 while len(self._ended) > KEPT:
                     self._ended.popitem(last=False)
+
+
+def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """Return the mean of values over tensor-parallel ranks, each of which has its own heads."""
+    ranks = get_tensor_model_parallel_world_size()
+    return values if ranks == 1 else tensor_model_parallel_all_reduce(values) / ranks
 
 
 def divergence(mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The table of what is added to the residual stream: a row for each different addition, shared by the answers that use it."""
+"""The table of what is added to the residual stream: a row for each different addition, shared by the answers with it."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
+from helmsight_vllm.layers import eager_calls
 from helmsight_vllm.pairs import contrast_in
 from helmsight_vllm.runtime import Runtime
 
@@ -33,7 +34,7 @@ class Worker(PlatformWorker):
                 return forward(*args, **kwargs)
             runtime.begin()
             output = forward(*args, **kwargs)
-            runtime.end()
+            runtime.end(output)
             return output
 
         runner._model_forward = model_forward
@@ -46,8 +47,17 @@ class Worker(PlatformWorker):
         """Return what was measured of an answer, as `Runtime.take`."""
         return self.helmsight.take(number, fed)
 
+    def helmsight_mask(self, number: str, tokens: int) -> list[list[int]] | None:
+        """Return the mask of an answer from a token on, as `Runtime.mask`."""
+        return self.helmsight.mask(number, tokens)
+
+    def helmsight_steps(self) -> dict[str, int]:
+        """Return how many steps there were, in how many a vector was added, and how many layers ran uncompiled."""
+        return {**self.helmsight.steps, "eager_layers": eager_calls["layers"]}
+
     def helmsight_facts(self) -> dict[str, Any]:
-        """Return what this worker's model and backend allow, and the number of its groups of layers with their own blocks."""
+        """Return what this worker can do, and the number of its groups of layers with cache blocks of their own."""
         attention = ["attention"] if self.helmsight.reads_attention else []
-        can = ["steer", "states", "stream", *attention, *(["pairs", "vcd"] if self.pairs else []), "think"]
+        pairs = ["pairs", "vcd", *(["generate"] if attention else [])] if self.pairs else []
+        can = ["steer", "states", "stream", *attention, *pairs, "think"]
         return {"can": can, "groups": max(1, len(self.model_runner.kv_cache_config.kv_cache_groups))}

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import helmsight_vllm
 import pytest
-from plugin.names import CLASSES, FUNCTIONS, missing
 
 import vllm
+from plugin.names import CLASSES, FUNCTIONS, missing
 
 VLLM = Path(vllm.__file__).parent
 PLUGIN = Path(helmsight_vllm.__file__).parent
 OWNERS = {
-    "runner", "batch", "impl", "layer", "meta", "model", "config", "cache", "request", "output", "engine", "scheduler_output",
-    "model_runner_output",
+    "runner", "batch", "impl", "layer", "meta", "model", "config", "cache", "request", "output", "engine",
+    "scheduler_output", "model_runner_output",
 }  # fmt: skip
 """Variables of the plugin that hold objects of vLLM."""
 PUBLIC = {
@@ -53,7 +53,9 @@ def test_a_name_that_is_gone_is_named(tmp_path: Path, file: str, old: str, name:
     for path in {path for path, _ in (*CLASSES, *FUNCTIONS)}:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         text = (VLLM / path).read_text()
-        (tmp_path / path).write_text(text.replace(old, old.replace(old.split()[-1], "gone")) if path == file else text)
+        (tmp_path / path).write_text(
+            text.replace(old, old.replace(old.rsplit(maxsplit=1)[-1], "gone")) if path == file else text
+        )
     assert any(line.endswith(name) for line in missing(tmp_path)), missing(tmp_path)
 
 

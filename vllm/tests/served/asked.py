@@ -13,7 +13,7 @@ import steering
 from demo.world.conflicts import random_conflict
 from demo.world.questions import ask
 from demo.world.scenes import random_scene, render
-from steering import Diagnose, Icd, Request, Sampling, Steer, SteeringVector, Think, Vcd
+from steering import Diagnose, Generate, Icd, Request, Sampling, Steer, SteeringVector, Think, Vcd
 from tests.steering.parallel.asking import differences, said
 
 SIGMA = 1e-5
@@ -80,9 +80,9 @@ def mixed(vector: SteeringVector, count: int, seed: int = 0) -> dict[str, Reques
         choices: list[list[Any]] = [
             [], [Steer.to(vector, rng.choice(("text", "vision")), rng.choice((0.5, 1.0, 2.0)))],
             [Steer(vector, rng.uniform(-3, 3), tokens=rng.choice(CHOICES))], [Icd()], [Vcd()],
-            [Think(gamma=0.5, threshold=0.05)],
+            [Think(gamma=0.5, threshold=0.05)], [Generate(refresh=rng.choice((0, 4)))],
         ]  # fmt: skip
-        interventions = rng.choices(choices, (3, 3, 3, 1, 1, 1))[0]
+        interventions = rng.choices(choices, (3, 3, 3, 1, 1, 1, 1))[0]
         read = Diagnose(list(rng.sample(READ, rng.randint(1, 3)))) if rng.random() < 0.5 else None
         scene, tokens = rng.randrange(12), rng.randint(1, 20)
         asked[f"{number}"] = request(scene, *interventions, images=images, tokens=tokens, diagnose=read)

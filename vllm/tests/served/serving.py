@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import requests
 
@@ -43,7 +44,8 @@ def served(model: Path, work: Path, *flags: str, **settings: str) -> Iterator[st
     command = [
         str(environment_folder() / "bin" / "python"), "-m", "vllm.entrypoints.cli.main", "serve", str(model),
         "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "helmsight", "--dtype", "float32",
-        "--max-model-len", "1024", "--max-num-seqs", "16", "--block-size", "32", "--limit-mm-per-prompt", '{"image": 4, "video": 0}', *flags,
+        "--max-model-len", "1024", "--max-num-seqs", "16", "--block-size", "32",
+        "--limit-mm-per-prompt", '{"image": 4, "video": 0}', *flags,
     ]  # fmt: skip
     with log.open("wb") as written:
         process = subprocess.Popen(
@@ -66,6 +68,12 @@ def counters(url: str) -> dict[str, float]:
             name = name.split("{")[0]
             values[name] = values.get(name, 0.0) + float(value)
     return values
+
+
+def facts_of(url: str) -> dict[str, Any]:
+    """Return what the plugin says of a server."""
+    facts: dict[str, Any] = requests.get(f"{url}/v1/helmsight/facts", timeout=30).json()
+    return facts
 
 
 def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

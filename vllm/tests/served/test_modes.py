@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import served.asked as asked
-from served.conftest import connected
-from served.serving import counters, served
 
 import steering
-from steering import Diagnose, Inapplicable, Request, Steer, SteeringVector
+from served import asked
+from served.conftest import connected
+from served.serving import counters, facts_of, served
+from steering import Diagnose, Icd, Inapplicable, Request, Sampling, Steer, SteeringVector
 from steering.vllm.client import VllmClient
 from tests.steering.parallel.asking import requests
 from tests.steering.vllm.test_answers import more_requests
@@ -28,9 +28,7 @@ Answers = dict[str, steering.Result]
 
 
 @pytest.fixture(scope="module", params=MODES)
-def client(
-    request: pytest.FixtureRequest, own: steering.Engine, folder: Path, work: Path
-) -> Iterator[VllmClient]:
+def client(request: pytest.FixtureRequest, own: steering.Engine, folder: Path, work: Path) -> Iterator[VllmClient]:
     with served(folder, work, *MODES[request.param]) as url, connected(own, folder, url) as client:
         yield client
 
@@ -61,17 +59,13 @@ def test_steered_answers_in_one_batch(client: VllmClient, vector: SteeringVector
     assert not list(asked.faults(found, expected))
 
 
-def test_contrast_pairs_beside_single_answers(
-    client: VllmClient, vector: SteeringVector, expected: Answers
-) -> None:
+def test_contrast_pairs_beside_single_answers(client: VllmClient, vector: SteeringVector, expected: Answers) -> None:
     listed = asked.contrasted(vector)
     found = dict(zip(listed, client.generate(listed.values()), strict=True))
     assert not list(asked.faults(found, expected))
 
 
-def test_what_else_requests_ask_for(
-    client: VllmClient, own: steering.Engine, common: dict[str, Request]
-) -> None:
+def test_what_else_requests_ask_for(client: VllmClient, own: steering.Engine, common: dict[str, Request]) -> None:
     served: dict[str, Any] = {}
     for name, request in common.items():
         try:
@@ -90,12 +84,45 @@ def test_cached_keys_of_other_interventions_are_not_used(
     """The prompts share their beginning with others that are steered otherwise, and with the same unsteered."""
     steers = [[], [Steer.to(vector, "text", 2.0)], [Steer.to(vector, "vision", 2.0)], []]
     listed = {f"{i} {j}": asked.request(40 + i, *steer) for i in range(4) for j, steer in enumerate(steers)}
-    before = counters(client.servers.well[0].url)
+    url = client.servers.well[0].url
+    before = counters(url)
     found = {name: client.generate([request])[0] for name, request in listed.items()}
     assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in listed.items()}))
     read = Diagnose(["focus"])
     listed = {name: asked.request(40, diagnose=read) for name in ("first", "again")}
     found = {name: client.generate([request])[0] for name, request in listed.items()}
     assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in listed.items()}))
-    after = counters(client.servers.well[0].url)
+    after = counters(url)
     assert after["vllm:prefix_cache_hits_total"] > before["vllm:prefix_cache_hits_total"]
+
+
+def test_steered_steps_run_compiled(client: VllmClient, vector: SteeringVector, mode: str) -> None:
+    """The plugin counts steps with an addition, and layers that ran as Python rather than as compiled code."""
+    url = client.servers.well[0].url
+    before = facts_of(url)["steps"]
+    client.generate([asked.request(seed, Steer.to(vector, "text")) for seed in range(4)])
+    after = facts_of(url)["steps"]
+    assert after["steered"] - before["steered"] >= 4
+    assert (after["eager_layers"] == before["eager_layers"]) == (mode == "compiled")
+
+
+def test_seeds_decide_what_is_drawn(client: VllmClient, vector: SteeringVector) -> None:
+    """Equal seeds draw the same, beside other answers and in pairs too; others, and answers of one request, do not."""
+
+    def drawn(seed: int, n: int = 1, *interventions: Any) -> Request:
+        sampling = Sampling(max_tokens=10, temperature=1.5, seed=seed, ignore_eos=True)
+        return Request(list(asked.conversation(3)), sampling, [Steer.to(vector, "text"), *interventions], n=n)
+
+    def tokens(result: steering.Result) -> list[tuple[int, ...]]:
+        return [tuple(choice.token_ids) for choice in result.choices]
+
+    first, other, several, pair = map(tokens, client.generate([drawn(1), drawn(2), drawn(1, 3), drawn(1, 1, Icd())]))
+    (again,), (pair_again,) = tokens(client.generate([drawn(1)])[0]), tokens(client.generate([drawn(1, 1, Icd())])[0])
+    assert first == [again] == several[:1]
+    assert pair == [pair_again] != first
+    assert len({*first, *other, *several}) == 4
+
+
+def test_an_automatic_direction_is_found(client: VllmClient, own: steering.Engine, vector: SteeringVector) -> None:
+    request = asked.request(2, Steer.to(vector, "auto"))
+    assert not list(asked.faults({"auto": client.generate([request])[0]}, {"auto": own.generate([request])[0]}))
