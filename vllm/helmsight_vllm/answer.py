@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from helmsight_vllm.arrays import array_of
 from helmsight_vllm.plan import NONE, Attention, Ints, Plan
 from helmsight_vllm.table import AdditionTable
 
-KEPT_TOTALS = 3
-"""Totals of states that are kept, because a pass may run behind the answer's end before that is known."""
+KEPT_STATES = 64
+"""Latest states that are kept, as passes run behind an answer's end before that is known, the more where a text stops it."""
 
 
 class Answer:
@@ -35,7 +36,8 @@ class Answer:
         self.inverse = torch.zeros(layers, plan.steered or 0)
         self.thought = torch.zeros(layers, 2)
         self.prompt_state: torch.Tensor | None = None
-        self._totals: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # count, sum (layers, d), latest
+        self._stream_count, self._stream_sum = 0, torch.zeros(layers, width if plan.residual else 0)
+        self._latest: deque[torch.Tensor] = deque(maxlen=KEPT_STATES if plan.residual else 0)
         self.changed: int | torch.Tensor = 0
         self.masks: list[dict[str, Any]] = []
         self.image_columns = np.array(
@@ -124,8 +126,8 @@ class Answer:
         if plan.state_position is not None and position == plan.length + plan.state_position:
             self.prompt_state = states.clone()
         if plan.residual and position >= plan.length - 1:
-            count, total, _ = self._totals[-1] if self._totals else (0, torch.zeros_like(states), states)
-            self._totals = [*self._totals[1 - KEPT_TOTALS :], (count + 1, total + states, states.clone())]
+            self._stream_count, self._stream_sum = self._stream_count + 1, self._stream_sum + states
+            self._latest.append(states.clone())
 
     def taken(self, fed: int) -> dict[str, Any]:
         """Return the measurements of the answer, of which `fed` generated tokens count, as the contract has them."""
@@ -134,9 +136,11 @@ class Answer:
             out["attention"] = {name: array_of(values) for name, values in self._sums(plan.attention, fed).items()}
         if self.prompt_state is not None:
             out["states"] = array_of(self.prompt_state)
-        for count, total, latest in self._totals:
-            if count == fed + 1:
-                out["residual"] = {"states": array_of(torch.stack([total / count, latest]))}
+        surplus = self._stream_count - (fed + 1)
+        if plan.residual and 0 <= surplus < len(self._latest):
+            total = self._stream_sum - sum(list(self._latest)[len(self._latest) - surplus :])
+            latest = self._latest[-1 - surplus]
+            out["residual"] = {"states": array_of(torch.stack([total / (fed + 1), latest]))}
         if plan.steered is not None:
             out["steering"] = {"inverse": array_of(self.inverse)}
         if plan.think is not None:

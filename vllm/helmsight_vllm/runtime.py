@@ -55,7 +55,8 @@ class Runtime:
         for number, (layer, _) in layers.items():
             extend(layer, number, self.table.rows[number], self._rows)
         attentions = {number: attention for number, (_, attention) in layers.items()}
-        self.reads_attention = all(map(readable, attentions.values()))
+        # Kernels that let a picture's tokens see each other are called otherwise.
+        self.reads_attention = all(map(readable, attentions.values())) and not model.is_mm_prefix_lm
         self._reader = AttentionReader(attentions) if self.reads_attention else None
         self.steps = {"all": 0, "steered": 0}
         self._written = 0  # the number of rows that the last step wrote

@@ -16,7 +16,7 @@ CPU = "v1/attention/backends/cpu_attn.py"
 CLASSES: dict[tuple[str, str], tuple[str, ...]] = {
     ("engine/arg_utils.py", "EngineArgs"): (
         "create_engine_config", "worker_cls", "scheduler_cls", "async_scheduling", "structured_outputs_config",
-        "additional_config",
+        "additional_config", "mm_device_do_normalize",
     ),
     ("engine/protocol.py", "EngineClient"): ("vllm_config", "renderer", "generate", "abort", "collective_rpc"),
     ("renderers/base.py", "BaseRenderer"): ("render_cmpl_async",),
@@ -29,7 +29,7 @@ CLASSES: dict[tuple[str, str], tuple[str, ...]] = {
     ("v1/worker/worker_base.py", "WorkerBase"): ("scheduler_config", "vllm_config"),
     ("v1/worker/gpu_model_runner.py", "GPUModelRunner"): (
         "_model_forward", "_sample", "_bookkeeping_sync", "input_batch", "requests", "query_start_loc",
-        "discard_request_mask", "device", "model", "vllm_config",
+        "discard_request_mask", "device", "model", "vllm_config", "kv_cache_config",
     ),
     ("v1/worker/gpu_input_batch.py", "InputBatch"): ("req_ids", "num_reqs", "num_computed_tokens_cpu", "generators"),
     ("v1/worker/gpu_input_batch.py", "CachedRequestState"): ("sampling_params", "output_token_ids"),
@@ -38,11 +38,14 @@ CLASSES: dict[tuple[str, str], tuple[str, ...]] = {
     ("v1/outputs.py", "ModelRunnerOutput"): ("req_id_to_index", "sampled_token_ids"),
     ("v1/outputs.py", "SamplerOutput"): ("sampled_token_ids",),
     ("v1/request.py", "Request"): ("num_computed_tokens", "num_tokens", "sampling_params", "is_finished"),
+    ("model_executor/models/interfaces_base.py", "VllmModelForTextGeneration"): ("compute_logits",),
+    ("v1/kv_cache_interface.py", "KVCacheConfig"): ("kv_cache_groups",),
+    ("multimodal/inputs.py", "MultiModalFieldElem"): ("data",),
     ("config/compilation.py", "CompilationConfig"): ("static_forward_context",),
     ("config/cache.py", "CacheConfig"): ("num_gpu_blocks", "block_size"),
-    ("config/scheduler.py", "SchedulerConfig"): ("max_num_seqs", "max_num_batched_tokens", "async_scheduling"),
+    ("config/scheduler.py", "SchedulerConfig"): ("max_num_seqs", "max_num_batched_tokens", "async_scheduling", "watermark"),
     ("config/model.py", "ModelConfig"): (
-        "get_total_num_hidden_layers", "get_hidden_size", "get_head_size", "get_vocab_size", "max_model_len", "dtype",
+        "get_total_num_hidden_layers", "is_mm_prefix_lm", "get_hidden_size", "get_head_size", "get_vocab_size", "max_model_len", "dtype",
         "hf_config",
     ),
     (f"{LAYERS}/attention.py", "Attention"): ("impl", "attn_type"),

@@ -25,7 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "llava": {"head_dim": 32},
 }  # fmt: skip
-"""By family, what its text model has otherwise than in the other tests: vLLM's kernel for CPUs takes heads of 32 at least."""
+"""By family, how its text model differs from that of other tests: vLLM's kernel for CPUs takes heads of 32 at least."""
 
 
 def made(family: str, folder: Path) -> Path:
