@@ -167,17 +167,12 @@ def worker_app(
     """
     prepare_process(settings)
     from server.app import create_app
-    from server.engine import local
     from server.engine.resources import keep_what_is_loaded, share_interpreter
-    from server.engine.runtime import Runtime
+    from server.engine.runtime import Runtime, engine_of
 
     disable_created_metrics()  # these are a further, unused series for each counter
     share_interpreter()
-    make: Callable[[Settings, Tell], ServedEngine] = local.load if engine is None else engine.load
-    if settings.engine != "own":
-        from server.engine import vllm
-
-        make = vllm.load
+    make: Callable[[Settings, Tell], ServedEngine] = engine_of if engine is None else engine.load
     if engine is None and starts is not None and starts.wait:
         make = partial(_late, starts.wait, make)
     runtime = Runtime(settings, on_failure=give_up, begun=begun, make=make)

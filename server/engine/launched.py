@@ -113,7 +113,7 @@ def command_of(settings: Settings, model: str, port: int) -> list[str]:
         str(executable(settings)), "-m", "vllm.entrypoints.cli.main", "serve", model,
         "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "helmsight",
         "--dtype", settings.dtype, "--max-num-seqs", str(settings.slots),
-        "--limit-mm-per-prompt", f'{{"image": {max(1, settings.max_images)}}}',
+        "--limit-mm-per-prompt", f'{{"image": {max(1, settings.max_images)}, "video": 0}}',
         *length, *shlex.split(settings.vllm_args),
     ]  # fmt: skip
 

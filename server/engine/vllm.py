@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -13,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from pydantic import SecretStr
 
 from server.engine import local
 from server.engine.launched import LaunchedServer, command_of, free_port
@@ -37,6 +39,9 @@ PAUSE = 1.0
 """Seconds between two looks at servers that are not ready."""
 TOLD_EVERY = 30.0
 """Seconds between two lines in the log while none is ready."""
+
+_OUR_VARIABLES = frozenset(f"HELMSIGHT_{name}".upper() for name in Settings.model_fields)
+"""The variables of this server's own settings, keys among them, which are no business of the started vLLM."""
 
 
 class VllmEngine(local.LocalEngine):
@@ -67,6 +72,10 @@ def load(settings: Settings, tell: Tell = lambda stage, share: None) -> VllmEngi
     """
     launched, urls = None, settings.vllm_urls
     if not urls:
+        key = settings.engine_key or SecretStr(
+            secrets.token_urlsafe(32)
+        )  # other users of this machine can reach its port
+        settings = settings.model_copy(update={"engine_key": key})
         launched, url = launch(settings)
         urls = (url,)
     try:
@@ -85,7 +94,7 @@ def launch(settings: Settings) -> tuple[LaunchedServer, str]:
         folders.append(Path(settings.model) / "vectors")
     key = {} if settings.engine_key is None else {"VLLM_API_KEY": settings.engine_key.get_secret_value()}
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in _OUR_VARIABLES},
         **key,
         "HELMSIGHT_VECTORS": os.pathsep.join(map(str, folders)),
         "VLLM_PLUGINS": "helmsight",
@@ -98,9 +107,7 @@ def launch(settings: Settings) -> tuple[LaunchedServer, str]:
     return launched, f"http://127.0.0.1:{port}"
 
 
-def _loaded(
-    settings: Settings, tell: Tell, urls: tuple[str, ...], launched: LaunchedServer | None
-) -> VllmEngine:
+def _loaded(settings: Settings, tell: Tell, urls: tuple[str, ...], launched: LaunchedServer | None) -> VllmEngine:
     key = None if settings.engine_key is None else settings.engine_key.get_secret_value()
     servers = Servers([Server(url, key) for url in urls])
     torch.set_num_threads(1)  # each request has its own thread; computing is left to the servers
@@ -119,7 +126,21 @@ def _loaded(
     supported = Supported.of(facts.can)
     client = VllmClient(mllm, limits, servers, supported, settings.max_waiting, settings.max_wait)
     tell("comparing it with the plain model", None)
-    check_servers(client, reference, vector, supported.states)
+
+    def vet(server: Server) -> None:
+        """Compare one server's answers; raise UnsupportedModel where they differ."""
+        alone = Server(server.url, key)
+        alone.look()
+        temporary = VllmClient(mllm, limits, Servers([alone]), supported)
+        try:
+            check_servers(temporary, reference, vector, supported.states)
+        finally:
+            temporary.stop()
+
+    for server in servers.well:
+        vet(server)
+    for server in servers:
+        server.vet = vet
     if launched is not None:
         launched.ready()
     return VllmEngine(client, reference.facts.magnitudes, local.calibration_files(mllm, settings), launched)

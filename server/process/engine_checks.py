@@ -33,7 +33,9 @@ def check(settings: Settings) -> None:
         raise SettingsError(f"{flag} is for our own engine; with --engine vllm, configure vLLM itself")
     if settings.vllm_urls:
         if settings.vllm_env is not None or settings.vllm_args:
-            raise SettingsError("--vllm-env and --vllm-args are for --engine vllm without an address, which starts vLLM")
+            raise SettingsError(
+                "--vllm-env and --vllm-args are for --engine vllm without an address, which starts vLLM"
+            )
     elif settings.vllm_env is None:
         raise SettingsError(
             "--engine vllm needs --vllm-env, the environment with vLLM and helmsight-vllm; or name servers that run: "

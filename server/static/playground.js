@@ -55,7 +55,11 @@ function offer(model, vectors) {
   state.model = model;
   state.usual = model.readouts.filter((name) => DRAWN.includes(name));
   keep.setUsual(state.usual);
-  state.interventions = new Interventions(byId("interventions"), model.interventions, ["steering"]);
+  const [lacking, lackingReadouts] = unsupported(model);
+  state.interventions = new Interventions(byId("interventions"), model.interventions, ["steering"], {
+    names: lacking.filter((name) => name !== "steering"),
+    engine: model.engine,
+  });
   const able = model.interventions.some(({ name }) => name === "steering");
   helm.offer(model, vectors, able);
   compare.offer(helm, state.interventions);
@@ -68,7 +72,22 @@ function offer(model, vectors) {
         h("span", {}, words(name)),
       ),
     ),
+    ...lackingReadouts.map((name) =>
+      h(
+        "label",
+        { class: "check off", title: `not supported by ${model.engine}` },
+        h("input", { type: "checkbox", value: name, disabled: true }),
+        h("span", {}, words(name)),
+      ),
+    ),
   );
+}
+
+/** What the server's engine lacks: interventions, and readouts. */
+function unsupported({ unsupported: names = [] }) {
+  const prefix = "diagnostics.";
+  const readouts = names.filter((name) => name.startsWith(prefix));
+  return [names.filter((name) => !readouts.includes(name)), readouts.map((name) => name.slice(prefix.length))];
 }
 
 async function pick(sample, pictures) {

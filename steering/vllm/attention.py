@@ -77,9 +77,7 @@ def attention_of(layout: Layout, labels: SpanLabels, sums: Mapping[str, torch.Te
     last = by_span["last"]
     layers, spans = last.shape
     nothing = torch.zeros(layers, spans)
-    rows, modality_rows = (
-        RowCounts.of(len(columns), fed) for columns in (layout.question_rows, layout.modality_rows)
-    )
+    rows, modality_rows = (RowCounts.of(len(columns), fed) for columns in (layout.question_rows, layout.modality_rows))
     generated = by_span.get("generated", nothing)
     steps = by_span.get("steps", torch.zeros(0, layers, spans))
     return Attention(

@@ -53,8 +53,8 @@ class Body:
 
     fields: all of it but the seed and whether it is streamed, as JSON without its closing brace. home: what a server's cache
     would know of it. taken: returns an answer's measurements, from the server's and the number of generated tokens that went
-    through the model. fields_of: the request's field that each of the body's is made from. reason: why the answer ended, where
-    its forced tokens are all of it.
+    through the model. fields_of: the request's field that each of the body's is made from. reason: why the answer ended,
+    where its forced tokens are all of it.
     """
 
     fields: bytes

@@ -27,7 +27,7 @@ from steering.protocol.sequence import Pair, PendingOutput, QueuePlace, Sequence
 from steering.runner.sampler import answer_seed
 from steering.vllm.answer import RemoteAnswer
 from steering.vllm.bodies import Bodies
-from steering.vllm.servers import EVERY, Server, ServerLost, Servers, error_of
+from steering.vllm.servers import EVERY, AnswerFailed, Server, ServerLost, Servers, error_of
 from steering.vllm.supported import Supported
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,8 @@ class VllmClient(Client):
         self._threads = ThreadPoolExecutor(THREADS, "helmsight-vllm")
         self._closed = threading.Event()
         self._counts = dict.fromkeys(
-            ("prompt_tokens", "generated_tokens", "prefix_cache_tokens", "finished", "faults", "refused", "cancelled"), 0
+            ("prompt_tokens", "generated_tokens", "prefix_cache_tokens", "finished", "faults", "refused", "cancelled"),
+            0,
         )
         self._bins = {name: Histogram(SECONDS) for name in ("queue_seconds", "prefill_seconds", "inter_token_seconds")}
         self._set_slots()
@@ -221,8 +222,9 @@ class VllmClient(Client):
         try:
             if not answer.cancelled:
                 self._read(answer, server)
-        except ServerLost as lost:
-            server.lose(lost)
+        except (ServerLost, AnswerFailed) as lost:
+            if isinstance(lost, ServerLost):
+                server.lose(lost)
             if not answer.cancelled and answer.retriable and self._retry(answer, server):
                 return
             error = lost
@@ -273,7 +275,7 @@ class VllmClient(Client):
             self._scheduler.retry_alone([answer.sequence])
             self._set_slots()
             self._dispatch()
-        log.warning("an answer is sent to another server, as %s is lost", server.url)
+        log.warning("an answer is sent to another server, as %s has failed it", server.url)
         return True
 
     def _release(self, answer: RemoteAnswer) -> None:

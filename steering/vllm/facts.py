@@ -20,7 +20,8 @@ CONTRACT = 1
 class ServerFacts:
     """The model and the abilities of a server.
 
-    `can` names what it does, as `supported` reads it; `slots` answers run at once, each with at most `context_length` tokens.
+    `can` names what it does, as `supported` reads it. `slots` answers run at once, each with at most `context_length`
+    tokens.
     """
 
     plugin: str
@@ -38,7 +39,9 @@ class ServerFacts:
     def of(cls, url: str, content: Any) -> ServerFacts:
         """Return the facts in a server's answer; raise UnsupportedModel where it is no server with our plugin."""
         if not isinstance(content, Mapping) or "contract" not in content:
-            raise UnsupportedModel(f"{url} has no plugin 'helmsight-vllm': install it where vLLM is, and start that again.")
+            raise UnsupportedModel(
+                f"{url} has no plugin 'helmsight-vllm': install it where vLLM is, and start that again."
+            )
         if content["contract"] != CONTRACT:
             raise UnsupportedModel(
                 f"{url} runs helmsight-vllm {content.get('plugin')}, which speaks version {content['contract']} of the "
@@ -54,13 +57,17 @@ class ServerFacts:
         except (KeyError, TypeError, ValueError) as error:
             raise UnsupportedModel(f"{url} states its facts in another form: {error!r}.") from error
 
-    def same_model(self, other: ServerFacts) -> bool:
-        """Return True where both servers serve the same, so that either may answer."""
-        return self.comparable == other.comparable
-
-    @property
-    def comparable(self) -> tuple[Any, ...]:
-        return self.layers, self.hidden_size, self.vocabulary, self.dtype, self.can
+    def difference(self, expected: ServerFacts) -> str | None:
+        """Return what keeps this server from answering in place of one of the expected facts; None where nothing does."""
+        names = ("layers", "hidden_size", "vocabulary", "dtype")
+        different = [name for name in names if getattr(self, name) != getattr(expected, name)]
+        if different:
+            pairs = (f"{name} {getattr(self, name)}, not {getattr(expected, name)}" for name in different)
+            return f"another model ({', '.join(pairs)})"
+        if self.context_length < expected.context_length:
+            return f"a context of {self.context_length} tokens, not {expected.context_length}"
+        missing = sorted(expected.can - self.can)
+        return f"less than others (no {', '.join(missing)}); it has helmsight-vllm {self.plugin}" if missing else None
 
     def complete(self, mllm: MLLM) -> None:
         """Complete a model without weights with what the servers' have; raise UnsupportedModel where it is another one."""

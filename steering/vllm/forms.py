@@ -29,8 +29,9 @@ Taken = Mapping[str, Any]
 class RemoteForm:
     """How an intervention is asked of a server.
 
-    write: returns the fields of a body, from the answer's settings and the model. read: returns what `InterventionSpec.report` takes,
-    from the settings, what the server says, and how many generated tokens went through the model.
+    write: returns the fields of a body, from the answer's settings and the model. read: returns what
+    `InterventionSpec.report` takes, from the settings, what the server says, and how many generated tokens went through the
+    model.
     """
 
     write: Callable[[Spec, MLLM], dict[str, Any]]

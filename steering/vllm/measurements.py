@@ -49,7 +49,10 @@ def measured(spec: Spec, labels: SpanLabels | None, taken: Taken, fed: int) -> d
         if Signal.PROMPT_LOGPROBS in spec.signals:
             rows, top = spec.prompt.length - 1, spec.sampling.prompt_logprobs or 0
             out[prompt_scores.NAME] = PromptScores(
-                scores.logprobs[:rows], scores.ranks[:rows], scores.top_ids[:rows, :top], scores.top_logprobs[:rows, :top]
+                scores.logprobs[:rows],
+                scores.ranks[:rows],
+                scores.top_ids[:rows, :top],
+                scores.top_logprobs[:rows, :top],
             )
     for name in spec.asked:
         if name in FORMS:

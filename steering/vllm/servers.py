@@ -6,8 +6,10 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -28,6 +30,8 @@ PATIENCE = 3.0
 """Seconds for a server to answer a look, and to take a connection."""
 STRIKES = 2
 """Looks in a row that a server may miss: a busy machine answers late now and then."""
+PAROLE = 30.0
+"""Seconds before a server whose answers were wrong is looked at again."""
 PIECE = 65_536
 """Most bytes that are read from a stream at once."""
 RETRIED = frozenset({HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
@@ -36,6 +40,10 @@ RETRIED = frozenset({HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTT
 
 class ServerLost(Fault):
     """A server is gone, not ready, or has broken off an answer."""
+
+
+class AnswerFailed(Fault):
+    """A server could not finish an answer, by its own word, and says nothing against the request."""
 
 
 class AnswerStream:
@@ -63,7 +71,11 @@ class AnswerStream:
 
 
 class Server:
-    """One vLLM server. `running` counts the rows of the answers that it works on; `well` is True while it answers."""
+    """One vLLM server.
+
+    `running` counts the rows of the answers that it works on; `well` is True while it answers. `vet` compares the answers of
+    a server before it is used, also where it comes back, as it may be another one; it raises UnsupportedModel.
+    """
 
     def __init__(self, url: str, key: str | None = None):
         self.url = url.rstrip("/")
@@ -71,6 +83,8 @@ class Server:
         self.expected: ServerFacts | None = None
         self.running = 0
         self.well = False
+        self.vet: Callable[[Server], None] = lambda server: None
+        self._refused_until = 0.0
         self._missed = 0
         self._losing = threading.Lock()
         headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
@@ -124,12 +138,15 @@ class Server:
         Raises UnsupportedModel where it answers, but lacks the plugin or serves another model than `expected`.
         """
         before = self.well
+        if time.monotonic() < self._refused_until:
+            return False
         try:
             self.get(HEALTH)
             if not before:  # it may be another one than before
                 self.facts = ServerFacts.of(self.url, self.get(facts.PATH))
-                if self.expected is not None and not self.facts.same_model(self.expected):
-                    raise UnsupportedModel(f"{self.url} serves another model, or less, than the other servers.")
+                if self.expected is not None and (other := self.facts.difference(self.expected)) is not None:
+                    raise UnsupportedModel(f"{self.url} serves {other}.")
+                self._vet()
         except ServerLost as error:
             self._missed += 1
             if self._missed >= STRIKES:
@@ -137,6 +154,14 @@ class Server:
         else:
             self._missed, self.well = 0, True
         return self.well != before
+
+    def _vet(self) -> None:
+        """Let `vet` compare its answers; one that was refused is left alone for a while."""
+        try:
+            self.vet(self)
+        except UnsupportedModel:
+            self._refused_until = time.monotonic() + PAROLE
+            raise
 
     @property
     def slots(self) -> int:
@@ -160,7 +185,7 @@ def error_of(failure: Any) -> SteeringError:
     failure = failure if isinstance(failure, dict) else {"message": failure}
     message = str(failure.get("message"))
     if failure.get("param") is None:
-        return Fault(f"vLLM could not answer: {message}")
+        return AnswerFailed(f"vLLM could not answer: {message}")
     return RequestError(message, param=str(failure["param"]), code=str(failure.get("code") or "invalid_value"))
 
 
@@ -200,19 +225,22 @@ class Servers:
         return [server for server in self._servers if server.well]
 
     def facts(self) -> ServerFacts:
-        """Return the facts of the servers that are well, and expect them of all others from now on.
+        """Return what the servers that are well have in common, and expect it of all others from now on.
 
         Raises UnsupportedModel where two of them serve different models.
         """
-        first, *others = self.well
-        expected = first.facts
-        assert expected is not None
+        first, *others = known = [(server.url, server.facts) for server in self.well if server.facts is not None]
+        common = replace(
+            first[1],
+            can=frozenset.intersection(*(own.can for _, own in known)),
+            context_length=min(own.context_length for _, own in known),
+        )
+        for url, own in others:
+            if (other := own.difference(common)) is not None:
+                raise UnsupportedModel(f"{first[0]} and {url} serve different models: {url} serves {other}.")
         for server in self._servers:
-            server.expected = expected
-        for other in others:
-            if other.facts is None or not other.facts.same_model(expected):
-                raise UnsupportedModel(f"{first.url} and {other.url} serve different models, or one of them does less.")
-        return expected
+            server.expected = common
+        return common
 
     @property
     def slots(self) -> int:

@@ -112,4 +112,6 @@ class Supported:
 
 def _unsupported(param: str, value: object = None) -> Inapplicable:
     what = f"'{param}'" if value is None else f"'{param}' {value!r}"
-    return Inapplicable(f"{what} is not supported by this server's engine, vLLM.", param=param, code="unsupported_value")
+    return Inapplicable(
+        f"{what} is not supported by this server's engine, vLLM.", param=param, code="unsupported_value"
+    )

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from flask import Flask
@@ -22,15 +24,20 @@ from server.engine import launched as launched_module
 from server.engine import vllm
 from server.engine.launched import LaunchedServer, command_of, executable, free_port
 from server.engine.runtime import Runtime, load
+from server.process import engine_checks
 from server.settings import Settings
-from steering import UnsupportedModel
+from steering import Request, Sampling, UnsupportedModel
 from steering.vllm.servers import Server, Servers
 from tests.server.conftest import ask, data_uri
+from tests.server.engine.vllm_stub import write_environment
 from tests.server.fakes import checkpoint
 from tests.server.journal.rows import journal_of, rows_of
+from tests.steering.parallel.asking import small
 from tests.steering.vllm.computing import PlainAnswers
 from tests.steering.vllm.fake import FakeVllm, facts_of
 from tests.waiting import wait_for
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +126,9 @@ def test_answers_are_streamed(there: FlaskClient, client: FlaskClient) -> None:
         events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
         assert events[-1] == "[DONE]"
         chunks = [json.loads(event) for event in events[:-1]]
-        streams.append("".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"]))
+        streams.append(
+            "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
+        )
     assert streams[0] == streams[1] != ""
 
 
@@ -158,6 +167,51 @@ def test_the_catalogue_says_what_it_can_do(there: FlaskClient, client: FlaskClie
     assert {one["preset"] for one in presets} >= {"text", "vision"}
     for name in ("fingerprint", "layers", "hidden_size", "context_length", "dtype", "device", "vectors"):
         assert card[name] == own[name], name
+
+
+def test_the_dialects_presets_and_guards_are_those_of_the_server(there: FlaskClient, client: FlaskClient) -> None:
+    chat = {"model": "helmsight-demo", "messages": [{"role": "user", "content": "What is it?"}], "max_tokens": 6}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/messages", chat),
+        ("/v1/responses", {"model": "helmsight-demo", "input": "What is it?", "max_output_tokens": 16, "store": False}),
+        ("/v1/chat/completions", {**chat, "model": "helmsight-demo@text"}),
+        ("/v1/chat/completions", {**chat, "guard": {"when": {"mean_logprob": "< 5"}, "then": {"temperature": 0}}}),
+    ]
+    for path, body in bodies:
+        pair = [one.post(path, json=body) for one in (there, client)]
+        assert [response.status_code for response in pair] == [200, 200], [response.text for response in pair]
+        one, other = (texts_of(response.json) for response in pair)
+        assert one == other
+        assert one
+
+
+def texts_of(value: Any) -> list[str]:
+    """Return the texts in a response, in order."""
+    if isinstance(value, dict):
+        own = [item for name, item in value.items() if name in ("text", "content") and isinstance(item, str)]
+        return own + [text for item in value.values() for text in texts_of(item)]
+    return [text for item in value for text in texts_of(item)] if isinstance(value, list) else []
+
+
+def test_a_deadline_ends_the_answer_on_the_server(
+    there: FlaskClient, over_vllm: Flask, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = over_vllm.extensions["helmsight"].settings
+    monkeypatch.setattr(settings, "request_timeout", 1.0)
+    monkeypatch.setattr(fake, "pause", 0.4)
+    response = ask(there, "Hi!", max_tokens=50, ignore_eos=True, stream=True)
+    assert "request_timeout" in response.text
+    assert fake.aborted.acquire(timeout=20)
+
+
+def test_a_prompt_that_the_server_reads_otherwise_is_the_messages_fault(
+    there: FlaskClient, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = fake.answer
+    monkeypatch.setattr(fake, "answer", lambda body: answer({**body, "prompt": {**body["prompt"], "sha256": "0" * 64}}))
+    response = ask(there, "Hi!")
+    assert response.status_code == 400
+    assert response.json["error"]["param"] == "messages"
 
 
 def test_answers_are_in_the_journal_and_the_metrics(there: FlaskClient) -> None:
@@ -205,7 +259,9 @@ def test_references_are_kept_until_a_file_changes(vectors: Path, tmp_path: Path)
     assert vllm._name_of(task) != name
 
 
-def test_it_waits_for_servers(fake: FakeVllm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_waits_for_servers(
+    fake: FakeVllm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(vllm, "PAUSE", 0.02)
     monkeypatch.setattr(vllm, "TOLD_EVERY", 0.05)
     port = free_port()
@@ -282,7 +338,8 @@ def test_it_is_given_up_where_it_ends_before_it_is_ready(launch: Callable[..., L
 def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     program = (
         "import os, sys, time; from server.engine.launched import LaunchedServer; "
-        f"LaunchedServer([sys.executable, '-c', {SLEEPS.format(str(tmp_path))!r}], dict(os.environ)).start(); time.sleep(600)"
+        f"LaunchedServer([sys.executable, '-c', {SLEEPS.format(str(tmp_path))!r}], dict(os.environ)).start(); "
+        "time.sleep(600)"
     )
     pid = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", program])
     wait_for(lambda: pids_in(tmp_path), 40)
@@ -290,6 +347,43 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     wait_for(lambda: not alive(started))
+
+
+def test_one_command_serves_over_a_vllm_that_is_started_again_and_ends_with_it(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launched_module, "PAUSE", 0.05)
+    monkeypatch.setenv("HELMSIGHT_API_KEY", "mine")
+    model, environment = small(tmp_path / "model"), write_environment(tmp_path / "env", ROOT)
+    settings = Settings(engine="vllm", vllm_env=str(environment), model=str(model), slots=2)
+    engine_checks.check(settings)
+    serving = load(settings)
+    engine: Any = serving.engine
+    try:
+        (note,) = notes_in(environment)
+        assert "--host 127.0.0.1" in " ".join(note["arguments"])
+        key, url = note["environment"]["VLLM_API_KEY"], next(iter(engine._client.servers)).url
+        assert len(key) > 30
+        assert key not in " ".join([*note["arguments"], *sys.argv])
+        assert "HELMSIGHT_API_KEY" not in note["environment"]
+        assert note["environment"]["HELMSIGHT_VECTORS"] == str(model / "vectors")
+        with pytest.raises(HTTPError, match="401"):
+            urlopen(f"{url}/v1/helmsight/facts")
+        asked = Request([{"role": "user", "content": "Hi!"}], Sampling(max_tokens=3, ignore_eos=True))
+        tokens = engine._client.submit(asked).result().choices[0].token_ids
+        os.kill(note["pid"], signal.SIGKILL)
+        wait_for(lambda: not engine.healthy)
+        wait_for(lambda: engine.healthy, 60)
+        assert engine._client.submit(asked).result().choices[0].token_ids == tokens
+        pids = [note["pid"] for note in notes_in(environment)]
+        assert len(pids) == 2
+    finally:
+        engine.stop()
+    assert not any(map(alive, pids))
+
+
+def notes_in(environment: Path) -> list[Any]:
+    return [json.loads(file.read_text()) for file in environment.glob("*.json")]
 
 
 def test_the_command_has_the_settings(tmp_path: Path) -> None:
@@ -305,4 +399,4 @@ def test_the_command_has_the_settings(tmp_path: Path) -> None:
     assert {name: flags[name] for name in ("--port", "--max-num-seqs", "--max-model-len", "--dtype")} == {
         "--port": "8123", "--max-num-seqs": "8", "--max-model-len": "512", "--dtype": "bfloat16",
     }  # fmt: skip
-    assert json.loads(flags["--limit-mm-per-prompt"]) == {"image": 3}
+    assert json.loads(flags["--limit-mm-per-prompt"]) == {"image": 3, "video": 0}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -43,7 +42,8 @@ class WrongBody(Exception):
 class Prompt:
     """A prompt as the model takes it.
 
-    classes: (n,) of each token, for steering. images: the columns of each. forced: ids behind it that count as generated.
+    classes: (n,) of each token, for steering. images: the columns of each. forced: ids behind it that count as
+    generated.
     """
 
     ids: list[int]
@@ -71,7 +71,10 @@ class Passed:
 
 @dataclass
 class Spanned:
-    """What is added and damped: deltas by class (layers, classes, d) and for generated tokens (layers, d); Think's options."""
+    """What is added and damped.
+
+    Deltas by class (layers, classes, d) and for generated tokens (layers, d), and Think's options.
+    """
 
     delta: torch.Tensor | None = None
     generated: torch.Tensor | None = None
@@ -114,7 +117,9 @@ class PlainAnswers:
             if matcher is not None:
                 logits = Masks(len(logits), torch.device("cpu")).apply([matcher], logits[None])[0]
             if twin is not None:
-                if "mask" in twin and (not masks or twin["mask"]["refresh"] and len(tokens) % twin["mask"]["refresh"] == 0):
+                if "mask" in twin and (
+                    not masks or (twin["mask"]["refresh"] and len(tokens) % twin["mask"]["refresh"] == 0)
+                ):
                     second, mask = self._masked(twin["mask"], leader, passed, tokens, spanned)
                     masks.append(mask)
                 assert second is not None

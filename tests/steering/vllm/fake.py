@@ -50,9 +50,7 @@ class FakeVllm:
         app.get("/health")(self._health)
         app.get("/v1/helmsight/facts")(lambda: self.facts)
         app.post("/v1/helmsight/answer")(self._answer)
-        self.server: BaseWSGIServer = make_server(
-            "127.0.0.1", self.port, app, threaded=True, request_handler=_Chunked
-        )
+        self.server: BaseWSGIServer = make_server("127.0.0.1", self.port, app, threaded=True, request_handler=_Chunked)
         self.server.daemon_threads = True  # type: ignore[attr-defined]
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         self._connections: list[Any] = []

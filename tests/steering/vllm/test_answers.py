@@ -174,7 +174,10 @@ def test_sampled_answers_depend_on_the_seed_alone(serve: Serve, connect: Connect
     client = connect(serve())
     sampling = Sampling(max_tokens=8, ignore_eos=True, temperature=1.5)
     one, two, other = (
-        [choice.token_ids for choice in client.generate([Request(chat(), replace(sampling, seed=seed), n=2)])[0].choices]
+        [
+            choice.token_ids
+            for choice in client.generate([Request(chat(), replace(sampling, seed=seed), n=2)])[0].choices
+        ]
         for seed in (7, 7, 8)
     )
     assert one == two

@@ -151,7 +151,9 @@ def test_groups_take_turns(serve: Serve, connect: Connect) -> None:
     assert [body["seed"] for body in fake.asked].index(4) == 2
 
 
-@pytest.mark.parametrize("answer", [scripted(3, end=False), lambda body: iter([{"ended": {"reason": "stop", "taken": 5}}])])
+@pytest.mark.parametrize(
+    "answer", [scripted(3, end=False), lambda body: iter([{"ended": {"reason": "stop", "taken": 5}}])]
+)
 def test_an_answer_that_makes_no_sense_is_a_fault(serve: Serve, connect: Connect, answer: Any) -> None:
     client = connect(serve(answer=answer))
     request = Request(chat(), Sampling(max_tokens=20), diagnose=["focus"])
@@ -199,7 +201,7 @@ def test_a_streamed_answer_whose_server_breaks_off_fails_and_a_whole_one_runs_ag
         if len(breaking.asked) > before:
             both += 1
             completion = client.submit(request)
-            with pytest.raises(Fault, match="broke off|ended the stream"):
+            with pytest.raises(Fault, match=r"broke off|ended the stream"):
                 list(completion)
             break
     assert both == 1
@@ -245,13 +247,78 @@ def test_a_server_that_does_not_speak_the_contract_is_refused(serve: Serve, fact
         Server(fake.url).look()
 
 
-def test_two_servers_of_different_models_are_refused(serve: Serve) -> None:
-    fakes = [serve(answer=scripted()), serve(answer=scripted(), can=("steer",))]
+def looked_at(*fakes: FakeVllm) -> Servers:
     servers = Servers([Server(fake.url) for fake in fakes])
     for server in servers:
         server.look()
-    with pytest.raises(UnsupportedModel, match="different models"):
-        servers.facts()
+    return servers
+
+
+def test_two_servers_of_different_models_are_refused(serve: Serve) -> None:
+    fakes = [serve(answer=scripted()) for _ in range(2)]
+    fakes[1].facts["model"]["layers"] = 99
+    with pytest.raises(UnsupportedModel, match="layers 99, not"):
+        looked_at(*fakes).facts()
+
+
+def test_servers_do_together_what_all_of_them_can(serve: Serve, connect: Connect) -> None:
+    fakes = [serve(answer=scripted(), can=("steer", "think")), serve(answer=scripted(), can=("think", "states"))]
+    client = connect(*fakes)
+    assert client.interventions >= {"sage.think"}
+    assert "steering" not in client.interventions
+    assert len(client.servers.well) == 2
+
+
+def test_a_server_that_comes_back_with_less_is_not_used(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client_module, "EVERY", 0.02)
+    fake = serve(answer=scripted(), can=("steer", "think"))
+    client = connect(fake)
+    fake.broken = True
+    wait_for(lambda: not client.healthy)
+    fake.facts = {**fake.facts, "can": ["steer"], "plugin": "0.0.1"}
+    fake.broken = False
+    wait_for(lambda: "no think" in caplog.text)
+    assert "helmsight-vllm 0.0.1" in caplog.text
+    assert not client.healthy
+    fake.facts = {**fake.facts, "can": ["steer", "think", "generate"]}
+    wait_for(lambda: client.healthy)
+
+
+def test_a_server_is_vetted_before_it_is_used_and_left_alone_where_it_is_refused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vetted, verdict = [], UnsupportedModel("its answers differ")
+    server = Server(serve(answer=scripted()).url)
+
+    def vet(looked: Server) -> None:
+        vetted.append(looked)
+        if verdict is not None:
+            raise verdict
+
+    server.vet = vet
+    with pytest.raises(UnsupportedModel, match="answers differ"):
+        server.look()
+    assert not server.look()
+    assert (len(vetted), server.well) == (1, False)
+    verdict = None
+    monkeypatch.setattr(server, "_refused_until", 0.0)
+    assert server.look()
+    assert not server.look()
+    assert (len(vetted), server.well) == (2, True)
+
+
+def test_an_answer_that_a_server_fails_by_its_own_word_runs_on_another(serve: Serve, connect: Connect) -> None:
+    def failing(body: Body) -> Iterator[Any]:
+        yield {"error": {"message": "EngineDeadError", "param": None, "code": "engine_error"}}
+
+    fakes = [serve(answer=failing), serve(answer=scripted())]
+    client = connect(*fakes)
+    asked = [Request([{"role": "user", "content": f"Question {seed}?"}], ASKED.sampling) for seed in range(12)]
+    assert [tokens_of(result) for result in client.generate(asked)] == [list(range(40, 60))] * 12
+    assert len(fakes[0].asked) > 0
+    assert len(client.servers.well) == 2  # what fails one answer need not fail others
 
 
 def test_the_key_is_sent_and_a_wrong_one_is_told(serve: Serve, connect: Connect) -> None:
@@ -328,7 +395,10 @@ def test_two_servers_of_which_one_is_killed_while_it_answers(
     facts = facts_of(answers, slots=32)
 
     def serving(port: int) -> Callable[[], None]:
-        return lambda: FakeVllm(answers.answer, facts, pause=0.05, port=port).server.serve_forever()
+        def serve() -> None:  # the port is bound in the process itself
+            FakeVllm(answers.answer, facts, pause=0.05, port=port).server.serve_forever()
+
+        return serve
 
     with ExitStack() as stack:
         processes = [stack.enter_context(forked(serving(port), tmp_path / str(port))) for port in ports]

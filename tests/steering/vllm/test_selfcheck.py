@@ -62,7 +62,7 @@ def test_a_process_of_its_own_computes_them_once(
 
 
 def test_a_model_that_cannot_be_computed_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="could not be computed: .*nowhere"):
+    with pytest.raises(UnsupportedModel, match=r"could not be computed: .*nowhere"):
         computed_apart(ReferenceTask(str(tmp_path / "nowhere")), tmp_path / "reference.bin")
 
 
@@ -102,7 +102,7 @@ def test_a_server_that_does_not_steer_is_refused(
     reference: Reference, vector: SteeringVector, answers: PlainAnswers, serve: Serve, connect: Connect
 ) -> None:
     client = connect(serve(answer=deaf(answers)))
-    with pytest.raises(UnsupportedModel, match="first at decoder layer 1 .*steered by 1"):
+    with pytest.raises(UnsupportedModel, match=r"first at decoder layer 1 .*steered by 1"):
         check_servers(client, reference, vector, states=True)
     with pytest.raises(UnsupportedModel, match=r"token \d of an answer is .*steered"):
         check_servers(client, reference, vector, states=False)
@@ -121,5 +121,5 @@ def test_a_server_that_fails_is_refused(
     reference: Reference, vector: SteeringVector, serve: Serve, connect: Connect
 ) -> None:
     fake = serve(answer=lambda body: iter([{"error": {"message": "no such kernel"}}]))
-    with pytest.raises(UnsupportedModel, match="failed in the self-check: .*no such kernel"):
+    with pytest.raises(UnsupportedModel, match=r"failed in the self-check: .*no such kernel"):
         check_servers(connect(fake), reference, vector, states=True)
