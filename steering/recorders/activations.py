@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -12,32 +12,12 @@ from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.devices import to_device
 from steering.protocol.sequence import Sequence
-from steering.protocol.signals import Signal
+from steering.protocol.signals import Signal, StateChoice
 from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Reuse, Slots
 
 NAME = "activations"
 
-
-@dataclass(frozen=True)
-class StateChoice:
-    """The states that a request wants: layers, counted from 0 (None for all), and positions.
-
-    positions: the prompt's "last" token, the "generated" ones, or those from the first number up to, not including, the
-    second, counted from 0 over the prompt's tokens (image tokens included) and the answer's.
-    """
-
-    layers: tuple[int, ...] | None = None
-    positions: Literal["last", "generated"] | tuple[int, int] = "last"
-
-    def layers_of(self, count: int) -> tuple[int, ...]:
-        """Return the layers of a model with `count`."""
-        return tuple(range(count)) if self.layers is None else self.layers
-
-    def columns(self, prompt: int) -> tuple[int, int]:
-        """Return the first position, and the end, behind a prompt of so many tokens."""
-        if self.positions == "last":
-            return prompt - 1, prompt
-        return (prompt, sys.maxsize) if self.positions == "generated" else self.positions
+Rows = tuple[int, ...] | list[int]
 
 
 @dataclass(frozen=True)
@@ -72,30 +52,30 @@ class ChosenStates(LayerHook):
 
 
 class ActivationsRecorder(Slots):
-    """Keeps the states with their sequence, in pieces: those of each pass."""
+    """Keeps the states that each readout chose with their sequence, in pieces: those of each pass."""
 
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.ACTIVATIONS})
 
     def prefill(self, chunk: PrefillChunk) -> ChosenStates | None:
-        parts = self._parts(chunk)
-        if not any(parts):
+        chosen = [(row, place) for row, parts in enumerate(self._parts(chunk)) for _, part in parts for place in part]
+        if not chosen:
             return None
-        rows = [row for row, part in enumerate(parts) for _ in part]
-        return self._hook(rows, [place for part in parts for place in part], chunk.sequences)
+        rows, places = zip(*chosen, strict=True)
+        return self._hook(rows, places, chunk.sequences)
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ChosenStates):
             return
         end = 0
-        for sequence, part in zip(chunk.sequences, self._parts(chunk), strict=True):
-            begin, end = end, end + len(part)
-            if part:
-                self._add(sequence, hook, slice(begin, end))
+        for sequence, parts in zip(chunk.sequences, self._parts(chunk), strict=True):
+            for name, part in parts:
+                begin, end = end, end + len(part)
+                if part:
+                    self._add(sequence, name, hook, slice(begin, end))
 
     def reuse(self, sequence: Sequence) -> Reuse:
         length = sequence.prompt.length
-        choice = _choice(sequence)
-        return Reuse(length if choice is None else min(choice.columns(length)[0], length))
+        return Reuse(min((choice.columns(length)[0] for choice in _choices(sequence).values()), default=length))
 
     def acts(self, sequences: list[Sequence]) -> bool:
         return any(map(_reads_answer, sequences))
@@ -109,51 +89,61 @@ class ActivationsRecorder(Slots):
             return
         for place, sequence in enumerate(filter(_reads_answer, batch.sequences)):
             if not sequence.held:
-                self._add(sequence, hook, slice(place, place + 1))
+                for name in _of_answer(sequence):
+                    self._add(sequence, name, hook, slice(place, place + 1))
 
-    def take(self, sequence: Sequence) -> Activations | None:
-        choice = _choice(sequence)
-        if choice is None:
-            return None
-        prompt = sequence.prompt.length
-        first, end = choice.columns(prompt)
-        pieces = sequence.captured.get(NAME, ())
-        if not pieces:
-            mllm = self.pool.mllm
-            shape = (len(choice.layers_of(mllm.num_layers)), 0, mllm.hidden_size)
-            return Activations(first, torch.zeros(shape, dtype=mllm.dtype))
-        captured = min(first, prompt)  # every generated token is captured, also before the range
-        return Activations(first, torch.cat(pieces, 1)[:, first - captured : end - captured].cpu())
+    def take(self, sequence: Sequence) -> Mapping[str, Activations]:
+        """Return the states by readout."""
+        prompt, mllm = sequence.prompt.length, self.pool.mllm
+        taken = {}
+        for name, choice in _choices(sequence).items():
+            first, end = choice.columns(prompt)
+            pieces = sequence.captured.get(NAME, {}).get(name)
+            if pieces is None:
+                shape = (len(choice.layers_of(mllm.num_layers)), 0, mllm.hidden_size)
+                taken[name] = Activations(first, torch.zeros(shape, dtype=mllm.dtype))
+                continue
+            captured = min(first, prompt)  # every generated token is captured, also before the range
+            states = torch.cat(pieces, 1)[:, first - captured : end - captured]
+            taken[name] = Activations(first, states.cpu())
+        return taken
 
-    def _parts(self, chunk: PrefillChunk) -> list[range]:
-        """Return the chosen places of each row of a chunk."""
-        parts = []
+    def _parts(self, chunk: PrefillChunk) -> list[list[tuple[str, range]]]:
+        """Return the places of each row of a chunk that each readout chose."""
+        rows = []
         for sequence, start, length in zip(chunk.sequences, chunk.starts, chunk.lengths, strict=True):
-            choice = None if chunk.replay else _choice(sequence)
-            first, end = (0, 0) if choice is None else choice.columns(sequence.prompt.length)
-            parts.append(range(max(first - start, 0), min(end - start, length)))
-        return parts
+            parts = []
+            for name, choice in ({} if chunk.replay else _choices(sequence)).items():
+                first, end = choice.columns(sequence.prompt.length)
+                parts.append((name, range(max(first - start, 0), min(end - start, length))))
+            rows.append(parts)
+        return rows
 
-    def _hook(self, rows: list[int], places: list[int], sequences: list[Sequence]) -> ChosenStates:
+    def _hook(self, rows: Rows, places: Rows, sequences: list[Sequence]) -> ChosenStates:
         mllm = self.pool.mllm
-        choices = filter(None, map(_choice, sequences))
+        choices = [choice for sequence in sequences for choice in _choices(sequence).values()]
         layers = frozenset(layer for choice in choices for layer in choice.layers_of(mllm.num_layers))
         return ChosenStates(
             to_device(torch.tensor(rows), mllm.device), to_device(torch.tensor(places), mllm.device), layers
         )
 
-    def _add(self, sequence: Sequence, hook: ChosenStates, part: slice) -> None:
-        choice = _choice(sequence)
-        assert choice is not None
-        states = hook.of(choice.layers_of(self.pool.mllm.num_layers), part)
-        sequence.captured[NAME] = (*sequence.captured.get(NAME, ()), states)
+    def _add(self, sequence: Sequence, name: str, hook: ChosenStates, part: slice) -> None:
+        layers = _choices(sequence)[name].layers_of(self.pool.mllm.num_layers)
+        kept = sequence.captured.setdefault(NAME, {})
+        kept[name] = (*kept.get(name, ()), hook.of(layers, part))
 
 
-def _choice(sequence: Sequence) -> StateChoice | None:
+def _choices(sequence: Sequence) -> Mapping[str, StateChoice]:
+    """Return the states that each readout chose."""
     diagnose = sequence.spec.diagnose
-    return diagnose.states if diagnose is not None and sequence.wants(Signal.ACTIVATIONS) else None
+    return diagnose.activations if diagnose is not None and sequence.wants(Signal.ACTIVATIONS) else {}
+
+
+def _of_answer(sequence: Sequence) -> list[str]:
+    """Return the readouts that chose states of generated tokens."""
+    length = sequence.prompt.length
+    return [name for name, choice in _choices(sequence).items() if choice.columns(length)[1] > length]
 
 
 def _reads_answer(sequence: Sequence) -> bool:
-    choice = _choice(sequence)
-    return choice is not None and choice.columns(sequence.prompt.length)[1] > sequence.prompt.length
+    return bool(_of_answer(sequence))
