@@ -45,8 +45,8 @@ CLASSES: dict[tuple[str, str], tuple[str, ...]] = {
     ("config/cache.py", "CacheConfig"): ("num_gpu_blocks", "block_size"),
     ("config/scheduler.py", "SchedulerConfig"): ("max_num_seqs", "max_num_batched_tokens", "async_scheduling", "watermark"),
     ("config/model.py", "ModelConfig"): (
-        "get_total_num_hidden_layers", "is_mm_prefix_lm", "get_hidden_size", "get_head_size", "get_vocab_size", "max_model_len", "dtype",
-        "hf_config",
+        "get_total_num_hidden_layers", "is_mm_prefix_lm", "get_hidden_size", "get_head_size", "get_vocab_size",
+        "max_model_len", "dtype", "hf_config",
     ),
     (f"{LAYERS}/attention.py", "Attention"): ("impl", "attn_type"),
     (CPU, "CPUAttentionMetadata"): ("slot_mapping", "block_table"),
