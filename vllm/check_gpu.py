@@ -1,8 +1,9 @@
 """Compare vLLM with the plugin to plain transformers on this machine: `python vllm/check_gpu.py MODEL`.
 
-It runs in vLLM's environment, and needs nothing of Helmsight but the plugin. MODEL is a folder with a model for pictures, small
-enough to be loaded twice in float32. Plain, steered and contrasted greedy answers, many at once, must have transformers' tokens,
-and states after each layer must agree; first uncompiled, then as vLLM compiles by default. The last line says whether all did.
+It runs in vLLM's environment, and needs nothing of Helmsight but the plugin. MODEL is a folder with a model for pictures,
+small enough to be loaded twice in float32. Plain, steered and contrasted greedy answers, many at once, must have the tokens of
+transformers, and states after each layer must agree; first uncompiled, then as vLLM compiles by default. The last line
+says whether all did.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ def check(model: Path, device: str, pictures: bool) -> list[str]:
                 began = time.monotonic()
                 names = [*every] * 4
                 answers = list(threads.map(lambda name: ask(every[name][0]), names))
-                steps = get("/v1/helmsight/facts")["steps"]
+                steps = get("/v1/helmsight/steps")
                 print(mode, f"{len(names)} answers in {time.monotonic() - began:.1f} s;", steps)
                 found = [fault for name, (tokens, taken) in zip(names, answers, strict=True)
                          for fault in faults(name, tokens, taken, every[name][1])]  # fmt: skip

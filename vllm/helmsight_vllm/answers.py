@@ -60,10 +60,14 @@ class Answers:
         self.pairs = PairAdmission(*pair_places(self._config, groups, servers))
         self._discarding = set[asyncio.Task[None]]()
 
-    async def facts(self) -> dict[str, Any]:
+    async def steps(self) -> dict[str, int]:
+        """Return the first worker's counts of steps."""
+        by_rank = await self.engine.collective_rpc("helmsight_steps")
+        return dict(by_rank[0])
+
+    def facts(self) -> dict[str, Any]:
         """Return the facts of the contract."""
         config, model = self._config, self._config.model_config
-        steps = await self.engine.collective_rpc("helmsight_steps")
         return {
             "contract": CONTRACT,
             "plugin": __version__,
@@ -78,7 +82,6 @@ class Answers:
             "max_model_len": model.max_model_len,
             "max_num_seqs": config.scheduler_config.max_num_seqs,
             "can": self.can,
-            "steps": steps[0],
         }
 
     async def prepare(self, body: AnswerBody) -> Prepared:

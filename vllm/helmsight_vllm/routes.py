@@ -18,7 +18,7 @@ from helmsight_vllm.answers import Answers
 from helmsight_vllm.body import AnswerBody
 from helmsight_vllm.inputs import Refused
 
-FACTS, ANSWER = "/v1/helmsight/facts", "/v1/helmsight/answer"
+FACTS, ANSWER, COUNTS = "/v1/helmsight/facts", "/v1/helmsight/answer", "/v1/helmsight/steps"
 LINES = "application/x-ndjson"
 
 
@@ -32,6 +32,7 @@ class HelmsightRoutes:
         router = APIRouter()
         router.add_api_route(FACTS, _facts, methods=["GET"], include_in_schema=False)
         router.add_api_route(ANSWER, _answer, methods=["POST"], include_in_schema=False)
+        router.add_api_route(COUNTS, _steps, methods=["GET"], include_in_schema=False)
         app.include_router(router)
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
@@ -44,7 +45,12 @@ class HelmsightRoutes:
 
 async def _facts(request: Request) -> Response:
     answers: Answers = request.app.state.helmsight
-    return JSONResponse(await answers.facts())
+    return JSONResponse(answers.facts())
+
+
+async def _steps(request: Request) -> Response:
+    answers: Answers = request.app.state.helmsight
+    return JSONResponse(await answers.steps())
 
 
 async def _answer(request: Request) -> Response:

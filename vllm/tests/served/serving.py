@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import requests
 
@@ -70,10 +69,10 @@ def counters(url: str) -> dict[str, float]:
     return values
 
 
-def facts_of(url: str) -> dict[str, Any]:
-    """Return what the plugin says of a server."""
-    facts: dict[str, Any] = requests.get(f"{url}/v1/helmsight/facts", timeout=30).json()
-    return facts
+def steps_of(url: str) -> dict[str, int]:
+    """Return the plugin's counts of steps."""
+    steps: dict[str, int] = requests.get(f"{url}/v1/helmsight/steps", timeout=30).json()
+    return steps
 
 
 def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import steering
 from served import asked
 from served.conftest import connected
-from served.serving import counters, facts_of, served
+from served.serving import counters, served, steps_of
 from steering import Diagnose, Icd, Inapplicable, Request, Sampling, Steer, SteeringVector
 from steering.vllm.client import VllmClient
 from tests.steering.parallel.asking import requests
@@ -99,9 +99,9 @@ def test_cached_keys_of_other_interventions_are_not_used(
 def test_steered_steps_run_compiled(client: VllmClient, vector: SteeringVector, mode: str) -> None:
     """The plugin counts steps with an addition, and layers that ran as Python rather than as compiled code."""
     url = client.servers.well[0].url
-    before = facts_of(url)["steps"]
+    before = steps_of(url)
     client.generate([asked.request(seed, Steer.to(vector, "text")) for seed in range(4)])
-    after = facts_of(url)["steps"]
+    after = steps_of(url)
     assert after["steered"] - before["steered"] >= 4
     assert (after["eager_layers"] == before["eager_layers"]) == (mode == "compiled")
 
