@@ -1,9 +1,9 @@
 """Compare vLLM with the plugin to plain transformers on this machine: `python vllm/check_gpu.py MODEL`.
 
-It runs in vLLM's environment, and needs nothing of Helmsight but the plugin. MODEL is a folder with a model for pictures,
-small enough to be loaded twice in float32. Plain, steered and contrasted greedy answers, many at once, must have the tokens of
-transformers, and states after each layer must agree; first uncompiled, then as vLLM compiles by default. The last line
-says whether all did.
+It runs in vLLM's environment, and needs nothing of Helmsight but the plugin. MODEL is a folder with a model for
+pictures, small enough to be loaded twice in float32. Plain, steered and contrasted greedy answers, many at once, must
+have the tokens of transformers, and states after each layer must agree; first uncompiled, then as vLLM compiles by
+default. The last line says whether all did.
 """
 
 from __future__ import annotations
