@@ -80,7 +80,7 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     while time.monotonic() < deadline:
         assert process.poll() is None, _tail(log)
         with suppress(requests.RequestException):
-            if requests.get(f"{url}/v1/helmsight/facts", timeout=5).ok:
+            if requests.get(f"{url}/health", timeout=5).ok:
                 return
         time.sleep(0.5)
     raise AssertionError(_tail(log))

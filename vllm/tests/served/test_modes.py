@@ -13,6 +13,7 @@ from served import asked
 from served.conftest import connected
 from served.serving import counters, served, steps_of
 from steering import Diagnose, Icd, Inapplicable, Request, Sampling, Steer, SteeringVector
+from steering.auto.reliability import Auto
 from steering.vllm.client import VllmClient
 from tests.steering.parallel.asking import requests
 from tests.steering.vllm.test_answers import more_requests
@@ -124,5 +125,5 @@ def test_seeds_decide_what_is_drawn(client: VllmClient, vector: SteeringVector) 
 
 
 def test_an_automatic_direction_is_found(client: VllmClient, own: steering.Engine, vector: SteeringVector) -> None:
-    request = asked.request(2, Steer.to(vector, "auto"))
+    request = asked.request(2, Auto(vector))
     assert not list(asked.faults({"auto": client.generate([request])[0]}, {"auto": own.generate([request])[0]}))
