@@ -34,11 +34,12 @@ class Answer:
         self.sums: dict[str, torch.Tensor] = {}
         self._decoded: list[tuple[int, torch.Tensor]] = []
         self.inverse = torch.zeros(layers, plan.steered or 0)
-        self.thought = torch.zeros(layers, 2)
+        self._thought = torch.zeros(layers, 2)
+        self._thoughts: dict[int, torch.Tensor] = {}  # by position of a generated token
         self.prompt_state: torch.Tensor | None = None
         self._stream_count, self._stream_sum = 0, torch.zeros(layers, width if plan.residual else 0)
         self._latest: deque[torch.Tensor] = deque(maxlen=KEPT_STATES if plan.residual else 0)
-        self.changed: int | torch.Tensor = 0
+        self.changes: list[tuple[int, Any]] = []  # by number of tokens before: did the likeliest one change?
         self.masks: list[dict[str, Any]] = []
         self.image_columns = np.array(
             [column for image in (plan.mask or {}).get("images", ()) for column in image], np.int64
@@ -120,6 +121,15 @@ class Answer:
         if not (self.plan.mask or {})["refresh"]:
             self.image_states = None
 
+    def add_thoughts(self, layer: int, start: int, measured: torch.Tensor) -> None:
+        """Count what Think has measured (tokens, 2) in a layer of the tokens from a position on, unless that was before."""
+        first = max(start, self.counted)
+        fresh = measured[first - start :]
+        in_prompt = max(0, min(len(fresh), self.plan.length - first))
+        self._thought[layer] += fresh[:in_prompt].sum(0)
+        for position, values in enumerate(fresh[in_prompt:], first + in_prompt):
+            self._thoughts.setdefault(position, torch.zeros_like(self._thought))[layer] = values
+
     def add_states(self, position: int, states: torch.Tensor) -> None:
         """Count the states (layers, d) at a position."""
         plan = self.plan
@@ -144,9 +154,11 @@ class Answer:
         if plan.steered is not None:
             out["steering"] = {"inverse": array_of(self.inverse)}
         if plan.think is not None:
-            out["think"] = {"measured": array_of(self.thought)}
+            generated = [values for position, values in self._thoughts.items() if position < plan.length + fed]
+            out["think"] = {"measured": array_of(torch.stack([self._thought, *generated]).sum(0))}
         if plan.rule is not None:
-            out["twin"] = {"changed": int(self.changed), "masks": self.masks}
+            changed = sum(bool(change) for tokens, change in self.changes if tokens <= fed)
+            out["twin"] = {"changed": changed, "masks": [mask for mask in self.masks if mask["token"] <= fed]}
         return out
 
     def _sums(self, attention: Attention, fed: int) -> dict[str, torch.Tensor]:

@@ -69,7 +69,8 @@ def contrast_in(runner: Any, runtime: Runtime) -> None:
             rule: Any = answer.plan.rule
             full = logits[leader].float()
             mixed = contrasted(full, logits[twin].float(), rule["weight"], rule["relu"], rule["plausible"])
-            answer.changed += mixed.argmax() != full.argmax()
+            tokens = len(runner.requests[runner.input_batch.req_ids[leader]].output_token_ids)
+            answer.changes.append((tokens, mixed.argmax() != full.argmax()))
             logits[leader] = mixed.to(logits.dtype)
         for place in held:
             runner.discard_request_mask.np[place] = True

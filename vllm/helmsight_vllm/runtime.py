@@ -209,7 +209,7 @@ class Runtime:
         update[think.rows] = (ffn * torch.where(over, gammas, 1.0)[:, None]).to(update.dtype)
         measured = torch.stack([over.float(), differs], -1).cpu()
         for answer, begin, end, start in think.parts:
-            answer.thought[layer] += measured[begin + max(answer.counted - start, 0) : end].sum(0)
+            answer.add_thoughts(layer, start, measured[begin:end])
 
     # -- what a step needs ---------------------------------------------------------------------------------------------
 

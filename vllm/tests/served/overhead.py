@@ -1,7 +1,7 @@
 """Measure what the plugin costs: `HELMSIGHT_VLLM_ENV=FOLDER PYTHONPATH=.:vllm/tests python -m served.overhead`.
 
-Two compiled servers of a wide model run at once, one without the plugin. Sixteen answers at a time decode on either in turns,
-and the CPU time of the engine's processes counts, not the clock, so that other work on the machine matters little.
+Two compiled servers of a wide model run, one without the plugin; sixteen answers at a time decode on either in turns.
+What counts is the CPU time of the processes of the engine, so that other work on the machine matters little.
 """
 
 from __future__ import annotations
