@@ -14,6 +14,7 @@ from served.conftest import connected
 from served.serving import counters, served, steps_of
 from steering import Diagnose, Icd, Inapplicable, Request, Sampling, Steer, SteeringVector
 from steering.auto.reliability import Auto
+from steering.front.turn import decide
 from steering.vllm.client import VllmClient
 from tests.steering.parallel.asking import requests
 from tests.steering.vllm.test_answers import more_requests
@@ -29,15 +30,20 @@ Answers = dict[str, steering.Result]
 
 
 @pytest.fixture(scope="module", params=MODES)
-def client(request: pytest.FixtureRequest, own: steering.Engine, folder: Path, work: Path) -> Iterator[VllmClient]:
-    with served(folder, work, *MODES[request.param]) as url, connected(own, folder, url) as client:
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def client(mode: str, own: steering.Engine, folder: Path, work: Path) -> Iterator[VllmClient]:
+    with served(folder, work, *MODES[mode]) as url, connected(own, folder, url) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def common(own: steering.Engine, vector: SteeringVector) -> dict[str, Request]:
     """Return requests with what front and engine can do in general."""
-    listed = {**requests(own.mllm), **more_requests(vector)}
+    listed = {**requests(own.mllm), **more_requests(vector, min(own.mllm.stop_ids))}
     return {name: request for name, request in listed.items() if name != "sampled"}
 
 
@@ -117,7 +123,7 @@ def test_seeds_decide_what_is_drawn(client: VllmClient, vector: SteeringVector) 
     def tokens(result: steering.Result) -> list[tuple[int, ...]]:
         return [tuple(choice.token_ids) for choice in result.choices]
 
-    first, other, several, pair = map(tokens, client.generate([drawn(1), drawn(2), drawn(1, 3), drawn(1, 1, Icd())]))
+    first, other, several, pair = map(tokens, client.generate([drawn(1), drawn(90), drawn(1, 3), drawn(1, 1, Icd())]))
     (again,), (pair_again,) = tokens(client.generate([drawn(1)])[0]), tokens(client.generate([drawn(1, 1, Icd())])[0])
     assert first == [again] == several[:1]
     assert pair == [pair_again] != first
@@ -126,4 +132,5 @@ def test_seeds_decide_what_is_drawn(client: VllmClient, vector: SteeringVector) 
 
 def test_an_automatic_direction_is_found(client: VllmClient, own: steering.Engine, vector: SteeringVector) -> None:
     request = asked.request(2, Auto(vector))
-    assert not list(asked.faults({"auto": client.generate([request])[0]}, {"auto": own.generate([request])[0]}))
+    found, expected = ({"auto": engine.generate([decide(engine, request)])[0]} for engine in (client, own))
+    assert not list(asked.faults(found, expected))
