@@ -1,4 +1,4 @@
-"""What a worker holds of one answer: its rows of the table, and what was measured of it so far."""
+"""A worker's part of one answer: its rows of the table, and what was measured of it so far."""
 
 from __future__ import annotations
 

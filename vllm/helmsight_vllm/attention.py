@@ -34,7 +34,7 @@ class Look(NamedTuple):
 
 @dataclass
 class Step:
-    """What attention is read in a step.
+    """The attention that is read in a step.
 
     rows, labels: the step's tokens whose one-hot values are written. sums: (layers, looked rows, labels), the result.
     """

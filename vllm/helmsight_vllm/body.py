@@ -124,7 +124,7 @@ class TwinBody(Strict):
 
 
 class AnswerBody(Strict):
-    """One answer."""
+    """The body of one answer."""
 
     prompt: PromptBody
     images: list[str] = []

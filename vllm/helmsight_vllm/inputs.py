@@ -1,4 +1,4 @@
-"""What vLLM is given for a body: prompts with their pictures, salts, plans and sampling."""
+"""Inputs of vLLM that are made of a body: prompts with their pictures, salts, plans and sampling."""
 
 from __future__ import annotations
 

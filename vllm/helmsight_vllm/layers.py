@@ -25,7 +25,7 @@ _observer: Observer | None = None
 
 
 eager_calls = {"layers": 0}
-"""How many times a layer ran as Python in this process, rather than as compiled code."""
+"""The number of times that a layer ran as Python in this process, rather than as compiled code."""
 
 
 def observe(observer: Observer) -> None:

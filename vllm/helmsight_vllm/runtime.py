@@ -1,4 +1,4 @@
-"""What a worker does around each pass: it says which tokens are steered and read, and gathers what was read."""
+"""Work around each pass of a worker: it says which tokens are steered and read, and gathers what was read."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ PUBLIC = {
     "cache": {"shape", "view"},
     "config": {"model_config", "scheduler_config", "cache_config", "compilation_config", "device_config"},
 }
-"""What they have that vLLM, torch or Starlette document."""
+"""Names of theirs that vLLM, torch or Starlette document."""
 
 
 def test_every_name_is_in_this_version() -> None:

@@ -31,7 +31,7 @@ WIDE = {
 }  # fmt: skip
 LAYERS = 8
 LIMITS = {"loaded": 1.02, "steered": 1.05, "with attention": 1.15}
-"""By kind of answers, the most that they shall cost of those without the plugin."""
+"""The most that each kind of answers shall cost of those without the plugin."""
 
 
 def seconds_of(url: str) -> float:
