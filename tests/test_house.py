@@ -22,9 +22,9 @@ FLOORS = {
         "child", "vllm", "bench",
     ),
     "server": (
-        "startup", "images", "wire", "engine", "engine_process", "vectors", "requests", "dialects", "journal", "telemetry", "http",
-        "access", "context", "openapi", "process", "api", "web", "app", "serving", "wsgi", "replicas", "batches", "observe",
-        "commands", "cli",
+        "startup", "images", "wire", "engine", "engine_process", "vectors", "requests", "dialects", "journal", "telemetry",
+        "http", "access", "context", "openapi", "process", "api", "web", "app", "serving", "wsgi", "replicas", "batches",
+        "observe", "commands", "cli",
     ),
     "probes": (
         "answering", "reporting", "harness", "conflicts", "image_pairs", "image_qa", "calibration", "vector", "pairs",
