@@ -76,8 +76,8 @@ def build(
     made = made_of(engine, tally, name=name, layers=layers, size="queries", states="instructed", about=about, kind=KIND)
     if learner == "mean":
         return made
-    states = PairStates(*(torch.stack(side).double().numpy() for side in zip(*kept, strict=True)))
-    return learned(made, learner, states, layers, seed)
+    of_pairs = PairStates(*(torch.stack(side).double().numpy() for side in zip(*kept, strict=True)))
+    return learned(made, learner, of_pairs, layers, seed)
 
 
 def too_few(pairs: Sequence[PromptPair], held_back: int = 0) -> list[str]:

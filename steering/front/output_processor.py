@@ -76,7 +76,7 @@ class OutputProcessor:
         if ended is not None and ended.error is not None:
             raise ended.error
         answer = self._answers[output.answer]
-        if output.answer == 0 and output.first_at:
+        if output.answer == 0 and output.reused:
             self.cached_tokens = output.reused
         with panics_raise(lambda panic: Fault(f"The tokenizer panicked: {panic}")):
             text = self._read(answer, output)

@@ -73,7 +73,8 @@ class Output:
 
     answer: the index of the answer; baselines follow the request's `n` answers. logprobs: those of the tokens, where the
     request asks for them; a token that ends the answer has none. first_at: time of the answer's first token on the monotonic
-    clock, where it is among these, else 0. reused: with that token, how many of the prompt's came from a cache.
+    clock, where it is among these, else 0. reused: how many of the prompt's tokens came from a cache, in the output in which
+    that becomes known.
     """
 
     request: int

@@ -333,10 +333,11 @@ def _placeholders(
 ) -> tuple[tuple[int, int, str], ...]:
     """Return `Prompt.placeholders`: offsets (n, 2) are those of the tokens in the expanded text."""
     starts = offsets[:, 0].numpy()
-    return tuple(
-        (*(int(column) for column in np.searchsorted(starts, replaced["new_span"])), text[slice(*replaced["span"])])
-        for replaced in replacements
-    )
+    placeholders = []
+    for replaced in replacements:
+        first, end = np.searchsorted(starts, replaced["new_span"])
+        placeholders.append((int(first), int(end), text[slice(*replaced["span"])]))
+    return tuple(placeholders)
 
 
 def _grid(

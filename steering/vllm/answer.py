@@ -33,6 +33,7 @@ class RemoteAnswer:
         self.server: Server | None = None
         self.avoided: list[Server] = []
         self.ended: Ended | None = None
+        self.reused = 0
         self.cancelled = False
         self.stream: AnswerStream | None = None
         self._forced = sequence.spec.forced
@@ -117,7 +118,8 @@ class RemoteAnswer:
         sequence, reason = self.sequence, self.body.reason or ended["reason"]
         fed = max(len(sequence.tokens) - 1, 0)
         taken = self.body.taken(ended.get("taken", {}), fed)
-        return Ended(reason, None, self.timing, taken, sequence.output.scores, fed, int(ended.get("reused", 0)))
+        self.reused = int(ended.get("reused", 0))
+        return Ended(reason, None, self.timing, taken, sequence.output.scores, fed)
 
     def output(self) -> list[Output]:
         """Return the tokens since the last output, with the answer's end; nothing where there is neither."""
@@ -127,7 +129,7 @@ class RemoteAnswer:
         logprobs = None if out.logprobs is None else out.logprobs.since(out.sent)
         first_at = self.sequence.times.first if not out.sent else 0.0
         out.sent = len(self.sequence.tokens)
-        return [Output(out.request, out.answer, tokens, logprobs, first_at, self.ended)]
+        return [Output(out.request, out.answer, tokens, logprobs, first_at, self.reused, self.ended)]
 
     @property
     def timing(self) -> Timing:

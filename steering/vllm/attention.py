@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from steering.prompt.layout import Layout
-from steering.recorders.attention import Attention, RowCounts, source_shares, span_count, span_sources
+from steering.recorders.attention import Attention, RowCounts
+from steering.recorders.spans import source_shares, span_count, span_sources
 
 NONE = -1
 """The label of tokens whose attention is in no sum."""

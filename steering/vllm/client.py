@@ -300,7 +300,7 @@ class VllmClient(Client):
             elif ended is not None:
                 self._counts["finished"] += 1
                 self._counts["prompt_tokens"] += answer.sequence.prompt.length
-                self._counts["prefix_cache_tokens"] += ended.reused
+                self._counts["prefix_cache_tokens"] += answer.reused
             self._set_slots()
             self._dispatch()
         if ended is None:
