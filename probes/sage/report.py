@@ -16,7 +16,7 @@ from probes.sage.samples import QUESTIONS
 _DIFFERENCES: Mapping[str, Sequence[str]] = {
     "How many differences": ("dqr_exact", "ds_tolerance", "dqr_ratio", "ds_detect", "false_alarms"),
     "Which differences": ("tf1", "cf1", "cf1_released"),
-    "Consistency": ("cr", "cr_pairs", "yes_no_consistency", "contradictions", "yes_same"),
+    "Consistency": ("cr", "cr_all", "cr_clauses", "cr_pairs", "yes_no_consistency", "contradictions", "yes_same"),
 }
 _BY_SETTING = ("dqr_exact", "tf1", "cf1", "cr", "contradictions")
 
