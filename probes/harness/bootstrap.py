@@ -154,7 +154,7 @@ def estimates(
     """
     shares = shares or {}
     count = len(next(iter(found.values())))
-    group_of = np.arange(count) if clusters is None else _number_clusters(clusters)
+    group_of = np.arange(count) if clusters is None else number_clusters(clusters)
     groups = int(group_of.max()) + 1
     drawn = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), RESAMPLES)
 
@@ -213,7 +213,8 @@ def _wilson(counted: np.ndarray, of: np.ndarray, resampled: np.ndarray) -> tuple
     return wilson(p * n / effect, n / effect)
 
 
-def _number_clusters(clusters: Sequence[Any]) -> np.ndarray:
+def number_clusters(clusters: Sequence[Any]) -> np.ndarray:
+    """Return the number of each sample's cluster, in the order of their first samples."""
     numbers: dict[Any, int] = {}
     return np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters])
 
@@ -256,7 +257,7 @@ def area(values: np.ndarray, is_wanted: np.ndarray, strata: np.ndarray | None = 
 
     0.5 is chance. With `strata`, only samples of one stratum are compared. NaN if there is nothing to compare.
     """
-    return float(_areas(np.ones((1, len(values))), values, is_wanted, strata)[0])
+    return float(areas(np.ones((1, len(values))), values, is_wanted, strata)[0])
 
 
 def area_with_interval(
@@ -270,13 +271,13 @@ def area_with_interval(
 
     def of(rows: np.ndarray, axis: int) -> np.ndarray:
         times = np.stack([np.bincount(row, minlength=len(values)) for row in rows])
-        areas = _areas(times, values, is_wanted, strata)
-        return areas[~np.isnan(areas)]
+        drawn = areas(times, values, is_wanted, strata)
+        return drawn[~np.isnan(drawn)]
 
     return None if np.isnan(whole_area) else (whole_area, interval(np.arange(len(is_wanted)), statistic=of))
 
 
-def _areas(times: np.ndarray, values: np.ndarray, is_wanted: np.ndarray, strata: np.ndarray | None) -> np.ndarray:
+def areas(times: np.ndarray, values: np.ndarray, is_wanted: np.ndarray, strata: np.ndarray | None = None) -> np.ndarray:
     """Return the `area` of each resample: (resamples,).
 
     times: (resamples, samples), how often a sample occurs in a resample.

@@ -14,6 +14,7 @@ from probes.answering.progress import Tracker
 from probes.answering.replies import counted
 from probes.harness.bootstrap import Scores, Share, Tallies, estimates
 from probes.harness.ledger import asked_text, tell
+from probes.harness.ranking import ranked
 from steering import Diagnose, Options, RequestError
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,8 @@ class SampleSet(Generic[S]):
     chats: the questions about a sample, `each` of them, one chat each. tally: what the replies to them add to the sums from
     which `scores` computes metrics; `shares` gives the denominators of those that are shares. setting: the group, besides
     "all", in which a sample is scored. cluster: samples of one cluster are drawn together (questions about one picture).
-    diagnose: the readouts beside every answer, where the answerer has any.
+    diagnose: the readouts beside every answer, where the answerer has any. truths: of yes/no questions, whether each of a
+    sample's is to be answered yes; they are then also ranked by their log-odds of yes.
     """
 
     name: str
@@ -53,6 +55,7 @@ class SampleSet(Generic[S]):
     cluster: Callable[[S], Hashable] = id
     each: int = 1
     diagnose: Diagnose | None = None
+    truths: Callable[[S], Sequence[bool]] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,20 @@ class PartAnswered(Generic[S]):
                 shares=part.shares, clusters=[part.cluster(part.samples[i]) for i in chosen],
             )  # fmt: skip
             out[setting] = {"samples": len(chosen)} | {name: estimate.to_json() for name, estimate in estimated.items()}
+            if part.truths is not None:
+                out[setting] |= self._ranked(chosen, plain)
             if plain is not None:
                 out[setting]["answers_changed"] = sum(changed[i] for i in chosen) / len(chosen)
         return out
+
+    def _ranked(self, chosen: Sequence[int], plain: PartAnswered | None) -> dict[str, Any]:
+        assert self.part.truths is not None
+        truths = [truth for i in chosen for truth in self.part.truths(self.part.samples[i])]
+        clusters = [self.part.cluster(self.part.samples[i]) for i in chosen for _ in range(self.part.each)]
+        return ranked(self._odds_of(chosen), truths, clusters, None if plain is None else plain._odds_of(chosen))
+
+    def _odds_of(self, chosen: Sequence[int]) -> list[float | None]:
+        return [reply.odds for i in chosen for reply in self.replies[i]]
 
     def _tallies_of(self, chosen: Sequence[int]) -> Tallies:
         return {name: np.array([self.tallies[i][name] for i in chosen]) for name in self.tallies[0]}
@@ -193,7 +207,8 @@ def _ask_parts(
             for sample in part.samples:
                 for chat in part.chats(sample):
                     texts.append(asked_text(chat))
-                    yield Question(chat, push, max_tokens, interventions, part.diagnose)
+                    odds = part.truths is not None
+                    yield Question(chat, push, max_tokens, interventions, part.diagnose, odds=odds)
 
     total = sum(part.each * len(part.samples) for part in parts)
     replies = iter(list(counted(answerer, questions(), [name] * total, progress)))

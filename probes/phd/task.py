@@ -10,6 +10,7 @@ from typing import Any
 
 from probes.image_qa import rows
 from probes.image_qa.task import Task
+from probes.image_qa.yes_no import RANKING
 from probes.phd.samples import MODES, Mode, PhdSample, parts
 
 FOLLOW = " In case there is an inconsistency between the context and the image content, you should follow the image. "
@@ -51,10 +52,10 @@ TASK = Task(
     "PhD",
     load,
     parts,
-    metrics=("accuracy", "recall", "recall_no", "index", "yes", "unread"),
+    metrics=("accuracy", "recall", "recall_no", "index", "yes", "unread", "auroc", "best_accuracy"),
     published=("data.json",),
     share="accuracy",
     reading="Each question is asked plainly (base), beside an inaccurate text (iac) and beside an incorrect one (icc). "
     "*recall*, *recall_no*: the shares of yes and of no that are answered so; *index*: their harmonic mean, the PhD index. "
-    "*yes*: the share answered so. *unread*: neither yes nor no, which is wrong.",
+    f"*yes*: the share answered so. *unread*: neither yes nor no, which is wrong. {RANKING}",
 )

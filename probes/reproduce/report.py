@@ -20,8 +20,8 @@ def report(about: Mapping[str, Any], outcomes: Sequence[Outcome], runs: Mapping[
         "Every table, figure, metric and ablation of the four papers. A finding *appears* where the effect that stands in "
         "its row is seen in what was measured; intervals are of 95 %. *Nothing to measure here*: the row could not have "
         "come out otherwise, as its reason says: the effect was trained in (planted), the baseline left no room above "
-        "(ceiling) or below (floor), or the figure follows from how it is computed (identity). What a small model trained on "
-        "drawn scenes shows says that the method is computed as the paper has it, not that its figures hold for another "
+        "(ceiling) or below (floor), or the figure follows from how it is computed (identity). What a small model trained "
+        "on drawn scenes shows says that the method is computed as the paper has it, not that its figures hold for another "
         "model."
     )
     page.facts(about)

@@ -10,6 +10,7 @@ from probes.harness.comparison import BASELINE
 from probes.harness.comparison_tables import READING, power, table
 from probes.harness.missing import left_out
 from probes.image_pairs.metrics import TYPES
+from probes.image_qa.yes_no import RANKING
 from probes.reporting.report import Report
 from probes.sage.samples import QUESTIONS
 
@@ -41,7 +42,8 @@ def report(about: Mapping[str, Any], results: Mapping[str, Any]) -> Report:
 def _existence(page: Report, results: Mapping[str, Any]) -> None:
     page.heading("Existence (POPE)")
     power(page, results, "existence", "accuracy", "questions")
-    metrics = ("accuracy", "precision", "recall", "f1", "yes")
+    page.text(RANKING)
+    metrics = ("accuracy", "precision", "recall", "f1", "yes", "auroc", "best_accuracy")
     table(page, results, "existence", metrics, list(results[BASELINE]["existence"]))
 
 

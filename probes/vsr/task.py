@@ -43,9 +43,10 @@ TASK = Task(
     "VSR",
     load,
     _parts,
-    metrics=("accuracy", "f1", "yes", "unread"),
+    metrics=("accuracy", "f1", "yes", "unread", "auroc", "best_accuracy"),
     published=("test.jsonl", "zeroshot/test.jsonl"),
     share="accuracy",
-    reading="By relation. *yes*: the share of statements called true. *unread*: neither yes nor no, which is wrong.",
+    reading="By relation. *yes*: the share of statements called true. *unread*: neither yes nor no, which is wrong. "
+    f"{yes_no.RANKING}",
     unit="statements",
 )
