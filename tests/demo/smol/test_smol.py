@@ -183,7 +183,7 @@ def test_a_longer_value_is_not_the_one_within_it() -> None:
 
 def test_steering_wins_only_over_every_other_way_and_over_random_directions() -> None:
     def outcomes(steered: int, random_ones: int) -> dict[str, list[Outcome]]:
-        made: dict[str, list[Outcome]] = {"plain": ["text"] * 60 + ["vision"] * 40}
+        made: dict[str, list[Outcome]] = {"plain": _share("vision", 40)}
         for side in ("vision", "text"):
             for name in ("instruction", "chain", "shots"):
                 made[f"{name} {side}"] = _share(side, 50)
@@ -202,9 +202,9 @@ def test_steering_wins_only_over_every_other_way_and_over_random_directions() ->
 
 
 def _share(side: str, count: int) -> list[Outcome]:
-    other: Outcome = "text" if side == "vision" else "vision"
-    mine: Outcome = "vision" if side == "vision" else "text"
-    return [mine] * count + [other] * (100 - count)
+    """Return answers to 100 samples, of which the same first ones always follow the picture."""
+    seen = count if side == "vision" else 100 - count
+    return ["vision"] * seen + ["text"] * (100 - seen)
 
 
 @pytest.mark.parametrize(
