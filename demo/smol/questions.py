@@ -52,7 +52,7 @@ MAKERS: dict[str, tuple[float, Callable[[random.Random, Scene], SceneQuestion | 
 
 
 @dataclass(frozen=True)
-class Example:
+class Exercise:
     """A question with its answer."""
 
     kind: str
@@ -61,26 +61,26 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Seen:
+class AskedScene:
     """A picture with questions about it."""
 
     picture: Image.Image
-    examples: tuple[Example, ...]
+    examples: tuple[Exercise, ...]
 
 
-def draw(rng: random.Random, count: int, held_out: bool = False) -> Seen:
+def draw(rng: random.Random, count: int, held_out: bool = False) -> AskedScene:
     """Draw a picture with `count` questions; held-out scenes are never drawn in training, and are rendered exactly."""
     scene = random_scene(rng, held_out=held_out)
-    examples: list[Example] = []
+    examples: list[Exercise] = []
     while len(examples) < count:
         kind = rng.choices(list(MAKERS), [weight for weight, _ in MAKERS.values()])[0]
         if (made := MAKERS[kind][1](rng, scene)) is not None:
             ((question, answer),) = made.turns
-            examples.append(Example(kind, question, answer))
-    return Seen(render(scene, (SIDE, SIDE), None if held_out else rng), tuple(examples))
+            examples.append(Exercise(kind, question, answer))
+    return AskedScene(render(scene, (SIDE, SIDE), None if held_out else rng), tuple(examples))
 
 
-def encode(tokenizer: Any, images: Any, pictures: Sequence[Seen]) -> tuple[dict[str, Tensor], Tensor]:
+def encode(tokenizer: Any, images: Any, pictures: Sequence[AskedScene]) -> tuple[dict[str, Tensor], Tensor]:
     """Return what `answer_logits` takes, a row per picture, and labels (rows, tokens), -100 except on answers.
 
     The questions about a picture share it, and what stands before them: each is a branch that sees no other one.

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from demo import CHECKPOINT
 from demo.smol.model import build, export, find_weights, load_adapter, trained
-from demo.smol.questions import MAKERS, Seen, draw, encode
+from demo.smol.questions import MAKERS, AskedScene, draw, encode
 from demo.training.record import Log
 from demo.training.train import only_run, save_atomically
 from steering.model.processor import load_processor
@@ -87,7 +87,7 @@ def rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / 40) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def batch_of(seed: int, step: int, options: SmolOptions) -> list[Seen]:
+def batch_of(seed: int, step: int, options: SmolOptions) -> list[AskedScene]:
     """Return the pictures of a step with their questions, which depend on the seed and the step only."""
     rng = random.Random(f"smol {seed} {step}")
     return [draw(rng, options.questions) for _ in range(options.pictures)]

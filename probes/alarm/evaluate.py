@@ -15,9 +15,8 @@ import numpy as np
 from probes.alarm.samples import Checked
 from probes.answering.base import Answerer, Question, Reply
 from probes.answering.replies import replies
-from probes.harness.bootstrap import area, area_with_interval, wilson
+from probes.harness.bootstrap import area, area_with_interval, ranked, wilson
 from probes.harness.ledger import tell
-from probes.harness.ranking import ranked
 from steering import Diagnose
 from steering.model.alarm import Alarm
 from steering.protocol.readout import REGISTRY

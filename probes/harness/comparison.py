@@ -12,9 +12,8 @@ import numpy as np
 from probes.answering.base import Answerer, Chat, Push, Question, Reply
 from probes.answering.progress import Tracker
 from probes.answering.replies import counted
-from probes.harness.bootstrap import Scores, Share, Tallies, estimates
+from probes.harness.bootstrap import Scores, Share, Tallies, estimates, ranked
 from probes.harness.ledger import asked_text, tell
-from probes.harness.ranking import ranked
 from steering import Diagnose, Options, RequestError
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ RANKING = (
     "answered no; *best_accuracy*: the accuracy with the threshold between them that makes it greatest. Neither changes if "
     "an intervention makes the model say yes more often to all questions alike."
 )
-"""An explanation of the metrics of `probes.harness.ranking`."""
+"""An explanation of the metrics of `probes.harness.bootstrap`."""
 
 
 @dataclass(frozen=True)

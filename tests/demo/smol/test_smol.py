@@ -18,7 +18,7 @@ from demo.model.tokenizer import IMAGE_TOKEN
 from demo.smol import criteria, preference, sight
 from demo.smol.model import ADAPTER, SYSTEM, build, find_weights, trained
 from demo.smol.preference import judge, side_of
-from demo.smol.questions import Seen, draw, encode
+from demo.smol.questions import AskedScene, draw, encode
 from demo.smol.train import SmolOptions, answer_logits, train
 from demo.world.conflicts import conflict_samples
 from probes.conflicts.shares import Outcome
@@ -82,7 +82,7 @@ def test_packed_questions_have_the_logits_of_each_alone(weights: Path) -> None:
     torch.testing.assert_close(packed, alone, atol=2e-4, rtol=1e-3)
 
 
-def _alone(model: Any, tokenizer: Any, images: Any, seen: Seen, number: int) -> torch.Tensor:
+def _alone(model: Any, tokenizer: Any, images: Any, seen: AskedScene, number: int) -> torch.Tensor:
     """Return the logits of one answer's tokens by transformers' own forward."""
     example = seen.examples[number]
     content = [{"type": "image"}, {"type": "text", "text": example.question}]
@@ -124,7 +124,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(options: SmolOptions, tmp_path: 
 def _stop_at(step: int) -> Any:
     from demo.smol.train import batch_of
 
-    def stopping(seed: int, number: int, options: SmolOptions) -> list[Seen]:
+    def stopping(seed: int, number: int, options: SmolOptions) -> list[AskedScene]:
         if number == step:
             raise KeyboardInterrupt
         return batch_of(seed, number, options)

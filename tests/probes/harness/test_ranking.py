@@ -11,8 +11,8 @@ from PIL import Image
 
 from probes.answering.base import Question, Reply
 from probes.answering.odds import log_odds
+from probes.harness.bootstrap import best_accuracies, ranked
 from probes.harness.comparison import BASELINE, compare
-from probes.harness.ranking import best_accuracies, ranked
 from probes.image_qa.yes_no import YesNo, part
 from steering import See
 from tests.probes.conftest import Scripted
