@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from probes.image_qa import rows
+from probes.image_qa.baselines import Instructed
 from probes.image_qa.task import Task
 from probes.image_qa.yes_no import RANKING
 from probes.phd.samples import MODES, Mode, PhdSample, parts
 
-FOLLOW = " In case there is an inconsistency between the context and the image content, you should follow the image. "
-"""The sentence that the authors put between a text and the question."""
+FOLLOW = "In case there is an inconsistency between the context and the image content, you should follow the image."
+"""The sentence that PhD's authors put between a text and the question: an instruction, no part of plain asking."""
 
 
 def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) -> list[PhdSample]:
@@ -45,7 +46,7 @@ def _questions(row: Mapping[str, Any], place: int, folder: Path) -> list[PhdSamp
 
 
 def _text(row: Mapping[str, Any], mode: Mode, question: str) -> str:
-    return question if mode == "base" else f"{row['context'][mode]}{FOLLOW}{question}"
+    return question if mode == "base" else f"{row['context'][mode]}\n{question}"
 
 
 TASK = Task(
@@ -58,4 +59,5 @@ TASK = Task(
     reading="Each question is asked plainly (base), beside an inaccurate text (iac) and beside an incorrect one (icc). "
     "*recall*, *recall_no*: the shares of yes and of no that are answered so; *index*: their harmonic mean, the PhD index. "
     f"*yes*: the share answered so. *unread*: neither yes nor no, which is wrong. {RANKING}",
+    instructed=Instructed(FOLLOW),
 )

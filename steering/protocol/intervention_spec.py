@@ -102,13 +102,15 @@ def check_choice(choice: TokenChoice, images: int, param: str) -> None:
 class Rule(NamedTuple):
     """The formula that combines a row's logits with its twin's.
 
-    The result is full + weight * (full - twin); with `relu`, the ReLU of the difference is used instead. Tokens less likely
+    The result is full + weight * (full - twin); with `relu`, the ReLU of the difference is used instead, which is of
+    log-probabilities if `normalised`: a constant added to all of a row's logits then changes nothing. Tokens less likely
     than `plausible` times the likeliest one (by `full`) become impossible.
     """
 
     weight: float
     relu: bool = False
     plausible: float = 0.0
+    normalised: bool = False
 
 
 class InterventionSpec(ABC):
