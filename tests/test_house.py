@@ -28,7 +28,7 @@ FLOORS = {
     "probes": (
         "answering", "reporting", "harness", "conflicts", "image_pairs", "image_qa", "calibration", "vector", "pairs", "mc2",
         "sage", "spd", "stme", "mmsap", "pope", "mme", "chair", "phd", "vsr", "tallyqa", "ambigcaps", "alarm",
-        "faithfulness", "reproduce", "prepare", "commands", "command",
+        "faithfulness", "readings", "reproduce", "prepare", "commands", "command",
     ),
     "demo": ("world", "draws", "model", "evaluation", "training", "organisms", "smol", "command"),
 }  # fmt: skip

@@ -89,7 +89,7 @@ class Wanted:
     """Conditions as the command line chooses them, with steering if the model has a vector of modality preference.
 
     patterns: None means all. own: the benchmark's own conditions. automatic: steering may also find
-    its side. Raises ValueError for an unknown condition.
+    its side. only_own: there are no others. Raises ValueError for an unknown condition.
     """
 
     patterns: tuple[str, ...] | None
@@ -98,12 +98,13 @@ class Wanted:
     vector: str = VECTOR
     own: Mapping[str, Way] = field(default_factory=dict)
     automatic: bool = False
+    only_own: bool = False
 
     def __post_init__(self) -> None:
         self._chosen(self._pushes(self.vector))
 
     def _pushes(self, vector: SteeringVector | str) -> Conditions:
-        return pushes(vector, automatic=self.automatic)
+        return {} if self.only_own else pushes(vector, automatic=self.automatic)
 
     @classmethod
     def of(
@@ -173,7 +174,8 @@ class Wanted:
             return None
 
     def _chosen(self, steered: Conditions) -> Conditions:
-        return chosen(known() | steered | dict(self.own), self.patterns, self.more)
+        others = {BASELINE: ()} if self.only_own else known() | steered
+        return chosen(others | dict(self.own), self.patterns, self.more)
 
 
 def _describe_uncalibrated(conditions: Conditions, session: Session) -> list[str]:

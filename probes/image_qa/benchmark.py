@@ -13,6 +13,7 @@ from probes.harness.options import VECTOR, Defaults, Names, Noise, Texts, sample
 from probes.harness.session import Session, Setup
 
 if TYPE_CHECKING:
+    from probes.harness.comparison import Way
     from probes.image_qa.run import ListOptions
     from probes.image_qa.task import Task
 
@@ -26,11 +27,13 @@ def listed(
     limit: int,
     unit: str,
     automatic: bool = False,
+    only_own: bool = False,
 ) -> Benchmark[ListOptions]:
     """Return the benchmark `name`, whose `task` is imported when it runs.
 
     If no file is given, the demo world draws the samples of that name, if it can. `automatic`: its chats mark a text
-    context, so that steering can also find its side.
+    context, so that steering can also find its side. `only_own`: its task's own
+    conditions are all there are.
     """
 
     def options(
@@ -62,8 +65,13 @@ def listed(
         from probes.image_qa.baselines import NAMES
         from probes.image_qa.run import ListOptions
 
-        own = dict.fromkeys(NAMES, ()) if baselines else {}
-        wanted = replace(Wanted.of(conditions, condition, defaults.vectors, own), vector=vector, automatic=automatic)
+        own: dict[str, Way] = dict.fromkeys(NAMES, ()) if baselines else {}
+        if only_own and (its_own := task().conditions) is not None:
+            own |= its_own()
+        wanted = replace(
+            Wanted.of(conditions, condition, defaults.vectors, own),
+            vector=vector, automatic=automatic, only_own=only_own,
+        )  # fmt: skip
         draw = defaults.draw.get(name)
         return ListOptions(name, wanted, tuple(data or ()), images, noise, max_tokens, draw, baselines)
 
