@@ -14,7 +14,7 @@ from flask import Flask, Request, Response, g, request
 from server import errors
 from server.access import auth, cors, hosts
 from server.access.ring import KeyRing
-from server.api import catalog, operations, stored
+from server.api import catalog, operations, states, stored
 from server.api import journal as journal_routes
 from server.api.chats import chat, messages, responses
 from server.context import AppContext, context
@@ -80,7 +80,7 @@ def create_app(
     app.before_request(_begin)
     hosts.register(app, settings)
     auth.register(app, keys)
-    for module in (chat, responses, messages, stored, catalog, operations, page, journal_routes):
+    for module in (chat, responses, messages, stored, states, catalog, operations, page, journal_routes):
         app.register_blueprint(module.blueprint)
     app.after_request(_finish)
     return app

@@ -15,6 +15,7 @@ from server.images.decoded import DecodedPictures
 from server.images.load import ImageLoader
 from server.journal.pictures import KeptPictures, pictures_folder
 from server.journal.writer import Journal
+from server.requests.answer_files import AnswerFiles
 from server.requests.comparison import AnswerStates
 from server.requests.presets import Presets
 from server.settings import Settings
@@ -37,6 +38,7 @@ class AppContext:
     presets: Presets
     traces: Traces | None = None
     states: AnswerStates = field(default_factory=AnswerStates)
+    files: AnswerFiles = field(default_factory=AnswerFiles)
     dry_runs: type[DryRun] = field(default_factory=partial(with_interventions, DryRun))
 
     @property

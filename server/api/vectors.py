@@ -59,9 +59,18 @@ _NAME = Parameter("name", "The listed name.", example="modality-preference", pla
 @blueprint.get("/v1/steering/vectors")
 @documented("Steering", ListOfVectors, errors=(503,))
 def list_vectors() -> Response:
-    """List all vectors of the server, including those of other models (`matches` false) and damaged ones (`error`)."""
+    """List all vectors of the server, including those of other models (`matches` false) and damaged ones (`error`).
+
+    The features of its sparse dictionaries are vectors too, by the name `sae:DICTIONARY/FEATURE`.
+    """
     serving = context().runtime.serving()
-    return json_response({"object": "list", "data": [vector_or_error(serving, name) for name in serving.store.names()]})
+    return json_response(
+        {
+            "object": "list",
+            "data": [vector_or_error(serving, name) for name in serving.store.names()],
+            "dictionaries": [_dictionary_or_error(serving, name) for name in serving.store.dictionaries()],
+        }
+    )
 
 
 @blueprint.get("/v1/steering/vectors/<name>")
@@ -178,6 +187,18 @@ def vector_or_error(serving: Serving, name: str) -> dict[str, Any]:
         return {"object": "steering.vector", "name": name, "error": str(error)}
     except OSError as error:  # the path stays private
         return {"object": "steering.vector", "name": name, "error": f"The file cannot be read: {error.strerror}."}
+
+
+def _dictionary_or_error(serving: Serving, name: str) -> dict[str, Any]:
+    try:
+        dictionary = serving.store.dictionary(name)
+    except VectorError as error:
+        return {"name": name, "error": str(error)}
+    except OSError as error:  # the path stays private
+        return {"name": name, "error": f"The file cannot be read: {error.strerror}."}
+    keys = ("name", "layer", "width", "features", "architecture", "model")
+    matches = dictionary.fits(serving.capabilities.layers, serving.capabilities.hidden_size)
+    return {**{key: getattr(dictionary, key) for key in keys}, "matches": matches}
 
 
 def vector_json(vector: SteeringVector, fingerprint: str | None = None) -> dict[str, Any]:

@@ -277,9 +277,7 @@ def presets(settings: Settings, capabilities: Capabilities | None) -> Iterator[F
     from steering import VectorError
 
     own = Presets.of(settings, with_interventions(ChatRequest))
-    store = vector_store(
-        settings, Path(settings.model).expanduser(), capabilities.fingerprint if capabilities else None
-    )
+    store = vector_store(settings, Path(settings.model).expanduser(), capabilities)
     for preset in own.own.values():
         for name in own.vectors(preset):
             try:
@@ -306,7 +304,7 @@ def prepared(settings: Settings, capabilities: Capabilities | None) -> Iterator[
     if capabilities is None:
         yield Finding("prepared", "ok", "what is measured for the model is unknown until it is loaded")
         return
-    store = vector_store(settings, Path(settings.model).expanduser(), capabilities.fingerprint)
+    store = vector_store(settings, Path(settings.model).expanduser(), capabilities)
     for state in states(measured(capabilities, store)):
         if state.there:
             yield Finding("prepared", "ok", state.said)

@@ -47,7 +47,7 @@ class Serving:
         """Return an engine with the vectors of the configured folders and those beside its model."""
         capabilities = engine.capabilities
         pictures = PictureTurns(prepared_at_once(), settings.slots + settings.max_waiting, settings.max_wait)
-        store = vector_store(settings, capabilities.folder, capabilities.fingerprint)
+        store = vector_store(settings, capabilities.folder, capabilities)
         store.watch(_log_change)
         return cls(engine, store, pictures=pictures)
 
@@ -82,15 +82,19 @@ def _log_change(name: str, before: str | None, after: str | None) -> None:
     log.log(level, "steering vector %s changed: digest %s before, %s now", name, before or "none", after or "none")
 
 
-def vector_store(settings: Settings, model_folder: Path | None, fingerprint: str | None = None) -> VectorStore:
+def vector_store(
+    settings: Settings, model_folder: Path | None, capabilities: Capabilities | None = None
+) -> VectorStore:
     """Return a store of the configured folders, then the model's own.
 
-    `fingerprint` selects the model's vectors, if it is known.
+    `capabilities` selects the model's vectors, and makes vectors of dictionaries' features, if the model is known.
     """
     folders = [Path(folder).expanduser() for folder in settings.vectors]
     if model_folder is not None:
         folders.append(Path(model_folder) / "vectors")
-    return VectorStore(*folders, fingerprint=fingerprint)
+    if capabilities is None:
+        return VectorStore(*folders)
+    return VectorStore(*folders, fingerprint=capabilities.fingerprint, layers=capabilities.layers)
 
 
 def load(

@@ -29,6 +29,7 @@ from steering import (
     Request,
     Sampling,
     Tools,
+    VectorStore,
 )
 from steering.protocol.readout import cheap, readout_options
 
@@ -61,7 +62,7 @@ def resolve(
     interventions = _interventions(chat, serving, settings, skipping)
     diagnose: Diagnose | None = None
     with skipping.of("diagnostics"):
-        diagnose = diagnose_of(chat.diagnostics, serving.capabilities.readouts, earlier)
+        diagnose = diagnose_of(chat.diagnostics, serving.capabilities.readouts, earlier, serving.store)
     bounds = bounds_of(chat, serving, settings, skipping)
     variables = template_variables(chat, serving.capabilities)
     messages = [_message(message, f"messages[{i}]", images, bounds) for i, message in enumerate(chat.messages)]
@@ -182,8 +183,16 @@ def sampling_of(chat: ChatRequest, defaults: Mapping[str, Any]) -> Sampling:
     )
 
 
-def diagnose_of(wire: Diagnostics | None, readouts: frozenset[str], earlier: Earlier | None = None) -> Diagnose | None:
-    """Return the readouts of a request, None if it asks for none; raises RequestError for those that the engine lacks."""
+def diagnose_of(
+    wire: Diagnostics | None,
+    readouts: frozenset[str],
+    earlier: Earlier | None = None,
+    store: VectorStore | None = None,
+) -> Diagnose | None:
+    """Return the readouts of a request, None if it asks for none; raises RequestError for those that the engine lacks.
+
+    What their options name is looked up in `store`, where there is one.
+    """
     if wire is None:
         return None
     include = frozenset(cheap() & readouts if wire.include is None else wire.include)
@@ -203,7 +212,7 @@ def diagnose_of(wire: Diagnostics | None, readouts: frozenset[str], earlier: Ear
                 param=param,
                 code="unsupported_value",
             )
-    return diagnose
+    return diagnose if store is None else names.looked_up(diagnose, store)
 
 
 def _message(

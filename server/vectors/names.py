@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from steering import PinError, SteeringVector, VectorError, VectorStore
+from steering import Diagnose, PinError, SteeringVector, VectorError, VectorStore
 from steering.protocol.intervention_spec import Model, vector_fields, with_vectors
 
 
@@ -14,6 +14,14 @@ def resolved(model: Model, place: str, store: VectorStore) -> Model:
     `place` is the options' place in a request.
     """
     return with_vectors(model, lambda value, key: lookup(value, f"{place}.{key}", store))
+
+
+def looked_up(diagnose: Diagnose, store: VectorStore) -> Diagnose:
+    """Return readouts with what their options name; raises VectorError naming the field."""
+    try:
+        return diagnose.looked_up(store)
+    except VectorError as error:
+        raise VectorError(str(error), param="diagnostics", code=error.code) from error
 
 
 def known(model: type[BaseModel], store: VectorStore, fingerprint: str) -> bool:

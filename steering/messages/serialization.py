@@ -1,9 +1,9 @@
 """The encoding of an engine core's messages as bytes, for other processes.
 
 Only data is sent, and only data is built from what is received: numbers, texts, tensors, pictures, errors, and the
-dataclasses, named tuples, enums and options of the modules in which messages, interventions and recorders are defined, by
-their constructors, which validate their arguments; and those of the modules of `more` kinds, on which writer and reader
-agree. A pickle would run whatever code its sender likes.
+dataclasses, named tuples, enums and options of the modules in which messages, interventions, readouts and recorders are
+defined, by their constructors, which validate their arguments; and those of the modules of `more` kinds, on which writer
+and reader agree. A pickle would run whatever code its sender likes.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ from steering.model.images import TEXT_INPUTS, Inputs, Picture
 from steering.prompt.fitting import Shrunk
 from steering.prompt.layout import Prompt
 from steering.prompt.rendering import TemplateOptions
-from steering.protocol import intervention, recorder
+from steering.protocol import intervention, readout, recorder
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request
 from steering.protocol.sequence import Spec
-from steering.protocol.signals import Signal
+from steering.protocol.signals import Signal, StateChoice
 from steering.runner.contrastive import TwinReport
 from steering.timing import Timing
+from steering.vectors.sparse import SparseDictionary
 from steering.vectors.vector import SteeringVector
 
 KINDS = (
-    Add, Diagnose, Grammar, Picture, Prompt, Request, Shrunk, Signal, Spec, SteeringVector, TemplateOptions, Timing,
-    TopLogprobs, TwinReport,
+    Add, Diagnose, Grammar, Picture, Prompt, Request, Shrunk, Signal, SparseDictionary, Spec, StateChoice, SteeringVector,
+    TemplateOptions, Timing, TopLogprobs, TwinReport,
 )  # fmt: skip
-"""Kinds of data in messages beside those of interventions and recorders."""
+"""Kinds of data in messages beside those of interventions, readouts and recorders."""
 
 _SCALARS = {type(None), bool, int, float, str}
 _RAW = ("L", "RGB", "RGBA")
@@ -304,7 +305,7 @@ def error_from_data(name: str, text: str, fields: Mapping[str, Any]) -> Exceptio
 def _modules(more: Sequence[type]) -> frozenset[str]:
     """Return the modules whose kinds may be sent."""
     interventions = [kind for pair in intervention.REGISTRY.values() for kind in pair if kind is not None]
-    return _modules_of((*more, *interventions, *recorder.REGISTRY.values()))
+    return _modules_of((*more, *interventions, *map(type, readout.REGISTRY.values()), *recorder.REGISTRY.values()))
 
 
 @lru_cache(maxsize=64)

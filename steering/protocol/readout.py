@@ -18,11 +18,14 @@ from steering.model.mllm import MLLM
 from steering.model.thresholds import Thresholds
 from steering.prompt.layout import ImageSpan, Layout
 from steering.prompt.tiles import Tiling
-from steering.protocol.signals import OF_UPDATES, Signal
+from steering.protocol.signals import OF_UPDATES, Signal, StateChoice
 from steering.protocol.wording import check_name, cut, must, shown
 
 MAX_VALUES = 1_000_000
 """Maximum number of values in the maps of one answer."""
+
+MAX_BYTES = 16 * 2**20
+"""Maximum size of the tensors of one answer."""
 
 ENVELOPE = ("version", "images", "rows")
 """The keys of the envelope that belong to no readout."""
@@ -86,7 +89,8 @@ class ReadoutOption:
     beside `about`; `check` returns the value that is kept, or raises RequestError. `fits` raises RequestError where a model,
     or a prompt of this layout, has no place for the value. An option that requests write in another form than the kept one
     has `read`, which turns the request's value into keywords of `Diagnose`, `write`, which does the reverse, and `unset`,
-    the request's value where the option is absent. An option that requests do not have at all has `written` False.
+    the request's value where the option is absent. An option that requests do not have at all has `written` False. One that
+    names a file of the server has `look_up`, which returns the value with what a store of vectors has by that name.
     """
 
     name: str
@@ -100,6 +104,7 @@ class ReadoutOption:
     write: Callable[[Diagnose], Any] | None = None
     written: bool = True
     unset: Any = None
+    look_up: Callable[[Any, Any], Any] | None = None
 
     @property
     def at_rest(self) -> Any:
@@ -194,6 +199,12 @@ class Diagnose:
         """Return the value of an option."""
         return self.given.get(option.name, option.default)
 
+    def looked_up(self, store: Any) -> Diagnose:
+        """Return the same readouts with what their options name, from a store of vectors; raise as the store does."""
+        options = {option.name: option for readout in self.readouts for option in readout.options if option.look_up}
+        given = {name: option.look_up(self[option], store) for name, option in options.items() if option.look_up}
+        return Diagnose(self.include, earlier=self.earlier, given={**self.given, **given}) if given else self
+
     def without(self, name: str) -> Diagnose:
         """Return the same readouts with an option at its default."""
         given = {other: value for other, value in self.given.items() if other != name}
@@ -211,6 +222,12 @@ class Diagnose:
         """The signals that the readouts need captured."""
         return frozenset().union(*(readout.signals(self) for readout in self.readouts))
 
+    @cached_property
+    def activations(self) -> Mapping[str, StateChoice]:
+        """The hidden states that each readout needs, where it needs any."""
+        choices = {readout.name: readout.activations(self) for readout in self.readouts}
+        return {name: choice for name, choice in choices.items() if choice is not None}
+
     def check(self, mllm: MLLM, layout: Layout, tokens: int) -> None:
         """Raise RequestError where the readouts do not fit a model, a prompt of this layout or so long an answer."""
         for option in readout_options().values():
@@ -227,6 +244,16 @@ class Diagnose:
                 "for fewer readouts, fewer layers or fewer 'max_tokens'.",
                 param="diagnostics",
                 code="too_many_maps",
+            )
+        positions = len(layout.spans), tokens
+        size = sum(choice.size(mllm.num_layers, *positions) for choice in self.activations.values())
+        size *= mllm.hidden_size * mllm.dtype.itemsize
+        if size > MAX_BYTES:
+            raise RequestError(
+                f"'diagnostics' may return at most {MAX_BYTES >> 20} MiB of states, and this request could need "
+                f"{-(-size >> 20)} MiB: ask for fewer layers, fewer positions or fewer 'max_tokens'.",
+                param="diagnostics",
+                code="too_many_states",
             )
 
 
@@ -303,6 +330,10 @@ class Readout(ABC):
     def asked_beside(self, options: Diagnose) -> bool:
         """Return True where options other than `include` ask for it."""
         return False
+
+    def activations(self, options: Diagnose) -> StateChoice | None:
+        """Return the hidden states that it needs, which `Signal.ACTIVATIONS` captures; None for none."""
+        return None
 
     def values(self, options: Diagnose, layers: int, patches: int, tokens: int) -> int:
         """Return how many numbers its maps may hold, where its size depends on the request.

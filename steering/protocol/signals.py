@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Literal
 
 
 class Signal(Enum):
@@ -34,6 +37,8 @@ class Signal(Enum):
     """The residual stream after each layer at one of the prompt's tokens, and the distribution of the first token."""
     DIVERGENCE = auto()
     """Divergence of the updates of every prompt token in each layer."""
+    ACTIVATIONS = auto()
+    """The residual stream after chosen layers at chosen positions of prompt and answer."""
     REPLY = auto()
     """Log-probabilities of a reply that the prompt ends with."""
     PROMPT_LOGPROBS = auto()
@@ -44,3 +49,32 @@ class Signal(Enum):
 
 OF_UPDATES = frozenset({Signal.UPDATES, Signal.STREAM, Signal.DIVERGENCE})
 """The signals that are measured with the updates of every layer."""
+
+
+@dataclass(frozen=True)
+class StateChoice:
+    """The states that a request wants: layers, counted from 0 (None for all), and positions.
+
+    positions: the prompt's "last" token, the "generated" ones, or those from the first number up to, not including, the
+    second, counted from 0 over the prompt's tokens (image tokens included) and the answer's; the first `most` of them.
+    """
+
+    layers: tuple[int, ...] | None = None
+    positions: Literal["last", "generated"] | tuple[int, int] = "last"
+    most: int = sys.maxsize
+
+    def layers_of(self, count: int) -> tuple[int, ...]:
+        """Return the layers of a model with `count`."""
+        return tuple(range(count)) if self.layers is None else self.layers
+
+    def columns(self, prompt: int) -> tuple[int, int]:
+        """Return the first position, and the end, behind a prompt of so many tokens."""
+        if self.positions == "last":
+            return prompt - 1, prompt
+        first, end = (prompt, sys.maxsize) if self.positions == "generated" else self.positions
+        return first, min(end, first + self.most)
+
+    def size(self, layers: int, prompt: int, tokens: int) -> int:
+        """Return how many states it may choose, for an answer of up to `tokens` tokens to a prompt of so many."""
+        first, end = self.columns(prompt)
+        return len(self.layers_of(layers)) * max(min(end, prompt + tokens) - first, 0)

@@ -10,7 +10,7 @@ from steering.readouts.flags import FlagsReadout
 from steering.readouts.focus import AnchorReadout, FocusReadout
 from steering.readouts.modality import ModalityReadout
 from steering.readouts.patches import HeatmapsReadout, PatchesReadout
-from steering.readouts.residual import ResidualReadout
+from steering.readouts.residual import FeaturesReadout, ResidualReadout, StatesReadout
 from steering.readouts.tam import TamReadout
 
 register(FocusReadout())
@@ -26,3 +26,5 @@ register(HeatmapsReadout())
 register(DriftReadout())
 register(ConfidenceReadout())
 register(AlarmReadout())
+register(StatesReadout())
+register(FeaturesReadout())

@@ -13,6 +13,8 @@ from typing import Any
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 """The pattern of a vector's name."""
+FEATURE = re.compile(rf"sae:({NAME.pattern})/(0|[1-9][0-9]{{0,8}})")
+"""The pattern of the name of a sparse dictionary's feature, `sae:DICTIONARY/FEATURE`, which no file has."""
 MAX_TERMS = 1024
 """The maximum number of vectors that one vector may be composed of."""
 

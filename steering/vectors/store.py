@@ -9,6 +9,7 @@ from pathlib import Path
 
 from steering.errors import RequestError, VectorError
 from steering.vectors.info import NAME
+from steering.vectors.sparse import SparseDictionary, feature_of, is_dictionary
 from steering.vectors.vector import SteeringVector
 
 PIN = "@"
@@ -29,11 +30,15 @@ class VectorStore:
     A vector of another model hides none: where `fingerprint` is given, the first vector of that model is returned, and the
     first of any model only where there is none. A name is looked up anew each time and its file read again when it changed,
     so that several processes may share a folder. No lookup of a known name reads a directory.
+
+    A folder may also hold sparse dictionaries, each in a folder of its own, whose features are vectors by the name
+    `sae:DICTIONARY/FEATURE`; `layers` is the model's number of layers, which these need, as they need its fingerprint.
     """
 
-    def __init__(self, *folders: str | Path, fingerprint: str | None = None):
+    def __init__(self, *folders: str | Path, fingerprint: str | None = None, layers: int | None = None):
         self.folders = tuple(Path(folder) for folder in folders)
         self.fingerprint = fingerprint
+        self.layers = layers
         self._cache: dict[Path, tuple[tuple[int, int, int], SteeringVector]] = {}
         self._changed: Changed | None = None
         self._seen: dict[str, str] = {}
@@ -70,7 +75,8 @@ class VectorStore:
     def get(self, name: str) -> SteeringVector:
         """Return the vector of that name; raise VectorError (code "unknown_vector") if there is none, PinError as above."""
         name, pinned, digest = name.partition(PIN)
-        vector = self._find(name)[1]
+        feature = feature_of(name)
+        vector = self._find(name)[1] if feature is None else self._feature(*feature)
         if pinned:
             _check_pin(vector, digest)
         return vector
@@ -95,6 +101,28 @@ class VectorStore:
             raise self._unknown(name) from None
         SteeringVector.from_bytes(data)
         return data
+
+    def dictionaries(self) -> list[str]:
+        """Return the names of the sparse dictionaries, sorted."""
+        folders = [path for folder in self.folders if folder.is_dir() for path in folder.iterdir()]
+        return sorted({path.name for path in folders if is_dictionary(path)})
+
+    def dictionary(self, name: str) -> SparseDictionary:
+        """Return the sparse dictionary of that name; raise VectorError (code "unknown_dictionary") if there is none."""
+        for folder in self.folders:
+            if is_dictionary(folder / name):
+                return SparseDictionary.load(folder / name)
+        known = ", ".join(self.dictionaries()) or "none"
+        raise VectorError(f"There is no dictionary {name[:128]!r}; available: {known}.", code="unknown_dictionary")
+
+    def _feature(self, name: str, feature: int) -> SteeringVector:
+        dictionary = self.dictionary(name)
+        if self.fingerprint is None or self.layers is None:
+            raise VectorError(
+                f"'sae:{name[:64]}/{feature}' is a vector of no model: the store knows neither fingerprint nor layers.",
+                code="wrong_model",
+            )
+        return dictionary.vector(feature, self.layers, self.fingerprint)
 
     def _find(self, name: str) -> tuple[Path, SteeringVector]:
         first = None

@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 
 from steering.errors import VectorError
 from steering.files import write_atomically
-from steering.vectors.info import MAX_TERMS, NAME, check_info, check_layers
+from steering.vectors.info import FEATURE, MAX_TERMS, NAME, check_info, check_layers
 
 FORMAT = "helmsight.steering-vector/1"
 MAX_HEADER = 512 * 2**10
@@ -56,7 +56,7 @@ class SteeringVector:
     info: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+        if not isinstance(self.name, str) or not (NAME.fullmatch(self.name) or FEATURE.fullmatch(self.name)):
             raise VectorError(
                 f"Steering vector name {str(self.name)[:128]!r} must match {NAME.pattern}.", code="bad_vector_name"
             )
@@ -261,6 +261,8 @@ class SteeringVector:
             json.dumps(info, ensure_ascii=False, allow_nan=False).encode()  # the info is listed as UTF-8 JSON later
             fields = {name: tensors[name] for name in _TENSORS}
             name, kind, fingerprint, digest = (metadata[key] for key in ("name", "kind", "fingerprint", "sha256"))
+            if not NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a file")
         except SafetensorError as error:
             raise _foreign("its tensors are not valid safetensors, or it is truncated") from error
         except KeyError as error:

@@ -136,7 +136,7 @@ def begun(
     hidden = hidden_readouts(app, serving, resolved, more)
     return Running(
         app, completion, watch, g.started, n, answer.id, writer, bool(chat.stream), g.notes, entry, hidden,
-        g.get("chat_span"), g.get("leave"), traffic=g.traffic,
+        g.get("chat_span"), g.get("leave"), traffic=g.traffic, owner=caller().owner,
     )  # fmt: skip
 
 

@@ -27,8 +27,8 @@ class Running:
     """A completion that is being sent to one client.
 
     `n` is its number of choices, `unfinished` holds those that have not ended; `entry` writes the journal, None if there is
-    none; `notes` are for the log, `span` for traces; `hidden` are readouts that the client does not receive; `leave`
-    releases the place of its key.
+    none; `notes` are for the log, `span` for traces; `hidden` are readouts that the client does not receive; `owner`
+    marks the key, and `leave` releases its place.
     """
 
     app: AppContext
@@ -48,6 +48,7 @@ class Running:
     broken: Literal["cancelled", "error", "shutdown"] = "cancelled"
     """The outcome that the journal records for unfinished choices."""
     _: KW_ONLY
+    owner: str = ""
     traffic: Traffic
     """The labels of its metrics."""
 
@@ -83,12 +84,13 @@ class Running:
             self.notes.setdefault("finish_reasons", []).append(chunk.choice.finish_reason)
         self.unfinished.discard(chunk.choice.index)
         self.app.states.keep(self.answer_id, chunk.choice)
-        shown = self._shown[chunk.choice.index] = self.shown(chunk.choice)
+        sent = self.app.files.apart(self.shown(chunk.choice), self.answer_id, self.owner)
+        self._shown[sent.index] = sent
         if self.entry is not None:
             self.entry.finished(chunk.choice, self.first_token, time.monotonic() - self.started)
             if self.entry.stored is not None and not self.unfinished:
                 self.entry.store(self.writer.whole(self.result()))
-        return replace(chunk, choice=shown)
+        return replace(chunk, choice=sent)
 
     def result(self) -> steering.Result:
         """Return the result of the ended request as the client gets it."""

@@ -187,11 +187,35 @@ class DamagedVector(AnswerBody):
     error: str
 
 
+class DictionaryCard(AnswerBody):
+    """A sparse dictionary, whose features are vectors by the name `sae:NAME/FEATURE`."""
+
+    name: str
+    layer: int
+    """The layer after which it reads the residual stream, from 0."""
+    width: int
+    features: int
+    """Their number; they are counted from 0."""
+    architecture: str
+    model: str | None
+    """The model that it was trained on, as its file says."""
+    matches: bool
+    """Whether its layer and width are those of the served model."""
+
+
+class DamagedDictionary(AnswerBody):
+    """A sparse dictionary that cannot be used."""
+
+    name: str
+    error: str
+
+
 class ListOfVectors(AnswerBody):
     """All vectors of the server."""
 
     object: Literal["list"]
     data: list[VectorCard | DamagedVector]
+    dictionaries: list[DictionaryCard | DamagedDictionary]
 
 
 class DeletedVector(AnswerBody):

@@ -24,6 +24,7 @@ from server.app import create_app
 from server.engine.runtime import Runtime
 from server.http.intake import refused
 from server.openapi.examples import chat
+from server.requests import answer_files
 from server.settings import Settings
 from steering import Options
 from steering.protocol.intervention import REGISTRY, register
@@ -150,7 +151,10 @@ def test_what_it_shows_does_what_it_says(client: FlaskClient, document: dict[str
     assert {kind.path[0] for kind, _ in REGISTRY.values()} <= shown.keys()
 
 
-def test_every_parameter_that_it_shows_is_taken(checker: Checker) -> None:
+def test_every_parameter_that_it_shows_is_taken(checker: Checker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_files, "INLINE", 0)
+    read = checker.send("post", "/v1/chat/completions", json=chat("hi", diagnostics={"include": ["states"]})).json
+    states = read["choices"][0]["diagnostics"]["states"]["file"]
     body = chat("What is it?", steering=True, store=True)
     answer = checker.send("post", "/v1/chat/completions", json=body).json["id"]
     kept = checker.send("post", "/v1/chat/completions", json=body).json["id"]
@@ -179,7 +183,7 @@ def test_every_parameter_that_it_shows_is_taken(checker: Checker) -> None:
             url, asked = path, [""]
             for one in methods[method].get("parameters", ()):
                 if one["in"] == "path":
-                    known = begun if path.startswith(RESPONSE) else answer
+                    known = begun if path.startswith(RESPONSE) else states if "/states/" in path else answer
                     url = url.replace(f"{{{one['name']}}}", one.get("example", known))
                 elif "example" in one:
                     asked.append(f"?{one['name']}={one['example']}")

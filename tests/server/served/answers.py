@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
+from safetensors.torch import load
 
 EXACT = 1e-5
 """Largest permitted difference of float32 numbers, relative to the larger one where that is above 1."""
@@ -26,6 +27,7 @@ COLOURS = 3
 TIE = 0.05
 """Nats between two candidates of the plain path within which half precision may choose either."""
 PNG = "data:image/png;base64,"
+STATES = ".safetensors"
 PASSING = ("id", "created", "prompt_tokens_details")
 """Keys of what differs each time an answer is given: its name, its time, what of its prompt was cached."""
 
@@ -99,6 +101,8 @@ def differences(one: Any, other: Any, tolerance: float = EXACT, path: str = "", 
             yield f"{path}: {one} against {other}"
     elif type(one) is not type(other):
         yield f"{path}: {_shown(one)} against {_shown(other)}"
+    elif path.endswith(STATES):
+        yield from differences(*map(_tensor, (one, other)), tolerance, f"{path} as numbers", scale)
     elif isinstance(one, dict):
         if one.keys() != other.keys():
             yield f"{path}: keys {sorted(one.keys() ^ other.keys())}"
@@ -128,6 +132,11 @@ def _largest_of_maps(items: list[Any]) -> float:
     return max((abs(value) for values in maps for value in values if isinstance(value, float)), default=0.0)
 
 
+def _tensor(file: str) -> list[Any]:
+    (tensor,) = load(base64.b64decode(file)).values()
+    return list(tensor.tolist())
+
+
 def _pixels(url: str) -> np.ndarray[Any, Any]:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.removeprefix(PNG))))).astype(int)
 
@@ -142,7 +151,7 @@ def without_numbers(value: Any) -> Any:
     Numbers are rounded, and with them what is drawn of them, and the order of other candidates.
     """
     if isinstance(value, dict):
-        return {key: without_numbers(item) for key, item in value.items() if key != "top_logprobs"}
+        return {key: without_numbers(item) for key, item in value.items() if key not in ("top_logprobs", STATES[1:])}
     if isinstance(value, list):
         return [without_numbers(item) for item in value]
     return type(value).__name__ if isinstance(value, bool | int | float) else "a picture" if _drawn(value) else value

@@ -19,6 +19,8 @@ from steering.protocol.readout import readout_options
 
 Body = dict[str, Any]
 TOKENS_ASKED = 8
+MEASURED = [name for name in READOUTS if name != "states"]
+"""The readouts that compiled steps take, too."""
 CONTEXT = "Text context: the sign on the door says that the shop is closed on Monday and on Tuesday."
 QUESTION = "What colour is the small ball in front of the large cube, and how many people stand next to the table?"
 SCHEMA = {
@@ -113,7 +115,7 @@ def _chats() -> Iterator[Kind]:
     yield Kind("a chat that goes on", lambda pictures: asking(_turns(pictures)))
     yield Kind("a long text", lambda pictures: asking([{"role": "user", "content": f"{CONTEXT} " * 30 + QUESTION}]))
     yield Kind("a long text behind a picture", lambda pictures: asking(_long(pictures)))
-    looked = {"sage": True, "diagnostics": {"include": list(READOUTS), "causal": True}}
+    looked = {"sage": True, "diagnostics": {"include": MEASURED, "causal": True}}
     yield Kind("a long text, looked at", lambda pictures: asking(_long(pictures), **looked))
     yield Kind("a system prompt", lambda pictures: asking([{"role": "system", "content": CONTEXT}, *question]))
 
@@ -192,7 +194,8 @@ def _readouts(layers: int) -> Iterator[tuple[str, Body]]:
     yield "the cheap readouts", {}
     for name in READOUTS:
         yield f"readout {name}", {"include": [name]}
-    every = list(READOUTS)
+    every = MEASURED
+    yield "every state", {"include": ["states"], "states": {"positions": [0, 2000]}}
     yield "heat maps", {"include": ["patches"], "heatmaps": True}
     yield "causal maps", {"include": every, "causal": True}
     yield "sinks discounted", {"include": every, "discount_sinks": True, "target_image": 2}
@@ -204,7 +207,7 @@ def _readouts(layers: int) -> Iterator[tuple[str, Body]]:
 
 def _together(layers: int) -> Iterator[Kind]:
     """Every intervention under all readouts, beside the plain answer; and what takes two requests."""
-    every = {"include": list(READOUTS)}
+    every = {"include": MEASURED}
     for name, fields in _interventions(layers):
         yield _kind(f"{name}, looked at", {**fields, "diagnostics": every, "baseline": True})
     drift = {"include": ["drift"]}

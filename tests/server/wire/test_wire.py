@@ -204,7 +204,7 @@ def test_messages_say_what_is_allowed() -> None:
         (
             {"diagnostics": {"x": 1}},
             "'diagnostics.x' is unknown; allowed: include, compare_to, target_image, spans, residual_rows, layers, "
-            "discount_sinks, causal, heatmaps, drift_rows.",
+            "discount_sinks, causal, heatmaps, drift_rows, states, features.",
         ),
         ({"temperature": "hot"}, "'temperature' must be a number; got 'hot'."),
         ({"messages": []}, "'messages' must have at least 1 item."),

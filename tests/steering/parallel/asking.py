@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from safetensors.torch import load
 
 import steering
 from steering import Diagnose, Generate, Grammar, Icd, Pai, Request, Sage, Sampling, See, Steer, Think, Vcd
@@ -143,6 +145,10 @@ def said(result: steering.Result) -> list[Any]:
 
 def differences(first: Any, second: Any, place: str = "", tolerance: float = 1e-4) -> list[str]:
     """Return the places where two values differ: numbers by more than a tolerance, relative if above 1."""
+    if place.endswith("/safetensors"):
+        first, second = (
+            {name: tensor.tolist() for name, tensor in load(b64decode(file)).items()} for file in (first, second)
+        )
     if isinstance(first, float) and isinstance(second, float):
         near = math.isclose(first, second, rel_tol=tolerance, abs_tol=tolerance) or (
             math.isnan(first) and math.isnan(second)

@@ -279,7 +279,7 @@ def test_the_keys_of_every_readout_are_pinned(make_engine: MakeEngine) -> None:
     assert readout is not None
     assert list(readout) == [
         *("version", "images", "rows", "focus", "modality", "decay", "residual", "patches", "tam", "flags", "anchor"),
-        *("heatmaps", "drift", "confidence", "alarm"),
+        *("heatmaps", "drift", "confidence", "alarm", "states", "features"),
     ]
     assert list(readout["confidence"]) == ["mean_logprob", "least_logprob", "least_token"]
     assert list(readout["alarm"]) == ["alarm", "score", "threshold", "numbers", "calibration"]
@@ -297,6 +297,8 @@ def test_the_keys_of_every_readout_are_pinned(make_engine: MakeEngine) -> None:
     assert list(readout["anchor"]) == ["sigma", "image"]
     assert list(readout["heatmaps"][0]) == ["image", "kind", "layers", "png"]
     assert list(readout["drift"]) == ["to", "rows", "cosine"]
+    assert list(readout["states"]) == ["layers", "positions", "shape", "dtype", "safetensors"]
+    assert list(readout["features"]) == ["dictionary", "layer", "positions", "active", "features"]
 
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

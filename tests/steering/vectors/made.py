@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load
+from safetensors.torch import load, save_file
 
 from steering import SteeringVector, VectorError
+from steering.vectors.sparse import SparseDictionary
 
 LAYERS, WIDTH = 4, 6
 
@@ -41,3 +43,15 @@ def refusal(data: bytes) -> VectorError:
         SteeringVector.from_bytes(data)
     assert refused.value.code == "bad_vector"
     return refused.value
+
+
+def dictionary(folder: Path, width: int, layer: int = 1, features: int = 40) -> SparseDictionary:
+    """Write a random sparse dictionary for states of a model after a layer; return it."""
+    drawn = torch.Generator().manual_seed(3)
+    shapes = {"W_enc": (width, features), "W_dec": (features, width), "b_dec": (width,), "b_enc": (features,)}
+    tensors = {name: torch.randn(shape, generator=drawn) / 4 for name, shape in shapes.items()}
+    folder.mkdir()
+    save_file(tensors, folder / "sae_weights.safetensors")
+    hook = {"hook_name": f"blocks.{layer}.hook_resid_post"}
+    (folder / "cfg.json").write_text(json.dumps({"d_in": width, "d_sae": features, "metadata": hook}))
+    return SparseDictionary.load(folder)

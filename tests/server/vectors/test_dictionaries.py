@@ -1,0 +1,115 @@
+"""Sparse dictionaries over HTTP: listed, steered by, and read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flask.testing import FlaskClient
+
+import steering
+from server.app import create_app
+from server.settings import Settings
+from steering.vectors.sparse import SparseDictionary
+from tests.server.api.test_states import QUESTION, plain_states
+from tests.server.conftest import ask, data_uri
+from tests.steering.vectors.made import dictionary
+
+LAYER = 4
+
+
+@pytest.fixture
+def made(engine: steering.Engine, tmp_path: Path) -> SparseDictionary:
+    return dictionary(tmp_path / "layer4", engine.mllm.hidden_size, LAYER)
+
+
+@pytest.fixture
+def client(engine: steering.Engine, tmp_path: Path) -> FlaskClient:
+    return create_app(Settings(vectors=(str(tmp_path),)), engine=engine).test_client()
+
+
+def test_dictionaries_are_listed(client: FlaskClient, made: SparseDictionary, tmp_path: Path) -> None:
+    dictionary(tmp_path / "other", 8)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for name in ("cfg.json", "sae_weights.safetensors"):
+        (broken / name).write_text("{}")
+    listed: Any = client.get("/v1/steering/vectors").json
+    damaged, own, other = listed["dictionaries"]
+    assert own == {
+        **{"name": "layer4", "layer": LAYER, "width": made.width, "features": 40, "architecture": "standard"},
+        **{"model": None, "matches": True},
+    }
+    assert other["matches"] is False
+    assert "it is of 'None', not of the residual stream" in damaged["error"]
+
+
+def test_a_request_steers_by_a_feature_and_reads_it(
+    client: FlaskClient, made: SparseDictionary, engine: steering.Engine
+) -> None:
+    """The only dictionary needs no name. Steering adds its row to the state that is read."""
+    chosen = {"include": ["features"], "features": {"ids": [5]}}
+    vectors = [{"name": "sae:layer4/5", "scale": 4.0}]
+    request: dict[str, Any] = {
+        "max_tokens": 1,
+        "diagnostics": chosen,
+        "steering": {"vectors": vectors},
+        "baseline": True,
+    }
+    answer: Any = ask(client, data_uri(), QUESTION, **request).json
+    (choice,) = answer["choices"]
+    (applied,) = choice["applied"]["steering"]
+    assert (applied["name"], applied["layers"], applied["scale"]) == ("sae:layer4/5", [LAYER], 4.0)
+    state = plain_states(engine)[LAYER]
+    for report, added in ((choice["baseline"], 0.0), (choice, 4.0 * made.direction(5))):
+        features = report["diagnostics"]["features"]
+        expected = made.encode(state + torch.as_tensor(added))[5]
+        assert features["dictionary"] == "layer4"
+        assert features["features"][0]["mean"] == pytest.approx(float(expected), rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "code"),
+    [
+        (
+            {"steering": {"vectors": [{"name": "sae:layer4/40", "scale": 1}]}},
+            "steering.vectors[0].name",
+            "unknown_vector",
+        ),
+        (
+            {"steering": {"vectors": [{"name": "sae:x/1", "scale": 1}]}},
+            "steering.vectors[0].name",
+            "unknown_dictionary",
+        ),
+        ({"project_out": {"vector": "sae:layer4/99"}}, "project_out.vector", "unknown_vector"),
+        ({"steering": {"vector": "sae:layer4/1", "toward": "text"}}, "steering.vector", "not_a_preference"),
+        (
+            {"diagnostics": {"include": ["features"], "features": {"dictionary": "x"}}},
+            "diagnostics",
+            "unknown_dictionary",
+        ),
+        ({"diagnostics": {"include": ["features"], "features": {"ids": [40]}}}, "diagnostics.features.ids", None),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(
+    asked: dict[str, Any], param: str, code: str | None, client: FlaskClient, made: SparseDictionary
+) -> None:
+    response = ask(client, QUESTION, **asked)
+    assert (response.status_code, response.json["error"]["param"]) == (400, param)
+    assert code is None or response.json["error"]["code"] == code
+
+
+def test_a_feature_is_removed_from_the_states(
+    client: FlaskClient, made: SparseDictionary, engine: steering.Engine
+) -> None:
+    asked = {
+        "project_out": {"vector": "sae:layer4/5"},
+        "diagnostics": {"include": ["features"], "features": {"ids": [5]}},
+    }
+    answer: Any = ask(client, data_uri(), QUESTION, max_tokens=1, **asked).json
+    row, state = made.direction(5), plain_states(engine)[LAYER]
+    without = state - (state @ row) / (row @ row) * row
+    (feature,) = answer["choices"][0]["diagnostics"]["features"]["features"]
+    assert feature["mean"] == pytest.approx(float(made.encode(without)[5]), rel=1e-3, abs=1e-3)
