@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -27,15 +27,19 @@ from probes.pairs.file import PromptPair
 from steering import Engine, SteeringVector
 
 KINDS = ("color", "shape", "background", "count", "position", "at")
-SEEDS = {"direction": 11, "tuning": 12, "test": 13}
-"""Held-out conflicts of three seeds: those that give the direction, those that choose how to steer, and those reported."""
+SEEDS = {"direction": (11, 0.6), "tuning": (12, 0.4), "test": (13, 1.0)}
+"""Held-out conflicts of three seeds: those that give the direction, those that choose how to steer, and those reported.
+
+Each with its seed, and its number as a share of those reported.
+"""
 DIRECTIONS = ("instructed", "alone")
 """From the two instructions as the paper does (section 5.1), or from the picture alone against the text beside gray."""
-STRENGTHS = (0.25, 0.5, 1.0)
-LAYERS = (0.25, 0.4, 0.55)
+STRENGTHS = (0.5, 1.0)
+LAYERS = (0.25, 0.45)
 """The layers that are tried, as shares of the depth; besides the best ranked one."""
 TOKENS, CHAIN_TOKENS = 24, 96
 CHAIN = "Think step by step about the image and the text, and then answer."
+SIGN: Mapping[Side, Literal["plus", "minus"]] = {"vision": "plus", "text": "minus"}
 RIVALS = ("instruction", "chain", "shots")
 
 
@@ -179,7 +183,7 @@ def choose(
             for layer in layers:
                 for strength in STRENGTHS:
                     name = f"{kind} {layer} {strength:g}"
-                    pushes[name] = kind, Push(side, vector, strength, (layer,))
+                    pushes[name] = kind, Push(SIGN[side], vector, strength, (layer,))
                     ways[name] = Asked(side=side, push=pushes[name][1])
         outcomes = ask(answerer, samples, ways, f"Steered toward {side}", quiet)
         shares = {name: answers.count(side) / len(samples) for name, answers in outcomes.items()}
@@ -191,7 +195,10 @@ def choose(
 def measure(engine: Engine, count: int, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
     """Return the shares by condition over held-out conflicts, and the verdicts of `criteria`."""
     answerer = InProcess(engine)
-    drawn = {name: conflict_samples(count, 100 * seed + own, kinds=KINDS) for name, own in SEEDS.items()}
+    drawn = {
+        name: conflict_samples(round(share * count), 100 * seed + own, kinds=KINDS)
+        for name, (own, share) in SEEDS.items()
+    }
     _, right = learnt(answerer, drawn["tuning"], quiet)
     kept = {
         name: [sample for sample in samples if right[sample.task] >= criteria.LEARNT] for name, samples in drawn.items()

@@ -62,7 +62,10 @@ def test_questions_without_a_score_are_left_out_of_both() -> None:
     [
         ([("Yes", -0.1), ("No", -2.5)], 2.4),
         ([(" yes", -1.0), ("YES", -1.0), ("no", -1.0)], math.log(2)),
-        ([("Yes", -0.1), ("The", -3.0)], 2.9),  # no is at most as likely as the least of them
+        ([("Yes", -0.1), ("The", -1e9)], -0.1 - math.log(1 - math.exp(-0.1))),  # no has at most what they leave of 1
+        ([("No", -0.9), ("A", -1.0), ("The", -3.0)], -3.0 + 0.9),  # and at most the least of theirs
+        ([("Yes", 0.0)], 20.0),  # all others are impossible, as under a contrast
+        ([("No", 0.0)], -20.0),
         ([("The", -0.1), ("A", -3.0)], None),
     ],
 )
