@@ -111,7 +111,7 @@ def smol(
     checkpoint: Annotated[Path, Option(help="what 'demo train --recipe smol' made")] = Path(
         "build/organisms/smol/checkpoint"
     ),
-    count: Annotated[int, Option(min=12, help="number of conflicts of each kind of use, and of questions")] = 200,
+    count: Annotated[int, Option(min=12, help="number of reported conflicts, and of questions of either kind")] = 200,
     seed: Seed = 1,
     out: Annotated[Path, Option(help="folder of the report", show_default="demo/reports/smol")] = SMOL_REPORT,
     threads: int = 2,

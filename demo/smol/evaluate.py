@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from demo.smol import preference, sight
 from probes.answering.versions import in_words, versions
 from probes.reporting.report import Report
@@ -18,9 +20,9 @@ def evaluate(
     checkpoint: Path,
     out: Path,
     *,
-    conflicts: int = 60,
-    questions: int = 100,
-    pictures: int = 40,
+    conflicts: int = 48,
+    questions: int = 80,
+    pictures: int = 24,
     seed: int = 1,
     threads: int = 1,
     quiet: bool = False,
@@ -33,7 +35,8 @@ def evaluate(
         "Model": checkpoint.name, "Seed": seed, "Versions": in_words(versions()),
         "Conflicts": conflicts, "Questions": questions, "Pictures": pictures,
     }  # fmt: skip
-    mllm = load(checkpoint)
+    halved = torch.cuda.is_available() or torch.cpu._is_amx_tile_supported()
+    mllm = load(checkpoint, dtype="bfloat16" if halved else "auto")
     about["Fingerprint"] = mllm.fingerprint
     file = out / "report.json"
     before = json.loads(file.read_text()) if file.is_file() else {}

