@@ -29,9 +29,9 @@ FLOORS = {
     "probes": (
         "answering", "reporting", "harness", "conflicts", "image_pairs", "image_qa", "calibration", "vector", "pairs",
         "gate", "mc2", "sage", "spd", "stme", "mmsap", "pope", "mme", "chair", "phd", "vsr", "tallyqa", "ambigcaps", "alarm",
-        "faithfulness", "reproduce", "prepare", "commands", "command",
+        "faithfulness", "readings", "reproduce", "prepare", "commands", "command",
     ),
-    "demo": ("world", "draws", "model", "evaluation", "training", "organisms", "command"),
+    "demo": ("world", "draws", "model", "evaluation", "training", "organisms", "smol", "command"),
 }  # fmt: skip
 """The rooms of each package, and files beside them, each of which imports only those before it.
 

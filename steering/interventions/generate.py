@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -43,8 +43,9 @@ class Generate(Options):
     """Contrast the logits with those of a masked image (SAGE's Generate).
 
     `weight` is lambda; `top` is the share of an image's patches that each map nominates; the mask is rebuilt every `refresh`
-    tokens, 0 for never. Takes a second row of the batch. SAGE paper, section 5.1, equations 6 and 7. Raises RequestError for
-    values out of range.
+    tokens, 0 for never. `scores` tells what the ReLU is of: the paper's difference of "logits" also holds a part that all
+    tokens share, so that nearly all or nearly none gain; that of "log-probabilities" does not. Takes a second row of the
+    batch. SAGE paper, section 5.1, equations 6 and 7. Raises RequestError for values out of range.
     """
 
     path = ("sage", "generate")
@@ -54,11 +55,12 @@ class Generate(Options):
     weight: float = Field(0.5, ge=0, le=10, alias="lambda")
     top: float = Field(0.2, gt=0, lt=1)
     refresh: int = Field(0, ge=0, le=1_000_000)
+    scores: Literal["logits", "log-probabilities"] = "logits"
 
     @property
     def rule(self) -> Rule:
         """The contrast of equation 7."""
-        return Rule(self.weight, relu=True)
+        return Rule(self.weight, relu=True, normalised=self.scores == "log-probabilities")
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -74,7 +76,8 @@ class Generate(Options):
     def report(self, taken: Any) -> dict[str, Any] | None:
         """Report the patches occluded at first and by every rebuilt mask, and how many tokens the contrast changed.
 
-        taken: `TwinReport`.
+        `gains` is the share of the vocabulary whose logits, and whose log-probabilities, exceed the twin's. taken:
+        `TwinReport`.
         """
         if not taken.made:
             return None
@@ -84,6 +87,9 @@ class Generate(Options):
             "masked": first.patches,
             "rebuilt": [{"token": mask.token, "masked": mask.patches} for mask in rebuilt],
             "changed": taken.changed,
+            "gains": None
+            if taken.rising is None
+            else dict(zip(("logits", "log-probabilities"), taken.rising, strict=True)),
         }
 
     def brief(self, report: dict[str, Any]) -> dict[str, Any]:

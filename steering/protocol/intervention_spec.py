@@ -103,10 +103,10 @@ def check_choice(choice: TokenChoice, images: int, param: str) -> None:
 class Rule(NamedTuple):
     """The formula that combines a row's logits with its twin's.
 
-    The result is scale * full + weight * (full - twin); with `relu`, the ReLU of the difference is used instead. Tokens less
-    likely than `plausible` times the likeliest one (by `full`) become impossible. With `growth`, the weight of token t, from
-    0, is `weight` + e^(growth * (t + first)) - 1. Where the likeliest token has at least the probability `below`, the weight
-    is 0.
+    The result is scale * full + weight * (full - twin); with `relu`, the ReLU of the difference is used instead, which is of
+    log-probabilities if `normalised`: a constant added to all logits then changes nothing. Tokens less likely than
+    `plausible` times the likeliest one (by `full`) become impossible. With `growth`, the weight of token t, from 0, is
+    `weight` + e^(growth * (t + first)) - 1. Where the likeliest token has at least the probability `below`, the weight is 0.
     """
 
     weight: float
@@ -116,6 +116,7 @@ class Rule(NamedTuple):
     growth: float = 0.0
     first: int = 1
     below: float = math.inf
+    normalised: bool = False
 
 
 class InterventionSpec(ABC):

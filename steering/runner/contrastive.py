@@ -31,19 +31,21 @@ class TwinReport:
     """The report of contrasting one answer.
 
     made: what its twins were made from, in order. changed: the number of tokens that greedy decoding without it would have
-    changed.
+    changed. rising: the shares of the vocabulary, mean over tokens, whose logit, and whose log-probability, exceeds the
+    twin's; None without a ReLU, which alone tells a rise from a fall.
     """
 
     made: tuple[Any, ...]
     changed: int
+    rising: tuple[float, float] | None = None
 
 
 class Rules(NamedTuple):
     """The `Rule` of each of some rows.
 
     weight: (rows, 1). relu: (rows, 1) bool, or a bool for all rows. plausible: (rows, 1), its logarithm. scale: (rows, 1).
-    growth: (rows, 1), with `first`, (rows, 1). below: (rows, 1), its logarithm. All but the first two are None where no row
-    has any.
+    growth: (rows, 1), with `first`, (rows, 1). below: (rows, 1), its logarithm. normalised: (rows, 1), 1 where
+    log-probabilities are compared. All but the first two are None where no row has any.
     """
 
     weight: torch.Tensor
@@ -53,12 +55,13 @@ class Rules(NamedTuple):
     growth: torch.Tensor | None = None
     first: torch.Tensor | None = None
     below: torch.Tensor | None = None
+    normalised: torch.Tensor | None = None
 
     @classmethod
     def of(cls, rules: Iterable[Rule], device: torch.device) -> Rules:
         """Return the rules of as many rows."""
         columns = [torch.tensor(values)[:, None] for values in zip(*rules, strict=True)]
-        weight, relu, plausible, scale, growth, first, below = columns  # the fields of `Rule`
+        weight, relu, plausible, scale, growth, first, below, normalised = columns  # the fields of `Rule`
 
         def unless(none: torch.Tensor, values: torch.Tensor) -> torch.Tensor | None:
             return None if bool(none.all()) else to_device(values, device)
@@ -72,6 +75,7 @@ class Rules(NamedTuple):
             unless(steady, growth),
             unless(steady, first.float()),
             unless(below.isinf(), below.log()),
+            unless(~normalised, normalised.float()),
         )
 
     def weights(self, full: torch.Tensor, tokens: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -103,6 +107,8 @@ def contrasted(
     answer has, (rows, 1) on the CPU.
     """
     difference = full - twin
+    if rules.normalised is not None:
+        difference -= rules.normalised * _shift(full, twin)
     least: torch.Tensor | float = LOWEST
     if rules.relu is True:
         difference.relu_()
@@ -115,22 +121,39 @@ def contrasted(
     return combined.masked_fill_(full < least, -torch.inf)
 
 
+def _shift(full: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
+    """Return the part (rows, 1) of the difference of logits that all tokens share, which no probability depends on."""
+    return full.logsumexp(-1, keepdim=True) - twin.logsumexp(-1, keepdim=True)
+
+
 class ContrastSlots(Slots):
-    """Counts the tokens of every slot that the contrast changed. changed: (slots,)."""
+    """Counts the tokens of every slot that the contrast changed, and what rises above the twin.
+
+    changed: (slots,). raised: (slots, 3), the number of compared tokens, and the sums over them of the shares of the
+    vocabulary whose logit, and whose log-probability, exceeds the twin's.
+    """
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
         self.changed = torch.zeros(pool.slots, dtype=torch.int64, device=pool.device)
+        self.raised = torch.zeros(pool.slots, 3, device=pool.device)
 
     def holds(self, sequence: Sequence) -> bool:
         return sequence.spec.contrast is not None
 
     def place(self, sequence: Sequence) -> None:
         fill_slot(self.changed, sequence.slot, 0)
+        fill_slot(self.raised, sequence.slot, 0)
 
     def count(self, slots: torch.Tensor, full: torch.Tensor, combined: torch.Tensor) -> None:
         """Count where the likeliest token changed; full, combined: logits (rows, vocabulary) of some slots."""
         self.changed.index_add_(0, slots, (combined.argmax(-1) != full.argmax(-1)).long())
+
+    def compare(self, slots: torch.Tensor, full: torch.Tensor, twin: torch.Tensor) -> None:
+        """Add up what rises. full, twin: logits (rows, vocabulary) of some slots; impossible tokens never rise."""
+        difference = full - twin
+        raw, normalised = ((values > 0).float().mean(-1) for values in (difference, difference - _shift(full, twin)))
+        self.raised.index_add_(0, slots, torch.stack([torch.ones_like(raw), raw, normalised], -1))
 
 
 class _Pairs(NamedTuple):
@@ -147,7 +170,7 @@ class Combined:
     """Logits (rows, vocabulary) for the sampler.
 
     leaders, twins: (pairs,) slots of the combined ones, None where there are none; full, contrasted: the leaders' logits
-    before and after.
+    before and after. twin: their twins' logits, where any is compared by what rises.
     """
 
     logits: torch.Tensor
@@ -155,6 +178,7 @@ class Combined:
     twins: torch.Tensor | None = None
     full: torch.Tensor | None = None
     contrasted: torch.Tensor | None = None
+    twin: torch.Tensor | None = None
 
 
 class ContrastiveBranches:
@@ -190,6 +214,8 @@ class ContrastiveBranches:
         leader, branch = twin.pair.leader, twin.pair.held
         if not leader.held or branch is None:
             return None
+        if _rule(leader).relu:
+            self._changes.compare(to_device(torch.tensor([leader.slot]), logits.device), branch[None], logits[None])
         rules = Rules.of([_rule(leader)], logits.device)
         return leader, contrasted(branch[None], logits[None], rules, lambda: _tokens([leader]))[0]
 
@@ -223,20 +249,26 @@ class ContrastiveBranches:
             rules = Rules.of([_rule(leader) for leader, *_ in paired], logits.device)
             self._pairs = _Pairs(paired, leaders, twins, rules)
         _, leaders, twins, rules = self._pairs
-        full = logits.index_select(0, leaders)
-        twin = logits.index_select(0, twins)
+        full, twin = logits.index_select(0, leaders), logits.index_select(0, twins)
         combined = contrasted(full, twin, rules, lambda: _tokens(leader for leader, *_ in paired))
-        return Combined(logits.index_copy(0, leaders, combined), leaders, twins, full, combined)
+        compared = None if rules.relu is False else twin
+        return Combined(logits.index_copy(0, leaders, combined), leaders, twins, full, combined, compared)
 
     def record(self, combined: Combined) -> None:
         """Count the tokens that the contrast changed in a decode that counts."""
         if combined.leaders is not None and combined.full is not None and combined.contrasted is not None:
             self._changes.count(combined.leaders, combined.full, combined.contrasted)
+            if combined.twin is not None:
+                self._changes.compare(combined.leaders, combined.full, combined.twin)
 
     def take(self, leader: Sequence) -> TwinReport:
         """Return the report of a finished answer."""
         assert leader.pair is not None
-        return TwinReport(leader.pair.made, int(self._changes.changed[leader.slot]))
+        rising = None
+        if _rule(leader).relu:
+            tokens, raw, normalised = self._changes.raised[leader.slot].tolist()
+            rising = (raw / tokens, normalised / tokens) if tokens else None
+        return TwinReport(leader.pair.made, int(self._changes.changed[leader.slot]), rising)
 
 
 def replayed(twin: Sequence, budget: int) -> tuple[PrefillChunk, tuple[int, ...]]:

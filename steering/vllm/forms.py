@@ -71,13 +71,13 @@ def _write_steering(spec: Spec, mllm: MLLM) -> dict[str, Any]:
     return {"steering": {"classes": count, "vectors": vectors}}
 
 
-def _read_steering(spec: Spec, taken: Taken, fed: int) -> tuple[dict[int, torch.Tensor], int]:
+def _read_steering(spec: Spec, taken: Taken, fed: int) -> tuple[dict[int, torch.Tensor], int, None]:
     asked: Any = spec.asked[STEERING]
     classes = prompt_classes(spec.prompt.layout.spans, _class_count(asked, spec.prompt))
     counts = classes.sum(0)
     inverses = tensor_of(taken["steering"]["inverse"])  # (layers, classes)
     touched = {layer for steer in asked.steers for layer in steer.touched_layers}
-    return {layer: torch.stack([counts, inverses[layer]]) for layer in sorted(touched)}, fed
+    return {layer: torch.stack([counts, inverses[layer]]) for layer in sorted(touched)}, fed, None
 
 
 # -- Think -------------------------------------------------------------------------------------------------------------
@@ -97,8 +97,10 @@ def _read_think(spec: Spec, taken: Taken, fed: int) -> Thought:
 
 
 def _rule(spec: Spec) -> dict[str, Any]:
+    """Return the contrast's formula; `supported` refuses what has other fields."""
     assert spec.contrast is not None
-    return dict(spec.contrast.rule._asdict())
+    rule = spec.contrast.rule
+    return {"weight": rule.weight, "relu": rule.relu, "plausible": rule.plausible}
 
 
 def _write_vcd(spec: Spec, mllm: MLLM) -> dict[str, Any]:

@@ -6,6 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from steering.errors import Inapplicable
+from steering.interventions.contrast import Icd
+from steering.interventions.generate import Generate
+from steering.interventions.see import See
+from steering.interventions.steer import Steering
 from steering.protocol import intervention, readout
 from steering.protocol.intervention_spec import InterventionSpec
 from steering.protocol.readout import Diagnose
@@ -39,7 +43,27 @@ def _reading(spec: InterventionSpec) -> tuple[str, object] | None:
     return ("sage.see.reading", reading) if reading != "scale" else None
 
 
-LIMITED: Mapping[str, Callable[[InterventionSpec], tuple[str, object] | None]] = {"sage.see": _reading}
+def _loop(spec: InterventionSpec) -> tuple[str, object] | None:
+    loops = [steer.until for steer in getattr(spec, "steers", ()) if steer.until is not None]
+    return ("steering.until", loops[0].number) if loops else None
+
+
+def _form(spec: InterventionSpec) -> tuple[str, object] | None:
+    form = getattr(spec, "form", None)
+    return ("contrast.form", form) if form != "released" else None
+
+
+def _scores(spec: InterventionSpec) -> tuple[str, object] | None:
+    scores = getattr(spec, "scores", None)
+    return ("sage.generate.scores", scores) if scores != "logits" else None
+
+
+LIMITED: Mapping[str, Callable[[InterventionSpec], tuple[str, object] | None]] = {
+    Steering.name(): _loop,
+    See.name(): _reading,
+    Icd.name(): _form,
+    Generate.name(): _scores,
+}
 """For interventions that are supported in part, a function that returns the unsupported field with its value."""
 
 

@@ -224,7 +224,7 @@ def test_a_helmsight_server_is_told_which_interventions_with_all_their_options(s
     assert list(there.answers(questions)) == [Reply("x")] * 6
     assert not any("diagnostics" in body or "steering" in body for body in server.bodies)
     off = {"see": False, "think": False, "generate": False}
-    see = {"alpha": 0.1, "reading": See().reading, "ceiling": 1.0, "spans": See().spans}
+    see = {"alpha": 0.1, "reading": See().reading, "ceiling": 1.0, "spans": See().spans, "from": "all"}
     assert [{name: body[name] for name in ("sage", "contrast") if name in body} for body in server.bodies] == [
         {},
         {

@@ -297,6 +297,22 @@ def test_contrasted_logits_equal_those_by_hand() -> None:
         assert alone.tolist() == expected[row:][:1]
 
 
+def test_a_constant_added_to_all_logits_matters_to_logits_and_not_to_log_probabilities() -> None:
+    generator = torch.Generator().manual_seed(4)
+    full, twin = torch.randn(2, 1, 50, generator=generator)
+
+    def probabilities(shift: float, *rules: Rule) -> torch.Tensor:
+        rows = full.expand(len(rules), -1) + shift, twin.expand(len(rules), -1)
+        return contrasted(*rows, Rules.of(rules, full.device)).softmax(-1)
+
+    raw, normalised = Rule(0.8, relu=True), Rule(0.8, relu=True, normalised=True)
+    expected = (full + 0.8 * (full.log_softmax(-1) - twin.log_softmax(-1)).relu()).softmax(-1)
+    for shift in (0.0, 3.0):
+        torch.testing.assert_close(probabilities(shift, normalised), expected)
+        torch.testing.assert_close(probabilities(shift, raw, normalised)[1:], expected)
+    assert not torch.allclose(probabilities(0.0, raw), probabilities(3.0, raw), atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("make", "param"),
     [

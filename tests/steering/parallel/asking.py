@@ -102,7 +102,10 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
         "read beside its baseline": ask(with_picture, Steer.to(vector, "text"), diagnose=everything, baseline=True),
         "steered": ask(with_picture, Steer.to(vector, "vision")),
         "steered until": ask(
-            two, Steer.to(vector, "vision", until=Until("attention_ratio", 0.5, band=0.0)), diagnose=["modality"], n=2
+            two,
+            Steer.to(vector, "vision", until=Until("attention_ratio", 0.5, band=0.0, range=(0.0, 1.0))),
+            diagnose=["modality"],
+            n=2,
         ),
         "see, transferred": ask(two, See(alpha=0.5), diagnose=True),
         "see, scaled": ask(with_picture, See(alpha=0.9, reading="scale", shallow=1)),
