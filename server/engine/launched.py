@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import shlex
@@ -25,7 +24,16 @@ PAUSE = 5.0
 """Seconds between an end and the next start."""
 LAST = 15.0
 """Seconds for vLLM to end after SIGTERM, before it is killed."""
-_SET_PARENT_DEATH_SIGNAL = 1
+_BECOME = """
+import ctypes, os, signal, sys
+parent, *command = sys.argv[1:]
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(parent):
+        sys.exit(1)
+os.execv(command[0], command)
+"""
+"""A program that becomes the command that it is given, which ends with the process that started it."""
 
 
 class LaunchedServer:
@@ -47,7 +55,7 @@ class LaunchedServer:
         self._thread.start()
 
     def ready(self) -> None:
-        """Note that it works, so that it is started again however often it ends from now on."""
+        """Note that it works: the starts in a row are counted anew."""
         self._starts = 0
 
     def stop(self) -> None:
@@ -68,7 +76,7 @@ class LaunchedServer:
                 return
             self._starts += 1
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(os.getpid()), *self._command], env=self._environment,
+                [sys.executable, "-I", "-c", _BECOME, str(os.getpid()), *self._command], env=self._environment,
                 stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
             if self._stopping.is_set():
@@ -116,17 +124,3 @@ def command_of(settings: Settings, model: str, port: int) -> list[str]:
         "--limit-mm-per-prompt", f'{{"image": {max(1, settings.max_images)}, "video": 0}}',
         *length, *shlex.split(settings.vllm_args),
     ]  # fmt: skip
-
-
-def _run() -> None:
-    """Become the command that is given, which ends with the process that started it."""
-    parent, *command = sys.argv[1:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-        if os.getppid() != int(parent):
-            sys.exit(1)
-    os.execv(command[0], command)
-
-
-if __name__ == "__main__":
-    _run()

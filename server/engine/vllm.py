@@ -136,13 +136,13 @@ def _loaded(settings: Settings, tell: Tell, urls: tuple[str, ...], launched: Lau
             check_servers(temporary, reference, vector, supported.states)
         finally:
             temporary.stop()
+        if launched is not None:
+            launched.ready()
 
     for server in servers.well:
         vet(server)
     for server in servers:
         server.vet = vet
-    if launched is not None:
-        launched.ready()
     return VllmEngine(client, reference.facts.magnitudes, local.calibration_files(mllm, settings), launched)
 
 

@@ -223,7 +223,9 @@ class VllmClient(Client):
             if not answer.cancelled:
                 self._read(answer, server)
         except (ServerLost, AnswerFailed) as lost:
-            if isinstance(lost, ServerLost):
+            if (
+                isinstance(lost, ServerLost) and not answer.cancelled
+            ):  # the stream of a cancelled answer breaks off here
                 server.lose(lost)
             if not answer.cancelled and answer.retriable and self._retry(answer, server):
                 return

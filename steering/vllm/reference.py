@@ -172,7 +172,7 @@ def computed_apart(task: ReferenceTask, file: Path, environment: Mapping[str, st
     """
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-c", f"from {__name__} import main; main()", str(file)]
+        command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()", str(file)]
         process = subprocess.run(
             command, input=json.dumps(asdict(task)), capture_output=True, text=True, check=False, env=dict(environment)
         )

@@ -32,6 +32,8 @@ STRIKES = 2
 """Looks in a row that a server may miss: a busy machine answers late now and then."""
 PAROLE = 30.0
 """Seconds before a server whose answers were wrong is looked at again."""
+RESTART = 10.0
+"""Seconds that no vLLM needs less than to start: a server that was gone for a shorter time is the same one."""
 PIECE = 65_536
 """Most bytes that are read from a stream at once."""
 RETRIED = frozenset({HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
@@ -84,7 +86,8 @@ class Server:
         self.running = 0
         self.well = False
         self.vet: Callable[[Server], None] = lambda server: None
-        self._refused_until = 0.0
+        self._vetted = False
+        self._lost_at = self._refused_until = 0.0
         self._missed = 0
         self._losing = threading.Lock()
         headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
@@ -157,8 +160,12 @@ class Server:
 
     def _vet(self) -> None:
         """Let `vet` compare its answers; one that was refused is left alone for a while."""
+        if self._vetted and time.monotonic() - self._lost_at < RESTART:
+            return  # it was busy, or its network was
+        self._vetted = False
         try:
             self.vet(self)
+            self._vetted = True
         except UnsupportedModel:
             self._refused_until = time.monotonic() + PAROLE
             raise
@@ -173,6 +180,7 @@ class Server:
         with self._losing:
             was_well, self.well = self.well, False
         if was_well:
+            self._lost_at = time.monotonic()
             log.error("a vLLM server is gone: %s", error)
 
 

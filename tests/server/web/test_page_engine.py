@@ -31,10 +31,10 @@ def test_what_the_engine_lacks_is_shown_and_cannot_be_chosen(
     lacking = page.locator("#interventions .lacking")
     lacking.wait_for()
     assert lacking.locator("h2").inner_text() == "Not supported by vLLM 0.32.0"
-    assert lacking.locator("label").all_inner_texts() == ["SAGE: See", "CONTRAST: Pai", "Dola"]
+    assert lacking.locator("label").all_text_contents() == ["SAGE: See", "CONTRAST: Pai", "Dola"]
     assert lacking.locator("input:enabled").count() == 0
     readouts = page.locator("#include label")
-    assert readouts.all_inner_texts() == ["focus", "tam"]
+    assert readouts.all_text_contents() == ["focus", "tam"]
     assert readouts.nth(1).locator("input").is_disabled()
     page.goto(f"{url}/model")
     page.get_by_text("sage.see, contrast.pai, dola").wait_for()
