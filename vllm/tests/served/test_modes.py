@@ -99,6 +99,9 @@ def test_cached_keys_of_other_interventions_are_not_used(
     listed = {name: asked.request(40, diagnose=read) for name in ("first", "again")}
     found = {name: client.generate([request])[0] for name, request in listed.items()}
     assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in listed.items()}))
+    for listed in ({"once": asked.request(41)}, {"scored": asked.request(41, reply="The ring is white.")}):
+        found = {name: client.generate([request])[0] for name, request in listed.items()}
+        assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in listed.items()}))
     after = counters(url)
     assert after["vllm:prefix_cache_hits_total"] > before["vllm:prefix_cache_hits_total"]
 
