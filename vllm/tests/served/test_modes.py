@@ -23,7 +23,8 @@ EAGER = "--enforce-eager"
 MODES = {
     "eager": [EAGER],
     "chunked": [EAGER, "--max-num-batched-tokens", "64"],
-    "parallel": [EAGER, "--tensor-parallel-size", "2", "--distributed-executor-backend", "mp"],
+    # The embedded model's vision tower has three heads.
+    "parallel": [EAGER, "--tensor-parallel-size", "2", "--mm-encoder-tp-mode", "data"],
     "compiled": [],
 }
 Answers = dict[str, steering.Result]
