@@ -332,11 +332,11 @@ def _placeholders(
     text: str, replacements: Sequence[Mapping[str, Any]], offsets: torch.Tensor
 ) -> tuple[tuple[int, int, str], ...]:
     """Return `Prompt.placeholders`: offsets (n, 2) are those of the tokens in the expanded text."""
-    starts = offsets[:, 0].numpy()
-    return tuple(
-        (*(int(column) for column in np.searchsorted(starts, replaced["new_span"])), text[slice(*replaced["span"])])
-        for replaced in replacements
-    )
+    starts, placeholders = offsets[:, 0].numpy(), []
+    for replaced in replacements:
+        first, end = np.searchsorted(starts, replaced["new_span"]).tolist()
+        placeholders.append((first, end, text[slice(*replaced["span"])]))
+    return tuple(placeholders)
 
 
 def _grid(

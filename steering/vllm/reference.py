@@ -120,7 +120,8 @@ def reference_answer(
     """Return plain transformers' greedy answer to a prompt, on eager attention."""
     delta = None if vector is None or not strength else vector.delta(strength)
     with plain(mllm) as model, _steered(mllm.layers, delta) as states:
-        out = model.generate(
+        generate: Any = model.generate
+        out = generate(
             **{name: value.to(mllm.device) for name, value in prompt.inputs.items()},
             max_new_tokens=STEPS,
             do_sample=False,

@@ -124,7 +124,7 @@ def test_one_command_serves_over_a_vllm_that_is_started_again_and_ends_with_it(
     monkeypatch.setattr(launched_module, "PAUSE", 0.05)
     monkeypatch.setenv("HELMSIGHT_API_KEYS", "mine")
     model, environment = small(tmp_path / "model"), write_environment(tmp_path / "env", ROOT)
-    settings = Settings(engine="vllm", vllm_env=str(environment), model=str(model), slots=2)
+    settings = Settings(engine="vllm", vllm_env=str(environment), model=str(model), slots=2, vectors=())
     engine_checks.check(settings)
     serving = load(settings)
     engine: Any = serving.engine

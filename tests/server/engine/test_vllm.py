@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from pydantic import SecretStr
 
 import steering
 from server.app import create_app
@@ -23,7 +24,6 @@ from steering import UnsupportedModel
 from steering.vllm.servers import Server, Servers
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import checkpoint
-from tests.server.journal.rows import journal_of, rows_of
 from tests.steering.vllm.computing import PlainAnswers
 from tests.steering.vllm.fake import FakeVllm, facts_of
 from tests.waiting import wait_for
@@ -189,7 +189,7 @@ def test_a_deadline_ends_the_answer_on_the_server(
 ) -> None:
     app = over_vllm.extensions["helmsight"]
     hurried = create_app(
-        app.settings.model_copy(update={"request_timeout": 1.0, "journal": "off"}), runtime=app.runtime
+        app.settings.model_copy(update={"request_timeout": 1.0, "journal": SecretStr("off")}), runtime=app.runtime
     )
     monkeypatch.setattr(fake, "pause", 0.4)
     response = ask(hurried.test_client(), "Hi!", max_tokens=50, ignore_eos=True, stream=True)
@@ -208,12 +208,15 @@ def test_a_prompt_that_the_server_reads_otherwise_is_the_messages_fault(
 
 
 def test_answers_are_in_the_journal_and_the_metrics(there: FlaskClient) -> None:
-    journal_of(there)  # written up to here
-    before = len(there.get("/v1/diagnostics?limit=1000").json["data"])
-    asked(there, data_uri(), "What is it?", diagnostics={"include": ["focus"]})
-    journal_of(there)
-    (row, *_) = rows_of(there, before + 1)
-    assert row["readouts"]["focused_image"] == 1 if "readouts" in row else row["finish_reason"] in ("stop", "length")
+    def rows() -> list[Any]:
+        data = there.get("/v1/diagnostics?limit=1000").json["data"]
+        return [row for row in data if row["metadata"] == {"user": "of this test"}]
+
+    asked(there, data_uri(), "What is it?", metadata={"user": "of this test"}, diagnostics={"include": ["focus"]})
+    wait_for(rows)
+    (row,) = rows()
+    assert row["diagnostics"]["focused_image"] == 1
+    assert row["finish_reason"] in ("stop", "length")
     metrics = there.get("/metrics").text
     assert "helmsight_engine_servers_ready 1.0" in metrics
     assert "helmsight_slots 4.0" in metrics
