@@ -18,7 +18,8 @@ BESIDE = ("tests", "benchmarks")
 FLOORS = {
     "steering": (
         "accel.triton", "decoder", "vision", "model", "prompt", "grammar", "tools", "protocol", "vectors", "recorders",
-        "readouts", "interventions", "accel", "runner", "accel.cpu", "messages", "core", "front", "auto", "child", "vllm", "bench",
+        "readouts", "interventions", "accel", "runner", "accel.cpu", "messages", "core", "front", "auto", "child",
+        "vllm", "bench",
     ),
     "server": (
         "images", "wire", "engine", "engine_process", "vectors", "requests", "dialects", "journal", "telemetry", "http",
