@@ -94,7 +94,8 @@ class Answers:
         # Rows that come from the prefix cache are not computed, so that nothing can be read of them.
         reads = (body.attention, body.steering, body.think, body.state_position)
         masks = body.twin is not None and body.twin.mask is not None
-        params.skip_reading_prefix_cache = masks or any(asked is not None for asked in reads)
+        if masks or any(asked is not None for asked in reads):  # else vLLM knows, such as where it scores a prompt
+            params.skip_reading_prefix_cache = True
         plan = plan_of(body, body.prompt, number)
         twin = None
         if body.twin is not None:

@@ -11,7 +11,7 @@ import helmsight_vllm
 import pytest
 
 import vllm
-from plugin.names import CLASSES, FUNCTIONS, missing
+from plugin.names import CLASSES, FUNCTIONS, TEXTS, missing
 
 VLLM = Path(vllm.__file__).parent
 PLUGIN = Path(helmsight_vllm.__file__).parent
@@ -27,7 +27,15 @@ PUBLIC = {
     "impl": {"__class__"},
     "model": {"get_submodule"},
     "cache": {"shape", "view"},
-    "config": {"model_config", "scheduler_config", "cache_config", "compilation_config", "device_config"},
+    "config": {
+        "model_config",
+        "scheduler_config",
+        "cache_config",
+        "compilation_config",
+        "device_config",
+        "parallel_config",
+        "speculative_config",
+    },
 }
 """Names of theirs that vLLM, torch or Starlette document."""
 
@@ -45,21 +53,20 @@ def test_every_name_is_in_a_wheel_that_cannot_run_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "name"),
+    ("file", "old", "new", "name"),
     [
-        ("v1/worker/gpu_model_runner.py", "def _bookkeeping_sync", "GPUModelRunner._bookkeeping_sync"),
-        ("v1/worker/gpu_model_runner.py", "self.discard_request_mask = ", "GPUModelRunner.discard_request_mask"),
-        ("_custom_ops.py", "value_cache", "cpu_attention_with_kv_cache(value_cache)"),
-        ("v1/request.py", "class Request:", "Request"),
+        ("v1/worker/gpu_model_runner.py", "_bookkeeping_sync", "_gone", "GPUModelRunner._bookkeeping_sync"),
+        ("v1/worker/gpu_model_runner.py", "discard_request_mask", "gone", "GPUModelRunner.discard_request_mask"),
+        ("_custom_ops.py", "value_cache", "gone", "cpu_attention_with_kv_cache(value_cache)"),
+        ("v1/request.py", "class Request:", "class Gone:", "Request"),
+        ("envs.py", "VLLM_USE_V2_MODEL_RUNNER", "GONE", "VLLM_USE_V2_MODEL_RUNNER"),
     ],
 )
-def test_a_name_that_is_gone_is_named(tmp_path: Path, file: str, old: str, name: str) -> None:
-    for path in {path for path, _ in (*CLASSES, *FUNCTIONS)}:
+def test_a_name_that_is_gone_is_named(tmp_path: Path, file: str, old: str, new: str, name: str) -> None:
+    for path in {*(path for path, _ in (*CLASSES, *FUNCTIONS)), *TEXTS}:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         text = (VLLM / path).read_text()
-        (tmp_path / path).write_text(
-            text.replace(old, old.replace(old.rsplit(maxsplit=1)[-1], "gone")) if path == file else text
-        )
+        (tmp_path / path).write_text(text.replace(old, new) if path == file else text)
     assert any(line.endswith(name) for line in missing(tmp_path)), missing(tmp_path)
 
 

@@ -19,9 +19,9 @@ from steering import Generate, Icd, Request, RequestError, Sampling, Steer, Stee
 from steering.vllm.client import VllmClient
 
 FLAGS = (
-    "--enforce-eager", "--max-model-len", "256", "--num-gpu-blocks-override", "17", "--max-num-batched-tokens", "256",
+    "--enforce-eager", "--max-model-len", "256", "--num-gpu-blocks-override", "15", "--max-num-batched-tokens", "256",
 )  # fmt: skip
-"""Sixteen blocks of 32 tokens, which no more than four answers fit into; a prompt has about 70."""
+"""Fourteen blocks of 32 tokens, which few answers fit into; a prompt has about 70, and a pair of long ones never fits."""
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_abandoned_answers_leave_nothing_behind(few: VllmClient, own: steering.E
 
 
 def test_a_pair_that_can_never_fit_is_refused(few: VllmClient) -> None:
-    body = Request(list(asked.conversation(0, images=3)), Sampling(max_tokens=120), [Icd()])
+    body = Request(list(asked.conversation(0, images=3)), Sampling(max_tokens=100), [Icd()])
     with pytest.raises(RequestError, match="tokens of the cache"):
         few.generate([body, body])
 

@@ -23,7 +23,8 @@ EAGER = "--enforce-eager"
 MODES = {
     "eager": [EAGER],
     "chunked": [EAGER, "--max-num-batched-tokens", "64"],
-    "parallel": [EAGER, "--tensor-parallel-size", "2", "--distributed-executor-backend", "mp"],
+    # The embedded model's vision tower has three heads.
+    "parallel": [EAGER, "--tensor-parallel-size", "2", "--mm-encoder-tp-mode", "data"],
     "compiled": [],
 }
 Answers = dict[str, steering.Result]
@@ -99,6 +100,9 @@ def test_cached_keys_of_other_interventions_are_not_used(
     listed = {name: asked.request(40, diagnose=read) for name in ("first", "again")}
     found = {name: client.generate([request])[0] for name, request in listed.items()}
     assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in listed.items()}))
+    for listed in ({"once": asked.request(41)}, {"scored": asked.request(41, reply="The ring is white.")}):
+        found = {name: client.generate([request])[0] for name, request in listed.items()}
+        assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in listed.items()}))
     after = counters(url)
     assert after["vllm:prefix_cache_hits_total"] > before["vllm:prefix_cache_hits_total"]
 
