@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from demo.smol import preference, sight
+from probes.answering.engine import InProcess
 from probes.answering.versions import in_words, versions
+from probes.harness.ledger import Remembering
 from probes.reporting.report import Report
 from steering import Engine, load
 
@@ -29,7 +31,7 @@ def evaluate(
 ) -> Report:
     """Measure a checkpoint, write report and numbers into a folder, and return the report.
 
-    Parts that an interrupted run with the same options finished are kept.
+    An interrupted run goes on from its parts and answers.
     """
     about = {
         "Model": checkpoint.name, "Seed": seed, "Versions": in_words(versions()),
@@ -42,14 +44,15 @@ def evaluate(
     before = json.loads(file.read_text()) if file.is_file() else {}
     results: dict[str, Any] = before.get("results", {}) if before.get("about") == about else {}
     engine = Engine(mllm, slots=8, max_length=768, threads=threads)
+    answerer = Remembering(InProcess(engine), out / "answers.jsonl")
     for name in PARTS:
         if name in results:
             continue
         match name:
             case "preference":
-                results[name] = preference.measure(engine, conflicts, seed, quiet)
+                results[name] = preference.measure(answerer, engine, conflicts, seed, quiet)
             case "sight":
-                results[name] = sight.ranked(engine, questions, seed, quiet)
+                results[name] = sight.ranked(answerer, questions, seed, quiet)
             case "attention":
                 results[name] = sight.attention(checkpoint, pictures, seed, threads)
         page = report(about, results)

@@ -17,7 +17,6 @@ import torch
 from demo.smol import criteria
 from demo.world.conflicts import conflict_samples
 from probes.answering.base import Answerer, Chat, Push, Question
-from probes.answering.engine import InProcess
 from probes.answering.replies import replies
 from probes.conflicts.samples import SIDES, WORDINGS, ConflictSample, Side
 from probes.conflicts.shares import Outcome, Shares
@@ -157,17 +156,14 @@ def ask(
     return outcomes
 
 
-def learnt(
-    answerer: Answerer, samples: Sequence[ConflictSample], quiet: bool
-) -> tuple[list[ConflictSample], dict[str, float]]:
-    """Return the samples of the tasks that the model answers rightly from the picture alone, and that share by task."""
+def learnt(answerer: Answerer, samples: Sequence[ConflictSample], quiet: bool) -> dict[str, float]:
+    """Return by task the share that the model answers rightly from the picture alone."""
     alone = ask(answerer, samples, {"alone": Asked(context=False)}, "Without a text", quiet)["alone"]
     tasks = sorted({sample.task for sample in samples})
-    right = {
+    return {
         task: float(np.mean([a == "vision" for a, s in zip(alone, samples, strict=True) if s.task == task]))
         for task in tasks
     }
-    return [sample for sample in samples if right[sample.task] >= criteria.LEARNT], right
 
 
 def choose(
@@ -192,17 +188,22 @@ def choose(
     return chosen
 
 
-def measure(engine: Engine, count: int, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
-    """Return the shares by condition over held-out conflicts, and the verdicts of `criteria`."""
-    answerer = InProcess(engine)
+def measure(answerer: Answerer, engine: Engine, count: int, seed: int = 0, quiet: bool = False) -> dict[str, Any]:
+    """Return the shares by condition over held-out conflicts, and the verdicts of `criteria`.
+
+    answerer: the engine's.
+    """
     drawn = {
         name: conflict_samples(round(share * count), 100 * seed + own, kinds=KINDS)
         for name, (own, share) in SEEDS.items()
     }
-    _, right = learnt(answerer, drawn["tuning"], quiet)
+    right = learnt(answerer, drawn["tuning"], quiet)
     kept = {
-        name: [sample for sample in samples if right[sample.task] >= criteria.LEARNT] for name, samples in drawn.items()
+        name: [sample for sample in samples if right.get(sample.task, 0) >= criteria.LEARNT]
+        for name, samples in drawn.items()
     }
+    if not all(kept.values()):
+        raise ValueError(f"no task is answered rightly from the picture alone, so no conflict says anything: {right}")
     vectors = {kind: direction(engine, kept["direction"], kind, quiet) for kind in DIRECTIONS}
     chosen = choose(answerer, kept["tuning"], vectors, quiet)
     shots = tuple(random.Random(seed).sample(kept["tuning"], min(4, len(kept["tuning"]))))

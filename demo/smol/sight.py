@@ -16,11 +16,11 @@ from demo.smol import criteria
 from demo.world.faithfulness import SIZE, existence_samples, noise_source, noised
 from demo.world.questions import describe, open_question
 from demo.world.scenes import COLOURS, random_scene, render
-from probes.answering.engine import InProcess
+from probes.answering.base import Answerer
 from probes.harness.bootstrap import interval
 from probes.harness.comparison import BASELINE, Way, compare
 from probes.image_qa.yes_no import YesNo, part
-from steering import Engine, Generate, Icd, Pai, See, Think, Vcd
+from steering import Generate, Icd, Pai, See, Think, Vcd
 
 NOISE = 60.0
 """The standard deviation of the pictures' noise, of 0 to 255; training had none."""
@@ -67,13 +67,13 @@ def recoloured(count: int, seed: int) -> list[YesNo]:
     return samples[:count]
 
 
-def ranked(engine: Engine, count: int, seed: int, quiet: bool = False) -> dict[str, Any]:
+def ranked(answerer: Answerer, count: int, seed: int, quiet: bool = False) -> dict[str, Any]:
     """Return by condition and part accuracy, AUROC and best-threshold accuracy, and the verdicts on their differences."""
     parts = [
         part("existence", existence_samples(count, seed, noise=NOISE)),
         part("recoloured", recoloured(count, seed)),
     ]
-    results = compare(InProcess(engine), conditions(), parts, max_tokens=1, quiet=quiet)
+    results = compare(answerer, conditions(), parts, max_tokens=1, quiet=quiet)
     verdicts = {
         name: {
             of: criteria.ranking(row["all"]["auroc"].get("difference_95"), row["all"]["accuracy"].get("difference_95"))

@@ -230,7 +230,7 @@ def test_a_helmsight_server_is_told_which_interventions_with_all_their_options(s
         {
             "sage": {
                 "see": see | {"alpha": 0.2, "reading": "scale", "shallow": 3}, "think": False,
-                "generate": {"lambda": 0.25, "top": 0.2, "refresh": 2},
+                "generate": {"lambda": 0.25, "top": 0.2, "refresh": 2, "scores": "logits"},
             }
         },
         {"sage": off | {"think": {"gamma": 0.9, "quantile": 0.9, "threshold": 1.5}}},
