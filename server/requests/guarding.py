@@ -10,7 +10,6 @@ from server.errors import ApiError, BadRequest
 from server.wire.chat import ChatRequest
 from server.wire.guard import MAX_CONDITIONS, MAX_RETRIES, Guard
 from steering import NumberCondition, RequestError, conditioned
-from steering.auto.conditions import SIGNS
 from steering.protocol.readout import Scalar
 from steering.protocol.request import RANGES
 
@@ -91,7 +90,7 @@ def guard_card(readouts: frozenset[str], available: Mapping[str, bool], chats: t
             for name, (readout, kind) in conditioned().items()
             if readout in readouts
         ],
-        "signs": [*SIGNS],
+        "signs": [*NumberCondition.signs],
         "then": givable(chats),
         "max_conditions": MAX_CONDITIONS,
         "max_retries": MAX_RETRIES,
