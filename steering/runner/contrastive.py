@@ -214,8 +214,7 @@ class ContrastiveBranches:
         leader, branch = twin.pair.leader, twin.pair.held
         if not leader.held or branch is None:
             return None
-        if _rule(leader).relu:
-            self._changes.compare(to_device(torch.tensor([leader.slot]), logits.device), branch[None], logits[None])
+        twin.pair.compared = logits if _rule(leader).relu else None
         rules = Rules.of([_rule(leader)], logits.device)
         return leader, contrasted(branch[None], logits[None], rules, lambda: _tokens([leader]))[0]
 
@@ -225,7 +224,9 @@ class ContrastiveBranches:
         assert leader.pair.held is not None
         slot = to_device(torch.tensor([leader.slot]), logits.device)
         self._changes.count(slot, leader.pair.held[None], logits[None])
-        leader.pair.held, leader.state = None, State.RUNNING
+        if leader.pair.compared is not None:
+            self._changes.compare(slot, leader.pair.held[None], leader.pair.compared[None])
+        leader.pair.held, leader.pair.compared, leader.state = None, None, State.RUNNING
 
     # -- in a decode ---------------------------------------------------------------------------------------------------
 

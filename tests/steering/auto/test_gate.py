@@ -37,7 +37,10 @@ def test_it_steers_where_the_state_of_plain_transformers_says_so(
     vector, condition = drawn(engine.mllm, 1), drawn(engine.mllm, 2)
     chats = [families.example_messages(FAMILY, 1), families.example_messages(FAMILY, 1, text="Is it red or blue?")]
     bias = [0.25 * layer for layer in range(engine.mllm.num_layers)]
-    condition = replace(condition, info={"gate": {"layer": 1, "threshold": 0.5, "measure": "probe", "bias": bias}})
+    small = condition.direction * 0.02  # for which no probability is nearly 0 or 1
+    condition = replace(
+        condition, direction=small, info={"gate": {"layer": 1, "threshold": 0.5, "measure": "probe", "bias": bias}}
+    )
     steer = Steer(vector, 2.0)
     values, expected = [], {True: [], False: []}
     for chat in chats:

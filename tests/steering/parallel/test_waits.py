@@ -55,6 +55,7 @@ def test_a_step_waits_only_for_its_tokens(waits: dict[str, list[list[str]]]) -> 
             prefills = number == 0 or name in (
                 "generate",
                 "sampled",
+                "steered until",
                 "all of sage",
                 "vcd",
                 "icd",

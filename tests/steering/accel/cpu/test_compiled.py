@@ -47,7 +47,7 @@ def test_compiled_answers_with_all_options_equal_eager_answers(compiled: steerin
     """Attention and updates are changed and read, alone and beside each other and a plain request."""
     mllm = compiled.mllm
     plain = steering.Engine(mllm, slots=4, max_length=512, self_check=False)
-    everything = Diagnose(frozenset(REGISTRY), causal=True, residual_rows="answer")
+    everything = Diagnose(frozenset(REGISTRY) - {"states"}, causal=True, residual_rows="answer")
     picture = Image.linear_gradient("L").resize((112, 84)).convert("RGB")
     words = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what is it"}]}]
 
@@ -144,7 +144,7 @@ def test_rows_shared_by_threads_equal_eager_rows(compiled: steering.Engine, monk
         return rows_by_thread
 
     monkeypatch.setattr(Team, "shares", shares)
-    everything = Diagnose(frozenset(REGISTRY), causal=True, residual_rows="answer")
+    everything = Diagnose(frozenset(REGISTRY) - {"states"}, causal=True, residual_rows="answer")
     sage = Sage(See(alpha=0.4, shallow=1), Think(threshold=0.01), Generate())
     several = requests(mllm, 7, False)
     texts = [
