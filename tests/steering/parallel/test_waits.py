@@ -46,7 +46,8 @@ def waits(counted: dict[str, Waits]) -> Waits:
 def test_a_step_waits_only_for_its_tokens(waits: dict[str, list[list[str]]]) -> None:
     assert {"plain", "all of sage", "vcd", "two images, read", "grammar", "reply"} <= waits.keys()
     for name, steps in waits.items():
-        for number, lines in enumerate(steps[:-1]):
+        # Of two answers, the first is read where it ends, a step before the last.
+        for number, lines in enumerate(steps[: -2 if name == "steered until" else -1]):
             counts = Counter(line.split(":")[0] for line in lines if not line.startswith(EMBEDDING))
             masks, known_waits = counts.pop(MASK, 0) + counts.pop(VIEW, 0), counts.pop(KNOWN, 0)
             assert masks <= ("sage" in name or name in ("generate", "agla")), (name, number, lines)
