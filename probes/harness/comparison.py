@@ -43,14 +43,16 @@ class PromptChange:
     def chat(self, chat: Chat) -> Chat:
         """Return the changed chat."""
         *before, last = chat
-        parts = list(last["content"])
         if self.text:
+            content = last["content"]
+            parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
             asked = max(i for i, part in enumerate(parts) if part["type"] == "text" and part.get("span") != "context")
             words = parts[asked]["text"]
             end = "\n" if words.endswith("\n") else ""
             parts[asked] = {**parts[asked], "text": f"{words.rstrip()}\n{self.text}{end}"}
+            last = {**last, "content": parts}
         solved = [turn for asked, answer in self.shots for turn in (*asked, {"role": "assistant", "content": answer})]
-        return [*solved, *before, {**last, "content": parts}]
+        return [*solved, *before, last]
 
     def scored(self, replies: Sequence[Reply]) -> list[Reply]:
         """Return the replies with the part of their text that is scored."""

@@ -17,7 +17,8 @@ from probes.sage.samples import QUESTIONS
 _DIFFERENCES: Mapping[str, Sequence[str]] = {
     "How many differences": ("dqr_exact", "ds_tolerance", "dqr_ratio", "ds_detect", "false_alarms"),
     "Which differences": ("tf1", "cf1", "cf1_released"),
-    "Consistency": ("cr", "cr_all", "cr_clauses", "cr_pairs", "yes_no_consistency", "contradictions", "yes_same"),
+    "Consistency of the claims": ("cr", "cr_all", "cr_clauses", "cr_pairs"),
+    "Consistency of yes and no": ("yes_no_consistency", "contradictions", "yes_same"),
 }
 _BY_SETTING = ("dqr_exact", "tf1", "cf1", "cr", "contradictions")
 
@@ -42,9 +43,11 @@ def report(about: Mapping[str, Any], results: Mapping[str, Any]) -> Report:
 def _existence(page: Report, results: Mapping[str, Any]) -> None:
     page.heading("Existence (POPE)")
     power(page, results, "existence", "accuracy", "questions")
+    settings = list(results[BASELINE]["existence"])
+    table(page, results, "existence", ("accuracy", "precision", "recall", "f1", "yes"), settings)
+    page.heading("Ranking", 3)
     page.text(RANKING)
-    metrics = ("accuracy", "precision", "recall", "f1", "yes", "auroc", "best_accuracy")
-    table(page, results, "existence", metrics, list(results[BASELINE]["existence"]))
+    table(page, results, "existence", ("auroc", "best_accuracy"), settings)
 
 
 def _differences(page: Report, results: Mapping[str, Any]) -> None:

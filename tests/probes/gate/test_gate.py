@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from server.app import create_app
 from server.cli import main
 from server.settings import Settings
 from steering.auto.gate import measured
+from tests.first_hour.pages import ROOT, blocks
 from tests.server.conftest import ask
 from tests.server.fakes import checkpoint
 
@@ -92,9 +94,12 @@ def test_no_example_is_used_twice(tmp_path: Path) -> None:
 def test_examples_become_a_condition_that_opens_and_closes_a_gate(
     run: Run, model: steering.MLLM, tmp_path: Path
 ) -> None:
-    status, said, problem = run(examples(), "--seed", "3")
+    (block,) = [block for block in blocks(ROOT / "docs" / "conditions.md") if block.language == "sh"]
+    name, *words = shlex.split(block.text)
+    assert (name, words[:4]) == ("helmsight", ["vectors", "build", "--gate", "colours.jsonl"])
+    status, said, problem = run(examples(), "--seed", "3", *words[4:])
     assert status == 0, problem
-    path = tmp_path / ".helmsight" / "vectors" / "colours.safetensors"
+    path = tmp_path / ".helmsight" / "vectors" / "about-colours.safetensors"
     made = steering.SteeringVector.load(path)
     gate = made.info["gate"]
     assert (made.kind, made.positive, made.layers) == ("condition", None, (gate["layer"],))
@@ -127,7 +132,7 @@ def test_examples_become_a_condition_that_opens_and_closes_a_gate(
     client = create_app(Settings(vectors=(str(path.parent),), journal="off"), engine=engine).test_client()
 
     def opens(question: str) -> bool:
-        steered = {"toward": "vision", "when": {"vector": "colours"}}
+        steered = {"toward": "vision", "when": {"vector": "about-colours"}}
         answer = ask(client, question, steering=steered)
         assert answer.status_code == 200, answer.text
         (report,) = answer.json["choices"][0]["applied"]["steering"]
@@ -141,7 +146,9 @@ def test_examples_become_a_condition_that_opens_and_closes_a_gate(
     ]
     assert shares[0] > shares[1] + 0.5
     refused = ask(
-        client, "hm", steering={"when": {"vector": "colours", "layer": (gate["layer"] + 1) % made.direction.shape[0]}}
+        client,
+        "hm",
+        steering={"when": {"vector": "about-colours", "layer": (gate["layer"] + 1) % made.direction.shape[0]}},
     )
     assert refused.json["error"]["param"] == "steering.when.above"
     engine.stop()
