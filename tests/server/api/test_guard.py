@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from flask.testing import FlaskClient
+from pydantic import SecretStr
 
 import steering
 from server.app import create_app
@@ -22,6 +23,7 @@ from tests.server.conftest import data_uri, user
 from tests.server.dialects.speaking import BODIES, ROUTES, STREAMS, events
 from tests.server.fakes import FakeEngine
 from tests.server.journal.rows import rows_of
+from tests.server.served.model import served_model
 from tests.waiting import wait_for
 
 CHAT = "/v1/chat/completions"
@@ -283,11 +285,22 @@ def test_the_kept_answer_satisfies_the_schema(client: FlaskClient) -> None:
         assert len(choice["guard"]["answers"]) == 2
 
 
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
+    """Yield a client of a model whose template knows tools."""
+    folder = served_model(tmp_path_factory.mktemp("caller") / "model")
+    engine = steering.Engine(steering.load(folder, device="cpu"), slots=4, self_check=False, threads=1)
+    engine.start()
+    yield create_app(Settings(journal=SecretStr("off")), engine=engine).test_client()
+    engine.stop()
+
+
 @pytest.mark.parametrize("mode", [None, "hold", "first"])
-def test_the_kept_answer_calls_a_tool_as_a_whole(client: FlaskClient, mode: str | None) -> None:
+def test_the_kept_answer_calls_a_tool_as_a_whole(caller: FlaskClient, mode: str | None) -> None:
+    client = caller
     parameters = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
     tool = {"type": "function", "function": {"name": "paint", "parameters": parameters, "strict": True}}
-    body = {"tools": [tool], "tool_choice": "required", "max_tokens": 60}
+    body = {"tools": [tool], "tool_choice": "required", "max_tokens": 400}
     bound = ask(client, **body, **READ)["choices"][0]["diagnostics"]["modality"]["attention_ratio"]
     for then, outcome in ((THEN, "retry"), (THEN | {"max_tokens": 2}, "cut")):
         guard = {"when": {"attention_ratio": f"== {bound!r}"}, "then": then}
