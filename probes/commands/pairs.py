@@ -35,6 +35,7 @@ def build(
         'line: the messages of a prompt under "when", where it should hold, or under "not"',
     )] = None,
     learner: Annotated[Learner | None, Option(
+        metavar="LEARNER",
         help="method that makes a direction of the states: their mean difference (the default), that of a single pair "
         "(actadd), a principal component of the states (pca) or of the differences (lat), the mean difference in "
         "deviations at the layer with the best probe (iti), or the weights of a logistic probe. A condition of --gate has "

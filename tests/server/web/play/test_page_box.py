@@ -78,7 +78,7 @@ def test_a_box_that_is_drawn_moves_the_map_and_the_answer(playground: Callable[.
     page.locator("#question").fill(QUESTION)
     plain = send(page)
     before = share_in(asked(demo, page), 1, LOWER_LEFT)
-    note = page.locator("#views figure").nth(0).locator(".soft").inner_text()
+    note = page.locator("#views figure").nth(0).locator(".soft").first.inner_text()
     assert shown_box(page, 1) is None
     assert page.locator("#box-clear").is_hidden()
     drag(page, 1, LOWER_LEFT)
@@ -90,7 +90,9 @@ def test_a_box_that_is_drawn_moves_the_map_and_the_answer(playground: Callable[.
     assert now["message"]["content"] == new
     assert now["applied"]["look_at"]
     assert share_in(now, 1, LOWER_LEFT) > 1.5 * before
-    assert page.locator("#views figure").nth(0).locator(".soft").inner_text() != note, "the page's map is the new one"
+    assert page.locator("#views figure").nth(0).locator(".soft").first.inner_text() != note, (
+        "the page's map is the new one"
+    )
     assert shown_box(page, 1) == pytest.approx(sent["box"], abs=0.02)
     assert shown_box(page, 2) is None
     page.locator("#box-clear").click()
