@@ -123,6 +123,7 @@ def test_one_command_serves_over_a_vllm_that_is_started_again_and_ends_with_it(
 ) -> None:
     monkeypatch.setattr(launched_module, "PAUSE", 0.05)
     monkeypatch.setenv("HELMSIGHT_API_KEYS", "mine")
+    monkeypatch.setenv("HOME", str(tmp_path))  # which has no vectors of the user
     model, environment = small(tmp_path / "model"), write_environment(tmp_path / "env", ROOT)
     settings = Settings(engine="vllm", vllm_env=str(environment), model=str(model), slots=2, vectors=())
     engine_checks.check(settings)
