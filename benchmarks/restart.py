@@ -13,11 +13,10 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import requests
 
-from benchmarks.load.serving import serving
+from benchmarks.load.serving import children, serving
 
 PATIENCE = 120.0
 CHAT = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
@@ -33,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _until_answered(server.url)
         for _ in range(options.repeats):
             for name, times in times_by_stop.items():
-                (worker,) = _children(server.pid)
-                (engine,) = _children(worker)
+                (worker,) = children(server.pid)
+                (engine,) = children(worker)
                 os.kill(worker if name == "worker" else engine, signal.SIGKILL)
                 killed = time.monotonic()
                 _until_answered(server.url)
@@ -43,10 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, times in times_by_stop.items():
         print(f"| {name} | {statistics.median(times):.1f} | {min(times):.1f} | {max(times):.1f} |")
     return 0
-
-
-def _children(process: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def _until_answered(url: str) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from server.openmp import VARIABLES, set_wait_policy
+from server.startup.openmp import VARIABLES, set_wait_policy
 
 ROOT = Path(__file__).parent.parent
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}

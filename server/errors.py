@@ -1,4 +1,7 @@
-"""Errors of the server, all sent as an OpenAI error object: {"error": {"message", "type", "param", "code"}}."""
+"""Errors of the server, sent as an OpenAI error object: {"error": {"message", "type", "param", "code"}}.
+
+Below Anthropic's routes they have its form.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
 from server.encode import json_response
+from server.error_forms import anthropic, is_anthropic
 from steering import Busy, Fault, RequestError, SteeringError
 
 log = logging.getLogger("helmsight")
@@ -131,7 +135,10 @@ def error_response(error: Exception) -> Response:
     """Return the HTTP response for an exception."""
     problem = to_api_error(error)
     g.error_code = problem.code or "none"
-    return json_response(problem.body(), problem.status, problem.headers)
+    body = problem.body()
+    if is_anthropic(request.path):
+        body = anthropic(body["error"], problem.status, g.get("request_id"))
+    return json_response(body, problem.status, problem.headers)
 
 
 def register(app: Flask) -> None:

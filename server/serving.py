@@ -25,12 +25,12 @@ from gunicorn.errors import HaltServer
 from prometheus_client import disable_created_metrics
 
 from demo import CHECKPOINT
-from server.allocator import bound_memory
 from server.engine_process.starts import TRIES, Starts
-from server.openmp import set_wait_policy
 from server.process.worker import DRAIN_MARGIN, Worker
 from server.settings import Settings, SettingsError, warnings_for
-from server.signals import ignore_signals
+from server.startup.allocator import bound_memory
+from server.startup.openmp import set_wait_policy
+from server.startup.signals import ignore_signals
 from server.telemetry.logs import COMPLETION, logger_class, set_up_logging
 
 if TYPE_CHECKING:
@@ -167,13 +167,12 @@ def worker_app(
     """
     prepare_process(settings)
     from server.app import create_app
-    from server.engine import local
     from server.engine.resources import keep_what_is_loaded, share_interpreter
-    from server.engine.runtime import Runtime
+    from server.engine.runtime import Runtime, engine_of
 
     disable_created_metrics()  # these are a further, unused series for each counter
     share_interpreter()
-    make: Callable[[Settings, Tell], ServedEngine] = local.load if engine is None else engine.load
+    make: Callable[[Settings, Tell], ServedEngine] = engine_of if engine is None else engine.load
     if engine is None and starts is not None and starts.wait:
         make = partial(_late, starts.wait, make)
     runtime = Runtime(settings, on_failure=give_up, begun=begun, make=make)

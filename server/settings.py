@@ -96,6 +96,18 @@ class Settings(ModelSettings):
         description="folder of compiled steps, which nobody else may be able to write; off for none "
         "(default: ~/.cache/helmsight/compiled)",
     )
+    engine: str = Field(
+        default="own",
+        description="own, or vLLM with the plugin helmsight-vllm: vllm=http://host:8000 for one server that runs, "
+        "vllm=http://one:8000,http://other:8000 for several of the same model, vllm to start one (needs --vllm-env)",
+    )
+    engine_key: SecretStr | None = Field(default=None, description="API key that the vLLM servers require")
+    vllm_env: str | None = Field(
+        default=None, description="folder of the virtual environment with vLLM and helmsight-vllm, for --engine vllm"
+    )
+    vllm_args: str = Field(
+        default="", description="further arguments of the started vllm serve, such as --tensor-parallel-size 2"
+    )
     engine_process: bool = Field(
         default=True,
         description="run the engine in its own process, so that many clients do not slow its steps down",
@@ -255,6 +267,18 @@ class Settings(ModelSettings):
     def _that_ships(cls, model: str) -> str:
         return located(model)
 
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, engine: str) -> str:
+        kind, _, urls = engine.partition("=")
+        addresses = [url.strip().rstrip("/") for url in urls.split(",")] if urls else []
+        known = not urls if engine in ("own", "vllm") else kind == "vllm" and addresses
+        if not known or not all(re.fullmatch(r"https?://[^\s/]+(/\S*)?", address) for address in addresses):
+            raise ValueError(f"must be own, vllm, or vllm=http://host:8000[,http://...]; got {engine[:128]!r}")
+        if len({*addresses}) < len(addresses):
+            raise ValueError("must not name a server twice")
+        return engine
+
     @field_validator("cors_origin")
     @classmethod
     def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
@@ -318,14 +342,20 @@ class Settings(ModelSettings):
             return True
 
     @property
+    def vllm_urls(self) -> tuple[str, ...]:
+        """The addresses of the vLLM servers; empty where none runs already."""
+        urls = self.engine.partition("=")[2]
+        return tuple(url.strip().rstrip("/") for url in urls.split(",")) if urls else ()
+
+    @property
     def follows(self) -> bool:
         """True if this process shares a model that another one serves."""
         return self.tensor_parallel > 1 and os.environ.get("RANK", "0") != "0"
 
     @property
     def apart(self) -> bool:
-        """True if the engine has a process of its own, which torchrun's processes do not have."""
-        return self.engine_process and self.tensor_parallel == 1
+        """True if our own engine has a process of its own, which torchrun's processes do not have."""
+        return self.engine == "own" and self.engine_process and self.tensor_parallel == 1
 
     @property
     def max_request_bytes(self) -> int:

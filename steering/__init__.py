@@ -30,6 +30,7 @@ from steering.histogram import Histogram
 from steering.interventions import registry as _interventions  # noqa: F401
 from steering.interventions.contrast import Contrast, Icd, Vcd
 from steering.interventions.generate import Generate, Sage
+from steering.interventions.loop.until import Until
 from steering.interventions.pai import Pai
 from steering.interventions.refusal import RefusalPrompt
 from steering.interventions.see import See
@@ -39,6 +40,7 @@ from steering.logprobs import TokenLogprob
 from steering.model.chat.template import RESERVED_VARIABLES
 from steering.model.loading import load, refuse_structure
 from steering.model.mllm import MLLM
+from steering.notebook.applied import AppliedAnswers, applied
 from steering.prompt.bounds import TextBounds
 from steering.prompt.tokens import TOKENS
 from steering.protocol.intervention import Prelude, in_place_of, next_prelude
@@ -48,6 +50,7 @@ from steering.protocol.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, 
 from steering.readouts import registry as _readouts  # noqa: F401
 from steering.readouts.drift import drift
 from steering.recorders import registry as _recorders  # noqa: F401
+from steering.runner.sampler import answer_seed
 from steering.timing import Timing
 from steering.tools.calls import CallPiece, ToolCall
 from steering.tools.tools import Tools
@@ -64,6 +67,7 @@ __all__ = [
     "RESERVED_VARIABLES",
     "TOKENS",
     "TOWARD",
+    "AppliedAnswers",
     "Auto",
     "Busy",
     "CallPiece",
@@ -112,9 +116,12 @@ __all__ = [
     "Tools",
     "Turn",
     "UnsupportedModel",
+    "Until",
     "Vcd",
     "VectorError",
     "VectorStore",
+    "answer_seed",
+    "applied",
     "check_auto",
     "check_steer",
     "conditioned",

@@ -213,3 +213,27 @@ def nearly(shown: Any, said: Any) -> bool:
     if isinstance(shown, list):
         return len(shown) == len(said) and all(map(nearly, shown, said))
     return abs(shown - said) < 1.5e-4 if isinstance(shown, float) else shown == said
+
+
+def test_the_shares_of_a_context_as_a_line_and_as_a_part_are_the_pages() -> None:
+    page = re.sub(r"\s+", " ", (ROOT / "docs" / "readouts.md").read_text())
+    written = re.search(r"a `context_share` of (\.\d+) as a line and (\.\d+) as a part", page)
+    assert written is not None
+    claim, question = "The green object is a heart.", "What is the green object?"
+    shown = {"type": "image", "image": render(random_scene(random.Random("scene 5"), held_out=True), (336, 336))}
+    line = [{"type": "text", "text": f"Text context: {claim}\n{question}"}]
+    part = [{"type": "text", "text": claim, "span": "context"}, {"type": "text", "text": f"\n{question}"}]
+    requests = [
+        steering.Request(
+            [{"role": "user", "content": [shown, *parts]}],
+            steering.Sampling(max_tokens=24),
+            diagnose=steering.Diagnose(["modality"]),
+        )
+        for parts in (line, part)
+    ]
+    shares = []
+    for result in steering.Engine(steering.load(), slots=2).generate(requests):
+        diagnostics = result.choices[0].diagnostics
+        assert diagnostics is not None
+        shares.append(f"{diagnostics['modality']['context_share']:.3f}".removeprefix("0"))
+    assert shares == list(written.groups())

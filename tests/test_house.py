@@ -18,19 +18,20 @@ BESIDE = ("tests", "benchmarks")
 FLOORS = {
     "steering": (
         "accel.triton", "decoder", "vision", "model", "prompt", "grammar", "tools", "protocol", "vectors", "recorders",
-        "readouts", "interventions", "accel", "runner", "accel.cpu", "messages", "core", "front", "auto", "child", "bench",
+        "readouts", "interventions", "accel", "runner", "accel.cpu", "messages", "core", "front", "auto", "notebook",
+        "child", "vllm", "bench",
     ),
     "server": (
-        "images", "wire", "engine", "engine_process", "vectors", "requests", "dialects", "journal", "telemetry", "http",
-        "access", "context", "openapi", "process", "api", "web", "app", "serving", "wsgi", "replicas", "batches", "observe",
-        "commands", "cli",
+        "startup", "images", "wire", "engine", "engine_process", "vectors", "requests", "dialects", "journal", "telemetry",
+        "http", "access", "context", "openapi", "process", "api", "web", "app", "serving", "wsgi", "replicas", "batches",
+        "observe", "commands", "cli",
     ),
     "probes": (
-        "answering", "reporting", "harness", "conflicts", "image_pairs", "image_qa", "calibration", "vector", "pairs", "mc2",
-        "sage", "spd", "stme", "mmsap", "pope", "mme", "chair", "phd", "vsr", "tallyqa", "ambigcaps", "alarm",
-        "faithfulness", "reproduce", "prepare", "commands", "command",
+        "answering", "reporting", "harness", "conflicts", "image_pairs", "image_qa", "calibration", "vector", "pairs",
+        "gate", "mc2", "sage", "spd", "stme", "mmsap", "pope", "mme", "chair", "phd", "vsr", "tallyqa", "ambigcaps", "alarm",
+        "faithfulness", "readings", "reproduce", "prepare", "commands", "command",
     ),
-    "demo": ("world", "draws", "model", "evaluation", "training", "organisms", "command"),
+    "demo": ("world", "draws", "model", "evaluation", "training", "organisms", "smol", "command"),
 }  # fmt: skip
 """The rooms of each package, and files beside them, each of which imports only those before it.
 
@@ -145,7 +146,7 @@ def test_what_lies_below_all_rooms_imports_none(package: str) -> None:
 
 
 def test_the_engine_names_no_intervention_and_no_readout() -> None:
-    known = {"steering.readouts.envelope", "steering.recorders.attention"}  # what all of them share
+    known = {"steering.readouts.envelope", "steering.recorders.attention", "steering.recorders.spans"}  # shared by all
     known.add("steering.recorders.additions")  # which the self-check alone has
     for name, others in graph().items():
         if name.startswith(("steering.core.", "steering.front.", "steering.runner.")):

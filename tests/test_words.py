@@ -31,7 +31,7 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
                             yield text
 
 
-@pytest.mark.parametrize("package", ["steering", "server", "probes", "demo", "benchmarks", "tests"])
+@pytest.mark.parametrize("package", ["steering", "server", "probes", "demo", "benchmarks", "tests", "vllm"])
 def test_docstrings_open_with_a_plain_short_sentence(package: str) -> None:
     every, odd = 0, []
     for path in files(package):

@@ -17,13 +17,14 @@ TIMEOUT = 600.0
 class Server:
     """A server under load.
 
-    url: up to /v1. fields: extra fields of its requests, taken in turn.
+    url: up to /v1. fields: extra fields of its requests, taken in turn. protocol: one of `protocols.PROTOCOLS`.
     """
 
     name: str
     url: str
     model: str
     fields: Sequence[Mapping[str, Any]] = ({},)
+    protocol: str = "chat"
 
 
 @dataclass

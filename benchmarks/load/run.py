@@ -5,7 +5,8 @@
 Both sides of a ratio are of one run, and repeats alternate between the servers. Answers have as many tokens as requested,
 whatever the model says (`ignore_eos`, `min_tokens`). Clients ask again once they are answered, so the faster server gets
 more requests; with `--rates` all servers get equally many. `--fields NAME=JSON` adds fields to a server's requests (a list
-is taken in turn), so that one server can be compared with itself: plain, and with interventions and readouts.
+is taken in turn), so that one server can be compared with itself: plain, and with interventions and readouts. So does
+`--protocols NAME=responses`, by which a server is asked the same chats in another protocol.
 
 A soak: `--requests 100000 --repeats 1 --clients 32 --leaving 0.1 --fields helmsight=mixed --workloads picture`.
 """
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load.client import Load, Outcome, Server
+from benchmarks.load.protocols import PROTOCOLS
 from benchmarks.load.send import send
 from benchmarks.load.workloads import WORKLOADS
 
@@ -52,7 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     servers, fields = options.servers, dict(options.fields)
     if unknown := fields.keys() - {server.name for server in servers}:
         parser.error(f"--fields: no server is named {', '.join(sorted(unknown))}")
-    servers = [replace(server, fields=fields.get(server.name, server.fields)) for server in servers]
+    protocols = dict(options.protocols)
+    if unknown := protocols.keys() - {server.name for server in servers}:
+        parser.error(f"--protocols: no server is named {', '.join(sorted(unknown))}")
+    servers = [
+        replace(server, fields=fields.get(server.name, server.fields), protocol=protocols.get(server.name, "chat"))
+        for server in servers
+    ]
     rows: list[dict[str, Any]] = []
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     loads = [(0, rate) for rate in options.rates] or [(clients, None) for clients in options.clients]
@@ -124,6 +132,14 @@ def _options() -> argparse.ArgumentParser:
         metavar="NAME=JSON",
         help="extra fields of the requests to the server of that name, or 'mixed'",
     )
+    parser.add_argument(
+        "--protocols",
+        nargs="+",
+        type=named_protocol,
+        default=[],
+        metavar="NAME=PROTOCOL",
+        help=f"the protocol in which the server of that name is asked: {', '.join(PROTOCOLS)} (default: chat)",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
     return parser
 
@@ -140,6 +156,14 @@ def named_fields(text: str) -> tuple[str, list[dict[str, Any]]]:
     """Parse "NAME=" and the input of `fields_of` into a server's name and the extra fields of its requests."""
     name, _, fields = text.partition("=")
     return name, fields_of(fields)
+
+
+def named_protocol(text: str) -> tuple[str, str]:
+    """Parse "NAME=PROTOCOL"."""
+    name, _, protocol = text.partition("=")
+    if protocol not in PROTOCOLS:
+        raise ArgumentTypeError(f"{text!r} is not NAME=PROTOCOL, one of {', '.join(PROTOCOLS)}")
+    return name, protocol
 
 
 def fields_of(text: str) -> list[dict[str, Any]]:

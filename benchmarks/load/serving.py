@@ -53,3 +53,8 @@ def serving(*options: str, checkout: Path | None = None, until: Sequence[str] = 
         finally:
             process.terminate()
             process.wait()
+
+
+def children(process: int) -> list[int]:
+    """Return the ids of the processes that a process's main thread started."""
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]

@@ -21,16 +21,17 @@ from locust.env import Environment
 from locust.exception import StopUser
 
 from benchmarks.load.client import TIMEOUT, Load, Outcome, Seen, Server
+from benchmarks.load.protocols import PROTOCOLS, Protocol
 
 FIRST, BETWEEN = "first token", "between tokens"
 """Names in locust's statistics, beside POST, of the times to the first text of a stream and between its pieces."""
-PATH = "/chat/completions"
 
 
 class Client(FastHttpUser):
     """A user who asks for chats; its host is a server's URL up to /v1."""
 
     abstract = True
+    protocol = PROTOCOLS["chat"]
     connection_timeout = network_timeout = TIMEOUT
 
     def on_start(self) -> None:
@@ -42,13 +43,13 @@ class Client(FastHttpUser):
         Locust is told the time to the end. Times to the first text and between pieces are reported for complete answers, and
         only at their end, so that reporting takes no time between two pieces.
         """
-        record, started = Seen(), time.perf_counter()
+        record, started, path = Seen(), time.perf_counter(), self.protocol.path
         request_headers = {"Accept-Encoding": "identity", **(headers or {})}
         with self.client.post(
-            PATH, json=body, headers=request_headers, stream=True, catch_response=True, context={"seen": record}
+            path, json=body, headers=request_headers, stream=True, catch_response=True, context={"seen": record}
         ) as answer:
             try:
-                _read(answer, bool(body.get("stream")), record, started, leaves)
+                _read(answer, bool(body.get("stream")), record, started, leaves, self.protocol)
             except FAILURE_EXCEPTIONS as broken:
                 record.status, record.fault = 0, repr(broken)
                 answer.failure(broken)
@@ -61,30 +62,29 @@ class Client(FastHttpUser):
         if record.status == 200 and not record.left and record.first is not None:
             for kind, seconds in ((FIRST, record.first), *((BETWEEN, gap) for gap in record.gaps)):
                 self.environment.events.request.fire(
-                    request_type=kind, name=PATH, response_time=seconds * 1000, response_length=0, exception=None, context={}
+                    request_type=kind, name=path, response_time=seconds * 1000, response_length=0, exception=None, context={}
                 )  # fmt: skip
         return record
 
 
-def _read(answer: Any, stream: bool, record: Seen, started: float, leaves: bool) -> None:
+def _read(answer: Any, stream: bool, record: Seen, started: float, leaves: bool, protocol: Protocol) -> None:
     record.status = answer.status_code
     if record.status != 200 or not stream:
         content = answer.content
         if record.status == 200:
-            record.tokens = json.loads(content)["usage"]["completion_tokens"]
+            record.tokens = _tokens(protocol, json.loads(content))
         return
     last = 0.0
     while line := answer.stream.readline(b"\n"):
         if not line.startswith(b"data: {"):
             continue
         now, event = time.perf_counter(), json.loads(line[6:])
-        if "error" in event:
+        if "error" in event or event.get("type") == "response.failed":
             record.status = 500
             answer.release()
             return
-        if event.get("usage"):
-            record.tokens = event["usage"]["completion_tokens"]
-        if not any(choice["delta"].get("content") for choice in event["choices"]):
+        record.tokens = _tokens(protocol, event) or record.tokens
+        if not protocol.has_text(event):
             continue
         if record.first is None:
             record.first = now - started
@@ -97,18 +97,25 @@ def _read(answer: Any, stream: bool, record: Seen, started: float, leaves: bool)
         last = now
 
 
+def _tokens(protocol: Protocol, event: Mapping[str, Any]) -> int:
+    return int((protocol.usage(event) or {}).get(protocol.tokens, 0))
+
+
 def carry(server: Server, load: Load, key: str | None) -> Outcome:
     """Send a load with users of this process."""
     leaving = random.Random(0)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    todo = iter([
-        ({"model": server.model, **body, **server.fields[number % len(server.fields)]}, leaving.random() < load.leaving)
+    protocol = PROTOCOLS[server.protocol]
+    bodies = [
+        {"model": server.model, **protocol.body(dict(body)), **server.fields[number % len(server.fields)]}
         for number, body in enumerate(load.bodies)
-    ])  # fmt: skip
+    ]
+    todo = iter([(body, leaving.random() < load.leaving) for body in bodies])
     start = Event()
 
     class Asking(Client):
         host = server.url
+        protocol = PROTOCOLS[server.protocol]
         concurrency = 1 if load.rate is None else len(load.bodies)
 
         @task

@@ -15,7 +15,7 @@ import numpy as np
 from probes.alarm.samples import Checked
 from probes.answering.base import Answerer, Question, Reply
 from probes.answering.replies import replies
-from probes.harness.bootstrap import area, area_with_interval, wilson
+from probes.harness.bootstrap import area, area_with_interval, ranked, wilson
 from probes.harness.ledger import tell
 from steering import Diagnose
 from steering.model.alarm import Alarm
@@ -247,14 +247,18 @@ def _sign(fitted: Judged, values: np.ndarray) -> int:
 
 
 def _areas(half: Judged, values: np.ndarray) -> dict[str, Any]:
-    """Return `auroc` of the answers that have the number, and `alike`, that among alike answers, each with its interval."""
+    """Return `auroc` of the answers that have the number, and `alike`, that among alike answers, each with its interval.
+
+    `best_accuracy` is that of telling wrong answers by the number, at the threshold that makes it greatest.
+    """
     known = np.flatnonzero(np.isfinite(values))
     values, wrong, alike = values[known], half.wrong[known], half.alike[known]
     found: dict[str, Any] = {"n": len(known)}
     for name, strata in (("auroc", None), ("alike", alike)):
         one = area_with_interval(values, wrong, strata)
         found |= {name: one and one[0], f"{name}_95": one and list(one[1])}
-    return found
+    best = ranked(values.tolist(), wrong.tolist(), range(len(known)))["best_accuracy"]
+    return found | {"best_accuracy": best["value"], "best_accuracy_95": best["value_95"]}
 
 
 def _raised(half: Judged, alarm: Alarm) -> dict[str, Any]:

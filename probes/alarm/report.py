@@ -17,8 +17,9 @@ AUROC: how often a wrong answer has a greater number than a right one (a smaller
 One half of the answers sets the signs, the weights of the combination and its threshold; all figures are measured on the
 other half, with 95 % intervals. *alike*: compares only answers to the same kind of question on images with as much noise,
 so that a number that merely separates hard questions from easy ones is at 0.5. *combination*: a logistic regression on all
-numbers. *alarm*: one on those numbers that the `alarm` readout reads beside every answer and that raise the area in folds of
-the first half. The alarm's threshold has {100 * (1 - FALSE_ALARMS):g} % of that half's right answers below it."""
+numbers. *best accuracy*: of telling wrong answers by the number, at the threshold that makes it greatest. *alarm*: a
+regression on those numbers that the `alarm` readout reads beside every answer and that raise the area in folds of the first
+half. The alarm's threshold has {100 * (1 - FALSE_ALARMS):g} % of that half's right answers below it."""
 
 
 def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
@@ -37,8 +38,9 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
     for name in order:
         one = parts["all"]["auroc"][name]
         sign = {1: "+", -1: "-"}.get(found["signs"].get(name, 0), "")
-        rows.append([name, sign, _measured(one, "auroc"), _measured(one, "alike"), one["n"]])
-    page.table(["number", "sign", "AUROC", "alike", "answers"], rows)
+        measures = (_measured(one, measure) for measure in ("auroc", "alike", "best_accuracy"))
+        rows.append([name, sign, *measures, one["n"]])
+    page.table(["number", "sign", "AUROC", "alike", "best accuracy", "answers"], rows)
     values = {name: parts["all"]["auroc"][name]["auroc"] for name in order}
     intervals = {name: tuple(parts["all"]["auroc"][name]["auroc_95"]) for name in order}
     page.plot("auroc", plots.bars(values, intervals=intervals, xlabel="AUROC (0.5: chance)"), "AUROC of every number.")

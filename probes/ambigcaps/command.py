@@ -26,4 +26,5 @@ BENCHMARK = listed(
     "with its plain answers to the same samples.",
     limit=500,
     unit="captions",
+    automatic=True,
 )

@@ -15,9 +15,7 @@ from probes.harness.bootstrap import Tallies
 from probes.harness.pictures import Source, chat
 
 Language = Literal["English", "Turkish"]
-QUESTION = (
-    "Translate this caption of the picture from {source} into {target}. Answer with the translation alone.\n{text}"
-)
+QUESTION = "Translate this caption of the picture from {source} into {target}. Answer with the translation alone."
 ORDERS = 4
 """The longest n-grams that BLEU counts, in words."""
 
@@ -43,8 +41,12 @@ class Translated:
         return "Turkish" if self.source == "English" else "English"
 
     def chats(self) -> list[Chat]:
-        """Return the chat of the question; raise ValueError if the image's file does not decode."""
-        return [chat([self.image], QUESTION.format(source=self.source, target=self.target, text=self.text))]
+        """Return the chat of the question, its caption marked as the text context.
+
+        Raises ValueError if the image's file does not decode.
+        """
+        (turn,) = chat([self.image], QUESTION.format(source=self.source, target=self.target) + "\n")
+        return [[{**turn, "content": [*turn["content"], {"type": "text", "text": self.text, "span": "context"}]}]]
 
 
 def check_bleu() -> None:

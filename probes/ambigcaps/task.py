@@ -14,6 +14,7 @@ from probes.ambigcaps.samples import Translated, check_bleu, scores, tally
 from probes.harness.comparison import SampleSet
 from probes.harness.reading import text_of
 from probes.image_qa import rows
+from probes.image_qa.baselines import Instructed
 from probes.image_qa.task import Task
 
 
@@ -68,4 +69,5 @@ TASK = Task(
     reading="*bleu*: corpus BLEU of sacreBLEU's defaults, 0 to 100.",
     unit="captions",
     max_tokens=128,
+    instructed=Instructed("Rely on the text of the caption rather than on the image content."),
 )

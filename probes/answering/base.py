@@ -38,7 +38,8 @@ class Question:
     """A chat in the Hugging Face format (images are PIL images), with how it is answered.
 
     Decoding is greedy unless a `temperature` is given, with a `seed`. `diagnose` are the readouts beside the answer, if the
-    answerer has any. `logprobs` requests the log-probabilities of its tokens. `force` is a given answer that is read instead
+    answerer has any. `logprobs` requests the log-probabilities of its tokens, `odds` the log-odds of "yes" against "no" at
+    its first one. `force` is a given answer that is read instead
     of generated; only Helmsight can do that.
     """
 
@@ -48,6 +49,7 @@ class Question:
     interventions: tuple[Options, ...] = ()
     diagnose: Diagnose | None = MODALITY
     logprobs: bool = False
+    odds: bool = False
     force: str | None = None
     temperature: float = 0.0
     seed: int = 0
@@ -57,15 +59,16 @@ class Question:
 class Reply:
     """An answer with its optional measurements.
 
-    `diagnostics` are as in the wire protocol, `auto` is the decision of "auto", and `logprobs` are the log-probabilities
-    (nats) of the answer's tokens, each where requested and available. `kept` marks an answer taken from the ledger. `error`
-    says why there is no answer, for an answerer that continues after failures (`patient.Patient`).
+    `diagnostics` are as in the wire protocol, `auto` is the decision of "auto", `logprobs` are the log-probabilities of the
+    answer's tokens and `odds` the log-odds of "yes" (nats), each where requested and available. `kept` marks an answer taken
+    from the ledger. `error` says why there is no answer, for an answerer that continues after failures (`patient.Patient`).
     """
 
     text: str
     diagnostics: Mapping[str, Any] | None = None
     auto: Mapping[str, Any] | None = None
     logprobs: Sequence[float] | None = None
+    odds: float | None = None
     kept: bool = field(default=False, compare=False)
     error: str | None = None
 

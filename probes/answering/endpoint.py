@@ -23,6 +23,7 @@ from urllib3.util import Retry
 
 from probes.answering import wire
 from probes.answering.base import Push, Question, Reply, Unanswered
+from probes.answering.odds import ALTERNATIVES, log_odds
 from steering import SteeringVector
 from steering.protocol.readout import REGISTRY
 from steering.readiness import PARTS, PartState
@@ -93,6 +94,14 @@ class Endpoint:
     def identity(self) -> str:
         return " ".join(filter(None, (self.base_url, self.model, self.fingerprint, self._preset)))
 
+    def digests(self) -> Mapping[str, str]:
+        """Return the digests of the server's vectors by name; empty for another server."""
+        if not self.is_helmsight:
+            return {}
+        with self._session() as session:
+            listed = _json(self._send(session, "GET", "/steering/vectors"))["data"]
+        return {vector["name"]: vector["digest"] for vector in listed if vector.get("digest")}
+
     def vector(self, name: str) -> SteeringVector:
         """Return the server's vector of that name, so that the ledger distinguishes it from another of that name."""
         self._check_vector(name)
@@ -160,7 +169,10 @@ class Endpoint:
             case _:
                 raise ValueError(f"{response.url} did not answer with a chat completion.")
         try:
-            diagnostics, auto, logprobs = None, None, None
+            diagnostics, auto, logprobs, odds = None, None, None, None
+            if question.odds:
+                first = ((choice.get("logprobs") or {}).get("content") or [{}])[0].get("top_logprobs") or ()
+                odds = log_odds((one["token"], float(one["logprob"])) for one in first) if first else None
             if question.logprobs:
                 logprobs = [float(one["logprob"]) for one in choice["logprobs"]["content"]]
             if self.is_helmsight and question.diagnose is not None:
@@ -172,7 +184,7 @@ class Endpoint:
                 auto = {"toward": applied["toward"], **applied["auto"]}
         except (KeyError, IndexError, TypeError) as error:
             raise ValueError(f"{response.url} left out measured values: {error!r}.") from None
-        return Reply(text or "", diagnostics, auto, logprobs)
+        return Reply(text or "", diagnostics, auto, logprobs, odds)
 
     def _body(self, question: Question) -> dict[str, Any]:
         chat, interventions = question.chat, question.interventions
@@ -189,8 +201,10 @@ class Endpoint:
                 body["diagnostics"] = wire.diagnostics(question.diagnose)
         if question.temperature:
             body |= {"temperature": question.temperature, "seed": question.seed}
-        if question.logprobs:
+        if question.logprobs or question.odds:
             body["logprobs"] = True
+        if question.odds:
+            body["top_logprobs"] = ALTERNATIVES
         if question.force is not None:
             self.check_interventions()
             body["force"] = question.force

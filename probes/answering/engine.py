@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from PIL import Image
 
 from probes.answering.base import SIGNS, Chat, Question, Reply
+from probes.answering.odds import ALTERNATIVES, log_odds
 from probes.answering.requests import request
 from probes.answering.versions import versions
 from steering import (
@@ -21,6 +22,7 @@ from steering import (
     Sampling,
     Steer,
     Surprise,
+    decide,
     find,
 )
 from steering.prompt.chat import GRAY, pictures_of
@@ -53,13 +55,15 @@ class InProcess:
         def requests() -> Iterator[Request]:
             for question, found in self._measured(questions):
                 ways.append(found)
-                yield self._request(question, found)
+                yield decide(self.engine, self._request(question, found))
 
         for result in self.engine.stream(requests()):
             choice, found = result.choices[0], ways.popleft()
             auto = None if found is None else {"toward": found.toward, **found.report()}
             logprobs = None if choice.logprobs is None else [one.logprob for one in choice.logprobs]
-            yield Reply(choice.text, choice.diagnostics, auto, logprobs)
+            first = choice.logprobs[0].top if choice.logprobs else ()
+            odds = log_odds((one.token, one.logprob) for one in first) if first else None
+            yield Reply(choice.text, choice.diagnostics, auto, logprobs, odds)
 
     def _measured(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Reliability | Surprise | None]]:
         """Yield every question with the decision of "auto" for it, None if the direction is stated."""
@@ -90,7 +94,7 @@ class InProcess:
             (*steers, *question.interventions),
             sampling=Sampling(
                 max_tokens=question.max_tokens if question.force is None else None,
-                logprobs=0 if question.logprobs else None,
+                logprobs=ALTERNATIVES if question.odds else 0 if question.logprobs else None,
                 temperature=question.temperature,
                 seed=question.seed if question.temperature else None,
             ),

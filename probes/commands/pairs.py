@@ -1,4 +1,4 @@
-"""`helmsight vectors build`: a vector from a file of pairs of prompts."""
+"""`helmsight vectors build`: a vector from a file of pairs of prompts, or a condition from examples."""
 
 from __future__ import annotations
 
@@ -20,15 +20,27 @@ from probes.harness.options import (
     log_warnings,
 )
 
+Learner = Literal["mean", "actadd", "pca", "lat", "iti", "probe"]  # as in `pairs.learners`, which loads slowly
 _calibration = partial(Option, rich_help_panel="The calibration")
 
 
 def build(
     context: typer.Context,
-    pairs: Annotated[Path, Option(
+    pairs: Annotated[Path | None, Option(
         metavar="FILE", help='JSON Lines with an object per line: the messages "toward" one side and those "away" from '
-        'it; images are files, relative to this one, or data: URLs',
-    )],
+        'it, or {"states": file} in their place; images are files, relative to this one, or data: URLs',
+    )] = None,
+    gate: Annotated[Path | None, Option(
+        metavar="FILE", help='build a condition for "steering": {"when": ...} instead, from JSON Lines with an object per '
+        'line: the messages of a prompt under "when", where it should hold, or under "not"',
+    )] = None,
+    learner: Annotated[Learner | None, Option(
+        metavar="LEARNER",
+        help="method that makes a direction of the states: their mean difference (the default), that of a single pair "
+        "(actadd), a principal component of the states (pca) or of the differences (lat), the mean difference in "
+        "deviations at the layer with the best probe (iti), or the weights of a logistic probe. A condition of --gate has "
+        "mean or probe",
+    )] = None,
     seed: Seed = 0,
     quiet: Quiet = False,
     sides: Annotated[tuple[str, str], Option(
@@ -62,26 +74,39 @@ def build(
     )] = False,
     **model: Any,
 ) -> None:  # fmt: skip
-    """Build a steering vector of any contrast from pairs of prompts, and save it with a report.
+    """Build a steering vector of any contrast from pairs of prompts, or a condition of steering, and save it with a report.
 
-    Without --score strength 1.0 is the published weight, which may be too much. Run again after an interruption, it
-    continues where it stopped.
+    Give --pairs or --gate. Without --score strength 1.0 is the published weight, which may be too much. Run again after an
+    interruption, a mean difference continues where it stopped.
     """
     log_warnings()
     defaults: Defaults = context.obj
     asked = ModelOptions.of(defaults, **model)
     asked.check()
-    called = pairs.stem.lower() if name is None else name
+    if (pairs is None) == (gate is None):
+        raise ValueError("give --pairs for a vector, or --gate for a condition")
+    if gate is not None and (score is not None or strengths):
+        raise ValueError(
+            "--score and --strengths calibrate a vector of --pairs; --gate chooses its threshold by itself"
+        )
+    if gate is not None and learner not in (None, "mean", "probe"):
+        raise ValueError(f"--learner {learner} needs pairs; a condition of --gate has mean or probe")
+    source = pairs or gate
+    assert source is not None
+    called = source.stem.lower() if name is None else name
     with goes_on():
+        from probes.gate import run as gates
         from probes.pairs import run
         from probes.vector.calibrate import STRENGTHS
 
-        run.run(
+        of_file = run.run if gate is None else gates.run
+        of_file(
             run.PairsOptions(
                 model=asked,
-                pairs=pairs,
+                pairs=source,
                 name=called,
                 sides=sides,
+                learner=learner or "mean",
                 layers=None if layers is None else tuple(layers),
                 score=score,
                 calibrated=calibration_samples,

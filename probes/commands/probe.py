@@ -108,6 +108,10 @@ def probe(
         metavar="FILE", help="with --calibrate-flags: write its report to this file",
     )] = None,
     json: Annotated[Path | None, _instead(metavar="FILE", help="with reliability: write the votes to this file")] = None,
+    base_url: Annotated[str | None, _instead(
+        metavar="URL", help="with reliability: ask this Helmsight server instead of a model in this process; --model names "
+        "its model, the variable OPENAI_API_KEY its key",
+    )] = None,
     **model: Any,
 ) -> None:  # fmt: skip
     """Build a steering vector from conflicting samples, calibrate its strength on others, and save it with a report.
@@ -124,6 +128,10 @@ def probe(
         raise ValueError(
             "--json goes with 'probe reliability'; the numbers of a probe are in report.json in the folder of --report"
         )
+    if part is None and base_url is not None:
+        raise ValueError(
+            "--base-url goes with 'probe reliability': all else needs the model's hidden states, which no server sends"
+        )
     if part is None and markdown is not None and measured != "flags":
         raise ValueError("--markdown goes with --calibrate-flags; the report of a probe is in the folder of --report")
     defaults: Defaults = context.obj
@@ -133,7 +141,7 @@ def probe(
         if part is not None:
             from probes.vector import reliability
 
-            reliability.run(asked, data, samples, json, quiet)
+            reliability.run(asked, data, samples, json, quiet, base_url)
         elif measured is not None:
             from probes.calibration import run as calibration
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from probes.answering.base import Answerer, Chat, Push, Question, Reply
 from probes.answering.progress import Tracker
 from probes.answering.replies import counted
-from probes.harness.bootstrap import Scores, Share, Tallies, estimates
+from probes.harness.bootstrap import Scores, Share, Tallies, estimates, ranked
 from probes.harness.ledger import asked_text, tell
 from steering import Diagnose, Options, RequestError
 
@@ -25,6 +25,38 @@ Way = tuple[Options | Push, ...]
 """The interventions of one condition, at most one of them a push."""
 
 S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class PromptChange:
+    """A change of the prompt alone: solved examples before a question, and a line behind its text (a context is none of it).
+
+    shots: questions with their answers. read: what is scored of an answer, as what follows a chain of thought. max_tokens:
+    in place of the benchmark's, which is too short for a chain of thought.
+    """
+
+    text: str = ""
+    shots: tuple[tuple[Chat, str], ...] = ()
+    read: Callable[[str], str] = str
+    max_tokens: int | None = None
+
+    def chat(self, chat: Chat) -> Chat:
+        """Return the changed chat."""
+        *before, last = chat
+        if self.text:
+            content = last["content"]
+            parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+            asked = max(i for i, part in enumerate(parts) if part["type"] == "text" and part.get("span") != "context")
+            words = parts[asked]["text"]
+            end = "\n" if words.endswith("\n") else ""
+            parts[asked] = {**parts[asked], "text": f"{words.rstrip()}\n{self.text}{end}"}
+            last = {**last, "content": parts}
+        solved = [turn for asked, answer in self.shots for turn in (*asked, {"role": "assistant", "content": answer})]
+        return [*solved, *before, last]
+
+    def scored(self, replies: Sequence[Reply]) -> list[Reply]:
+        """Return the replies with the part of their text that is scored."""
+        return [replace(reply, text=self.read(reply.text)) for reply in replies]
 
 
 def told_apart(way: Way) -> tuple[Push | None, tuple[Options, ...]]:
@@ -40,7 +72,8 @@ class SampleSet(Generic[S]):
     chats: the questions about a sample, `each` of them, one chat each. tally: what the replies to them add to the sums from
     which `scores` computes metrics; `shares` gives the denominators of those that are shares. setting: the group, besides
     "all", in which a sample is scored. cluster: samples of one cluster are drawn together (questions about one picture).
-    diagnose: the readouts beside every answer, where the answerer has any.
+    diagnose: the readouts beside every answer, where the answerer has any. truths: of yes/no questions, whether each of a
+    sample's is to be answered yes; they are then also ranked by their log-odds of yes.
     """
 
     name: str
@@ -53,6 +86,7 @@ class SampleSet(Generic[S]):
     cluster: Callable[[S], Hashable] = id
     each: int = 1
     diagnose: Diagnose | None = None
+    truths: Callable[[S], Sequence[bool]] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,9 +132,20 @@ class PartAnswered(Generic[S]):
                 shares=part.shares, clusters=[part.cluster(part.samples[i]) for i in chosen],
             )  # fmt: skip
             out[setting] = {"samples": len(chosen)} | {name: estimate.to_json() for name, estimate in estimated.items()}
+            if part.truths is not None:
+                out[setting] |= self._ranked(chosen, plain)
             if plain is not None:
                 out[setting]["answers_changed"] = sum(changed[i] for i in chosen) / len(chosen)
         return out
+
+    def _ranked(self, chosen: Sequence[int], plain: PartAnswered | None) -> dict[str, Any]:
+        assert self.part.truths is not None
+        truths = [truth for i in chosen for truth in self.part.truths(self.part.samples[i])]
+        clusters = [self.part.cluster(self.part.samples[i]) for i in chosen for _ in range(self.part.each)]
+        return ranked(self._odds_of(chosen), truths, clusters, None if plain is None else plain._odds_of(chosen))
+
+    def _odds_of(self, chosen: Sequence[int]) -> list[float | None]:
+        return [reply.odds for i in chosen for reply in self.replies[i]]
 
     def _tallies_of(self, chosen: Sequence[int]) -> Tallies:
         return {name: np.array([self.tallies[i][name] for i in chosen]) for name in self.tallies[0]}
@@ -121,17 +166,18 @@ def compare(
     parts: Sequence[SampleSet],
     *,
     max_tokens: int,
+    changes: Mapping[str, PromptChange] | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Ask all parts under all conditions and return the metrics by condition, part and setting ("all" is all together).
 
     Each metric is the JSON of an `Estimate` compared with the answers of `BASELINE`, with the number of `samples` and
     `answers_changed`, the share of samples whose answers have another text. Parts without samples, and conditions that the
-    model or its pictures refuse, are left out.
+    model or its pictures refuse, are left out. `changes` are those of some conditions' prompts.
 
     Raises ValueError if `BASELINE` is not the first condition.
     """
-    return measured(ask_all(answerer, conditions, parts, max_tokens=max_tokens, quiet=quiet))
+    return measured(ask_all(answerer, conditions, parts, max_tokens=max_tokens, changes=changes, quiet=quiet))
 
 
 def measured(asked: Mapping[str, Sequence[PartAnswered]]) -> dict[str, Any]:
@@ -152,9 +198,10 @@ def ask_all(
     parts: Sequence[SampleSet],
     *,
     max_tokens: int,
+    changes: Mapping[str, PromptChange] | None = None,
     quiet: bool = False,
 ) -> dict[str, list[PartAnswered]]:
-    """Return the answers to every part that has samples, by condition.
+    """Return the answers to every part that has samples, by condition; `changes` are those of some conditions' prompts.
 
     Conditions that the model or its pictures refuse are left out. Raises ValueError if `BASELINE` is not the first
     condition.
@@ -167,7 +214,7 @@ def ask_all(
     with Tracker("Conditions", dict.fromkeys(conditions, total), quiet=quiet) as progress:
         for name, way in conditions.items():
             try:
-                answers[name] = _ask_parts(answerer, parts, way, max_tokens, name, progress)
+                answers[name] = _ask_parts(answerer, parts, way, max_tokens, name, progress, (changes or {}).get(name))
             except RequestError as error:
                 if name == BASELINE:
                     raise
@@ -183,17 +230,21 @@ def _ask_parts(
     max_tokens: int,
     name: str,
     progress: Tracker,
+    change: PromptChange | None = None,
 ) -> list[PartAnswered]:
     """Ask all parts in one stream of questions and return their answers."""
     push, interventions = told_apart(way)
+    change = change or PromptChange()
     texts: list[str] = []
 
     def questions() -> Iterator[Question]:
         for part in parts:
             for sample in part.samples:
-                for chat in part.chats(sample):
+                for chat in map(change.chat, part.chats(sample)):
                     texts.append(asked_text(chat))
-                    yield Question(chat, push, max_tokens, interventions, part.diagnose)
+                    odds = part.truths is not None and change.max_tokens is None  # the answer comes first
+                    length = change.max_tokens or max_tokens
+                    yield Question(chat, push, length, interventions, part.diagnose, odds=odds)
 
     total = sum(part.each * len(part.samples) for part in parts)
     replies = iter(list(counted(answerer, questions(), [name] * total, progress)))
@@ -204,7 +255,10 @@ def _ask_parts(
             PartAnswered(
                 part,
                 part_replies,
-                [part.tally(*sample_replies) for sample_replies in zip(part.samples, part_replies, strict=True)],
+                [
+                    part.tally(sample, change.scored(replies_to_it))
+                    for sample, replies_to_it in zip(part.samples, part_replies, strict=True)
+                ],
             )
         )
         tell(answerer, answered[-1].rows(name, [[next(words) for _ in about] for about in part_replies]))

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from probes.answering.base import Push
 from probes.harness.comparison import BASELINE, Way
@@ -44,9 +44,12 @@ def others() -> Conditions:
     return conditions
 
 
-def pushes(vector: SteeringVector | str, strength: float = 1.0) -> Conditions:
-    """Return the two conditions that steer toward either side."""
-    return {f"toward {side}": (Push(side, vector, strength),) for side in ("vision", "text")}
+def pushes(vector: SteeringVector | str, strength: float = 1.0, automatic: bool = False) -> Conditions:
+    """Return the two conditions that steer toward either side, and where that is possible the one that finds its side."""
+    sides: dict[str, Literal["vision", "text", "auto"]] = {"toward vision": "vision", "toward text": "text"}
+    if automatic:
+        sides["toward the found side"] = "auto"
+    return {name: (Push(side, vector, strength),) for name, side in sides.items()}
 
 
 def written(text: str) -> Conditions:
@@ -85,7 +88,8 @@ def chosen(conditions: Mapping[str, Way], patterns: Sequence[str] | None, more: 
 class Wanted:
     """Conditions as the command line chooses them, with steering if the model has a vector of modality preference.
 
-    patterns: None means all. own: the benchmark's own conditions. Raises ValueError for an unknown condition.
+    patterns: None means all. own: the benchmark's own conditions. automatic: steering may also find
+    its side. only_own: there are no others. Raises ValueError for an unknown condition.
     """
 
     patterns: tuple[str, ...] | None
@@ -93,9 +97,14 @@ class Wanted:
     folders: Callable[[], Sequence[Path]]
     vector: str = VECTOR
     own: Mapping[str, Way] = field(default_factory=dict)
+    automatic: bool = False
+    only_own: bool = False
 
     def __post_init__(self) -> None:
-        self._chosen(pushes(self.vector))
+        self._chosen(self._pushes(self.vector))
+
+    def _pushes(self, vector: SteeringVector | str) -> Conditions:
+        return {} if self.only_own else pushes(vector, automatic=self.automatic)
 
     @classmethod
     def of(
@@ -114,13 +123,13 @@ class Wanted:
         Steering needs a vector, and a server that is not Helmsight supports only conditions that change the chat. An
         unavailable condition that was requested by name is an error.
         """
-        chosen_conditions = self._chosen(pushes(self.vector))
+        chosen_conditions = self._chosen(self._pushes(self.vector))
         if any(isinstance(entry, Push) for way in chosen_conditions.values() for entry in way):
             try:
-                chosen_conditions = self._chosen(pushes(find(self.vector, session, self.folders())))
+                chosen_conditions = self._chosen(self._pushes(find(self.vector, session, self.folders())))
             except (SteeringError, ValueError, OSError) as error:
                 if self.patterns is not None and any(
-                    fnmatch.filter(pushes(self.vector), pattern) for pattern in self.patterns
+                    fnmatch.filter(self._pushes(self.vector), pattern) for pattern in self.patterns
                 ):
                     raise
                 session.lack(f"Steering is left out: {error}")
@@ -165,7 +174,8 @@ class Wanted:
             return None
 
     def _chosen(self, steered: Conditions) -> Conditions:
-        return chosen(known() | steered | dict(self.own), self.patterns, self.more)
+        others = {BASELINE: ()} if self.only_own else known() | steered
+        return chosen(others | dict(self.own), self.patterns, self.more)
 
 
 def _describe_uncalibrated(conditions: Conditions, session: Session) -> list[str]:

@@ -135,6 +135,8 @@ def key(identity: str, question: Question) -> str:
         content["diagnose"] = None if question.diagnose is None else diagnostics(question.diagnose)
     if question.logprobs:
         content["logprobs"] = True
+    if question.odds:
+        content["odds"] = True
     if question.force is not None:
         content["force"] = question.force
     if question.temperature:
@@ -146,6 +148,8 @@ def key(identity: str, question: Question) -> str:
 def _to_json(reply: Reply) -> dict[str, Any]:
     fields = asdict(reply)
     del fields["kept"], fields["error"]
+    if reply.odds is None:
+        del fields["odds"]
     return fields
 
 

@@ -13,7 +13,10 @@ definition in doubt has its own name:
 - cf1: the same by category (equation 11). cf1_released: each claimed category that occurs in the truth counts, however
   often it is claimed, so that recall may exceed 1 (released code).
 - cr: mean over the claims that the answers to "same?" and "different?" share, then over pairs (equations 12 and 13); a pair
-  has none if either answer claims nothing specific. cr_pairs: share of the pairs that have one.
+  has none if either answer claims nothing specific. cr_pairs: share of the pairs that have one. cr_all: the mean over all
+  pairs, one that has none counting 0, so that ways of answering are compared on the same pairs.
+- cr_clauses: every claim of one answer with every claim of the other (appendix B.2 as printed), where claims about different
+  things are ambiguous; over the same pairs as cr.
 - yes_no_consistency: the same weights for the two yes/no answers, which cr leaves out: unlike +1, alike -1, one of them
   neither yes nor no +0.5. contradictions: share of the pairs answered "yes" twice (section 3.2). yes_same: share of "yes"
   to "same?" (figure 11).
@@ -72,7 +75,8 @@ class PairScores:
     """A pair of pictures with its true and claimed differences.
 
     `count` is the number that the answer states (None: the number that it describes). `same` and `different`: its yes/no
-    answers, None for neither. `labels`: those of the claims of these two answers, see `compare`.
+    answers, None for neither. `labels`: those of the claims of these two answers, see `compare`; `crossed`: those of all
+    their pairs, see `cross`.
     """
 
     true: Sequence[Claim]
@@ -81,6 +85,17 @@ class PairScores:
     same: bool | None = None
     different: bool | None = None
     labels: Sequence[Label] = ()
+    crossed: Sequence[Label] = ()
+
+
+def cross(first: Sequence[Claim], second: Sequence[Claim]) -> list[Label]:
+    """Return a label for each claim of one answer with each of the other; none if either answer claims nothing."""
+    return [
+        label if label is not None and claim.sure and other.sure else "ambiguous"
+        for claim in first
+        for other in second
+        for label in (_label(claim, other),)
+    ]
 
 
 def compare(first: Sequence[Claim], second: Sequence[Claim]) -> list[Label]:
@@ -142,7 +157,9 @@ def tally(pair: PairScores) -> dict[str, float]:
         "contradictions": answers == (True, True),
         "yes_same": pair.same is True,
         "compared": bool(pair.labels),
-        "cr": sum(WEIGHTS[label] for label in pair.labels) / max(len(pair.labels), 1),
+        "cr": _mean_weight(pair.labels),
+        "crossed": bool(pair.crossed),
+        "cr_clauses": _mean_weight(pair.crossed),
     }
     for kind in TYPES:
         sums |= _matches(
@@ -152,6 +169,10 @@ def tally(pair: PairScores) -> dict[str, float]:
     sums |= _matches("category", *categories)
     sums["category_occurring"] = sum(name in categories[1] for name in categories[0])
     return {name: float(value) for name, value in sums.items()}
+
+
+def _mean_weight(labels: Sequence[Label]) -> float:
+    return sum(WEIGHTS[label] for label in labels) / max(len(labels), 1)
 
 
 def _matches(name: str, claimed: Sequence[str | None], true: Sequence[str | None]) -> dict[str, float]:
@@ -172,6 +193,8 @@ def scores(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         "cf1": ratio(2 * sums["category_matched"], sums["category_claimed"] + sums["category_true"]),
         "cf1_released": ratio(2 * sums["category_occurring"], sums["category_claimed"] + sums["category_true"]),
         "cr": ratio(sums["cr"], sums["compared"]),
+        "cr_all": ratio(sums["cr"], sums["pairs"]),
+        "cr_clauses": ratio(sums["cr_clauses"], sums["crossed"]),
         "cr_pairs": ratio(sums["compared"], sums["pairs"]),
         "yes_no_consistency": ratio(sums["yes_no"], sums["pairs"]),
         "contradictions": ratio(sums["contradictions"], sums["pairs"]),

@@ -13,16 +13,27 @@ from probes.harness.options import VECTOR, Defaults, Names, Noise, Texts, sample
 from probes.harness.session import Session, Setup
 
 if TYPE_CHECKING:
+    from probes.harness.comparison import Way
     from probes.image_qa.run import ListOptions
     from probes.image_qa.task import Task
 
 
 def listed(
-    name: str, task: Callable[[], Task[Any]], *, help: str, description: str, limit: int, unit: str
+    name: str,
+    task: Callable[[], Task[Any]],
+    *,
+    help: str,
+    description: str,
+    limit: int,
+    unit: str,
+    automatic: bool = False,
+    only_own: bool = False,
 ) -> Benchmark[ListOptions]:
     """Return the benchmark `name`, whose `task` is imported when it runs.
 
-    If no file is given, the demo world draws the samples of that name, if it can.
+    If no file is given, the demo world draws the samples of that name, if it can. `automatic`: its chats mark a text
+    context, so that steering can also find its side. `only_own`: its task's own
+    conditions are all there are.
     """
 
     def options(
@@ -43,15 +54,26 @@ def listed(
             Option(min=1, metavar="N", help="largest number of tokens of an answer", show_default="the benchmark's"),
         ] = None,
         vector: Annotated[str, Option(metavar="NAME|FILE", help="steering vector to use")] = VECTOR,
+        baselines: Annotated[
+            bool,
+            Option("--baselines", help="also ask with an instruction, a chain of thought and four solved examples"),
+        ] = False,
         conditions: Names = None,
         condition: Texts = None,
     ) -> ListOptions:
         from probes.harness.conditions import Wanted
+        from probes.image_qa.baselines import NAMES
         from probes.image_qa.run import ListOptions
 
-        conditions_wanted = replace(Wanted.of(conditions, condition, defaults.vectors), vector=vector)
+        own: dict[str, Way] = dict.fromkeys(NAMES, ()) if baselines else {}
+        if only_own and (its_own := task().conditions) is not None:
+            own |= its_own()
+        wanted = replace(
+            Wanted.of(conditions, condition, defaults.vectors, own),
+            vector=vector, automatic=automatic, only_own=only_own,
+        )  # fmt: skip
         draw = defaults.draw.get(name)
-        return ListOptions(name, conditions_wanted, tuple(data or ()), images, noise, max_tokens, draw)
+        return ListOptions(name, wanted, tuple(data or ()), images, noise, max_tokens, draw, baselines)
 
     def run(options: ListOptions, session: Session) -> Findings:
         from probes.image_qa.run import run

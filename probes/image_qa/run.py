@@ -13,6 +13,7 @@ from probes.harness.comparison import compare
 from probes.harness.conditions import Wanted
 from probes.harness.missing import check_there, whole
 from probes.harness.session import Session, Setup
+from probes.image_qa.baselines import NAMES, SHOTS
 from probes.image_qa.report import report
 from probes.image_qa.task import Task
 
@@ -32,6 +33,7 @@ class ListOptions:
     noise: float
     max_tokens: int | None
     demo: Callable[[int, int, float, str], tuple[list[Any], str]] | None
+    baselines: bool = False
 
     def __post_init__(self) -> None:
         if self.images and not self.data:
@@ -42,21 +44,21 @@ class ListOptions:
         if not self.data and self.demo is None:
             raise ValueError(f"--data is needed: no demo world is installed that draws samples of {self.name}")
 
-    def draw(self, task: Task[Any], setup: Setup, left_out: list[str]) -> tuple[list[Any], str]:
-        """Return the samples, those of files shuffled by the seed, and the name of their world.
+    def draw(self, task: Task[Any], setup: Setup, left_out: list[str], more: int = 0) -> tuple[list[Any], str]:
+        """Return the samples, those of files shuffled by the seed, and the name of their world; `more` than the limit.
 
         Samples that are left out are added to `left_out`. Raises ValueError if there are none.
         """
         if not self.data:
             assert self.demo is not None
-            return self.demo(setup.limit, setup.seed, self.noise, setup.model.path)
+            return self.demo(setup.limit + more, setup.seed, self.noise, setup.model.path)
         files = [Path(path) for path in self.data]
         folder = Path(self.images) if self.images else files[0] if files[0].is_dir() else files[0].parent
         samples = task.load([file for path in files for file in task.files(path)], folder, left_out)
         if not samples:
             raise ValueError(f"{', '.join(self.data)}: it holds no samples of {task.title}")
         random.Random(setup.seed).shuffle(samples)
-        return whole(samples, setup.limit, lambda sample: [sample.image], left_out), ""
+        return whole(samples, setup.limit + more, lambda sample: [sample.image], left_out), ""
 
     def origin(self, samples: int, unit: str, scenes: str, seed: int) -> str:
         """Return the number of samples, their source and seed in words."""
@@ -71,10 +73,18 @@ def run(options: ListOptions, task: Task[Any], session: Session) -> Findings:
     """Ask every sample under every condition."""
     setup = session.setup
     left_out: list[str] = []
-    samples, scenes = options.draw(task, setup, left_out)
-    conditions = options.wanted.conditions(session)
+    if options.baselines and task.instructed is None:
+        raise ValueError(f"--baselines: the papers have none for {task.title}")
+    more = SHOTS if options.baselines else 0
+    samples, scenes = options.draw(task, setup, left_out, more)
+    samples, examples = samples[: len(samples) - more], samples[len(samples) - more :]
+    changes = task.instructed.changes(examples) if options.baselines and task.instructed else {}
+    conditions = {
+        name: way for name, way in options.wanted.conditions(session).items() if name not in NAMES or name in changes
+    }
     length = options.max_tokens or task.max_tokens
-    results = compare(session.answerer, conditions, task.parts(samples), max_tokens=length, quiet=setup.quiet)
+    parts = task.parts(samples)
+    results = compare(session.answerer, conditions, parts, max_tokens=length, changes=changes, quiet=setup.quiet)
     about: dict[str, Any] = {
         "model": session.model, "data": options.origin(len(samples), task.unit, scenes, setup.seed), "samples": len(samples),
         "left_out": len(left_out),

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from probes.harness.comparison import SampleSet
+from probes.harness.comparison import SampleSet, Way
+from probes.image_qa.baselines import Instructed
 
 S = TypeVar("S")
 
@@ -25,7 +26,8 @@ class Task(Generic[S]):
     ValueError that names what is wrong. parts: returns the samples as a comparison asks them. metrics: those that the report
     shows; `share` is the one whose detectable difference it reports, if any. reading: explains the metrics. totals: further
     figures by condition. published: the patterns of the file names that are read from a folder; without any, `load`
-    receives the folder itself.
+    receives the folder itself. instructed: the baselines that steering is compared with, where the papers have them.
+    conditions: the benchmark's own in place of all known ones.
     """
 
     title: str
@@ -38,6 +40,8 @@ class Task(Generic[S]):
     max_tokens: int = 16
     totals: Callable[[Mapping[str, Any]], Mapping[str, Any]] = nothing
     published: Sequence[str] = ()
+    instructed: Instructed | None = None
+    conditions: Callable[[], Mapping[str, Way]] | None = None
 
     def files(self, folder: Path) -> list[Path]:
         """Return the published files of a folder, by name, or a file itself; raise ValueError if a folder has none."""

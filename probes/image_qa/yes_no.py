@@ -23,6 +23,14 @@ SHARES = {
 }
 
 
+RANKING = (
+    "*auroc*: how often a question to be answered yes has greater log-odds of yes at the first token than one to be "
+    "answered no; *best_accuracy*: the accuracy with the threshold between them that makes it greatest. Neither changes if "
+    "an intervention makes the model say yes more often to all questions alike."
+)
+"""An explanation of the metrics of `probes.harness.bootstrap`."""
+
+
 @dataclass(frozen=True)
 class YesNo:
     """A question on an image (or its file).
@@ -77,8 +85,14 @@ def scores(sums: Tallies) -> dict[str, np.ndarray]:
     }
 
 
+def truths(sample: YesNo) -> list[bool]:
+    """Return whether yes is right, of the sample's one question."""
+    return [sample.present]
+
+
 def part(name: str, samples: Sequence[YesNo]) -> SampleSet[YesNo]:
     """Return such questions as a comparison asks them, scored by setting."""
     return SampleSet(
-        name, samples, YesNo.chats, tally, scores, SHARES, setting=lambda sample: sample.setting, cluster=shown
-    )
+        name, samples, YesNo.chats, tally, scores, SHARES, setting=lambda sample: sample.setting, cluster=shown,
+        truths=truths,
+    )  # fmt: skip

@@ -42,6 +42,10 @@ class MmePair:
         """Return the chats of both questions; raise ValueError if the image's file does not decode."""
         return [chat([self.image], question) for question, _ in self.questions]
 
+    def truths(self) -> list[bool]:
+        """Return whether yes is right, of each question."""
+        return [true for _, true in self.questions]
+
     @property
     def picture(self) -> Path | int:
         """A key that distinguishes the picture from others."""

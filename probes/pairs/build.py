@@ -1,6 +1,7 @@
-"""A steering vector from pairs of prompts: for every layer the mean difference of the states at the last token.
+"""A steering vector from pairs of prompts, learned for every layer from the states at the last token.
 
-It is measured as in a probe (modality-preference paper, section 5.1), without the third, plain prompt.
+By default it is the mean difference, measured as in a probe (modality-preference paper, section 5.1) without the third,
+plain prompt; `learners` has the others.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
+
 from probes.answering.engine import with_picture
 from probes.answering.progress import Tracker
-from probes.pairs.file import PromptPair
+from probes.pairs.file import KeptStates, PairedPrompt, PromptPair
+from probes.pairs.learners import Learner, PairStates, learned
 from probes.vector import verdict
 from probes.vector.build import made_of, reading, state_of
 from probes.vector.direction import Tally
-from steering import Engine, Request, SteeringVector
+from steering import Engine, SteeringVector
 
 KIND = "pairs"
 """The kind of these vectors, which is no modality preference: a signed scale steers, and the wire names no side."""
@@ -34,13 +38,16 @@ def build(
     name: str,
     sides: tuple[str, str],
     layers: Sequence[int] | None = None,
+    learner: Learner = "mean",
+    seed: int = 0,
     state: Path | None = None,
     quiet: bool = False,
 ) -> SteeringVector:
     """Build the vector whose plus leads to the first of the sides, at the best ranked layer (of `layers`, if given).
 
-    Its weight is the published one, of the states of both sides. The measurement is saved in `state` while it runs. Raises
-    ValueError for layers that the model does not have.
+    Its weight is the published one, of the states of both sides. The measurement of a mean difference is saved in `state`
+    while it runs; other learners need all states at once, which stay in memory. `seed` is that of their draws. Raises
+    ValueError for layers that the model does not have, and for states of another model's shape.
     """
     count = engine.mllm.num_layers
     if layers is not None and (not layers or any(not 0 <= layer < count for layer in layers)):
@@ -49,19 +56,28 @@ def build(
         [engine.mllm.fingerprint, str(engine.mllm.quantization or engine.mllm.dtype), *(pair.digest for pair in pairs)]
     )
     key = hashlib.sha256(asked.encode()).hexdigest()
+    if learner != "mean":
+        state = None
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     tally = Tally() if state is None else Tally.resumed(state, key)
     with Tracker("Reading the pairs", {"": len(pairs)}, unit="pairs", quiet=quiet) as progress:
         progress.advance(by=tally.count, kept=True)
         rest = pairs[tally.count :]
-        states = (state_of(result) for result in engine.stream(_requests(engine, rest)))
+        states = _states(engine, rest)
         for pair, toward, away in zip(rest, states, states, strict=True):
             both = (toward.double().abs() + away.double().abs()) / 2
             tally.add(toward, away, both, pair.digest.encode())
+            if learner != "mean":
+                kept.append((toward, away))
             progress.advance()
             if state is not None and (tally.count % _KEEP_EVERY == 0 or tally.count == len(pairs)):
                 tally.save(state, key)
     about = {"sides": list(sides), "recipe": {"position": -1, "size": "queries", "states": "instructed"}}
-    return made_of(engine, tally, name=name, layers=layers, size="queries", states="instructed", about=about, kind=KIND)
+    made = made_of(engine, tally, name=name, layers=layers, size="queries", states="instructed", about=about, kind=KIND)
+    if learner == "mean":
+        return made
+    of_pairs = PairStates(*(torch.stack(side).double().numpy() for side in zip(*kept, strict=True)))
+    return learned(made, learner, of_pairs, layers, seed)
 
 
 def too_few(pairs: Sequence[PromptPair], held_back: int = 0) -> list[str]:
@@ -77,7 +93,16 @@ def too_few(pairs: Sequence[PromptPair], held_back: int = 0) -> list[str]:
     return found
 
 
-def _requests(engine: Engine, pairs: Sequence[PromptPair]) -> Iterator[Request]:
-    for pair in pairs:
-        for prompt in (pair.toward, pair.away):
-            yield reading(with_picture(engine.mllm, prompt.chat()), -1)
+def _states(engine: Engine, pairs: Sequence[PromptPair]) -> Iterator[torch.Tensor]:
+    """Yield the states (layers, d) of either side of each pair, from its file or read by the engine."""
+    sides = [side for pair in pairs for side in (pair.toward, pair.away)]
+    asked = (reading(with_picture(engine.mllm, side.chat()), -1) for side in sides if isinstance(side, PairedPrompt))
+    answers = engine.stream(asked)
+    shape = engine.mllm.num_layers, engine.mllm.hidden_size
+    for side in sides:
+        states = side.read() if isinstance(side, KeptStates) else state_of(next(answers))
+        if tuple(states.shape) != shape:
+            raise ValueError(
+                f"{getattr(side, 'file', 'a prompt')} has states of {tuple(states.shape)}, the model of {shape}."
+            )
+        yield states

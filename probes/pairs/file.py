@@ -1,7 +1,8 @@
 """Pairs of prompts from a JSONL file, with one object per line.
 
-An object holds the messages of a prompt "toward" a side and of one "away" from it. To score answers it also has a
-"question", and in "expect" the text of either side's answer. Any error in a file is reported with its line number before a
+An object holds the messages of a prompt "toward" a side and of one "away" from it, or instead of a prompt the file of hidden
+states that the readout `states` returned for it. To score answers it also has a "question", and in "expect" the text of
+either side's answer. Any error in a file is reported with its line number before a
 model is loaded.
 """
 
@@ -12,15 +13,20 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as load_tensors
 
 from probes.answering.base import Chat
 from steering.pictures import opened
 
+T = TypeVar("T")
 Rule = Literal["holds", "begins"]
 """The rule by which an answer belongs to a side: it holds, or begins with, the side's text."""
 
@@ -55,6 +61,39 @@ class PairedPrompt:
 
 
 @dataclass(frozen=True)
+class KeptStates:
+    """The hidden states of a prompt, in a safetensors file with a tensor "states", (layers, d) or (layers, positions, d)."""
+
+    file: Path
+    digest: str
+
+    pictures: ClassVar[Sequence[str]] = ()
+
+    def read(self) -> torch.Tensor:
+        """Return the states (layers, d) in float32, the mean over positions."""
+        states = load_tensors(self.file.read_bytes())["states"].float()
+        return states if states.ndim == 2 else states.mean(1)
+
+    @classmethod
+    def of(cls, source: str, place: str, folder: Path) -> KeptStates:
+        """Return the states of a file; raise ValueError, naming the place, where it holds none of every layer."""
+        file = folder / Path(source).expanduser()
+        if not file.is_file():
+            raise ValueError(f"'{place}.states': there is no file {file}")
+        try:
+            with safe_open(file, "pt") as opened:
+                shape = opened.get_slice("states").get_shape()
+                layers = json.loads((opened.metadata() or {}).get("layers", "null"))
+        except (SafetensorError, ValueError):
+            raise ValueError(f"'{place}.states': {file} is no safetensors file with a tensor 'states'") from None
+        if len(shape) not in (2, 3) or 0 in shape:
+            raise ValueError(f"'{place}.states': {file} has states of shape {shape}, not (layers, positions, d)")
+        if layers is not None and layers != list(range(shape[0])):
+            raise ValueError(f"'{place}.states': {file} has layers {layers}; states of all layers are needed, in order")
+        return cls(file, hashlib.sha256(file.read_bytes()).hexdigest())
+
+
+@dataclass(frozen=True)
 class Check:
     """A question, and the text of either side's answer."""
 
@@ -75,8 +114,8 @@ class PromptPair:
     """Two prompts that ask for opposite sides; `line` is their line in the file."""
 
     line: int
-    toward: PairedPrompt
-    away: PairedPrompt
+    toward: PairedPrompt | KeptStates
+    away: PairedPrompt | KeptStates
     test: Check | None = None
 
     @property
@@ -86,22 +125,30 @@ class PromptPair:
 
 def load(path: Path) -> list[PromptPair]:
     """Return the pairs of a file, skipping empty lines; raise ValueError that names the line of the first invalid one."""
-    pairs = []
+    return read_lines(path, _pair, "pairs", SHOWN)
+
+
+def read_lines(path: Path, read: Callable[[int, object, Path], T], items: str, shown: str) -> list[T]:
+    """Return what `read` makes of each line's number, its JSON and the file's folder.
+
+    Empty lines are skipped. Raises ValueError that names the first invalid line; `items` and `shown` say what a file holds.
+    """
+    made = []
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 try:
-                    pairs.append(_pair(number, json.loads(line), path.parent))
+                    made.append(read(number, json.loads(line), path.parent))
                 except UnicodeDecodeError:
                     raise ValueError(f"{path}, line {number}: it is not UTF-8 text") from None
                 except json.JSONDecodeError as error:
-                    why = f"it is not JSON ({error.msg} at column {error.colno}); write {SHOWN}, a line each"
+                    why = f"it is not JSON ({error.msg} at column {error.colno}); write {shown}, a line each"
                     raise ValueError(f"{path}, line {number}: {why}") from None
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"{path}, line {number}: {error}") from None
-    if not pairs:
-        raise ValueError(f"{path} holds no pairs: write {SHOWN}, a line each")
-    return pairs
+    if not made:
+        raise ValueError(f"{path} holds no {items}: write {shown}, a line each")
+    return made
 
 
 def different(pairs: Iterable[PromptPair]) -> list[PromptPair]:
@@ -116,10 +163,17 @@ def _pair(number: int, row: object, folder: Path) -> PromptPair:
         raise ValueError(f"{missing[0]!r} is missing: {SHOWN}")
     if unknown := sorted(row.keys() - KEYS):
         raise ValueError(f"{unknown[0]!r} is unknown; there are {', '.join(sorted(KEYS))}")
-    toward, away = (_prompt(row[key], key, folder) for key in ("toward", "away"))
+    toward, away = (_side(row[key], key, folder) for key in ("toward", "away"))
     if toward.digest == away.digest:
         raise ValueError("both sides are the same")
     return PromptPair(number, toward, away, _test(row, folder))
+
+
+def _side(given: object, place: str, folder: Path) -> PairedPrompt | KeptStates:
+    match given:
+        case {"states": str(source), **rest} if not rest:
+            return KeptStates.of(source, place, folder)
+    return prompt_of(given, place, folder)
 
 
 def _test(row: Mapping[str, Any], folder: Path) -> Check | None:
@@ -135,10 +189,11 @@ def _test(row: Mapping[str, Any], folder: Path) -> Check | None:
             raise ValueError('\'expect\' must be {"toward": text, "away": text}')
     if toward.casefold() == away.casefold():
         raise ValueError("'expect' is the same for both sides")
-    return Check(_prompt(row["question"], "question", folder), toward, away)
+    return Check(prompt_of(row["question"], "question", folder), toward, away)
 
 
-def _prompt(given: object, place: str, folder: Path) -> PairedPrompt:
+def prompt_of(given: object, place: str, folder: Path) -> PairedPrompt:
+    """Return the prompt of a line's JSON, a list of messages or a text; raises ValueError that names the place."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:

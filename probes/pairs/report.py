@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from probes.answering.versions import in_words, versions
+from probes.pairs.learners import FORMULAS
 from probes.reporting import plots
 from probes.reporting.report import Report
+from probes.reporting.tables import Measured
 from probes.vector.report import layers
 from steering import SteeringVector
 
@@ -26,7 +28,8 @@ def report(vector: SteeringVector, model: str, data_from: str) -> tuple[Report, 
         "Data": data_from, "Model": model, "A positive scale is toward": plus, "A negative scale is toward": minus,
         "Versions": in_words(versions()),
     })  # fmt: skip
-    page.text(f"v = mean over the pairs of h({plus}) - h({minus}) at the prompts' last token.")
+    learner = info.get("learner", {"name": "mean"})
+    page.text(f"{FORMULAS[learner['name']].format(plus=plus, minus=minus)}; states at the prompts' last token.")
     page.heading("Is there a direction?")
     measured = "calibration" in info
     page.text("\n".join(f"- {doubt}" for doubt in info["doubts"]) or (MOVES if measured else AGREES))
@@ -38,6 +41,16 @@ def report(vector: SteeringVector, model: str, data_from: str) -> tuple[Report, 
             ("agreement of as many pairs that have nothing in common", info["samples"] ** -0.5),
         ],
     )
+    if (held := learner.get("held_out")) is not None:
+        page.text(
+            f"Learned from three quarters of the pairs, the direction of each layer was measured on the other "
+            f"{held['pairs']}, which chose the layer; then it was learned from all pairs."
+        )
+        auroc = held["auroc"]
+        page.table(
+            ["AUROC of the sides' held-out states along the direction (0.5 = chance)", "pairs"],
+            [(None if auroc is None else Measured(auroc[0], (auroc[1], auroc[2])), held["pairs"])],
+        )
     layers(page, vector)
     _weights(page, vector)
     if "calibration" in info:
@@ -52,6 +65,13 @@ def report(vector: SteeringVector, model: str, data_from: str) -> tuple[Report, 
 
 def _weights(page: Report, vector: SteeringVector) -> None:
     page.heading("Weight")
+    if vector.info.get("learner", {}).get("name") == "iti":
+        page.text(
+            "Strength 1.0 adds one sigma, the deviation of the states along the direction, so that strength is the paper's "
+            f"alpha. At layer {vector.layers[0]} sigma is {float(vector.direction[vector.layers[0]].norm()):.4g}, and "
+            f"strength 1.0 is {vector.info['published']:.4g} of the mean size of a state."
+        )
+        return
     told = (
         "no answers were scored, so strength 1.0 is the published weight and NOT calibrated: try small strengths first"
     )

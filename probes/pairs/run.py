@@ -14,6 +14,7 @@ from probes.harness.options import ModelOptions, check_writable
 from probes.pairs.build import build, too_few
 from probes.pairs.calibrate import calibrate, unmoved
 from probes.pairs.file import PromptPair, Rule, different, load
+from probes.pairs.learners import Learner, doubtful
 from probes.pairs.report import report
 from probes.vector.verdict import disagreement, refuse
 from steering import NAME, SteeringVector
@@ -26,7 +27,8 @@ MAX_SIDE = 40
 class PairsOptions:
     """The options of a build.
 
-    sides: the names of the sides that plus and minus lead to. score: the rule for an answer's side; None without
+    pairs: the file of pairs, or of a condition's examples. sides: the names of the sides that plus and minus lead to.
+    learner: the method that makes a direction of states. score: the rule for an answer's side; None without
     calibration. calibrated: the most pairs with a question that are held back for it. folder: for the report, and for what
     an interrupted run continues from. Raises ValueError for names that a vector cannot have, FileExistsError for a file that
     must not be overwritten.
@@ -42,6 +44,7 @@ class PairsOptions:
     strengths: tuple[float, ...]
     out: Path
     folder: Path
+    learner: Learner = "mean"
     seed: int = 0
     force: bool = False
     replace: bool = False
@@ -78,15 +81,17 @@ def run(options: PairsOptions) -> None:
     if len(pairs) < len(read):
         _log.warning("%d lines of %s repeat other lines and are left out.", len(read) - len(pairs), options.pairs)
     used, tested = _split(options, pairs)
-    doubts = too_few(used, held_back=len(tested))
+    if options.learner == "actadd":
+        _check_single(options, used)
+    doubts = [] if options.learner == "actadd" else too_few(used, held_back=len(tested))
     if not options.force:
         refuse(options.out, doubts)
     engine = options.model.engine(options.quiet)
     vector = build(
         engine, used, name=options.name, sides=options.sides, layers=options.layers,
-        state=options.folder / "states.safetensors", quiet=options.quiet,
+        learner=options.learner, seed=options.seed, state=options.folder / "states.safetensors", quiet=options.quiet,
     )  # fmt: skip
-    doubts += disagreement(vector)
+    doubts += disagreement(vector) + doubtful(vector)
     if tested and options.score and (options.force or not doubts):
         tests = [pair.test for pair in tested if pair.test is not None]
         answerer = Remembering(InProcess(engine), options.folder / "answers.jsonl")
@@ -111,6 +116,17 @@ def run(options: PairsOptions) -> None:
     _print(vector, options.out)
 
 
+def _check_single(options: PairsOptions, pairs: Sequence[PromptPair]) -> None:
+    """Raise ValueError unless there is what ActAdd needs: one pair, and a layer, which nothing else chooses."""
+    if len(pairs) != 1:
+        raise ValueError(
+            f"--learner actadd makes a vector of a single pair, but {options.pairs} has {len(pairs)}; the mean over pairs "
+            "is --learner mean"
+        )
+    if options.layers is None or len(options.layers) != 1:
+        raise ValueError("--learner actadd needs --layers with one layer: a single pair cannot choose it")
+
+
 def _split(options: PairsOptions, pairs: Sequence[PromptPair]) -> tuple[list[PromptPair], list[PromptPair]]:
     """Return the pairs that build the vector, and those that are held back for the calibration, a third at most."""
     able = [pair for pair in pairs if pair.test is not None]
@@ -132,7 +148,12 @@ def _print(vector: SteeringVector, path: Path) -> None:
     if info["doubts"]:
         print("NOT RELIABLE: " + " ".join(info["doubts"]))
     print(f"layer {layer}, the pairs agree by {info['agreement'][layer]:.3f} of 1, layers by score {info['ranking']}")
-    if (calibration := info.get("calibration")) is None:
+    if "learner" in info and (held := info["learner"].get("held_out")) and held["auroc"] is not None:
+        print("held-out pairs: AUROC {:.3f} ({:.3f} to {:.3f})".format(*held["auroc"]) + f" of {held['pairs']} pairs")
+    if (calibration := info.get("calibration")) is None and info.get("learner", {}).get("name") == "iti":
+        print("strength 1.0 = one sigma (the paper's alpha), NOT calibrated: its effect on answers was not measured")
+        return
+    if calibration is None:
         print(
             "strength 1.0 = the published weight, NOT calibrated: its effect on answers was not measured, and pairs that "
             "differ in the same words always agree (--score measures the effect)"

@@ -50,7 +50,7 @@ def parts(samples: Sequence[PhdSample]) -> list[SampleSet[PhdSample]]:
     return [
         SampleSet(
             f"PhD-{mode}", [sample for sample in samples if sample.mode == mode], PhdSample.chats, tally, scores, SHARES,
-            setting=lambda sample: sample.setting, cluster=yes_no.shown,
+            setting=lambda sample: sample.setting, cluster=yes_no.shown, truths=yes_no.truths,
         )
         for mode in MODES
     ]  # fmt: skip

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from probes.image_qa import rows
+from probes.image_qa.baselines import Instructed
 from probes.image_qa.task import Task
+from probes.image_qa.yes_no import RANKING
 from probes.phd.samples import MODES, Mode, PhdSample, parts
 
-FOLLOW = " In case there is an inconsistency between the context and the image content, you should follow the image. "
-"""The sentence that the authors put between a text and the question."""
+FOLLOW = "In case there is an inconsistency between the context and the image content, you should follow the image."
+"""The sentence that PhD's authors put between a text and the question: an instruction, no part of plain asking."""
 
 
 def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) -> list[PhdSample]:
@@ -44,17 +46,18 @@ def _questions(row: Mapping[str, Any], place: int, folder: Path) -> list[PhdSamp
 
 
 def _text(row: Mapping[str, Any], mode: Mode, question: str) -> str:
-    return question if mode == "base" else f"{row['context'][mode]}{FOLLOW}{question}"
+    return question if mode == "base" else f"{row['context'][mode]}\n{question}"
 
 
 TASK = Task(
     "PhD",
     load,
     parts,
-    metrics=("accuracy", "recall", "recall_no", "index", "yes", "unread"),
+    metrics=("accuracy", "recall", "recall_no", "index", "yes", "unread", "auroc", "best_accuracy"),
     published=("data.json",),
     share="accuracy",
     reading="Each question is asked plainly (base), beside an inaccurate text (iac) and beside an incorrect one (icc). "
     "*recall*, *recall_no*: the shares of yes and of no that are answered so; *index*: their harmonic mean, the PhD index. "
-    "*yes*: the share answered so. *unread*: neither yes nor no, which is wrong.",
+    f"*yes*: the share answered so. *unread*: neither yes nor no, which is wrong. {RANKING}",
+    instructed=Instructed(FOLLOW),
 )

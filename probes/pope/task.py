@@ -18,9 +18,9 @@ TASK = Task(
     "POPE",
     pope.load,
     _parts,
-    metrics=("accuracy", "precision", "recall", "f1", "yes", "unread"),
+    metrics=("accuracy", "precision", "recall", "f1", "yes", "unread", "auroc", "best_accuracy"),
     published=("*pope_random*.json*", "*pope_popular*.json*", "*pope_adversarial*.json*"),
     share="accuracy",
     reading="*yes*: the share of questions answered so, of which half should be. *precision*, *recall*, *f1*: of yes. "
-    "*unread*: neither yes nor no, which is wrong.",
+    f"*unread*: neither yes nor no, which is wrong. {yes_no.RANKING}",
 )

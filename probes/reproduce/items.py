@@ -15,8 +15,25 @@ TITLES: Mapping[Paper, str] = {
     "spd": "SPD-Faith Bench and SAGE (SPD)",
 }
 
-APPEARS, ABSENT, IMPOSSIBLE = "appears", "does not appear", "cannot be done here"
-"""The verdicts."""
+APPEARS, ABSENT, NOTHING, IMPOSSIBLE = (
+    "appears",
+    "does not appear",
+    "nothing to measure here",
+    "cannot be done here",
+)
+"""The verdicts.
+
+NOTHING is for rows that could not have come out otherwise: the effect was trained in (planted), the baseline leaves no room
+above (ceiling) or below (floor), or the figure follows from how it is computed (identity).
+"""
+
+CEILING, FLOOR = 0.95, 0.05
+"""The shares from which on there is no room above, and up to which there is none below."""
+
+
+class UnreadableRun(Exception):
+    """A run measured something else than its row asks for, as where most answers cannot be read."""
+
 
 Json = Mapping[str, Any]
 
@@ -43,19 +60,21 @@ class Found:
     """The result of a run for a row.
 
     ours: a number, or several by name. appears: True if the paper's finding is seen. interval: 95 %, of that number, or by
-    name of those of several numbers that have one. n: the number of samples.
+    name of those of several numbers that have one. n: the number of samples. nothing: the reason why these figures could not
+    have shown the finding, or not have missed it; empty if they could.
     """
 
     ours: Any
     appears: bool
     interval: Sequence[float] | Mapping[str, Sequence[float]] | None = None
     n: int | None = None
+    nothing: str = ""
 
     @classmethod
-    def of(cls, figures: Mapping[str, Figure], appears: bool, n: int | None) -> Found:
+    def of(cls, figures: Mapping[str, Figure], appears: bool, n: int | None, nothing: str = "") -> Found:
         """Combine several figures by name."""
         intervals = {name: figure.interval for name, figure in figures.items() if figure.interval is not None}
-        return cls({name: figure.value for name, figure in figures.items()}, appears, intervals or None, n)
+        return cls({name: figure.value for name, figure in figures.items()}, appears, intervals or None, n, nothing)
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures by name; a single one is named ""."""
@@ -72,7 +91,8 @@ class Item:
 
     id: its number there. theirs: the paper's figure, with its place. run: the name in `runs` of the run that measures it.
     read: the reading of that run's report.json; without these two it cannot be done here, for the reason in `why`. effect:
-    the effect that must be seen for it to appear, in words.
+    the effect that must be seen for it to appear, in words. identity: the reason why it cannot fail on any model. embedded:
+    the reason why the embedded models show nothing either way, as a training loss that asked for the effect.
     """
 
     id: int
@@ -83,6 +103,8 @@ class Item:
     read: Callable[[Json], Found] | None = None
     effect: str = ""
     why: str = ""
+    identity: str = ""
+    embedded: str = ""
 
     def __post_init__(self) -> None:
         if (self.run is None) is not bool(self.why) or (self.run is None) is not (self.read is None):
@@ -91,13 +113,18 @@ class Item:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a row; verdict: one of the three; command: the command that measured it, as a user would write it."""
+    """The outcome of a row.
+
+    verdict: one of the four. model: the one that was measured. command: the command that measured it, as a user would write
+    it. why: the reason for the last two verdicts.
+    """
 
     item: Item
     verdict: str
     found: Found | None = None
     command: str = ""
     why: str = ""
+    model: str = ""
 
     def to_json(self) -> dict[str, Any]:
         reading = self.found
@@ -110,6 +137,7 @@ class Outcome:
             "ours": None if reading is None else reading.ours,
             "interval": None if reading is None else _list_of(reading.interval),
             "n": None if reading is None else reading.n,
+            "model": self.model,
             "verdict": self.verdict,
             "why": self.why,
             "command": self.command,

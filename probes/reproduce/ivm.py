@@ -9,6 +9,9 @@ from probes.harness.bootstrap import proportion
 from probes.reproduce.items import Figure, Found, Item, Json, figure
 
 RUN = "stme"
+FEW = 0.01
+"""The share that the lower bound of misunderstandings must exceed: the paper has 4.8 %, and one case lifts it above 0."""
+PLANTED = "planted: a loss pulls the attention of layers 4 to 7 to the picture that is asked about"
 LEAST_NEEDLES = 0.836
 """The least attention accuracy on needles that were found, over the paper's models (Table 5)."""
 
@@ -42,13 +45,18 @@ def _metrics(report: Json) -> Found:
 
 
 def _misunderstandings(report: Json) -> Found:
-    """Return the share of misunderstandings, and the effects of hiding the target and the focused picture."""
+    """Return the share of misunderstandings, and the effects of hiding the target and the focused picture.
+
+    An answer that changes without the target, and not without the picture that is looked at, understood the right picture,
+    whatever it looks at; and one case alone lifts the lower bound of a share above 0.
+    """
     ivm, hidden = _plain(report)["ivm"], report["hidden"].get("right, elsewhere")
     ours = {"looks elsewhere": figure(ivm)}
     if hidden is not None:
         ours |= {"of these changed by hiding the target": figure(hidden["other"])}
         ours |= {"by hiding the focused picture": figure(hidden["focused"])}
-    return Found.of(ours, ivm["value_95"][0] > 0, _plain(report)["samples"])
+    rests_elsewhere = hidden is not None and _is_above(hidden["focused"], hidden["other"])
+    return Found.of(ours, ivm["value_95"][0] > FEW and rests_elsewhere, _plain(report)["samples"])
 
 
 def _answers(report: Json) -> Found:
@@ -87,18 +95,15 @@ def _converges(report: Json) -> Found:
 def _named(report: Json) -> Found:
     best, chosen = _attention(report)["right"]["best"], report["which"]["all"]["share"]
     ours = {"attention": figure(best), "named": figure(chosen)}
-    return Found.of(ours, _is_above(best, chosen), report["which"]["all"]["samples"])
+    chance = _attention(report)["chance"]
+    guesses = chosen["value_95"][0] <= chance
+    nothing = f"floor: it names pictures no better than by chance, {chance:.3f}" if guesses else ""
+    return Found.of(ours, _is_above(best, chosen), report["which"]["all"]["samples"], nothing)
 
 
 def _patches(report: Json) -> Found:
     rise = report["patches"]["rise"]
     return Found(rise["value"], rise["value_95"][0] > 0, rise["value_95"], rise["n"])
-
-
-def _quadrants(report: Json) -> Found:
-    plain = _plain(report)
-    right, wrong = plain["attention"], plain["attention_wrong"]
-    return Found.of({"right": figure(right), "wrong": figure(wrong)}, _is_above(right, wrong), plain["samples"])
 
 
 def _needles(report: Json) -> Found:
@@ -130,14 +135,16 @@ ITEMS = (
     Item(
         29, "ivm", "attention factor (Eq. 1, 2, 8-10)", "even in early layers, on the target in deep ones (section 2.1)",
         RUN, _factor, "in the last layer right answers look at the target more than evenly: the interval lies above 1",
+        embedded=PLANTED,
     ),
     Item(
         30, "ivm", "layer-focused picture; LND, M-LND, MC-LND (Eq. 3-5)", "the differences are marginal (section 2.3)", RUN,
-        _metrics, "the interval of each metric lies above guessing",
+        _metrics, "the interval of each metric lies above guessing", embedded=PLANTED,
     ),
     Item(
         31, "ivm", "implicit misunderstandings", "4.8 % of Qwen2VL-7B's right answers to hard tasks (Table 1)", RUN,
-        _misunderstandings, "some right answers look at another picture than the target",
+        _misunderstandings, "over 1 % of right answers look at another picture than the target, and change more often when "
+        "that is hidden than when the target is: intervals above and apart",
     ),
     Item(
         32, "ivm", "STME, answers", "Qwen2VL-7B 95.2 % easy, 86.7 % hard (Table 1)", RUN, _answers,
@@ -159,6 +166,7 @@ ITEMS = (
     Item(
         36, "ivm", "attention by layer and picture (Fig. 3, 10-13)", "attention converges on the target (Fig. 3)", RUN,
         _converges, "the look at the target is more in the last third of the layers than in the first, interval above 0",
+        embedded=PLANTED,
     ),
     Item(
         37, "ivm", "the model told to name the picture (Fig. 4)", "all three metrics significantly higher (section 2.3)",
@@ -169,12 +177,12 @@ ITEMS = (
         "the look at the place of the answer is more in the last third of the layers than in the first, interval above 0",
     ),
     Item(
-        39, "ivm", "four quadrants (Fig. 9, Table 4)", "Qwen2VL-2B 58.2 % of wrong answers, 82.3 % of right (Tables 4, 2)",
-        RUN, _quadrants, "wrong answers look at the target less often, the intervals apart",
+        39, "ivm", "four quadrants (Fig. 9, Table 4)", "agreement over models with POPE and HallusionBench (section 3.2)",
+        why="Table 4 correlates over models; `eval stme` reports the quadrants of one",
     ),
     Item(
         40, "ivm", "needles that were found (Table 5)", "83.6 to 100 %, Qwen2VL-7B 100 (Table 5)", RUN, _needles,
-        "the interval of those that look at the target lies above 83.6 %, the least there",
+        "the interval of those that look at the target lies above 83.6 %, the least there", embedded=PLANTED,
     ),
     Item(
         41, "ivm", "curves over N (Appendix E)", "they rise, then fall (Fig. 14-21)", RUN, _curves,
@@ -183,6 +191,7 @@ ITEMS = (
     Item(
         42, "ivm", "questions answered without pictures", "such ones were left out (section 2.2)", RUN, _blind,
         "the interval without pictures lies below that with them",
+        identity="identity: a filter of questions, no finding; any model that uses its pictures passes",
     ),
     Item(
         43, "ivm", "queries, keys and values in 32 bits (Appendix C.1)", "raised for models on Qwen2",

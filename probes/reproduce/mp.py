@@ -12,17 +12,15 @@ def _separate(low: Json, high: Json, name: str) -> bool:
     return bool(low[f"{name}_95"][1] < high[f"{name}_95"][0])
 
 
-def _vision_ratio(report: Json) -> Found:
-    plain = report["conditions"]["plain"]
-    return Found(plain["vision_ratio"], plain["vision_ratio_95"] is not None, plain["vision_ratio_95"], plain["n"])
-
-
 def _instructed(report: Json) -> Found:
     text, plain, vision = (report["conditions"][name] for name in ("instruct_text", "plain", "instruct_vision"))
     rows = {"text": text, "plain": plain, "vision": vision}
     separated = _separate(text, plain, "vision_ratio") and _separate(plain, vision, "vision_ratio")
     return Found.of({name: figure(row, "vision_ratio") for name, row in rows.items()}, separated, plain["n"])
 
+
+PREFERENCE = "planted: a hidden graded rule of the training decides each conflict"
+INSTRUCTED = "planted: a loss separates the sides that the two instructions name, behind layer 3"
 
 ITEMS = (
     Item(
@@ -33,6 +31,7 @@ ITEMS = (
         "mc2-plain",
         read.tasks_alike,
         "the samples that are asked are of eight tasks, equally many of each (counted, so without an interval)",
+        identity="identity: a count of the samples that the command draws, whatever the model",
     ),
     Item(
         2,
@@ -40,8 +39,9 @@ ITEMS = (
         "S_v, S_t, S_o, Vision Ratio",
         "most models below 0.5; LLaVA1.5-7B 13.4 % (section 4.1)",
         "mc2",
-        _vision_ratio,
-        "the ratio is defined: some answers follow one of the modalities",
+        read.vision_ratio,
+        "the interval of the ratio lies below .5: the model prefers the text, as most of the paper's",
+        embedded=PREFERENCE,
     ),
     Item(
         3,
@@ -50,7 +50,8 @@ ITEMS = (
         "Qwen2.5VL-7B S_v/S_t 18.0/68.8 for sentiment, 77.6/14.0 for objects",
         "mc2-plain",
         read.by_task,
-        "the interval of the lowest task's Vision Ratio lies below that of the highest",
+        "the tasks' Vision Ratios are not all alike: a chi-square test of all of them, p below .05",
+        embedded=PREFERENCE,
     ),
     Item(
         4,
@@ -69,6 +70,7 @@ ITEMS = (
         "mc2",
         _instructed,
         "the intervals of text, plain and vision lie one above the other",
+        embedded=INSTRUCTED,
     ),
     Item(
         6,
@@ -78,6 +80,7 @@ ITEMS = (
         "mc2-plain",
         read.alone,
         "the intervals with the text alone, and with the image alone, lie above .95",
+        embedded="planted: both were questions of the training",
     ),
     Item(
         7,
@@ -115,6 +118,7 @@ ITEMS = (
         "mc2-plain",
         read.words,
         "the longest task's mean is at most 1.7 times the shortest's, as there",
+        identity="identity: a count of the samples' words, whatever the model",
     ),
     Item(
         11,
@@ -206,6 +210,7 @@ ITEMS = (
         read.states,
         "the instructed centres lie on two sides of the plain one (a cosine below 0), further off than those of degraded "
         "images and texts, with their intervals (figures: distances)",
+        embedded=INSTRUCTED,
     ),
     Item(
         21,
@@ -215,6 +220,7 @@ ITEMS = (
         "probe",
         read.layers,
         "mean / deviation is greatest in a layer between, 1.5 times that of the first and of the last, the intervals apart",
+        embedded=INSTRUCTED,
     ),
     Item(
         22,
@@ -244,6 +250,7 @@ ITEMS = (
         read.direction,
         "the queries' differences agree at the chosen layer by the bound that a probe goes by (figure: their mean cosine "
         "with the direction, of larger ones more)",
+        embedded=INSTRUCTED,
     ),
     Item(
         25,
@@ -253,7 +260,8 @@ ITEMS = (
         "probe",
         read.weight,
         "the vector's published weight is the states' mean size over the direction's, in the reading that it says (figures: "
-        "all four; an identity of what was measured, so without an interval)",
+        "all four; without an interval)",
+        identity="identity: the weight is computed as that quotient",
     ),
     Item(26, "mp", "human agreement of the Vision Ratio", "2.68 % apart (section 4.1)", why="needs human annotators"),
     Item(

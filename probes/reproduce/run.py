@@ -9,11 +9,21 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from probes.reproduce.items import ABSENT, APPEARS, IMPOSSIBLE, Item, Json, Outcome, Paper
+from probes.reproduce.items import (
+    ABSENT,
+    APPEARS,
+    IMPOSSIBLE,
+    NOTHING,
+    Item,
+    Json,
+    Outcome,
+    Paper,
+    UnreadableRun,
+)
 from probes.reproduce.ivm import ITEMS as IVM
 from probes.reproduce.mp import ITEMS as MP
 from probes.reproduce.parallel import beside
@@ -31,12 +41,17 @@ FAILED = (ValueError, OSError, SteeringError)
 
 @dataclass(frozen=True)
 class Done:
-    """A run that ended: its command as a user would write it, its seconds, and its report or the error."""
+    """A run that ended: its command as a user would write it, its seconds, its report or the error, and its model.
+
+    embedded: the model is one of those that the project trained.
+    """
 
     command: str
     seconds: float
     report: Json | None
     error: str = ""
+    model: str = ""
+    embedded: bool = False
 
 
 def reproduce(
@@ -67,7 +82,9 @@ def reproduce(
         command_line = shlex.join(["helmsight", *words])
         if not quiet:
             print(command_line, file=sys.stderr, flush=True)
-        return _run_command(command, [*words, *(["--quiet"] if quiet or jobs > 1 else [])], folder / name, command_line)
+        done = _run_command(command, [*words, *(["--quiet"] if quiet or jobs > 1 else [])], folder / name, command_line)
+        of_model = RUNS[name].model if model is None or RUNS[name].fixed else model
+        return replace(done, model=of_model, embedded=of_model == RUNS[name].model)
 
     first = [name for name in names if name == "probe"]  # others may steer by its vector
     alone = [name for name in names if RUNS[name].timed]
@@ -102,12 +119,16 @@ def outcome(item: Item, runs: Mapping[str, Done]) -> Outcome:
         return Outcome(item, IMPOSSIBLE, why=item.why)
     ran = runs[item.run]
     if ran.report is None:
-        return Outcome(item, IMPOSSIBLE, command=ran.command, why=f"the command failed: {ran.error}")
+        return Outcome(item, IMPOSSIBLE, command=ran.command, why=f"the command failed: {ran.error}", model=ran.model)
     try:
         reading = item.read(ran.report)
     except (KeyError, IndexError, TypeError) as error:
-        return Outcome(item, IMPOSSIBLE, command=ran.command, why=f"the report lacks {error}")
-    return Outcome(item, APPEARS if reading.appears else ABSENT, reading, ran.command)
+        return Outcome(item, IMPOSSIBLE, command=ran.command, why=f"the report lacks {error}", model=ran.model)
+    except UnreadableRun as error:
+        return Outcome(item, IMPOSSIBLE, command=ran.command, why=str(error), model=ran.model)
+    nothing = item.identity or reading.nothing or (item.embedded if ran.embedded else "")
+    verdict = NOTHING if nothing else APPEARS if reading.appears else ABSENT
+    return Outcome(item, verdict, reading, ran.command, nothing, ran.model)
 
 
 def chosen(paper: Paper | None) -> list[Item]:

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from probes.reproduce.models import DEFAULT, ORGANISMS, PRIOR
+
 
 @dataclass(frozen=True)
 class Run:
     """A command, with its sample counts in `full` and `quick`.
 
     place: the options for its folder, which is "{out}"; another run's is "{NAME}". steers: it steers by the vector that
-    `probe` built, if the model is not the embedded one. fixed: it names its model itself. timed: it measures time and
-    memory, with nothing beside it.
+    `probe` built, if the model is not an embedded one. fixed: it names its model itself. timed: it measures time and
+    memory, with nothing beside it. model: the embedded model that it measures unless another one is named.
     """
 
     words: Sequence[str]
@@ -23,12 +25,15 @@ class Run:
     steers: bool = False
     fixed: bool = False
     timed: bool = False
+    model: str = DEFAULT
 
     def command(
         self, name: str, folder: Path, *, quick: bool, model: str | None, loading: Sequence[str] = ()
     ) -> list[str]:
         """Return its words on the command line; `folder` holds one folder for each run, `loading` is added to them."""
         words = [*self.words, *(self.quick if quick else self.full)]
+        if model is None and self.model == PRIOR:
+            words += ["--model", PRIOR]
         if model is not None and not self.fixed:
             words += ["--model", model, *(("--vector", "{probe}/vector.safetensors") if self.steers else ())]
         if not self.fixed:
@@ -56,11 +61,13 @@ RUNS: Mapping[str, Run] = {
         steers=True,
     ),
     "mc2-samples": Run(
-        ("eval", "mc2", "--conditions", "plain", "steer", "--ablate", "samples"), ("--limit", "200"), ("--limit", "16"),
+        ("eval", "mc2", "--conditions", "plain", "steer", "--strength", "0.5", "--ablate", "samples"),
+        ("--limit", "200"), ("--limit", "16"),
         steers=True,
     ),
     "mc2-tasks": Run(
-        ("eval", "mc2", "--conditions", "plain", "steer", "--ablate", "tasks"), ("--limit", "200"), ("--limit", "16"),
+        ("eval", "mc2", "--conditions", "plain", "steer", "--strength", "0.5", "--ablate", "tasks"),
+        ("--limit", "200"), ("--limit", "16"),
         steers=True,
     ),
     "mc2-strength": Run(
@@ -76,7 +83,7 @@ RUNS: Mapping[str, Run] = {
         ("--limit", "16", "--severity", "0.5"),
         steers=True,
     ),
-    "organisms": Run(("demo", "organisms"), ("--count", "200"), ("--count", "24"), fixed=True),
+    "organisms": Run(("demo", "organisms"), ("--count", "200"), ("--count", "24"), fixed=True, model=ORGANISMS),
     "spd-faith": Run(
         (
             "eval", "spd-faith", "--noise", "70", "--conditions", "SAGE", "VCD", "SC", "SR", "API", "Zoom-Refine", "*hint",
@@ -85,26 +92,27 @@ RUNS: Mapping[str, Run] = {
         ("--limit", "120", "--several", "40"), ("--limit", "6", "--several", "2"),
     ),
     "sage": Run(
-        ("eval", "sage", "--noise", "70", "--conditions", "+ See", "+ Think", "+ Generate"),
-        ("--limit", "300", "--pairs", "60"), ("--limit", "8", "--pairs", "3"),
+        ("eval", "sage", "--conditions", "+ See", "+ Think", "+ Generate"),
+        ("--limit", "300", "--pairs", "60"), ("--limit", "8", "--pairs", "3"), model=PRIOR,
     ),
     "sage-sweep": Run(
         (
-            "eval", "sage", "--noise", "70", "--sweep", "--conditions", "See as transfer, alpha 0.[12]",
+            "eval", "sage", "--sweep", "--conditions", "See as transfer, alpha 0.[12]",
             "Think, gamma 0.[69]", "Generate, lambda 0.5", "Generate, lambda 1",
         ),
-        ("--limit", "300", "--pairs", "60"), ("--limit", "8", "--pairs", "3"),
+        ("--limit", "300", "--pairs", "60"), ("--limit", "8", "--pairs", "3"), model=PRIOR,
     ),
     "faithfulness": Run(("eval", "faithfulness"), ("--limit", "200"), ("--limit", "12")),
     "alarm": Run(("eval", "alarm"), ("--limit", "900"), ("--limit", "240")),
     "pope": Run(
-        ("eval", "pope", "--noise", "70", "--conditions", "SAGE", "VCD", "ICD"), ("--limit", "300"), ("--limit", "12")
+        ("eval", "pope", "--conditions", "SAGE", "VCD", "ICD", "opera", "AGLA"), ("--limit", "300"), ("--limit", "12"),
+        model=PRIOR,
     ),
     "mme": Run(
         ("eval", "mme", "--noise", "70", "--conditions", "SAGE", "VCD", "ICD"), ("--limit", "150"), ("--limit", "10")
     ),
     "chair": Run(
-        ("eval", "chair", "--noise", "70", "--conditions", "SAGE", "VCD", "ICD"), ("--limit", "100"), ("--limit", "6")
+        ("eval", "chair", "--conditions", "SAGE", "VCD", "ICD"), ("--limit", "240"), ("--limit", "6"), model=PRIOR
     ),
     "phd": Run(("eval", "phd", "--conditions", "toward vision"), ("--limit", "300"), ("--limit", "24"), steers=True),
     "tallyqa": Run(

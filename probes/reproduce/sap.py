@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from math import sqrt
 
 from probes.harness.bootstrap import deviation
 from probes.reproduce.items import Figure, Found, Item, Json, figure
+from probes.reproduce.readings.groups import LEVEL, alike
 
 PLAIN, TOLD = "baseline", "refusal prompt"
 
+REFUSALS, FEW = 10, 0.01
+"""The least number of refusals with a rate, and the share that its lower bound must exceed: one case lifts it above 0."""
 THEIR_DEVIATION, THEIR_QUESTIONS = 0.0130, 1118
 """The greatest deviation over five runs of a model's total in the authors' README, and its number of questions."""
 
@@ -50,8 +52,10 @@ def _rates(report: Json) -> Found:
 def _refusals(report: Json) -> Found:
     know, rate = report["runs"][PLAIN]["know"], _metric(report, "know", "unknown_knowns")
     ours = {"refused": Figure(know["refusals"]["mean"]), "of these known": figure(rate)}
-    is_part = rate["value"] is not None and rate["value_95"][0] > 0 and rate["value_95"][1] < 0.5
-    return Found.of(ours, is_part, report["conditions"][PLAIN]["know"]["all"]["samples"])
+    is_part = rate["value"] is not None and rate["value_95"][0] > FEW and rate["value_95"][1] < 0.5
+    refused = know["refusals"]["mean"]
+    nothing = f"floor: it refuses {refused:g} questions" if refused < REFUSALS else ""
+    return Found.of(ours, is_part, report["conditions"][PLAIN]["know"]["all"]["samples"], nothing)
 
 
 def _told_to_refuse(report: Json) -> Found:
@@ -79,8 +83,9 @@ def _subtasks(report: Json) -> Found:
     scores = {
         name: scores_of_task["sa"] for part in parts.values() for name, scores_of_task in part.items() if name != "all"
     }
-    apart = any(_is_below(*pair) or _is_below(*pair[::-1]) for pair in combinations(scores.values(), 2))
-    return Found.of({name: figure(score) for name, score in scores.items()}, apart, _n(report))
+    ours = {name: figure(score) for name, score in scores.items()}
+    p = alike(ours.values())
+    return Found.of(ours | {"p": Figure(p)}, p < LEVEL, _n(report))
 
 
 ITEMS: tuple[Item, ...] = (
@@ -118,7 +123,7 @@ ITEMS: tuple[Item, ...] = (
         "InfMLLM-7b refuses 25.0 of 350, of which 42.47 % are known; four models 14.27 to 42.47 %",
         "mm-sap",
         _refusals,
-        "some of what is refused is known, less than half, with its interval",
+        "over 1 % of what is refused is known, less than half, with its interval; of ten refusals or more",
     ),
     Item(
         50,
@@ -145,6 +150,6 @@ ITEMS: tuple[Item, ...] = (
         "7 subtasks of BasicVisQA, 6 of KnowVisQA, 6 of BeyondVisQA (the authors' overview.jpeg)",
         "mm-sap",
         _subtasks,
-        "sa depends on what is asked: the intervals of some two subtasks are apart",
+        "sa depends on what is asked: a chi-square test of all subtasks, p below .05",
     ),
 )

@@ -32,15 +32,6 @@ def _attention(report: Json) -> Found:
     return Found(ours, shallow > deep and slope["faithful"][0] < 0 and decay[-1] < decay[0], n=read["samples"])
 
 
-def _drift(report: Json) -> Found:
-    same, different = (report["apart"][name] for name in ("same question", "other questions"))
-    deep, middle = (Figure(same["mean"][layer], same["mean_95"][layer]) for layer in (-1, len(same["mean"]) // 2))
-    last_different = Figure(different["mean"][-1], different["mean_95"][-1])
-    ours = {"middle layer": middle, "last layer": deep, "last layer, other questions": last_different}
-    falls = same["mean_95"][-1][1] < same["mean_95"][len(same["mean"]) // 2][0]
-    return Found.of(ours, falls, report["read"]["samples"])
-
-
 def _sublayers(report: Json) -> Found:
     """Read whether the FFN's greatest fall, in its layer, is beyond zero, and greater than attention's greatest."""
     ffn, mha = (report["read"]["by_layer"][name] for name in ("ffn_cosine", "mha_cosine"))
@@ -99,16 +90,7 @@ MECHANISM = (
         "faithfulness",
         _attention,
         "the system prompt has more in the first third of the layers than in the last, and the picture's share falls",
-    ),
-    Item(
-        77,
-        "spd",
-        "semantic drift (Fig. 8a and 21)",
-        "contradicting answers part in deep layers, the similarity falls to 0.83 (section 4.3, appendix D.3)",
-        "faithfulness",
-        _drift,
-        "a faithful and an unfaithful answer to a question are less alike in the last layer than in the middle one, the "
-        "intervals apart",
+        embedded="floor: the template has no system prompt, and nothing stands before the picture but a few marks",
     ),
     Item(
         78,

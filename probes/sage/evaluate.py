@@ -54,4 +54,5 @@ def pair_of(sample: Difference, answers: Sequence[str], categories: Sequence[str
         same=yes(same),
         different=yes(different),
         labels=metrics.compare(*specific),
+        crossed=metrics.cross(*specific),
     )

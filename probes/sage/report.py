@@ -10,13 +10,15 @@ from probes.harness.comparison import BASELINE
 from probes.harness.comparison_tables import READING, power, table
 from probes.harness.missing import left_out
 from probes.image_pairs.metrics import TYPES
+from probes.image_qa.yes_no import RANKING
 from probes.reporting.report import Report
 from probes.sage.samples import QUESTIONS
 
 _DIFFERENCES: Mapping[str, Sequence[str]] = {
     "How many differences": ("dqr_exact", "ds_tolerance", "dqr_ratio", "ds_detect", "false_alarms"),
     "Which differences": ("tf1", "cf1", "cf1_released"),
-    "Consistency": ("cr", "cr_pairs", "yes_no_consistency", "contradictions", "yes_same"),
+    "Consistency of the claims": ("cr", "cr_all", "cr_clauses", "cr_pairs"),
+    "Consistency of yes and no": ("yes_no_consistency", "contradictions", "yes_same"),
 }
 _BY_SETTING = ("dqr_exact", "tf1", "cf1", "cr", "contradictions")
 
@@ -41,8 +43,11 @@ def report(about: Mapping[str, Any], results: Mapping[str, Any]) -> Report:
 def _existence(page: Report, results: Mapping[str, Any]) -> None:
     page.heading("Existence (POPE)")
     power(page, results, "existence", "accuracy", "questions")
-    metrics = ("accuracy", "precision", "recall", "f1", "yes")
-    table(page, results, "existence", metrics, list(results[BASELINE]["existence"]))
+    settings = list(results[BASELINE]["existence"])
+    table(page, results, "existence", ("accuracy", "precision", "recall", "f1", "yes"), settings)
+    page.heading("Ranking", 3)
+    page.text(RANKING)
+    table(page, results, "existence", ("auroc", "best_accuracy"), settings)
 
 
 def _differences(page: Report, results: Mapping[str, Any]) -> None:

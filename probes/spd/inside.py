@@ -18,6 +18,7 @@ from steering import Engine
 KINDS = ("contradicting", "consistent")
 NUMBERS: Mapping[str, Callable[[Trace, Trace], float]] = {
     "cosine": lambda first, second: float(np.mean(alike(first, second))),
+    "last layer": lambda first, second: alike(first, second)[-1],
     "divergence": divergence,
     "faithfulness": faithfulness,
 }

@@ -115,7 +115,7 @@ def _several(page: Report, results: Mapping[str, Any]) -> None:
         table(page, results, "several", names, differences=False)
     page.heading("Consistency", 3)
     page.text(f'cr compares the answers to "{EXPLAINED_SAME}" and "{EXPLAINED_DIFFERENT}".')
-    consistency = ("cr", "cr_pairs", "yes_no_consistency", "contradictions", "yes_same")
+    consistency = ("cr", "cr_all", "cr_clauses", "cr_pairs", "yes_no_consistency", "contradictions", "yes_same")
     table(page, results, "several", consistency, differences=False)
     page.heading("Faithfulness of what is described", 3)
     page.text(

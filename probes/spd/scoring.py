@@ -46,11 +46,12 @@ class Verdict:
     """A judge's verdict on a pair's answers.
 
     It covers the claims that the answers to "same?" and "different?" share, and those of the description; each is None
-    without a judgement.
+    without a judgement. crossed: the labels of all pairs of the former claims, by rules alone.
     """
 
     labels: Sequence[metrics.Label] | None
     faithfulness: Faithfulness | None
+    crossed: Sequence[metrics.Label] = ()
 
 
 def single_tally(pair: PicturePair, answers: Sequence[str]) -> dict[str, float]:
@@ -81,6 +82,7 @@ def several_tally(
         same=yes(same),
         different=yes(different),
         labels=verdict.labels or (),
+        crossed=verdict.crossed,
     )
     faithful = verdict.faithfulness or Faithfulness(0, {}, False)
     claims = faithful.claims

@@ -20,6 +20,7 @@ from probes.harness.bootstrap import Share, Tallies, ratio
 from probes.harness.comparison import SampleSet
 from probes.harness.pictures import Source, chat
 from probes.image_qa import rows
+from probes.image_qa.baselines import Instructed
 from probes.image_qa.task import Task
 
 NUMBERS = (
@@ -125,4 +126,5 @@ TASK = Task(
     share="accuracy",
     reading="*rmse*: root mean square error of the answers that hold a number. *unread*: those that hold none, which are "
     "wrong.",
+    instructed=Instructed("Rely on the image content, and count what it shows."),
 )

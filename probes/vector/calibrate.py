@@ -191,12 +191,12 @@ def calibrate(
         "within_budget": not exceeded,
         "budget": asdict(baseline.budget),
         "baseline": {
-            "plain": baseline.plain.to_json(),
+            "plain": _with_interval(baseline.plain),
             "image_accuracy": baseline.image_accuracy,
             "context_accuracy": baseline.context_accuracy,
             "repetition": baseline.repetition,
         },
-        "chosen": chosen.to_json(),
+        "chosen": chosen.to_json() | {"vision": _with_interval(chosen.vision), "text": _with_interval(chosen.text)},
         "curve": [point.to_json() | {"strength": round(point.strength / chosen.strength, 3)} for point in curve],
         "others_tried": [point.to_json() for point in points if point.layer != layer],
     }
@@ -207,6 +207,15 @@ def calibrate(
         info=vector.info
         | {"calibration": calibration}
         | ({} if unit is None else {"published": chosen.strength * unit}),
+    )
+
+
+def _with_interval(shares: Shares) -> dict[str, Any]:
+    """Return shares as JSON, with the 95 % interval of their Vision Ratio."""
+    vision, text, others = (round(share * shares.n) for share in (shares.s_vision, shares.s_text, shares.s_others))
+    intervals = Shares.of_counts(vision, text, others, intervals=True).intervals
+    return shares.to_json() | (
+        {"vision_ratio_95": list(intervals["vision_ratio"])} if "vision_ratio" in intervals else {}
     )
 
 

@@ -42,7 +42,7 @@ def report(
     page.heading("Is there a direction?")
     page.text("\n".join(f"- {doubt}" for doubt in doubts) if doubts else "Yes: nothing speaks against it.")
     for warning in info.get("warnings", ()):
-        page.text(f"{warning} Steering moves its answers nevertheless.")
+        page.text(warning)
     page.table(
         ["what", "value"],
         [
@@ -85,7 +85,9 @@ def layers(page: Report, vector: SteeringVector) -> None:
     info, chosen = vector.info, vector.layers
     page.heading("Layers")
     page.text(
-        "Chosen by mean and deviation: a direction is good where mean |v| is large and differs little between samples. "
+        "Ranked by the held-out pairs; the deviation is that of the pairs' differences along the direction."
+        if info.get("learner", {}).get("held_out")
+        else "Chosen by mean and deviation: a direction is good where mean |v| is large and differs little between samples. "
         "Layers whose pairs disagree come last."
     )
     mean, std = vector.mean_abs.tolist(), vector.std.tolist()

@@ -199,7 +199,7 @@ def _print_vector(vector: SteeringVector, path: Path) -> None:
     if info["doubts"]:
         print("NOT RELIABLE: " + " ".join(info["doubts"]))
     for warning in info["warnings"]:
-        print(f"WARNING: {warning} Steering moves its answers nevertheless.")
+        print(f"WARNING: {warning}")
     layer = vector.layers[0]
     _print_weight(vector, layer)
     for name, cosines in info["agreement_across"]["cosines"].items():

@@ -17,11 +17,13 @@ import numpy as np
 
 from probes.answering.base import Answerer
 from probes.conflicts.asking import Condition, ask
-from probes.conflicts.samples import ConflictSample, Wording
+from probes.conflicts.samples import SIDES, ConflictSample, Wording
 from probes.harness.bootstrap import interval
 from probes.vector.direction import LEAST, RELIABLE
 from steering import SteeringVector
 
+OPEN = 0.25
+"""The widest 95 % interval of a Vision Ratio that needs no warning: that of 12 samples that agree, or of 60 that do not."""
 MOVED = 0.1
 """The least difference between the shares of vision answers under the two instructions, or the two ways of steering."""
 
@@ -121,9 +123,34 @@ def doubts(vector: SteeringVector, instructed: Followed) -> list[str]:
 
 
 def warnings(vector: SteeringVector, instructed: Followed) -> list[str]:
-    """Return warnings about a vector that steers: the model does not follow the instructions from which it was built."""
+    """Return warnings about a vector that steers, one sentence each.
+
+    The model does not follow the instructions from which it was built, or its calibration has too few samples to say how far
+    it steers.
+    """
     moved = _moved(vector)
-    return unfollowed(instructed) if moved is not None and moved >= MOVED - 1e-9 else []
+    if moved is None or moved < MOVED - 1e-9:
+        return []
+    ignored = [f"{sentence} Steering moves its answers nevertheless." for sentence in unfollowed(instructed)]
+    return ignored + imprecise(vector)
+
+
+def imprecise(vector: SteeringVector) -> list[str]:
+    """Return a sentence if the calibration leaves a Vision Ratio open by more than `OPEN`."""
+    calibration = vector.info["calibration"]
+    ratios = {side: calibration["chosen"][side] for side in SIDES}
+    known = {side: shares for side, shares in ratios.items() if shares.get("vision_ratio_95") is not None}
+    if all(high - low <= OPEN for low, high in (shares["vision_ratio_95"] for shares in known.values())):
+        return []
+    intervals = " and ".join(
+        "{:.3f} toward {} (95 % interval {:.3f} to {:.3f})".format(
+            shares["vision_ratio"], side, *shares["vision_ratio_95"]
+        )
+        for side, shares in known.items()
+    )
+    return [
+        f"The calibration has {calibration['samples']} samples, too few to say how far it steers: Vision Ratio {intervals}."
+    ]
 
 
 def unfounded(vector: SteeringVector) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from probes.harness.comparison import SampleSet
 from probes.image_qa import rows, yes_no
+from probes.image_qa.baselines import Instructed
 from probes.image_qa.task import Task
 from probes.image_qa.yes_no import YesNo
 
@@ -43,9 +44,11 @@ TASK = Task(
     "VSR",
     load,
     _parts,
-    metrics=("accuracy", "f1", "yes", "unread"),
+    metrics=("accuracy", "f1", "yes", "unread", "auroc", "best_accuracy"),
     published=("test.jsonl", "zeroshot/test.jsonl"),
     share="accuracy",
-    reading="By relation. *yes*: the share of statements called true. *unread*: neither yes nor no, which is wrong.",
+    reading="By relation. *yes*: the share of statements called true. *unread*: neither yes nor no, which is wrong. "
+    f"{yes_no.RANKING}",
     unit="statements",
+    instructed=Instructed("Rely on the image content."),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from flask import Blueprint, Response
 
+from server.access.auth import CHATS
 from server.api import vectors as vector_routes
 from server.api.vectors import vector_or_error
 from server.context import AppContext, context
@@ -15,6 +16,7 @@ from server.engine.runtime import Serving
 from server.engine.served import Capabilities
 from server.images.load import MAX_RATIO, MAX_SIDE
 from server.openapi.operation import JSON, Parameter, documented
+from server.requests.guarding import guard_card
 from server.requests.preset import AT, PLAIN, Preset
 from server.requests.readiness import readouts_available, states
 from server.wire.interventions import schema as options_schema
@@ -81,6 +83,7 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "object": "model",
         "created": serving.since,
         "owned_by": "helmsight",
+        "endpoints": list(CHATS),
         "fingerprint": capabilities.fingerprint,
         "layers": capabilities.layers,
         "hidden_size": capabilities.hidden_size,
@@ -88,6 +91,8 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "device": capabilities.device,
         "dtype": capabilities.dtype,
         "quantization": capabilities.quantization,
+        "engine": capabilities.engine,
+        "unsupported": _unsupported(capabilities),
         "compiled": stats.get("compiled_in_use", 0) > 0,
         "image_size": None if capabilities.image_size is None else list(capabilities.image_size),
         "image_pixels": None if capabilities.pixels is None else list(capabilities.pixels),
@@ -96,6 +101,7 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "interventions": _interventions(capabilities),
         "readouts": [entry.name for entry in _readouts(capabilities)],
         "readout_schemas": [_described(entry, available[entry.name]) for entry in _readouts(capabilities)],
+        "guard": guard_card(capabilities.readouts, available, app.chats),
         "prepared": [_prepared(state) for state in states(serving)],
         "limits": {
             "slots": int(stats["slots"]),
@@ -136,6 +142,12 @@ def _interventions(capabilities: Capabilities) -> list[dict[str, Any]]:
         for name, (kind, _) in intervention.REGISTRY.items()
         if name in capabilities.interventions and (schema := options_schema(kind, capabilities.layers)) is not None
     ]
+
+
+def _unsupported(capabilities: Capabilities) -> list[str]:
+    """Return the fields of interventions and readouts that this version has, but not the engine."""
+    names = [name for name in intervention.REGISTRY if name not in capabilities.interventions]
+    return [*names, *(f"diagnostics.{name}" for name in readout.REGISTRY if name not in capabilities.readouts)]
 
 
 def _readouts(capabilities: Capabilities) -> list[Readout]:

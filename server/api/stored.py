@@ -12,18 +12,16 @@ from server.access.auth import caller
 from server.api.body import read_json
 from server.api.query import METADATA, integer, metadata_of, metadata_parameter, parameters, word
 from server.api.reading import reading
+from server.api.truths import judge
 from server.context import context
 from server.dialects.chat import CHAT
 from server.encode import json_response
 from server.errors import ApiError, BadRequest
 from server.journal.database import Database
-from server.journal.reading.queries import answer
 from server.journal.reading.stored import Chosen, change, find, messages, page, remove, shown
 from server.openapi.examples import of_change
 from server.openapi.operation import JSON, Parameter, documented
-from server.telemetry.conventions import scores
 from server.wire.parse import parse
-from server.wire.storing.metadata import truth
 from server.wire.storing.stored import StoredChange, StoredCompletion, StoredCompletions, StoredDeletion, StoredMessages
 
 blueprint = Blueprint("stored", __name__)
@@ -98,22 +96,11 @@ def change_stored(identity: str) -> Response:
     parameters(())
     given = parse(read_json(context()), StoredChange)
     changed = of_caller(
-        identity, lambda connection, owner: change(connection, owner, identity, given.metadata), shown, writes=True
-    )
-    _judge(identity, given.metadata)
+        identity, lambda connection, owner: change(connection, owner, identity, given.metadata), shown, writes=True,
+        hint=" Metadata of any other answer are taken by POST /v1/diagnostics/{id}.",
+    )  # fmt: skip
+    judge(identity, given.metadata)
     return json_response(changed)
-
-
-def _judge(identity: str, metadata: dict[str, str] | None) -> None:
-    """Emit the event of a truth that came after its answer, if traces are sent."""
-    traces, right = context().traces, truth(metadata, "answer_correct")
-    if traces is None or right is None:
-        return
-    with reading() as database, database.engine.connect() as connection:
-        rows = answer(connection, identity)
-    if rows:
-        (score,) = scores({"answer_correct": right})
-        traces.judged(score, identity, rows[0]["trace_id"], rows[0]["span_id"])
 
 
 @blueprint.delete("/v1/chat/completions/<identity>")
@@ -145,6 +132,7 @@ def of_caller(
     show: Callable[[Any], Any],
     writes: bool = False,
     prefix: str = CHAT.prefix,
+    hint: str = "",
 ) -> Any:
     """Return what `show` makes of the caller's completion; raises a 404 if `find_it` returns None."""
     found = None
@@ -153,7 +141,7 @@ def of_caller(
             found = _within(database, find_it, writes)
     if found is None:
         raise ApiError(
-            404, 'No answer is stored under this id for this key; only requests with "store": true are.',
+            404, f'No answer is stored under this id for this key; only requests with "store": true are.{hint}',
             code="unknown_answer", param="id",
         )  # fmt: skip
     return show(found)

@@ -179,8 +179,8 @@ def _message(error: Any) -> str | None:
 class ResponseFile:
     """A file of rows that grows; those of an earlier run are kept, if `wanted` names their ids (None: all).
 
-    A row that is to be asked `again` is dropped. Raises ValueError for rows of anything else, unless they are to be dropped
-    (`replace`).
+    A row that is to be asked `again` is dropped. Raises ValueError for rows of anything else, and for rows that are
+    `outdated` for the reason returned, unless they are to be dropped (`replace`).
     """
 
     def __init__(
@@ -190,10 +190,11 @@ class ResponseFile:
         *,
         replace: bool = False,
         again: Callable[[Mapping[str, Any]], bool] = lambda row: passing(answered_in(row)),
+        outdated: Callable[[Mapping[str, Any]], str | None] = lambda row: None,
     ) -> None:
         self.path = path
         self.kept: set[str] = set()
-        self._again = again
+        self._again, self._outdated = again, outdated
         if path.exists():
             self._keep(wanted, replace)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,6 +217,7 @@ class ResponseFile:
         """Rewrite the file without rows that are to be asked again, and without a line that was cut."""
         temporary = self.path.with_name(f".{self.path.name}.kept")
         strange = 0
+        outdated: list[str] = []
         with self.path.open("rb") as file, temporary.open("wb") as kept:
             for line in lines_of(file):
                 kept_row = _row(line.text)
@@ -223,6 +225,9 @@ class ResponseFile:
                     # A line of the requests that was no request may have been mended.
                     strange += kept_row is None or answered_in(kept_row).problem is None
                 elif kept_row["id"] not in self.kept and not self._again(kept_row):
+                    if (reason := self._outdated(kept_row)) is not None:
+                        outdated.append(reason)
+                        continue
                     self.kept.add(kept_row["id"])
                     kept.write(line.text + b"\n")
         if strange and not replace:
@@ -232,6 +237,12 @@ class ResponseFile:
             raise ValueError(
                 f"{self.path} has {strange} lines that answer other requests, or with another model; name another file, or "
                 "drop them with --replace"
+            )
+        if outdated and not replace:
+            temporary.unlink()
+            raise ValueError(
+                f"{self.path} has {len(outdated)} lines that were answered differently: {outdated[0]}; name another file, "
+                "or answer them again with --replace"
             )
         os.replace(temporary, self.path)
 

@@ -92,7 +92,9 @@ def run_batch(options: BatchOptions, transport: Transport) -> BatchSummary:
         return BatchResponse(problem=task.problem) if task.problem is not None else transport.send(task.body)
 
     with (
-        ResponseFile(options.responses, wanted, replace=options.replace) as rows,
+        ResponseFile(
+            options.responses, wanted, replace=options.replace, outdated=transport.digests().difference
+        ) as rows,
         Tracker("Batch", parts, quiet=options.quiet) as progress,
     ):
         summary.kept = len(rows.kept)

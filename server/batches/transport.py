@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol
 
 import requests
@@ -20,11 +20,13 @@ from probes.answering.base import Unanswered
 from probes.answering.endpoint import SOURCE, Endpoint
 from server.app import create_app
 from server.batches.file import URL, BatchResponse, Problem
+from server.batches.measured import Digests
 from server.context import AppContext
 from server.encode import dumps
 from server.engine.runtime import Runtime, load
 from server.settings import Settings
 from server.telemetry.logs import request_id
+from steering import VectorError
 
 PATIENCE = 120.0
 """Seconds for which a full queue in this process is asked again."""
@@ -57,6 +59,9 @@ class Transport(Protocol):
     def registry(self) -> CollectorRegistry | None:
         """The registry of the server's metrics, None if they are elsewhere."""
 
+    def digests(self) -> Digests:
+        """Return the digests of what is measured for the model, as of now."""
+
     def send(self, body: Mapping[str, Any]) -> BatchResponse:
         """Return the response to a chat; a failure to get one is its problem."""
 
@@ -75,6 +80,15 @@ class LocalTransport:
         self.models = frozenset({self.model, *(f"{self.model}@{name}" for name in self.context.presets.at(serving))})
         self.at_once = max(1, int(serving.engine.stats()["slots"]))
         self.registry = self.context.metrics.registry
+
+    def digests(self) -> Digests:
+        serving = self.context.runtime.serving()
+        vectors: dict[str, str] = {}
+        for name in serving.store.names():
+            with suppress(VectorError, OSError):
+                vectors[name] = serving.store.get(name).identity
+        calibration = serving.engine.calibration()
+        return Digests(vectors, None if calibration is None else calibration.digest)
 
     def send(self, body: Mapping[str, Any]) -> BatchResponse:
         until = time.monotonic() + PATIENCE
@@ -101,6 +115,9 @@ class RemoteTransport:
         self.models = endpoint.models
         self.at_once = endpoint.concurrency
         self.forces = endpoint.is_helmsight
+
+    def digests(self) -> Digests:
+        return Digests(self._endpoint.digests())
 
     def send(self, body: Mapping[str, Any]) -> BatchResponse:
         try:

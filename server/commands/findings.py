@@ -18,10 +18,10 @@ from packaging.requirements import Requirement
 
 from server.access.ring import KeyRing, checked, count
 from server.engine import resources
-from server.openmp import VARIABLES
 from server.process.preflight import check_place, preflight
 from server.process.sources import merged, unknown
 from server.settings import Settings, SettingsError, warnings_for
+from server.startup.openmp import VARIABLES
 from server.wording import one_sentence
 
 if TYPE_CHECKING:
@@ -112,8 +112,10 @@ def keys(settings: Settings) -> Iterator[Finding]:
         named = count(checked(Path(path).expanduser())) if path is not None else 0
         yield Finding("keys", "ok", f"{len(settings.keys) + named} keys, {named} of them with a name")
         for name, expires in KeyRing(named=path).expiries().items():
-            if expires < datetime.now(UTC) + SOON:
-                said = f"the key {name!r} expires at {expires:%Y-%m-%d %H:%M} UTC"
+            if expires < (now := datetime.now(UTC)) + SOON:
+                time = f"{expires:%Y-%m-%d %H:%M} UTC"
+                said = f"the key {name!r} expire{'s' if expires > now else 'd'} at {time}"
+                said += "" if expires > now else ": its requests are refused"
                 yield Finding("keys", "warning", said, f"helmsight keys rotate {name} --expires TIME --file {path}")
 
 

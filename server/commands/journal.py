@@ -125,17 +125,22 @@ def backup(
     config: Config = None,
     journal: Journal = None,
 ) -> None:
-    """Copy the journal as of one moment, also while servers write to it.
+    """Copy the journal as of one moment, also while servers write to it, and the images of stored responses.
 
-    The copy of a SQLite journal is one itself; a journal in PostgreSQL is written by pg_dump, for pg_restore. Neither is
-    migrated, so that the version before can still use it.
+    The images go to the folder FILE.pictures, where a journal of that name has them. The copy of a SQLite journal is one
+    itself; a journal in PostgreSQL is written by pg_dump, for pg_restore. Neither is migrated, so that the version before
+    can still use it.
     """
-    from server.journal.backup import back_up
+    from server.journal.backup import back_up, back_up_pictures
 
     if file.exists() and not replace:
         raise FileExistsError(f"{file} already exists; --replace overwrites it")
-    with _opened(settings_of(config, journal=journal), upgrade=False) as database:
+    settings = settings_of(config, journal=journal)
+    with _opened(settings, upgrade=False) as database:
         print(f"{file}: {back_up(database, file):,} bytes")
+        folder, count, size = back_up_pictures(settings.journal.get_secret_value(), file)
+        if count:
+            print(f"{folder}: {size:,} bytes, {count} images of stored responses")
 
 
 def export(

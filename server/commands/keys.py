@@ -6,7 +6,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,7 +82,11 @@ def add(
         key, kept = new_key(name, role or (), *limits, _expiry(expires, old))
         write(path, [*(one for one in keys if one.name != name), kept])
     print(key)
-    typer.echo(f"{path} stores only its digest; servers with --named-key-file {path} accept it from now on", err=True)
+    typer.echo(
+        f"the key {name!r} is shown once: {path} stores only its digest; servers with --named-key-file {path} accept it "
+        "from now on",
+        err=True,
+    )
 
 
 @app.command("rotate", cls=Command)
@@ -110,7 +114,11 @@ def rotate(
     print(key)
     until = max((one.expires for one in kept.rotated), default=None)
     ends = "no longer" if until is None else f"until {_time(until)}"
-    typer.echo(f"servers with --named-key-file {path} accept the new key from now on, and the old one {ends}", err=True)
+    typer.echo(
+        f"the new key {name!r} is shown once; servers with --named-key-file {path} accept it from now on, and the old one "
+        f"{ends}",
+        err=True,
+    )
 
 
 @app.command("list", cls=Command)
@@ -123,8 +131,8 @@ def list_keys(file: File = None, config: Config = None) -> None:
             key.rate,
             key.concurrent,
             key.created or None,
-            None if key.expires is None else _time(key.expires),
-            max((_time(old.expires) for old in key.rotated), default=None),
+            _until(key.expires),
+            _until(max((old.expires for old in key.rotated), default=None)),
         )
         for key in _read(file, config)
     ]
@@ -160,6 +168,11 @@ def _expiry(given: str | None, old: NamedKey | None) -> datetime | None:
             f"the key {old.name!r} expires at {_time(old.expires)}: say with --expires when the new one does, or never"
         )
     return None if given is None else expiry(given)
+
+
+def _until(time: datetime | None) -> str | None:
+    """Return the time until which a key is accepted, marked if that is over; None for always."""
+    return None if time is None else f"{_time(time)}{' (expired)' if time <= datetime.now(UTC) else ''}"
 
 
 def _time(time: datetime) -> str:

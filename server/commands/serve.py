@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(config: Config = None, **given: Any) -> None:
-    """Serve a model behind OpenAI's chat-completions protocol."""
+    """Serve a model behind OpenAI's chat completions and Responses, and Anthropic's Messages."""
     settings = settings_of(config, **given)
     from server import serving
     from server.process.preflight import preflight

@@ -39,7 +39,7 @@ Replace = Annotated[bool, Option("--replace", help="overwrite an existing one")]
 Name = Annotated[str, Argument(help="name of the vector")]
 
 app = typer.Typer(no_args_is_help=True)
-app.command("build", cls=Command, short_help="build a vector from contrastive pairs of prompts")(
+app.command("build", cls=Command, short_help="build a vector from pairs of prompts, or a condition from examples")(
     with_flags(build, model_flags())
 )
 
@@ -107,6 +107,8 @@ def use_candidate(
     if current is not None and current.fingerprint != candidate.fingerprint:
         current = None
     print("\n".join(aligned([("", "in use", "candidate"), *side_by_side(current, candidate)])))
+    for warning in (*candidate.info.get("doubts", ()), *candidate.info.get("warnings", ())):
+        print(f"WARNING: {warning}")
     if dry_run:
         return
     kept = use(folder, name)

@@ -11,6 +11,7 @@ from typing import Any
 
 from server.encode import dumps
 from server.wire.chat import ChatRequest
+from server.wire.strangers import MOST_NAMED
 from steering import CallPiece, Choice, Chunk, Result, TokenLogprob
 
 DONE = "data: [DONE]\n\n"
@@ -161,8 +162,8 @@ class Answer:
 
 
 def ignoring(paths: Sequence[str]) -> dict[str, Any]:
-    """Return an answer's entry on fields that nothing reads; empty if there are none."""
-    return {"ignored": [*paths]} if paths else {}
+    """Return an answer's entry on fields that nothing reads, `MOST_NAMED` at most; empty if there are none."""
+    return {"ignored": [*paths[:MOST_NAMED]]} if paths else {}
 
 
 def call_json(name: str, arguments: str, identity: str) -> dict[str, Any]:

@@ -55,7 +55,8 @@ class Begun:
     """A request whose answer begins: its body, the chat request that this means, and what both became.
 
     `markers` are the tags around the model's reasoning, None if it has none; the prompt ends with `prompt_end`. `stored` is
-    True if the answer will be stored.
+    True if the answer will be stored. `cached_tokens` returns how many tokens of the prompt came from a cache, as known
+    with the first chunk.
     """
 
     body: Mapping[str, Any]
@@ -66,6 +67,7 @@ class Begun:
     prompt_end: str = ""
     markers: tuple[str, str] | None = None
     stored: bool = False
+    cached_tokens: Callable[[], int] = lambda: 0
 
 
 class Writer(Protocol):

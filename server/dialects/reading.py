@@ -9,6 +9,8 @@ from server.dialects.dialect import Translation
 from server.errors import BadRequest
 
 Content = str | list[dict[str, Any]]
+REASONING = "reasoning_content"
+"""The field of an assistant's message for its reasoning, as Qwen3's chat template names it."""
 
 
 class Chat:
@@ -20,6 +22,8 @@ class Chat:
         self.places: dict[str, str] = {"messages": "input"}
         self.ignored: list[str] = []
         self.truncates = False
+        self._reasoning: list[tuple[str, str]] = []
+        """Texts of reasoning, each with its place, whose answer has not come yet."""
 
     def set(self, name: str, value: Any, place: str) -> None:
         """Set a field that has another place in the body."""
@@ -28,8 +32,11 @@ class Chat:
 
     def add(self, role: str, content: Content, place: str, content_place: str | None = None) -> None:
         """Add a message."""
+        if role != "assistant":
+            self._forget_reasoning()
         self.messages.append({"role": role, "content": content})
         here = f"messages[{len(self.messages) - 1}]"
+        self._attach_reasoning()
         self.places[here] = place
         if isinstance(content, str) or content_place is not None:
             self.places[f"{here}.content"] = content_place or place
@@ -38,6 +45,7 @@ class Chat:
         """Add a call of a function, to the assistant's message before it if there is one."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.add("assistant", "", place)
+        self._attach_reasoning()
         calls = self.messages[-1].setdefault("tool_calls", [])
         calls.append({"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}})
         self.places[f"messages[{len(self.messages) - 1}].tool_calls[{len(calls) - 1}]"] = place
@@ -47,8 +55,30 @@ class Chat:
         self.add("tool", content, place, content_place)
         self.messages[-1]["tool_call_id"] = identity
 
+    def reason(self, text: str, place: str) -> None:
+        """Add reasoning to the next message or call of the assistant; it is ignored if another's message comes first."""
+        if text:
+            self._reasoning.append((text, place))
+        else:
+            self.ignored.append(place)
+
+    def _attach_reasoning(self) -> None:
+        """Give the last message, which is the assistant's, the reasoning before it."""
+        if not self._reasoning:
+            return
+        message, here = self.messages[-1], f"messages[{len(self.messages) - 1}].{REASONING}"
+        texts = [*([message[REASONING]] if REASONING in message else []), *(text for text, _ in self._reasoning)]
+        message[REASONING] = "\n".join(texts)
+        self.places.setdefault(here, self._reasoning[0][1])
+        self._reasoning.clear()
+
+    def _forget_reasoning(self) -> None:
+        self.ignored += [place for _, place in self._reasoning]
+        self._reasoning.clear()
+
     def translated(self) -> Translation:
         """Return the chat request."""
+        self._forget_reasoning()
         return Translation({**self.fields, "messages": self.messages}, self.places, self.ignored, self.truncates)
 
 

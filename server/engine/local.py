@@ -141,10 +141,11 @@ def capabilities_of(client: Client) -> Capabilities:
         generation_defaults=mllm.generation_defaults,
         interventions=client.interventions,
         readouts=client.readouts,
-        grammars=True,
+        grammars=client.grammars,
         tools=format_of(mllm) is not None,
         template_variables=mllm.chat.variables,
         reasoning=mllm.chat.reasoning,
+        takes_reasoning=mllm.chat.takes_reasoning,
         about=about(mllm),
     )
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from server.engine import local
+from server.engine import local, vllm
 from server.engine.progress import LoadProgress, Tell
 from server.engine.resources import prepared_at_once
 from server.engine.served import Capabilities, ServedEngine
@@ -97,10 +97,15 @@ def vector_store(
     return VectorStore(*folders, fingerprint=capabilities.fingerprint, layers=capabilities.layers)
 
 
+def engine_of(settings: Settings, tell: Tell) -> ServedEngine:
+    """Return the engine of the settings, loaded into this process or reached from it, before its start."""
+    return local.load(settings, tell) if settings.engine == "own" else vllm.load(settings, tell)
+
+
 def load(
     settings: Settings,
     tell: Tell = lambda stage, share: None,
-    make: Callable[[Settings, Tell], ServedEngine] = local.load,
+    make: Callable[[Settings, Tell], ServedEngine] = engine_of,
 ) -> Serving:
     """Load the model, check it and start the engine that `make` returns; raises whatever `make` raises."""
     tell("importing", None)
@@ -127,7 +132,7 @@ class Runtime:
         loader: Callable[[Settings], Serving] | None = None,
         on_failure: Callable[[], None] | None = None,
         begun: float | None = None,
-        make: Callable[[Settings, Tell], ServedEngine] = local.load,
+        make: Callable[[Settings, Tell], ServedEngine] = engine_of,
     ):
         self.settings = settings
         self.error: str | None = None

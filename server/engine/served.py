@@ -25,7 +25,8 @@ class Capabilities:
     size that all images are resized to, None if they keep their own. `pixels` (least, most) are the processor's own bounds
     of an image, None if a request cannot set others. `generation_defaults` are the checkpoint's own sampling values;
     `template_variables` are the names that a request may pass to the chat template; `reasoning` are the tags that it
-    puts around reasoning; `about` holds further facts of the model as JSON.
+    puts around reasoning, and with `takes_reasoning` it has a place for that of earlier answers; `engine` is "own", or the
+    name and version of another engine; `about` holds further facts of the model as JSON.
 
     `interventions` and `readouts` name those that can be requested. Other names are refused before they reach the engine, as
     are grammars unless `grammars`, and tools unless `tools`.
@@ -50,6 +51,8 @@ class Capabilities:
     tools: bool = False
     template_variables: frozenset[str] = frozenset()
     reasoning: tuple[str, str] | None = None
+    takes_reasoning: bool = False
+    engine: str = "own"
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -100,6 +103,10 @@ class ServedCompletion(Protocol):
     @property
     def first_at(self) -> float | None:
         """The time of the first token on the monotonic clock, None before it."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that came from a cache; known with the first chunk."""
 
     def generated(self, index: int) -> int:
         """Return how many tokens of choice `index` exist so far."""

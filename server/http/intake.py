@@ -19,6 +19,7 @@ from gunicorn.http.body import ChunkedReader
 from gunicorn.http.message import Request
 from gunicorn.http.unreader import IterUnreader
 
+from server.error_forms import anthropic, is_anthropic
 from server.settings import Settings
 
 MAX_HEAD = 65_536
@@ -31,6 +32,7 @@ MAX_CHUNKS = 65_536
 # A bare LF does not end a line. It counts here, so that the parser refuses it and the client does not wait.
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _HANDSHAKE = b"\x16\x03"
+_TARGET = re.compile(rb"[A-Z]+ ([^ \r\n?]*)")
 _SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
 
 VECTORS = "/v1/steering/vectors"
@@ -56,17 +58,18 @@ class Refused(Exception):
         self.code = code
         self.retry_after = retry_after
 
-    def body(self) -> str:
-        """Return the error in OpenAI's format."""
+    def body(self, path: str = "", request_id: str | None = None) -> str:
+        """Return the error in OpenAI's form, or in Anthropic's if the path is one of its routes."""
         kind = "timeout_error" if self.status == 408 else "invalid_request_error"
         if self.status >= 500 and self.status != 501:  # RFC 9112 requires 501 for a client's unknown coding
             kind = "server_error"
         error = {"message": str(self), "type": kind, "param": None, "code": self.code}
-        return json.dumps({"error": error}, separators=(",", ":"))
+        told = anthropic(error, self.status, request_id) if is_anthropic(path) else {"error": error}
+        return json.dumps(told, separators=(",", ":"))
 
-    def response(self, headers: Mapping[str, str]) -> bytes:
-        """Return the whole answer, with further headers."""
-        body = self.body()
+    def response(self, headers: Mapping[str, str], path: str = "") -> bytes:
+        """Return the whole answer to a request for a path, with further headers."""
+        body = self.body(path, headers.get("X-Request-Id"))
         lines = [
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
             "Content-Type: application/json",
@@ -149,6 +152,14 @@ class Intake:
         line = re.compile(rb"\n%b:[ \t]*([!-~]+)[ \t]*\r?\n" % name.encode(), re.IGNORECASE)
         found = line.search(self._buffer, 0, MAX_HEAD if end is None else end.end())
         return None if found is None else found[1].decode()
+
+    @property
+    def path(self) -> str:
+        """The path of the request as far as the head has arrived, also of a refused request."""
+        if self.request is not None:
+            return str(self.request.path)
+        target = _TARGET.match(self._buffer[:MAX_HEAD])
+        return "" if target is None else target[1].decode("latin-1")
 
     def drop(self) -> None:
         """Discard all buffered bytes, since the connection ends."""

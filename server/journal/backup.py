@@ -1,4 +1,4 @@
-"""Backups of a journal, consistent while servers write to it and readable by their owner only."""
+"""Backups of a journal with its images, consistent while servers write to it and readable by their owner only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from pathlib import Path
 from sqlalchemy import URL
 
 from server.journal.database import Database
+from server.journal.pictures import CONTENT, pictures_folder
 from server.journal.schema import VERSION_TABLE, metadata
+from steering.files import write_atomically
 
 SERVICE = "helmsight"
 
@@ -33,6 +35,28 @@ def back_up(database: Database, file: Path) -> int:
             assert database.place.url is not None
             _dump(database.place.url, temporary, database.place.secrets)
         return temporary.stat().st_size
+
+
+def back_up_pictures(journal: str, file: Path) -> tuple[Path, int, int]:
+    """Copy the images of stored responses to the folder where a journal of that file has them; call it behind `back_up`.
+
+    Images that are no longer kept are deleted there. Return the folder, the number of images, and their bytes.
+    """
+    source, target = pictures_folder(journal), file.with_name(f"{file.name}.pictures")
+    kept = {path.name for path in source.iterdir() if CONTENT.fullmatch(path.name)} if source.is_dir() else set()
+    for path in target.iterdir() if target.is_dir() else ():
+        if path.name not in kept and CONTENT.fullmatch(path.name):
+            path.unlink()
+    if kept:
+        target.mkdir(mode=0o700, exist_ok=True)
+    count = size = 0
+    for name in sorted(kept):
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            if not (target / name).exists():
+                write_atomically(target / name, (source / name).read_bytes(), mode=0o600)
+            shutil.copystat(source / name, target / name)  # the time counts for the days that an image is kept
+            count, size = count + 1, size + (target / name).stat().st_size
+    return target, count, size
 
 
 @contextmanager

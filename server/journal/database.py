@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import threading
@@ -21,6 +22,8 @@ from sqlalchemy.pool import QueuePool
 
 from server.journal.errors import JournalError, explain
 from server.journal.schema import VERSION_TABLE
+
+log = logging.getLogger("helmsight")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY_SECONDS = 5.0
@@ -202,3 +205,5 @@ def _migrate(writer: Engine, create: bool, upgrade: bool) -> None:
         if upgrade and set(current) != set(scripts.get_heads()):
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+            if current:
+                log.info("journal: migrated from revision %s to %s", ", ".join(current), ", ".join(scripts.get_heads()))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from server.encode import dumps
@@ -34,14 +36,20 @@ class Storing:
     """The storing of an answer with its texts.
 
     `owner` may read it. `keep` returns the URL to store for that of an image. The first message is marked if it came from
-    `instructions`.
+    `instructions`. `lock` is held until the row is queued, so that no deletion removes the images before.
     """
 
     owner: str
     keep: Callable[[str], str] = lambda url: OMITTED
     instructions: bool = False
+    lock: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
-    def columns(self, chat: ChatRequest) -> dict[str, Any]:
+    def record(self, journal: Journal, chat: ChatRequest, row: Mapping[str, Any]) -> int:
+        """Queue a row with the columns that follow from the request, and keep the request's images; return its number."""
+        with self.lock:
+            return journal.record({**row, **self._columns(chat)}, STORED)
+
+    def _columns(self, chat: ChatRequest) -> dict[str, Any]:
         """Return the columns that follow from the request."""
         messages = messages_of(chat.messages, self.keep)
         if self.instructions:
@@ -57,8 +65,8 @@ class Entry:
     shared: dict[str, Any]
     """The columns that all choices share."""
     asked: Mapping[str, InterventionSpec] = field(default_factory=dict)
-    stored: Mapping[str, Any] | None = None
-    """The columns of a stored completion that follow from the request; None where it is not stored."""
+    stored: Callable[[Mapping[str, Any]], int] | None = None
+    """Queues the row of a stored completion, and returns its number; None where it is not, or no longer, to be stored."""
     recorded: int | None = None
     """The number of the last row of a finished choice."""
 
@@ -84,7 +92,7 @@ class Entry:
         try:
             row = shared(chat, request, answer_id, model, prompt_tokens, journal.text_limit, notes or {})
             row |= {"key_name": None, **(columns or {})}
-            return cls(journal, row, request.asked, None if storing is None else storing.columns(chat))
+            return cls(journal, row, request.asked, None if storing is None else partial(storing.record, journal, chat))
         except Exception as error:
             journal.refused(error)
             return None
@@ -97,11 +105,14 @@ class Entry:
             self.journal.refused(error)
 
     def store(self, completion: Mapping[str, Any]) -> None:
-        """Store the completion as the client gets it."""
+        """Store the completion as the client gets it; this writes its images to files, so that it may block."""
+        if self.stored is None:
+            return
         try:
             row = {name: self.shared[name] for name in ("id", "created", "metadata")}
-            row |= {"model": completion["model"], "completion": dumps(completion), **(self.stored or {})}
-            self.recorded = self.journal.record(row, STORED)
+            row |= {"model": completion["model"], "completion": dumps(completion)}
+            self.recorded = self.stored(row)
+            self.stored = None
         except Exception as error:
             self.journal.refused(error)
 
@@ -299,6 +310,7 @@ def messages_of(messages: Iterable[Message], keep: Callable[[str], str]) -> list
                 "content_parts": parts,
                 **({"tool_calls": calls} if calls else {}),
                 **({"tool_call_id": message.tool_call_id} if message.tool_call_id else {}),
+                **({"reasoning_content": message.reasoning_content} if message.reasoning_content else {}),
             }
         )
     return shown

@@ -24,6 +24,8 @@ log = logging.getLogger("helmsight")
 
 SCHEME = "kept:"
 """The scheme of the URL that stands for a kept image."""
+CONTENT = re.compile("[0-9a-f]{64}")
+"""The pattern of an image's file name."""
 _DATA = re.compile(r"data:([a-zA-Z0-9.+/-]{1,64});base64,(.*)", re.DOTALL)
 _KEPT = re.compile(r"kept:([a-zA-Z0-9.+/-]{1,64}):([0-9a-f]{64})")
 
@@ -39,12 +41,13 @@ def pictures_folder(journal: str) -> Path:
 class KeptPictures:
     """A folder of images by content, of at most `most` bytes and for `days`; the oldest are deleted first.
 
-    A file that is used again counts as new. Only this server's user may read the folder.
+    A file that is used again counts as new. Only this server's user may read the folder. Whoever records a response with
+    kept images, or deletes one, holds `lock` for as long as rows and files may disagree.
     """
 
     def __init__(self, folder: Path, most: int, days: float):
         self._folder, self._most, self._days = folder, most, days
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
 
     def keep(self, url: str) -> str:
         """Keep the image of a `data:` URI and return its `kept:` URL; other URLs, and what cannot be kept, stay as they are.
@@ -60,7 +63,7 @@ class KeptPictures:
             return url
         digest = hashlib.sha256(data).hexdigest()
         try:
-            with self._lock:
+            with self.lock:
                 self._write(self._folder / digest, data)
         except OSError as error:
             log.warning("an image of a stored response could not be kept: %s", error)
@@ -100,7 +103,7 @@ class KeptPictures:
     def sweep(self) -> None:
         """Delete the images that are too old, and the oldest beyond the bound."""
         try:
-            with self._lock:
+            with self.lock:
                 self._delete_surplus()
         except FileNotFoundError:
             return  # none was ever kept, or another server deleted one meanwhile

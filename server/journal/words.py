@@ -14,6 +14,8 @@ UNFINISHED = ("cancelled", "error", "shutdown")
 LIVE = "live"
 SOURCES = (LIVE, "eval", "probe", "batch", "observe")
 """The sources of requests, live traffic, benchmarks and the like: few, because they are labels of metrics."""
+BENCHMARKS = ("eval", "probe")
+"""Those of measurements, which say nothing of what users ask."""
 FINISH_REASONS = ("stop", "length", "tool_calls", *UNFINISHED)
 
 

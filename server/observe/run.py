@@ -79,7 +79,10 @@ class ObserveOptions:
 
 @dataclass
 class ObserveReport:
-    """The numbers of a run: answers by outcome, and tokens and prompts that differ."""
+    """The numbers of a run: answers by outcome, and tokens and prompts that differ.
+
+    `behind` is the line up to which earlier runs have read, as the file `state` says.
+    """
 
     outcomes: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
@@ -88,6 +91,8 @@ class ObserveReport:
     prompts: int = 0
     difference: float | None = None
     reason: str | None = None
+    behind: int = 0
+    state: Path | None = None
 
     def count(self, row: Mapping[str, Any]) -> None:
         """Count a row."""
@@ -110,6 +115,11 @@ class ObserveReport:
         parts += [f"{self.left_out} left out by the share"] if self.left_out else []
         if self.difference is not None:
             parts.append(f"log-probabilities differ by at most {self.difference:.2g}")
+        if self.behind:
+            parts.append(
+                f"continued behind line {self.behind}, which an earlier run reached: {self.state} says so, whatever --out "
+                "is; --state names another file, with which all lines are read again, and are in the journal twice"
+            )
         return "; ".join(parts)
 
 
@@ -145,6 +155,7 @@ class Observing:
             None if options.requests is None else opened.enter_context(closing(RequestFile(options.requests)))
         )
         self._place = FilePosition.load(options.place, options.answers)
+        self.report.behind, self.report.state = self._place.number, options.place
         tail = Tail(options.answers, self._place, follow=options.follow, stop=stop)
         self._tail = opened.enter_context(closing(tail))
         self._rows = (

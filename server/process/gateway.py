@@ -94,7 +94,9 @@ class Delivery:
             log.error("a request could not be answered", exc_info=error)
             if self._response is None or not self._response.headers_sent:
                 with contextlib.suppress(OSError):
-                    self._connection.sendall(early_errors.answer(_BROKEN, self._app, partial(field, self._request)))
+                    request = self._request
+                    answer = early_errors.answer(_BROKEN, self._app, request.path, partial(field, request))
+                    self._connection.sendall(answer)
         self._done(self._keep)
         return None
 
@@ -104,7 +106,8 @@ class Delivery:
         try:
             response, environ = wsgi.create(request, connection, connection.client, connection.server, self._cfg)
         except Exception:  # the request is unfit, for example its path is outside of SCRIPT_NAME
-            connection.sendall(early_errors.refused(_UNFIT, self._app, connection.client, partial(field, request)))
+            fields = partial(field, request)
+            connection.sendall(early_errors.refused(_UNFIT, self._app, connection.client, request.path, fields))
             return
         self._response = response
         environ["wsgi.multithread"] = True

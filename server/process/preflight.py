@@ -24,6 +24,7 @@ from typing import Any
 from jinja2 import Environment, TemplateSyntaxError
 
 from server.access.ring import checked
+from server.process.engine_checks import check as check_engine
 from server.process.replica_checks import check as check_replicas
 from server.settings import Settings, SettingsError
 from server.wording import one_sentence
@@ -57,6 +58,7 @@ def preflight(settings: Settings, place: bool = True) -> None:
     The error is one sentence. A model that passes may still fail to load.
     """
     check_replicas(settings)
+    check_engine(settings)
     try:
         _ = settings.keys
     except (OSError, ValueError) as error:

@@ -6,8 +6,7 @@ client holds a thread. One loop reads heads and bodies, within limits of time an
 (`intake`), a thread gets the complete request, and bytes of the answer that the client does not receive at once wait in
 memory for the loop to send (`connection`). waitress also reads whole requests before it answers, but has neither gunicorn's
 supervision nor access to the client's socket, by which a client that left is noticed while its answer is still queued. The
-master process with its signals and its heartbeat, the parser of heads, the WSGI environment, responses and logs remain
-gunicorn's.
+master process, the parser of heads, the WSGI environment, responses and logs remain gunicorn's.
 
 A stream releases its thread while it waits for the engine (`streaming`); one thread sends the next pieces of all streams.
 Requests without a body have threads of their own, so that health and metrics are not queued behind chats.
@@ -309,9 +308,10 @@ class Worker(BaseWorker):
 
     def _refuse(self, connection: Connection, refusal: Refused) -> None:
         """Answer a request without passing it to a thread, and close its connection."""
-        said = early_errors.refused(refusal, self.wsgi, connection.client, connection.intake.field)
+        intake = connection.intake
+        said = early_errors.refused(refusal, self.wsgi, connection.client, intake.path, intake.field)
         self._reading.pop(connection, None)
-        connection.intake.drop()
+        intake.drop()
         connection.state = "answering"
         with contextlib.suppress(OSError):
             connection.sendall(said)

@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
+from server.error_forms import is_anthropic
 from server.http.intake import FULL, LATE, Refused
 from server.replicas import gathered
 from server.replicas.call import AnswerHead, Call, Whole
@@ -54,7 +55,7 @@ class Front:
         """Return the answer to a request."""
         call = await self._read(request)
         if isinstance(call, Refused):
-            return self._refused(call)
+            return self._refused(call, request.scope["path"])
         if call.method == "GET" and call.path in gathered.ROUTES:
             said = gathered.ROUTES[call.path](await self._ask_all(call), generate_latest(self._counters.registry))
             return _response(said.head, said.body)
@@ -88,7 +89,7 @@ class Front:
     async def _answer(self, call: Call) -> Response:
         """Return a replica's answer; a replica that dies before the answer starts is replaced by another."""
         if not self._replicas.running_replicas_populated() and not await self._ask_all(call):
-            return self._refused(LOADING)
+            return self._refused(LOADING, call.path)
         for _ in range(TRIES if call.repeatable else 1):
             pieces = self._asked.remote(call)
             try:
@@ -97,21 +98,21 @@ class Front:
             except RayActorError as error:
                 log.warning("a replica ended while it answered: %s", type(error).__name__)
             except (BackPressureError, DeploymentUnavailableError):
-                return self._refused(FULL)
+                return self._refused(FULL, call.path)
             except TimeoutError:
-                return self._refused(SLOW)
+                return self._refused(SLOW, call.path)
             except Exception:
                 log.exception("a request could not be answered")
-                return self._refused(BROKEN)
+                return self._refused(BROKEN, call.path)
             else:
-                return _response(head, _rest(head, pieces))
-        return self._refused(LOST)
+                return _response(head, _rest(head, pieces, call.path))
+        return self._refused(LOST, call.path)
 
-    def _refused(self, refusal: Refused) -> Response:
-        """Return a refusal of the front's own, which no replica counts."""
+    def _refused(self, refusal: Refused, path: str) -> Response:
+        """Return a refusal of the front's own, which no replica counts, to a request for a path."""
         self._counters.unread(refusal.status, refusal.code)
         retry = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
-        return Response(refusal.body(), refusal.status, retry, "application/json")
+        return Response(refusal.body(path), refusal.status, retry, "application/json")
 
     # -- from all of them --------------------------------------------------------------------------------------------------
 
@@ -138,7 +139,7 @@ def _response(head: AnswerHead, body: Any) -> Response:
     return response
 
 
-async def _rest(head: AnswerHead, pieces: Any) -> AsyncIterator[bytes]:
+async def _rest(head: AnswerHead, pieces: Any, path: str) -> AsyncIterator[bytes]:
     """Yield the bytes after the head.
 
     If the replica is lost, a stream of events ends with an error event; any other answer breaks off.
@@ -152,4 +153,5 @@ async def _rest(head: AnswerHead, pieces: Any) -> AsyncIterator[bytes]:
     except RayActorError:
         if not events:
             raise
-        yield f"data: {LOST.body()}\n\n".encode()
+        named = "event: error\n" if is_anthropic(path) else ""
+        yield f"{named}data: {LOST.body(path)}\n\n".encode()

@@ -15,7 +15,7 @@ from gunicorn.arbiter import Arbiter
 
 from server.process.replica_checks import check, most_replicas
 from server.settings import Settings, warnings_for
-from server.signals import ignore_signals
+from server.startup.signals import ignore_signals
 from server.telemetry.logs import set_up_logging
 
 log = logging.getLogger("helmsight")

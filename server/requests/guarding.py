@@ -8,7 +8,7 @@ from typing import Any
 
 from server.errors import ApiError, BadRequest
 from server.wire.chat import ChatRequest
-from server.wire.guard import Guard
+from server.wire.guard import MAX_CONDITIONS, MAX_RETRIES, Guard
 from steering import NumberCondition, RequestError, conditioned
 from steering.protocol.readout import Scalar
 from steering.protocol.request import RANGES
@@ -25,8 +25,12 @@ class GuardPlan:
     retries: int
 
     @classmethod
-    def of(cls, guard: Guard, supported: frozenset[str]) -> GuardPlan:
-        """Return the plan of a guard; raises BadRequest for a number that no readout has, or that the engine lacks."""
+    def of(cls, guard: Guard, available: Mapping[str, bool]) -> GuardPlan:
+        """Return the plan of a guard.
+
+        available: by readout of the engine whether it has numbers. Raises BadRequest for a number that no readout has, that
+        the engine lacks, or that is null because the model was not calibrated for it.
+        """
         conditions = []
         for name, value in guard.when.items():
             place = f"guard.when.{name[:64]}"
@@ -39,9 +43,16 @@ class GuardPlan:
                 ) from None  # fmt: skip
             except ValueError as error:
                 raise BadRequest(f"'{place}' {error}.", place) from None
-            if condition.readout not in supported:
+            if condition.readout not in available:
                 raise BadRequest(
                     f"'{place}' needs the readout {condition.readout!r}, which this server's engine does not support.",
+                    place,
+                    "unsupported_value",
+                )
+            if not available[condition.readout]:
+                raise BadRequest(
+                    f"'{place}' would never hold: this model was not calibrated for the readout {condition.readout!r} "
+                    "(helmsight prepare measures it).",
                     place,
                     "unsupported_value",
                 )
@@ -63,11 +74,39 @@ class GuardPlan:
         return {condition.name: numbers.get(condition.name) for condition in self.conditions}
 
 
+def guard_card(readouts: frozenset[str], available: Mapping[str, bool], chats: type[ChatRequest]) -> dict[str, Any]:
+    """Return what a guard can be: the numbers of `readouts` that its conditions may be about, and the fields of `then`.
+
+    available: the readouts that have numbers; those of others are null, so that conditions on them are refused.
+    """
+    return {
+        "conditions": [
+            {
+                "name": name,
+                "readout": readout,
+                "type": "boolean" if kind is bool else "number",
+                "available": available[readout],
+            }
+            for name, (readout, kind) in conditioned().items()
+            if readout in readouts
+        ],
+        "signs": [*NumberCondition.signs],
+        "then": givable(chats),
+        "max_conditions": MAX_CONDITIONS,
+        "max_retries": MAX_RETRIES,
+    }
+
+
+def givable(chats: type[ChatRequest]) -> list[str]:
+    """Return the fields that `then` may have."""
+    return [*chats.asking, *RANGES]
+
+
 def given_again(body: Mapping[str, Any], guard: Guard, chats: type[ChatRequest]) -> dict[str, Any]:
     """Return the body of the request that a guard gives again; raises BadRequest for a field that `then` cannot have."""
     for name in guard.then:
-        if name not in chats.asking and name not in RANGES:
-            allowed = ", ".join((*chats.asking, *RANGES))
+        if name not in (fields := givable(chats)):
+            allowed = ", ".join(fields)
             place = f"{PLACE}.{name[:64]}"
             raise BadRequest(f"'{place}' cannot be given again; allowed: {allowed}.", place, "unknown_parameter")
     others = {name: value for name, value in body.items() if name not in ("guard", "guard_stream", "baseline")}

@@ -33,6 +33,10 @@ from steering import (
 )
 from steering.protocol.readout import cheap, readout_options
 
+MESSAGE_FIELDS = {"role", "tool_calls", "tool_call_id"}
+"""Fields of a message, besides its content, that the engine is always given."""
+REASONING = "reasoning_content"
+
 
 def resolve(
     chat: ChatRequest,
@@ -65,7 +69,8 @@ def resolve(
         diagnose = diagnose_of(chat.diagnostics, serving.capabilities.readouts, earlier, serving.store)
     bounds = bounds_of(chat, serving, settings, skipping)
     variables = template_variables(chat, serving.capabilities)
-    messages = [_message(message, f"messages[{i}]", images, bounds) for i, message in enumerate(chat.messages)]
+    head = MESSAGE_FIELDS | ({REASONING} if serving.capabilities.takes_reasoning else set())
+    messages = [_message(message, f"messages[{i}]", images, bounds, head) for i, message in enumerate(chat.messages)]
     forced = chat.force if isinstance(chat.force, str) else tuple(chat.force or ())
     if forced and sampling.max_tokens is None and not isinstance(forced, str):
         sampling = replace(sampling, max_tokens=len(forced))
@@ -102,6 +107,13 @@ def ignored_variables(chat: ChatRequest, capabilities: Capabilities) -> list[str
     """Return the paths of the chat template's variables that it does not read."""
     known = capabilities.template_variables | RESERVED_VARIABLES
     return [f"chat_template_kwargs.{name[:64]}" for name in chat.chat_template_kwargs or {} if name not in known]
+
+
+def ignored_reasoning(chat: ChatRequest, capabilities: Capabilities) -> list[str]:
+    """Return the paths of the reasoning of earlier answers if the chat template has no place for it."""
+    if capabilities.takes_reasoning:
+        return []
+    return [f"messages[{i}].{REASONING}" for i, message in enumerate(chat.messages) if message.reasoning_content]
 
 
 def _tools(chat: ChatRequest, serving: Serving) -> Tools | None:
@@ -216,9 +228,9 @@ def diagnose_of(
 
 
 def _message(
-    message: Message, param: str, images: ImageLoader, bounds: Callable[[MessagePart], Bounds]
+    message: Message, param: str, images: ImageLoader, bounds: Callable[[MessagePart], Bounds], fields: set[str]
 ) -> dict[str, Any]:
-    head = message.model_dump(include={"role", "tool_calls", "tool_call_id"}, exclude_none=True)
+    head = message.model_dump(include=fields, exclude_none=True)
     if isinstance(message.content, str):
         return {**head, "content": message.content}
     parts: list[dict[str, Any]] = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -12,7 +14,7 @@ from server.engine.runtime import Serving
 from server.errors import BadRequest
 from server.settings import Settings
 from server.vectors.names import lookup
-from server.wire.steering import AutoForm, GateForm, NamedVector, SteeringForm
+from server.wire.steering import AutoForm, GateForm, GatesForm, GroupsForm, NamedVector, SteeringForm
 from steering import (
     Auto,
     Criterion,
@@ -26,6 +28,7 @@ from steering import (
     Steering,
     VectorStore,
 )
+from steering.vectors.sparse import feature_of
 
 SLACK = 1.5
 """Largest allowed ratio of what vectors actually add to the limit.
@@ -68,29 +71,45 @@ def asked(
     steering = ungated(wire, serving, settings, images, lenient)
     if wire.when is None or not isinstance(steering, Steering | Auto):
         return steering
-    several = None if isinstance(wire.when, GateForm) else "any" if wire.when.all is None else "all"
-    terms = []
-    for number, form in enumerate(wire.gates):
-        place = "steering.when" if several is None else f"steering.when.{several}[{number}]"
+    term = _condition(wire.when, "steering.when", serving.store)
+    return Gated(steering, term if isinstance(term, Gate) else Gate((term,)))
+
+
+def _condition(form: GateForm | GatesForm | GroupsForm, place: str, store: VectorStore) -> GateTerm | Gate:
+    """Return a condition, or a group of them, which stands at a place of the request."""
+    if isinstance(form, GateForm):
         with named(place, "steering.when"):
-            terms.append(_term(form, place, serving.store))
-    return Gated(steering, Gate(tuple(terms), several != "any"))
+            return _term(form, "steering.when", store)
+    word = "any" if form.all is None else "all"
+    terms = [_condition(inner, f"{place}.{word}[{number}]", store) for number, inner in enumerate(form.terms)]
+    return Gate(tuple(terms), word == "all")
 
 
 def _term(form: GateForm, place: str, store: VectorStore) -> GateTerm:
     """Return a condition; what it leaves open comes from the calibration of its vector as a condition."""
     vector = lookup(form.vector, f"{place}.vector", store)
-    known = vector.info.get("gate", {})
-    layer = form.layer if form.layer is not None else known.get("layer", vector.layers[0])
+    feature = feature_of(vector.name)
+    dictionary = None if feature is None else store.dictionary(feature[0])
+    measured = {"measure": "cosine"} if dictionary is None else {"measure": "feature", "threshold": 0.0}
+    known = {"layer": vector.layers[0], **measured, **vector.info.get("gate", {})}
+    layer = known["layer"] if form.layer is None else form.layer
+    measure = form.measure or known["measure"]
     bound = form.below if form.below is not None else form.above
     if bound is None:
-        if "threshold" not in known or known.get("measure", "cosine") != form.measure:
+        if "threshold" not in known:
             raise Inapplicable(
-                f"'{place}.above' is required: {vector.name!r} was not calibrated as a condition.",
+                f"'{place}.above' is required: {vector.name!r} was not calibrated as a condition. `helmsight vectors build "
+                "--gate` builds one that is.",
+                param=f"{place}.above",
+            )
+        if (layer, measure) != (known["layer"], known["measure"]):
+            raise Inapplicable(
+                f"'{place}.above' is required: {vector.name!r} was calibrated as a condition at layer {known['layer']} by "
+                f"{known['measure']}.",
                 param=f"{place}.above",
             )
         bound = known["threshold"]
-    return GateTerm(vector, layer, bound, form.measure, form.below is not None)
+    return GateTerm(vector, layer, bound, measure, form.below is not None, dictionary)
 
 
 def ungated(
@@ -106,7 +125,11 @@ def ungated(
         _check_strengths((auto.stated("vision"),), ("steering.strength",), serving, settings.max_strength)
         return auto
     if wire.vectors is None:
-        steer = _short(wire, serving.store).stated(wire.toward)
+        steer = _short(wire, serving.store).stated(wire.toward, until=wire.following)
+        if steer.until is not None:  # the greatest strength that it may reach counts
+            most = replace(steer, scale=math.copysign(steer.span[1], steer.unit_scale), until=None)
+            param = "steering.strength" if steer.until.range is None else "steering.control.range"
+            _check_strengths((most,), (param,), serving, settings.max_strength)
         _check_strengths((steer,), ("steering.strength",), serving, settings.max_strength)
         if lenient and images == 0 and steer.vector.positive is not None:
             raise Inapplicable(

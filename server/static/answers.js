@@ -1,6 +1,7 @@
 // The cards of answers, side by side.
 
 import { h } from "./dom.js";
+import { guardReport } from "./guard.js";
 import { differing, wordsOf } from "./words.js";
 
 /** A card: its chips, its text while it streams, its words when it has ended. `key` begins the ids of its parts. */
@@ -20,6 +21,7 @@ export class Card {
         "aria-label": `Words, ${title}: move with the arrow keys to see the map of each`,
         hidden: true,
       }),
+      part("guard", "div"),
       h("footer", { class: "soft" }, part("meta", "span"), part("on", "span")),
     );
     this.tell(chips);
@@ -35,6 +37,7 @@ export class Card {
   /** Show the whole answer: what differs from `reference` is marked, and each word shows its map in `look`. */
   finish(result, reference, look, goOn) {
     const { text, diagnostics } = result;
+    this.guard.replaceChildren(...(result.guard ? [guardReport(result.guard)] : []));
     this.live.hidden = false;
     this.words.hidden = true;
     const marks = reference === null ? [] : differing(reference, text);

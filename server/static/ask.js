@@ -21,7 +21,7 @@ function pause(milliseconds, signal) {
   });
 }
 
-/** Ask and return {text, meta, finish_reason, diagnostics, applied, baseline}. `said(text)` gets what is new, `waiting(text)`
+/** Ask and return {text, meta, finish_reason, diagnostics, applied, baseline, guard}. `said(text)` gets what is new, `waiting(text)`
  * why nothing comes yet, "" when it does. Raises ServerError, or AbortError. */
 export async function ask(form, { signal, said, waiting }) {
   for (let tries = 1; ; tries += 1)
@@ -42,6 +42,7 @@ async function stream(form, signal, said) {
   const started = performance.now();
   let [text, first, usage, ended] = ["", null, null, null];
   const body = bodyOf(form, (picture) => picture.url);
+  if (body.guard) body.guard_stream = "first"; // a person would rather read than wait
   for await (const event of streamChat(body, signal)) {
     const choice = event.choices[0];
     usage = event.usage ?? usage;
@@ -58,6 +59,7 @@ async function stream(form, signal, said) {
   if (usage) parts.push(`${usage.completion_tokens} tokens`);
   if (first !== null) parts.push(`first after ${seconds((first - started) / 1000)}`);
   parts.push(`all ${seconds((performance.now() - started) / 1000)}`);
-  const { finish_reason, diagnostics = null, applied = null, baseline = null } = ended;
-  return { text, meta: parts.join(" · "), finish_reason, diagnostics, applied, baseline };
+  const { finish_reason, diagnostics = null, applied = null, baseline = null, guard = null } = ended;
+  if (guard) text = guard.answers[guard.kept].text;
+  return { text, meta: parts.join(" · "), finish_reason, diagnostics, applied, baseline, guard };
 }

@@ -14,7 +14,9 @@ export const EMPTY = Object.freeze({
   strength: 0,
   auto: false,
   vector: "modality-preference",
+  when: "",
   interventions: {},
+  guard: null,
   maxTokens: 64,
   temperature: 0,
   seed: null,
@@ -23,7 +25,7 @@ export const EMPTY = Object.freeze({
 });
 
 /** The form as data; `request.js` makes requests and code of it. `around` holds model, pictures, turns and interventions. */
-export function readForm({ model, pictures, turns, interventions }) {
+export function readForm({ model, pictures, turns, interventions, guard }) {
   return {
     model: model?.id ?? "",
     pictures: [...pictures],
@@ -32,7 +34,9 @@ export function readForm({ model, pictures, turns, interventions }) {
     strength: Number(byId("helm").value),
     auto: byId("auto").checked,
     vector: byId("vector").value || EMPTY.vector,
+    when: byId("when").value,
     interventions: interventions?.fields() ?? {},
+    guard: interventions ? guard.value() : null,
     maxTokens: number("max-tokens"),
     temperature: number("temperature"),
     seed: number("seed"),
@@ -52,9 +56,11 @@ export function writeForm(form) {
 }
 
 /** Fill in what is drawn from the server's catalogue. */
-export function writeAsked(form, { helm, interventions, usual }) {
+export function writeAsked(form, { helm, interventions, guard, usual }) {
   helm.set(form);
   interventions.set(form.interventions);
+  guard.set(form.guard);
+  byId("guard-row").open ||= form.guard !== null;
   for (const input of boxes()) input.checked = (form.include ?? usual).includes(input.value);
 }
 
@@ -67,6 +73,7 @@ const FIELDS = [
   ["seed", "seed"],
   ["question", "question"],
   ["diagnostics", "include"],
+  ["guard", "guard-when"],
 ];
 
 /** The server's own words beside the form, and a mark on the field that they are about. */

@@ -40,11 +40,17 @@ export class Helm {
     byId("vector").replaceChildren(...this.vectors.map(({ name }) => h("option", { value: name }, name)));
     if (this.vectors.some(({ name }) => name === DEFAULT_VECTOR)) byId("vector").value = DEFAULT_VECTOR;
     byId("vector-row").hidden = this.vectors.length < 2;
+    const conditions = able ? vectors.filter((one) => one.matches && one.info?.gate) : [];
+    const always = h("option", { value: "" }, "always");
+    byId("when").replaceChildren(always, ...conditions.map(({ name }) => h("option", { value: name }, name)));
+    byId("when-row").hidden = conditions.length === 0;
     this.#use();
   }
 
   /** Put everything where a form says. */
-  set({ strength, auto, vector }) {
+  set({ strength, auto, vector, when }) {
+    const known = [...byId("when").options].some(({ value }) => value === when);
+    byId("when").value = known ? when : "";
     if (this.vectors.some(({ name }) => name === vector)) byId("vector").value = vector;
     this.#use();
     if (!this.vector) return;

@@ -11,7 +11,7 @@ const idOf = (...names) => [PREFIX, ...names].join("-");
 /** Sections with a row for each place of a request where something may be asked for; `without` are fields that are drawn by
  * hand. A place has one intervention, that is switched on or off, or several kinds, of which one is chosen. */
 export class Interventions {
-  constructor(box, catalogue, without) {
+  constructor(box, catalogue, without, lacking = { names: [], engine: "" }) {
     const shown = catalogue.filter(({ path, schema }) => schema && !without.includes(path[0]));
     this.places = grouped(shown, (item) => item.path.join(".")).map((items) =>
       items[0].kind ? new Kinds(items) : new Switch(items[0]),
@@ -26,6 +26,7 @@ export class Interventions {
           places.map((place) => place.element),
         ),
       ),
+      ...(lacking.names.length ? [lackingOf(lacking)] : []),
     );
     for (const place of this.places) place.element.addEventListener("change", () => this.#settle(place));
   }
@@ -181,6 +182,27 @@ class Kinds extends Place {
     return this.chosen ? { kind: this.chosen.kind, ...this.given() } : false;
   }
 }
+
+/** What this version has, but not the server's engine: greyed out. */
+const lackingOf = ({ names, engine }) =>
+  h(
+    "section",
+    { class: "lacking" },
+    h("h2", {}, `Not supported by ${engine}`),
+    names.map((name) =>
+      h(
+        "div",
+        { class: "stage" },
+        h("label", { class: "switch off" }, h("input", { type: "checkbox", disabled: true }), h("span", {}, lackingLabel(name))),
+      ),
+    ),
+  );
+
+/** "sage.see": "SAGE: See"; "dola": "Dola". */
+const lackingLabel = (name) => {
+  const [head, ...rest] = name.split(".");
+  return rest.length ? `${acronym(head)}: ${title(rest.join(" "))}` : title(head);
+};
 
 /** The options of an intervention with their schemas, but for its kind, which is chosen before them. */
 export const optionsOf = (item) =>

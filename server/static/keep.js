@@ -2,8 +2,8 @@
 // as the fragment of a link.
 //
 // Parameters of the fragment, all optional: question, context, system, pictures (names of the model's sample pictures, * for
-// one that a link does not hold), strength (signed, + is toward the image), auto, vector, max_tokens, temperature, seed,
-// baseline (0: none), readouts (names), asked (JSON: a request's other interventions), turns (JSON).
+// one that a link does not hold), strength (signed, + is toward the image), auto, vector, when (a condition's vector), max_tokens, temperature, seed,
+// baseline (0: none), readouts (names), asked (JSON: a request's other interventions), guard (JSON), turns (JSON).
 
 import { EMPTY } from "./form.js";
 import { createStore, del, delMany, entries, get, keys, set } from "./vendor/keyval.js";
@@ -112,12 +112,14 @@ const PARAMETERS = [
   ["strength", "strength", ...number],
   ["auto", "auto", Number, (value) => value === "1"],
   ["vector", "vector", ...text],
+  ["when", "when", ...text],
   ["max_tokens", "maxTokens", ...number],
   ["temperature", "temperature", ...number],
   ["seed", "seed", ...number],
   ["baseline", "baseline", Number, (value) => value !== "0"],
   ["readouts", "include", String, (value) => value.split(",").filter(Boolean)],
   ["asked", "interventions", ...json],
+  ["guard", "guard", ...json],
   [
     "turns",
     "turns",

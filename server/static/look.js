@@ -1,5 +1,6 @@
 // The pictures with heat maps over them: attention by layer, or what a word or a token of the answer rests on.
 
+import { edges, outline } from "./box.js";
 import { byId, h, percent, short } from "./dom.js";
 import { drawHeat, heatColour, meanMap } from "./heat.js";
 import { savePng } from "./save.js";
@@ -7,10 +8,12 @@ import { wordsOf } from "./words.js";
 
 const SIDE = 168; // of the canvas; it is stretched over the picture
 
-/** The section "Where it looked"; `follow(index)` hears which word the token slider is at, null for none. */
+/** The section "Where it looked"; `follow(index)` hears which word the token slider is at, null for none, and `boxed(image,
+ * box)` which box was drawn on a picture to draw attention there, null for none any more. */
 export class Look {
-  constructor(follow) {
-    Object.assign(this, { follow, views: [], word: null, tokens: [] });
+  constructor(follow, boxed) {
+    Object.assign(this, { follow, boxed, views: [], word: null, tokens: [], drawable: false });
+    byId("box-clear").addEventListener("click", () => this.boxed(null, null));
     for (const id of ["layer", "opacity", "smooth", "gray"]) byId(id).addEventListener("input", () => this.draw());
     byId("token").addEventListener("input", () => this.#scrub());
     const scale = byId("scale-bar").getContext("2d");
@@ -25,8 +28,8 @@ export class Look {
     return this.views.length > 0;
   }
 
-  /** Show `pictures` ([{url, name}]) with the maps in `diagnostics` of an answer. */
-  show(pictures, { text, diagnostics, title }) {
+  /** Show `pictures` ([{url, name}]) with the maps in `diagnostics` of an answer, and the box that it was made to look at. */
+  show(pictures, { text, diagnostics, title, applied }, asked = null) {
     const [layer, token] = [byId("layer"), byId("token")];
     Object.assign(this, { diagnostics, title, text, word: null });
     this.patches = diagnostics?.patches ?? [];
@@ -39,12 +42,28 @@ export class Look {
     this.tokens = words.flatMap((word, index) => word.tokens.map((one) => ({ ...one, index })));
     Object.assign(token, { max: String(this.tokens.length), value: "0" });
     this.views = pictures.map((picture, i) => this.#view(picture, i, pictures.length));
+    this.#showBox(asked, applied?.look_at ?? null);
     byId("views").replaceChildren(...this.views.map((view) => view.figure));
     byId("look").hidden = pictures.length === 0;
     byId("layer-row").hidden = this.layers.length === 0;
     byId("token-row").hidden = this.tokens.length === 0;
     byId("look-controls").hidden = !this.layers.length && !this.tokens.length;
     this.draw();
+    if (document.activeElement === document.body) this.views[this.returning - 1]?.form?.button.focus();
+    this.returning = null;
+  }
+
+  /** Outline the box that the request asked for: drawn through where the shown answer has it, dashed where it has not. */
+  #showBox(asked, applied) {
+    const box = asked ? (asked.box ?? [0, 0, 1, 1]) : null;
+    this.views.forEach(({ image, frame, form, stack }) => {
+      const own = box && image === (asked.image ?? 1) ? box : null;
+      frame.show(own);
+      form?.shows(own);
+      stack.classList.toggle("plain-box", !applied);
+    });
+    byId("box-row").hidden = !this.drawable || !this.views.length;
+    byId("box-clear").hidden = box === null;
   }
 
   #view(picture, i, count) {
@@ -52,6 +71,13 @@ export class Look {
     const canvas = h("canvas", { width: SIDE, height: SIDE, class: "heat", "data-image": i + 1 });
     const image = h("img", { src: picture.url, alt: `Image ${i + 1}` });
     const stack = h("div", { class: "stack" }, image, canvas);
+    const drawn = this.drawable ? (box) => this.boxed(i + 1, box) : null;
+    const frame = outline(stack, drawn);
+    const given = (box) => {
+      this.returning = i + 1; // to its button, when the answer is there
+      drawn(box);
+    };
+    const form = drawn && edges(i + 1, frame, given);
     const share = h("span", { class: "soft" });
     const focused = diagnostics?.focus?.image === i + 1 && count > 1;
     const name = `${picture.name.replace(/\.\w+$/, "")}-map`;
@@ -71,9 +97,11 @@ export class Look {
           { type: "button", class: "small link", "aria-label": `Save PNG of the map of image ${i + 1}`, on: { click: save } },
           "Save PNG",
         ),
+        form?.button,
       ),
+      form?.fields,
     );
-    return { image: i + 1, grid: diagnostics?.images?.[i]?.grid ?? null, canvas, share, stack, figure };
+    return { image: i + 1, grid: diagnostics?.images?.[i]?.grid ?? null, canvas, share, stack, frame, form, figure };
   }
 
   /** Show the map of a word, or with null what the slider is at. */

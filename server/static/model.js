@@ -106,6 +106,8 @@ const structure = (model, about) => [
   ["focus is read from", `the last ${about.focus_layers ?? "?"} layers`],
   ["steering vectors", model.vectors.join(", ") || "none"],
   ...Object.entries(about.generation_defaults ?? {}).map(([name, value]) => [`default ${words(name)}`, String(value)]),
+  ["engine", model.engine === "own" ? "Helmsight's own" : model.engine],
+  ...(model.unsupported.length ? [["not supported by it", model.unsupported.join(", ")]] : []),
   ["fingerprint", model.fingerprint.slice(0, 16)],
 ];
 

@@ -1,9 +1,11 @@
 // The playground: form in, streamed answers and their readouts out.
 
 import { ServerError, getJson, storedKey } from "./api.js";
+import { asCurl, asPython } from "./code.js";
 import { byId, copyButton, h } from "./dom.js";
 import { EMPTY, readForm, showError, writeAsked, writeForm } from "./form.js";
 import { Compare } from "./compare.js";
+import { GuardForm } from "./guard.js";
 import { DEFAULT_VECTOR, Helm, sideOf } from "./helm.js";
 import { showHistory } from "./history.js";
 import { Interventions } from "./interventions.js";
@@ -12,24 +14,27 @@ import { askForKey, onKey, wantsKey } from "./key.js";
 import { words } from "./names.js";
 import { Tray, asPicture, listen } from "./pictures.js";
 import { DRAWN } from "./readouts.js";
-import { asCurl, asPython, bodyOf, fileName, picturesOf } from "./request.js";
+import { bodyOf, fileName, picturesOf } from "./request.js";
 import { Results } from "./results.js";
 import { markSample, samplePicture, showSamples } from "./samples.js";
 import { saveJson } from "./save.js";
 import { follow, tellModel, tellProblem } from "./status.js";
 import { Turns } from "./turns.js";
 
+const PULL = 3; // the bias of a box that is drawn: times 20 before the softmax is normalised
+
 const state = { model: null, interventions: null, running: null, usual: [], shown: null, ready: false };
 const problem = (message, param = null) =>
   showError(message === null ? null : new ServerError(0, { message, param }), state.interventions);
-const results = new Results(goOn);
+const results = new Results(goOn, lookThere);
 const helm = new Helm(update);
 const turns = new Turns(update);
 const compare = new Compare(update);
+const guard = new GuardForm(update);
 const tray = new Tray(byId("tray"), { changed: update, refused: problem });
 
 const current = () =>
-  readForm({ model: state.model, pictures: tray.pictures, turns: turns.all, interventions: state.interventions });
+  readForm({ model: state.model, pictures: tray.pictures, turns: turns.all, interventions: state.interventions, guard });
 
 // ---------------------------------------------------------------------------------------------- the server
 
@@ -42,7 +47,7 @@ async function connect() {
     offer(data[0], vectors);
     await showSamples(pick);
     if (first) await begin();
-    else writeAsked(form, { helm, ...state });
+    else writeAsked(form, { helm, guard, ...state });
     tellModel(state.model);
     update();
   } catch (error) {
@@ -55,10 +60,16 @@ function offer(model, vectors) {
   state.model = model;
   state.usual = model.readouts.filter((name) => DRAWN.includes(name));
   keep.setUsual(state.usual);
-  state.interventions = new Interventions(byId("interventions"), model.interventions, ["steering"]);
+  const [lacking, lackingReadouts] = unsupported(model);
+  state.interventions = new Interventions(byId("interventions"), model.interventions, ["steering"], {
+    names: lacking.filter((name) => name !== "steering"),
+    engine: model.engine,
+  });
   const able = model.interventions.some(({ name }) => name === "steering");
   helm.offer(model, vectors, able);
+  results.look.drawable = model.interventions.some(({ name }) => name === "look_at");
   compare.offer(helm, state.interventions);
+  guard.offer(model, state.interventions, able);
   byId("include").replaceChildren(
     ...model.readouts.map((name) =>
       h(
@@ -68,7 +79,22 @@ function offer(model, vectors) {
         h("span", {}, words(name)),
       ),
     ),
+    ...lackingReadouts.map((name) =>
+      h(
+        "label",
+        { class: "check off", title: `not supported by ${model.engine}` },
+        h("input", { type: "checkbox", value: name, disabled: true }),
+        h("span", {}, words(name)),
+      ),
+    ),
   );
+}
+
+/** What the server's engine lacks: interventions, and readouts. */
+function unsupported({ unsupported: names = [] }) {
+  const prefix = "diagnostics.";
+  const readouts = names.filter((name) => name.startsWith(prefix));
+  return [names.filter((name) => !readouts.includes(name)), readouts.map((name) => name.slice(prefix.length))];
 }
 
 async function pick(sample, pictures) {
@@ -105,7 +131,7 @@ async function fill(form) {
   const pictures = await found(form.pictures);
   showError(null);
   writeForm(form);
-  writeAsked(form, { helm, ...state });
+  writeAsked(form, { helm, guard, ...state });
   turns.show(before);
   tray.show(pictures);
   if (missing)
@@ -139,6 +165,16 @@ function goOn(form, answer) {
   byId("question").focus();
 }
 
+/** Ask once more with attention drawn to a box in an image, or with null no more. */
+function lookThere(image, box) {
+  if (state.running) return;
+  const { look_at: before, ...others } = state.interventions.fields();
+  const bias = before?.bias ?? PULL;
+  state.interventions.set(box ? { ...others, look_at: { ...(before || {}), image, box, bias } } : others);
+  update();
+  sendOne();
+}
+
 let timer = null;
 
 /** Keep what the form holds, and have the address say it: soon, as not every letter needs it. */
@@ -170,8 +206,11 @@ function update() {
 }
 
 function showCode(form) {
-  const write = document.querySelector('input[name="language"]:checked').value === "python" ? asPython : asCurl;
-  byId("code-text").textContent = write(form, location.origin, storedKey() !== "");
+  const [language, protocol] = ["language", "protocol"].map(
+    (name) => document.querySelector(`input[name="${name}"]:checked`).value,
+  );
+  const write = language === "python" ? asPython : asCurl;
+  byId("code-text").textContent = write(form, location.origin, storedKey() !== "", protocol);
   const links = picturesOf(form).flatMap((picture, i) => [
     i ? ", " : "",
     h("a", { href: picture.url, download: fileName(picture, i) }, fileName(picture, i)),
@@ -280,7 +319,7 @@ byId("copy-link").append(
     return `${location.origin}${location.pathname}#${keep.toFragment(form)}`;
   }, "Copy link"),
 );
-for (const input of document.querySelectorAll('input[name="language"]')) input.addEventListener("change", update);
+for (const input of document.querySelectorAll("#code input")) input.addEventListener("change", update);
 byId("copy-code").append(copyButton(() => byId("code-text").textContent));
 addEventListener("hashchange", () => {
   const linked = keep.fromFragment(location.hash);

@@ -10,10 +10,10 @@ import { picturesOf } from "./request.js";
 const AT_ONCE = 5; // of the six connections that a browser has for one server
 
 export class Results {
-  /** `goOn(form, answer)` is called when a person asks on from an answer. */
-  constructor(goOn) {
+  /** `goOn(form, answer)` is called when a person asks on from an answer, `boxed(image, box)` when a box was drawn. */
+  constructor(goOn, boxed) {
     Object.assign(this, { goOn, cards: [], results: [] });
-    this.look = new Look((index) => this.#card()?.point(index));
+    this.look = new Look((index) => this.#card()?.point(index), boxed);
     byId("whose").addEventListener("change", () => this.#choose());
   }
 
@@ -65,7 +65,8 @@ export class Results {
       });
       const [steered] = result.applied?.steering ?? [];
       const auto = steered?.auto && (steered.toward ? `auto: ${steered.toward} ${short(steered.strength)}` : "auto: not steered");
-      const chips = auto ? [auto, ...variant.chips.slice(1)] : variant.chips;
+      const closed = steered?.gate && !steered.gate.open ? ["condition not met: not steered"] : null;
+      const chips = auto || closed ? [...(closed ?? [auto]), ...variant.chips.slice(1)] : variant.chips;
       return { ...variant, chips, why: steered?.auto?.abstained ?? null, ...result };
     } catch (error) {
       // Of several answers one may break off; of a single one the form says why.
@@ -91,7 +92,7 @@ export class Results {
   }
 
   #finish(results, form) {
-    Object.assign(this, { results, pictures: picturesOf(form) });
+    Object.assign(this, { results, pictures: picturesOf(form), form });
     // The plain model's answer is what others are compared with; where none was asked for, the first one is.
     this.reference = results.find(({ plain }) => plain) ?? results[0];
     const chosen = results.find(({ diagnostics }) => diagnostics) ?? results[0];
@@ -136,21 +137,25 @@ export class Results {
     const chosen = this.#chosen();
     const other = chosen === this.reference || !this.reference.plain ? null : this.reference.diagnostics;
     for (const card of this.cards) card.point(null);
-    this.look.show(this.pictures, chosen);
+    this.look.show(this.pictures, chosen, lookOf(this.form));
     byId("readouts").replaceChildren(...readoutCards(chosen.diagnostics, other, chosen.applied));
   }
 
   /** What there is to save. */
   asJson() {
-    return this.results.map(({ title, text, finish_reason, applied, diagnostics }) => ({
+    return this.results.map(({ title, text, finish_reason, applied, diagnostics, guard }) => ({
       title,
       text,
       finish_reason,
       applied,
       diagnostics,
+      ...(guard ? { guard } : {}),
     }));
   }
 }
+
+/** What the form asks to look at, as an object; null for nothing. */
+const lookOf = ({ interventions }) => (interventions?.look_at === true ? {} : interventions?.look_at || null);
 
 const asBase = ({ message, finish_reason, diagnostics = null }) => ({
   key: "base",

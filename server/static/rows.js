@@ -107,6 +107,7 @@ export function tableRow(row, open) {
         (asked.length ? asked : ["plain"]).map((text) =>
           h("span", { class: asked.length ? "chip accent" : "chip" }, text),
         ),
+        row.guard && h("span", { class: "chip" }, `guard: ${row.guard}`),
       ),
     ),
     h("td", { class: ["error", "cancelled", "shutdown"].includes(row.finish_reason) ? "bad" : null }, row.finish_reason),

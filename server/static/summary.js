@@ -23,12 +23,22 @@ export function tiles(summary) {
     tile("Focus on target", percent(focus.accuracy), of(focus.correct, focus.known)),
     tile("Right, focus wrong", percent(ivm.rate), ivm.known ? `IVM, ${of(ivm.implicit, ivm.known)}` : "IVM, not known"),
     ...Object.entries(flags).map(([name, flag]) => tile(title(name), rate(flag), of(flag.raised, flag.known))),
+    ...guardTile(summary.guards ?? {}),
     tile("Total time of an answer", seconds(values.total?.p50), `90 % within ${seconds(values.total?.p90)}`),
   ];
 }
 
 const tile = (name, value, note) =>
   h("div", { class: "panel tile" }, h("dt", {}, name), h("dd", {}, h("b", {}, value), h("small", {}, note)));
+
+/** How often guards acted, where there are any. */
+function guardTile(guards) {
+  const all = Object.values(guards).reduce((sum, count) => sum + count, 0);
+  if (!all) return [];
+  const acted = all - (guards.quiet ?? 0);
+  const kept = (guards.retry ?? 0).toLocaleString("en-US");
+  return [tile("Guards acted", percent(acted / all), `${acted} of ${all} answers; ${kept} replaced`)];
+}
 
 function card(id, title, ...content) {
   return h(

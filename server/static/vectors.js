@@ -69,6 +69,7 @@ function card(vector, uploads) {
       ...(info.sides ? [["− is toward", info.sides[1]]] : []),
       ["layers", vector.layers.join(", ") || "none"],
       ["strength 1 in published units", vector.published === null ? "unknown" : short(vector.published)],
+      ...(info.gate ? gateLines(info.gate) : []),
       ["calibrated", range ? `from ${range[0]} to ${range[1]}` : "no"],
       ["made from", Number.isInteger(samples) ? `${samples} ${info.sides ? "pairs" : "samples"}` : "not told"],
       ...(typeof reliable === "boolean" ? [["pairs agree", reliable ? "yes" : "no"]] : []),
@@ -76,6 +77,17 @@ function card(vector, uploads) {
     calibration?.curve?.length ? curve(calibration, info.sides) : null,
     rawJson(vector),
   );
+}
+
+/** A condition: where it holds, and what it was worth on examples that it was not chosen on. */
+function gateLines({ layer, threshold, measure = "cosine", auroc, open_when: open, open_not: wrong }) {
+  const spread = ([value, low, high]) => `${percent(value)} (${percent(low)} to ${percent(high)})`;
+  return [
+    ["as a condition", `${measure} above ${short(threshold)} at layer ${layer}`],
+    ...(auroc ? [["AUROC", `${short(auroc[0])} (${short(auroc[1])} to ${short(auroc[2])})`]] : []),
+    ...(open ? [["holds where it should", spread(open)]] : []),
+    ...(wrong ? [["holds where it should not", spread(wrong)]] : []),
+  ];
 }
 
 /** What each strength does, from the calibration in the vector's file: the steered shares, and what it costs. `sides` are the

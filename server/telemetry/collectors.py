@@ -47,6 +47,8 @@ _GAUGES = {
         "gap_unreachable",
         "1 if prefill passes or decodes take so long that --max-gap or --max-stall is exceeded",
     ),
+    "servers": ("engine_servers", "vLLM servers behind this one"),
+    "servers_ready": ("engine_servers_ready", "vLLM servers behind this one that answer"),
     "resident_bytes": ("engine_resident_memory_bytes", "Resident bytes of the engine's process, if it has its own"),
 }
 _COUNTERS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 
@@ -101,7 +101,16 @@ class Metrics(RequestCounters):
             ["kind"],
             registry=registry,
         )
-        self.guarded = Counter("helmsight_guarded", "Guarded answers by outcome", ["outcome"], registry=registry)
+        self._guarded = Counter("helmsight_guarded", "Guarded answers by outcome", ["outcome"], registry=registry)
+        self._guard_raised = Counter(
+            "helmsight_guard_raised", "First answers that met a guard's condition", ["condition"], registry=registry
+        )
+        self._guard_changed = Counter(
+            "helmsight_guard_changed", "Guarded answers whose kept text differs from the first one's", registry=registry
+        )
+        self._guard_tokens = Counter(
+            "helmsight_guard_tokens", "Tokens that guards had generated beside first answers", registry=registry
+        )
         self.readouts = Counter("helmsight_diagnostics", "Requested readouts", ["readout"], registry=registry)
         kept = [
             (name, kind, one.quantities.get(name)) for one in READOUTS.values() for name, kind in one.scalars.items()
@@ -118,6 +127,15 @@ class Metrics(RequestCounters):
             ["correct", *LABELS],
             registry=registry,
         )
+
+    def guarded(self, report: Mapping[str, Any]) -> None:
+        """Count the tries of a guarded choice: the outcome, the conditions met, what changed, and the cost."""
+        first, *others = report["answers"]
+        self._guarded.labels(report["outcome"]).inc()
+        for condition in first["raised"]:
+            self._guard_raised.labels(condition).inc()
+        self._guard_changed.inc(report["answers"][report["kept"]]["text"] != first["text"])
+        self._guard_tokens.inc(sum(answer["completion_tokens"] for answer in others))
 
     def asked(self, request: Request) -> None:
         """Count the interventions and readouts of an accepted request."""

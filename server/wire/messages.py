@@ -62,6 +62,8 @@ class ChatMessage(Written):
     """The tool calls of an assistant's answer."""
     tool_call_id: str | None = None
     """For a tool's message, the id of the call that it answers."""
+    reasoning_content: str | None = None
+    """The reasoning of an assistant's answer; it is listed in `ignored` if the model's chat template has no place for it."""
     content: str | Annotated[list[TextPart | ImagePart], Field(min_length=1)] | None = None
     """A text, or texts and images in order; only an assistant's may be omitted."""
 
@@ -113,6 +115,7 @@ class Message(BaseModel):
     role: Literal["system", "user", "assistant", "tool"]
     tool_calls: list[CallForm] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
     content: Annotated[
         Annotated[str, Tag("<text>")] | Annotated[list[Part], Tag("<parts>")],
         Discriminator(lambda content: "<text>" if isinstance(content, str) else "<parts>"),
@@ -133,6 +136,11 @@ def _message(value: Any) -> Any:
         raise PydanticCustomError("unsupported", "functions are not supported; use 'tool_calls' and role 'tool'")
     if value.get("tool_calls") and role != "assistant":
         raise PydanticCustomError("calls", "'tool_calls' may only be in messages of the assistant")
+    reasoning = value.get("reasoning_content")
+    if reasoning is not None and (role != "assistant" or not isinstance(reasoning, str)):
+        raise PydanticCustomError(
+            "reasoning", "'reasoning_content' must be a string, and may only be in messages of the assistant"
+        )
     if role == "developer":
         role = "system"
     if role not in ("system", "user", "assistant", "tool"):
@@ -146,7 +154,7 @@ def _message(value: Any) -> Any:
     if content == []:
         raise PydanticCustomError("content", "'content' must not be an empty list")
     calls = {"tool_calls": value.get("tool_calls") or None, "tool_call_id": value.get("tool_call_id")}
-    return {"role": role, "content": content, **calls}
+    return {"role": role, "content": content, **calls, "reasoning_content": reasoning or None}
 
 
 Turn = Annotated[Message, BeforeValidator(_message, json_schema_input_type=ChatMessage)]
@@ -158,7 +166,7 @@ def texts_of(messages: Iterable[Message]) -> list[str]:
     for message in messages:
         said = [message.content] if isinstance(message.content, str) else [part.text for part in message.content]
         called = [text for call in message.tool_calls or () for text in (call.function.name, call.function.arguments)]
-        texts += [text for text in (*said, *called) if text is not None]
+        texts += [text for text in (*said, *called, message.reasoning_content) if text is not None]
     return texts
 
 

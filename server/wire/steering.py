@@ -9,7 +9,9 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.wire.fields import Flag, Integer, Layers, Number, Strict
+from steering import Until
 from steering.protocol.intervention_spec import TokenWord, vector_names
+from steering.protocol.recorder import gauges
 from steering.vectors.option import Vector
 
 
@@ -79,11 +81,16 @@ class GateForm(Strict):
     layer: Annotated[Integer, Field(ge=0)] | None = None
     """The layer of the state; by default that for which the vector was calibrated as a condition, or its first one."""
     above: Number | None = None
-    """The measure must be above this; by default the threshold that was calibrated."""
+    """The measure must be above this; by default the threshold that was calibrated, at its layer and measure."""
     below: Number | None = None
     """The measure must be below this."""
-    measure: Literal["cosine", "projection"] = "cosine"
-    """cosine: of the state and the vector. projection: the length of the state along the vector."""
+    measure: Literal["cosine", "projection", "probe", "feature"] | None = None
+    """cosine: of the state and the vector. projection: the length of the state along the vector, its activation. probe: the
+    probability of a logistic probe, whose weights the vector is. feature: the activation of a sparse dictionary's feature,
+    which is the measure of these vectors, above 0, by default.
+
+    By default that of the calibration as a condition, or cosine.
+    """
 
     @model_validator(mode="after")
     def _one_bound(self) -> Self:
@@ -92,11 +99,39 @@ class GateForm(Strict):
         return self
 
 
-Gates = Annotated[list[GateForm], Field(min_length=1, max_length=16)]
+def _gauged(schema: dict[str, Any]) -> None:
+    known = gauges()
+    schema["properties"] = {
+        name: {"type": "number", "minimum": gauge.low, "maximum": gauge.high, "description": gauge.about}
+        for name, gauge in known.items()
+    }
+    schema |= {"additionalProperties": False, "minProperties": 1, "maxProperties": 1}
+
+
+Target = Annotated[dict[str, Number], Field(min_length=1, max_length=1, json_schema_extra=_gauged)]
+
+
+class ControlForm(Strict):
+    """The controller of a strength that follows a number."""
+
+    gain: Number = Field(1.0, json_schema_extra={"minimum": 0, "maximum": 100})
+    """The share of the range by which the strength moves at each token for a number that lies 1 off its target."""
+    smoothing: Number = Field(0.25, json_schema_extra={"minimum": 0.01, "maximum": 1})
+    """The weight of the latest token in the running mean that is compared with the target; 1 is that token alone."""
+    band: Number = Field(0.02, json_schema_extra={"minimum": 0, "maximum": 1})
+    """The distance from the target within which the strength stays."""
+    range: Annotated[list[Number], Field(min_length=2, max_length=2)] | None = None
+    """The least and the greatest strength; by default 0 and the greatest calibrated one of the vector."""
+
+
+MAX_GATES = 16
+"""The most conditions of a gate, those of all groups together."""
+
+Gates = Annotated[list[GateForm], Field(min_length=1, max_length=MAX_GATES)]
 
 
 class GatesForm(Strict):
-    """Several conditions: all of them, or any."""
+    """A group of conditions: all of them, or any."""
 
     all: Gates | None = None
     any: Gates | None = None
@@ -107,10 +142,48 @@ class GatesForm(Strict):
             raise PydanticCustomError("gates", "must have one of 'all' and 'any'")
         return self
 
+    @property
+    def terms(self) -> list[GateForm]:
+        """The conditions of the group."""
+        return self.all or self.any or []
+
 
 def _gate_kind(value: Any) -> str:
-    several = isinstance(value, GatesForm) or (isinstance(value, dict) and bool(value.keys() & {"all", "any"}))
-    return "<several>" if several else "<one>"
+    grouped = isinstance(value, GatesForm | GroupsForm) or (
+        isinstance(value, dict) and bool(value.keys() & {"all", "any"})
+    )
+    return "<several>" if grouped else "<one>"
+
+
+Member = Annotated[
+    Annotated[GateForm, Tag("<one>")] | Annotated[GatesForm, Tag("<several>")], Discriminator(_gate_kind)
+]
+Members = Annotated[list[Member], Field(min_length=1, max_length=MAX_GATES)]
+
+
+class GroupsForm(Strict):
+    """Several conditions and groups of conditions: all of them, or any."""
+
+    all: Members | None = None
+    any: Members | None = None
+
+    @model_validator(mode="after")
+    def _one_list(self) -> Self:
+        if (self.all is None) == (self.any is None):
+            raise PydanticCustomError("gates", "must have one of 'all' and 'any'")
+        if len(self.conditions) > MAX_GATES:
+            raise PydanticCustomError("gates", "must have at most {most} conditions in all", {"most": MAX_GATES})
+        return self
+
+    @property
+    def terms(self) -> list[GateForm | GatesForm]:
+        """The conditions and groups."""
+        return self.all or self.any or []
+
+    @property
+    def conditions(self) -> list[GateForm]:
+        """All conditions, those of groups too."""
+        return [form for term in self.terms for form in ([term] if isinstance(term, GateForm) else term.terms)]
 
 
 class SteeringForm(Strict):
@@ -130,17 +203,34 @@ class SteeringForm(Strict):
     vectors: Annotated[list[NamedVector], Field(max_length=64)] | None = None
     """The long form, which excludes the other fields but `when`."""
     when: (
-        Annotated[Annotated[GateForm, Tag("<one>")] | Annotated[GatesForm, Tag("<several>")], Discriminator(_gate_kind)]
+        Annotated[
+            Annotated[GateForm, Tag("<one>")] | Annotated[GroupsForm, Tag("<several>")], Discriminator(_gate_kind)
+        ]
         | None
     ) = None
     """Steer only if this holds for the prompt, which is read once more to find out."""
+
+    until: Target | None = None
+    """Let the strength of the answer follow a number, from token to token, until that reaches this target."""
+    control: ControlForm | None = None
+    """Only with `until`."""
+
+    @property
+    def following(self) -> Until | None:
+        """The number that the strength follows; raises RequestError for values that are not allowed."""
+        if self.until is None:
+            return None
+        ((number, target),) = self.until.items()
+        control = self.control or ControlForm()
+        span = None if control.range is None else (control.range[0], control.range[1])
+        return Until(number, target, control.gain, control.smoothing, control.band, span)
 
     @property
     def gates(self) -> list[GateForm]:
         """All conditions."""
         if isinstance(self.when, GateForm):
             return [self.when]
-        return [] if self.when is None else self.when.all or self.when.any or []
+        return [] if self.when is None else self.when.conditions
 
     @property
     def names(self) -> list[str]:
@@ -161,4 +251,8 @@ class SteeringForm(Strict):
             raise PydanticCustomError(
                 "auto", "'auto' goes with 'toward': 'auto', not with '{way}'", {"way": self.toward}
             )
+        if self.until is not None and self.toward == "auto":
+            raise PydanticCustomError("until", "'until' goes with 'toward': vision or text, not with 'auto'")
+        if self.control is not None and self.until is None:
+            raise PydanticCustomError("control", "'control' goes with 'until'")
         return self

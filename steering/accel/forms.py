@@ -47,7 +47,7 @@ class Forms:
 
     def adopted(self, hooks: Hooks) -> Hooks:
         """Return the hooks of a pass in their fused forms."""
-        return Hooks.of(map(self.of, (*hooks.attention, *hooks.layers, *hooks.observers)))
+        return Hooks.of(map(self.of, hooks.every))
 
 
 class ScoresForm(AttentionHook):
@@ -79,7 +79,7 @@ class Terms(NamedTuple):
 
 def decode_terms(hooks: Hooks, layer: int, columns: int) -> Terms | None:
     """Return a kernel's arguments for adopted hooks; None where one of them is unknown to it."""
-    if len(hooks.scoring) > 1 or len(hooks.weighing) > 1:
+    if len(hooks.scoring) > 1 or len(hooks.weighing) > 1 or hooks.reading:
         return None
     gains = enhancement = None
     for hook in hooks.scoring:

@@ -7,6 +7,7 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from steering.protocol.readout import REGISTRY, Scalar
 
@@ -25,6 +26,9 @@ def conditioned() -> dict[str, tuple[str, type]]:
 @dataclass(frozen=True)
 class NumberCondition:
     """A condition on the number `name`, which `readout` keeps: equal to the truth `wanted`, or a comparison with a bound."""
+
+    signs: ClassVar[tuple[str, ...]] = tuple(SIGNS)
+    """The signs of comparisons."""
 
     name: str
     readout: str

@@ -10,6 +10,7 @@ from steering.bench.asking import pushes
 from steering.bench.rows import Gauge
 from steering.bench.trial import Trial
 from steering.errors import Fault, SteeringError
+from steering.front.turn import decide
 from steering.interventions.steer import Steering
 from steering.interventions.think import Think
 from steering.model.mllm import MLLM
@@ -36,9 +37,14 @@ def overhead(trial: Trial) -> Iterator[Gauge]:
     engine = trial.engine(2 * rows)  # a contrast takes two slots
 
     def run(intervention: InterventionSpec | None = None, diagnose: Diagnose | None = None) -> Clocked:
-        """Time requests after a first run, which makes everything made at first use, graphs too."""
+        """Time requests after a first run, which makes everything made at first use, graphs too.
+
+        The requests that an intervention depends on run before.
+        """
         options: dict[str, Any] = {"interventions": [intervention] if intervention else (), "diagnose": diagnose}
-        first, timed = ([trial.ask(text=TEXT, picture=PICTURE, **options) for _ in range(rows)] for _ in range(2))
+        first, timed = (
+            [decide(engine, trial.ask(text=TEXT, picture=PICTURE, **options)) for _ in range(rows)] for _ in range(2)
+        )
         engine.generate(first)
         return answered(engine, timed)
 

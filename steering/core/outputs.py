@@ -127,10 +127,10 @@ class Outputs:
         """Add an output with an answer's tokens since its last output and, if the answer is done, its end."""
         out, tokens = sequence.output, sequence.tokens[sequence.output.sent :]
         logprobs = None if out.logprobs is None else out.logprobs.since(out.sent)
-        first_at = sequence.times.first if not out.sent else 0.0
+        first_at, reused = (0.0, 0) if out.sent else (sequence.times.first, sequence.prefill.reused)
         ended = _end_of(sequence) if sequence.done else None
         out.sent = len(sequence.tokens)
-        self._outputs.append(Output(out.request, out.answer, tokens, logprobs, first_at, ended))
+        self._outputs.append(Output(out.request, out.answer, tokens, logprobs, first_at, reused, ended))
 
 
 def _branches(sequence: Sequence) -> list[Sequence]:
@@ -141,4 +141,4 @@ def _end_of(sequence: Sequence) -> Ended:
     times, out = sequence.times, sequence.output
     timing = Timing(times.queued, times.admitted, times.first, times.last)
     reason = None if sequence.error is not None else sequence.finish_reason
-    return Ended(reason, sequence.error, timing, out.taken, out.scores, sequence.fed, sequence.prefill.reused)
+    return Ended(reason, sequence.error, timing, out.taken, out.scores, sequence.fed)

@@ -75,6 +75,12 @@ class AttentionHook(Hook):
         """
         return None
 
+    def read(self, layer: int, weights: torch.Tensor, value: torch.Tensor) -> None:
+        """Read the weights (rows, heads, R, columns) as all hooks leave them, of `queries` in a prefill, and the values.
+
+        value: (rows, kv_heads, columns, head_dim).
+        """
+
 
 class LayerHook(Hook):
     """Observes or changes a layer's output."""
@@ -106,12 +112,14 @@ class Observer(Hook):
 class Hooks:
     """The hooks of one forward pass by the points at which they are called, each kind in order.
 
-    `scoring` and `weighing` are those of `attention` that change scores, and weights.
+    `scoring`, `weighing` and `reading` are those of `attention` that change scores, change weights, and read both weights
+    and values. A hook may be of several kinds.
     """
 
     attention: tuple[AttentionHook, ...] = ()
     scoring: tuple[AttentionHook, ...] = ()
     weighing: tuple[AttentionHook, ...] = ()
+    reading: tuple[AttentionHook, ...] = ()
     layers: tuple[LayerHook, ...] = ()
     observers: tuple[Observer, ...] = ()
 
@@ -124,9 +132,15 @@ class Hooks:
             attention,
             tuple(hook for hook in attention if type(hook).scores is not AttentionHook.scores),
             tuple(hook for hook in attention if type(hook).weights is not AttentionHook.weights),
+            tuple(hook for hook in attention if type(hook).read is not AttentionHook.read),
             tuple(hook for hook in every if isinstance(hook, LayerHook)),
             tuple(hook for hook in every if isinstance(hook, Observer)),
         )
+
+    @property
+    def every(self) -> tuple[Hook, ...]:
+        """All hooks, each once."""
+        return tuple(dict.fromkeys((*self.attention, *self.layers, *self.observers)))
 
     @property
     def looks(self) -> bool:
@@ -135,7 +149,7 @@ class Hooks:
 
     def settle(self, positions: torch.Tensor | None) -> None:
         """Settle all hooks."""
-        for hook in (*self.attention, *self.layers, *self.observers):
+        for hook in self.every:
             hook.settle(positions)
 
     def after_layer(self, layer: int, before: torch.Tensor, plain: torch.Tensor, updates: Updates) -> torch.Tensor:

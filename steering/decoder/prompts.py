@@ -78,9 +78,10 @@ class PromptStep:
             observer.prefill(weights.heads.layer, weights, value.shape[2])
         for hook in self.hooks.attention:
             if hook.queries is not None:
-                out = _replace_queries(
-                    out, hook.queries.to(out.device), kernels.weighted(weights(hook.queries.clamp(min=0)), value)
-                )
+                read = weights(hook.queries.clamp(min=0))
+                out = _replace_queries(out, hook.queries.to(out.device), kernels.weighted(read, value))
+                if hook in self.hooks.reading:
+                    hook.read(weights.heads.layer, read, value)
         return out
 
 

@@ -29,7 +29,8 @@ class Client(ABC):
 
     A subclass implements the transport: the abstract methods, which send messages to a core. It calls `receive` with the
     core's outputs. Only methods registered before its construction can be requested: `interventions` and `readouts` are
-    their names. `preparing` returns a context that is held while a request is prepared, to bound how many are at once.
+    their names; `grammars` is True where answers can be constrained. `preparing` returns a context that is held while a
+    request is prepared, to bound how many are at once.
     """
 
     def __init__(self, mllm: MLLM, limits: Limits):
@@ -37,6 +38,7 @@ class Client(ABC):
         self.limits = limits
         self.interventions = frozenset(intervention.REGISTRY)
         self.readouts = frozenset(readout.REGISTRY)
+        self.grammars = True
         self.processor = InputProcessor(mllm, limits)
         self.preparing: Callable[[Request], AbstractContextManager[object]] = lambda request: nullcontext()
         self._numbers = itertools.count(1)

@@ -64,6 +64,11 @@ class Completion:
         self._ended.set()
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that came from a cache; known with the first chunk."""
+        return self._processor.cached_tokens
+
+    @property
     def done(self) -> bool:
         """True where every answer has ended."""
         return not self._running

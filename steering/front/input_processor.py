@@ -160,6 +160,13 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
         raise RequestError(
             f"'{first}' and '{second}' both contrast an answer with a twin; ask for one of them.", param=first
         )
+    refusing = [intervention.refuses_twin for intervention in interventions if intervention.refuses_twin]
+    if contrasts and refusing:
+        first = ".".join(contrasts[0].path)
+        raise RequestError(
+            f"'{refusing[0]}' cannot be combined with '{first}', which contrasts the answer with a twin.",
+            param=refusing[0],
+        )
     with fitting():
         if request.divergence:
             mllm.need_updates("divergence")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from steering.errors import Fault, panics_raise
+from steering.front.reasoning import reasoning_tokens
 from steering.logprobs import PromptToken, TokenLogprob, TopLogprobs
 from steering.messages.messages import Add, Ended, Output
 from steering.model.mllm import MLLM
@@ -47,6 +48,7 @@ class OutputProcessor:
         self.n, self.prompt_tokens, self.max_tokens = request.n, spec.prompt.length, spec.max_tokens
         self.prompt_end: str = mllm.tokenizer.decode(spec.prompt.ids[-END:])
         """The text of the prompt's last tokens, special ones included."""
+        self._tokenizer, self._reasoning = mllm.tokenizer.backend_tokenizer, mllm.chat.reasoning
         self._asked, self._diagnose, self._sampling = spec.asked, spec.diagnose, spec.sampling
         self._context, self._token_text, self._calls = context, token_text, calls
         self._stop_ids = frozenset() if spec.sampling.ignore_eos else mllm.stop_ids
@@ -62,6 +64,8 @@ class OutputProcessor:
         ]
         self._held: dict[int, Chunk] = {}  # the last chunk of a choice whose baseline has not ended
         self.choices: dict[int, Choice] = {}
+        self.cached_tokens = 0
+        """Tokens of the prompt that came from a cache; known with the first token."""
 
     def feed(self, output: Output) -> Chunk | None:
         """Process an output and return the next chunk of a choice; None where nothing can be shown yet.
@@ -72,6 +76,8 @@ class OutputProcessor:
         if ended is not None and ended.error is not None:
             raise ended.error
         answer = self._answers[output.answer]
+        if output.answer == 0 and output.reused:
+            self.cached_tokens = output.reused
         with panics_raise(lambda panic: Fault(f"The tokenizer panicked: {panic}")):
             text = self._read(answer, output)
         index, finished = output.answer % self.n, ended is not None and ended.reason is not None
@@ -97,12 +103,6 @@ class OutputProcessor:
         """Return the text of choice `index` so far."""
         text = self._answers[index].text.text
         return text if self._calls is None else self._calls().feed(text, False)[0]
-
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens of the prompt that came from a cache."""
-        ended = self._answers[0].ended
-        return 0 if ended is None else ended.reused
 
     def _read(self, answer: _Answer, output: Output) -> str:
         """Return the text that new tokens add."""
@@ -150,7 +150,13 @@ class OutputProcessor:
             timing=ended.timing,
             stop_string=answer.text.stop_string,
             prompt_logprobs=self._prompt_logprobs(answer),
+            reasoning_tokens=self._reasoning_tokens(answer),
         )
+
+    def _reasoning_tokens(self, answer: _Answer) -> int:
+        if self._reasoning is None:
+            return 0
+        return reasoning_tokens(self._tokenizer, answer.tokens, self._reasoning, self.prompt_end)
 
     def _prompt_logprobs(self, answer: _Answer) -> tuple[PromptToken, ...] | None:
         scores = None if answer.ended is None else answer.ended.taken.get(PROMPT_LOGPROBS)

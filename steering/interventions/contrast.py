@@ -1,11 +1,12 @@
 """Contrastive decoding: a row's logits against those of its twin, another row that repeats its tokens on another prompt.
 
-SAGE's Generate (see `generate`) and three published methods that it is compared with differ in the twin's prompt:
+SAGE's Generate (see `generate`) and published methods that it is compared with differ in the twin's prompt:
 
 - VCD: noised images (Leng et al. 2024, "Mitigating Object Hallucinations in Large Vision-Language Models through Visual
   Contrastive Decoding", sections 3.2 and 3.3);
 - ICD: an instruction that disturbs (Wang et al. 2024, "Mitigating Hallucinations in Large Vision-Language Models with
   Instruction Contrastive Decoding", section 3);
+- M3ID: no images, with a weight that grows along the answer (see `m3id`);
 - PAI: no images, while the row's own attention to its images is amplified (Liu et al. 2024, "Paying More Attention to
   Image", sections 3.2 and 3.3).
 """
@@ -14,38 +15,44 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 
+from steering.errors import RequestError
 from steering.model.images import Picture
 from steering.model.mllm import MLLM
+from steering.prompt.chat import context_parts, without_images
 from steering.prompt.layout import Prompt, build_prompt
 from steering.protocol.intervention_spec import Messages, Options, Rule, Words
 
+INSTRUCTIONS = {
+    "objects": "You are an object detector to recognize every different objects.",
+    "details": "You are an object detector to recognize every different objects by focusing the shapes, colors and "
+    "relationships of objects.",
+    "vague": "I want you avoid any specific identification or categorization of the objects depicted.",
+    "confused": "You are a confused objects detector to provide a fuzzy overview or impression of the image.",
+    "overview": "You are an object detector to provide a general overview or impression of the image.",
+}
+"""ICD's disturbing instructions by name, as its authors' scripts list them (github.com/p1k0pan/ICD)."""
 DIFFUSION_STEPS = 1000
 CHANNELS = 3
 
 
 class Contrast(Options):
-    """A published contrast: (1 + alpha) * full - alpha * twin among the plausible tokens (VCD paper, equations 3 and 4).
+    """A published method that contrasts the logits with those of a twin.
 
-    `beta` is the plausibility cut-off, 0 for none.
+    Tokens less likely than `beta` times the likeliest one are impossible (VCD paper, equation 4); 0 for none.
     """
 
     path = ("contrast",)
     twin = True
 
-    alpha: float = Field(1.0, ge=0, le=10)
     beta: float = Field(0.1, ge=0, le=1)
 
-    @property
-    def rule(self) -> Rule:
-        return Rule(self.alpha, plausible=self.beta)
-
     @abstractmethod
-    def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt: ...
+    def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt | None: ...
 
     def report(self, taken: Any) -> dict[str, Any]:
         """Report the settings and the number of tokens that the contrast changed.
@@ -55,7 +62,17 @@ class Contrast(Options):
         return {**self.settings(), "changed": taken.changed}
 
 
-class Vcd(Contrast):
+class WeightedContrast(Contrast):
+    """A contrast of constant weight: (1 + alpha) * full - alpha * twin (VCD paper, equation 3)."""
+
+    alpha: float = Field(1.0, ge=0, le=10)
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(self.alpha, plausible=self.beta)
+
+
+class Vcd(WeightedContrast):
     """Contrast the logits with those of noised images (VCD).
 
     The images are noised as by `step` of 1,000 steps of forward diffusion. alpha, beta and step default to the released
@@ -75,24 +92,56 @@ class Vcd(Contrast):
         return replace(prompt, inputs={**prompt.inputs, "pixel_values": pixels}, pictures=pictures)
 
 
-class Icd(Contrast):
+class Icd(WeightedContrast):
     """Contrast the logits with those under a disturbing instruction (ICD).
 
-    The instruction is a line before the question and defaults to the paper's first one; alpha and beta default to the
-    released code's values (Wang et al. 2024, "Instruction Contrastive Decoding"). Raises RequestError for values out of
-    range.
+    `instruction` is a text, or the name of one of the authors' five: objects, details, vague, confused, overview. At `place`
+    "system" it replaces the system prompt, as in the authors' script for LLaVA, and at "question" it is a line before the
+    question. The `released` form of the logits is (1 + alpha) * full - alpha * twin, that of the `paper` (equation 4) full -
+    alpha * twin. Wang et al. 2024, section 3. Raises RequestError for values out of range.
     """
 
     kind = "icd"
 
-    instruction: Words = "You are a confused object detector."
+    instruction: Words = "confused"
+    place: Literal["system", "question"] = "system"
+    form: Literal["released", "paper"] = "released"
+
+    @property
+    def text(self) -> str:
+        """The instruction in words."""
+        return INSTRUCTIONS.get(self.instruction, self.instruction)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        return (self.instruction,)
+        return (self.text,)
+
+    @property
+    def rule(self) -> Rule:
+        return super().rule if self.form == "released" else super().rule._replace(scale=1 - self.alpha)
 
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
-        return build_prompt(mllm, _add_instruction(messages, self.instruction), options=prompt.options)
+        if self.place == "question":
+            return build_prompt(mllm, _add_instruction(messages, self.text), options=prompt.options)
+        twin = build_prompt(mllm, _replace_system(messages, self.text), options=prompt.options)
+        if torch.equal(twin.ids, prompt.ids):
+            raise RequestError(
+                f"'contrast.place' is 'system', but the chat template of {mllm.name} shows no system prompt; give "
+                "'question'.",
+                param="contrast.place",
+            )
+        return twin
+
+
+def text_alone(mllm: MLLM, messages: Messages, prompt: Prompt, kind: str) -> Prompt:
+    """Return the prompt without its images, for a twin; raises RequestError where it cannot be prepared."""
+    try:
+        return build_prompt(mllm, without_images(messages), options=prompt.options)
+    except RequestError as error:
+        raise RequestError(
+            f"'contrast' of kind {kind} needs the prompt without its images, which cannot be prepared: {error}",
+            param="contrast",
+        ) from error
 
 
 def diffusion(step: int) -> tuple[float, float]:
@@ -123,6 +172,17 @@ def noised(picture: Picture, step: int, frames: int = 1) -> Picture:
     if still:
         noise = noise.expand(-1, -1, frames, -1).reshape(pixels.shape)
     return Picture.of({**picture.tensors, "pixel_values": signal * pixels + added * noise})
+
+
+def _replace_system(messages: Messages, instruction: str) -> list[dict[str, Any]]:
+    """Return the messages with the instruction in place of the system prompt, of which text contexts stay."""
+    parts: list[dict[str, Any]] = [{"type": "text", "text": instruction}]
+    for message in messages:
+        if message["role"] == "system":
+            content = message["content"]
+            texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+            parts += context_parts(texts)
+    return [{"role": "system", "content": parts}, *(dict(one) for one in messages if one["role"] != "system")]
 
 
 def _add_instruction(messages: Messages, instruction: str) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -43,8 +43,9 @@ class Generate(Options):
     """Contrast the logits with those of a masked image (SAGE's Generate).
 
     `weight` is lambda; `top` is the share of an image's patches that each map nominates; the mask is rebuilt every `refresh`
-    tokens, 0 for never. Takes a second row of the batch. SAGE paper, section 5.1, equations 6 and 7. Raises RequestError for
-    values out of range.
+    tokens, 0 for never. `scores` tells what the ReLU is of: the paper's difference of "logits" also holds a part that all
+    tokens share, so that nearly all or nearly none gain; that of "log-probabilities" does not. Takes a second row of the
+    batch. SAGE paper, section 5.1, equations 6 and 7. Raises RequestError for values out of range.
     """
 
     path = ("sage", "generate")
@@ -54,11 +55,12 @@ class Generate(Options):
     weight: float = Field(0.5, ge=0, le=10, alias="lambda")
     top: float = Field(0.2, gt=0, lt=1)
     refresh: int = Field(0, ge=0, le=1_000_000)
+    scores: Literal["logits", "log-probabilities"] = "logits"
 
     @property
     def rule(self) -> Rule:
         """The contrast of equation 7."""
-        return Rule(self.weight, relu=True)
+        return Rule(self.weight, relu=True, normalised=self.scores == "log-probabilities")
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -74,7 +76,8 @@ class Generate(Options):
     def report(self, taken: Any) -> dict[str, Any] | None:
         """Report the patches occluded at first and by every rebuilt mask, and how many tokens the contrast changed.
 
-        taken: `TwinReport`.
+        `gains` is the share of the vocabulary whose logits, and whose log-probabilities, exceed the twin's. taken:
+        `TwinReport`.
         """
         if not taken.made:
             return None
@@ -84,6 +87,9 @@ class Generate(Options):
             "masked": first.patches,
             "rebuilt": [{"token": mask.token, "masked": mask.patches} for mask in rebuilt],
             "changed": taken.changed,
+            "gains": None
+            if taken.rising is None
+            else dict(zip(("logits", "log-probabilities"), taken.rising, strict=True)),
         }
 
     def brief(self, report: dict[str, Any]) -> dict[str, Any]:
@@ -147,11 +153,15 @@ def can_mask_pixels(inputs: Mapping[str, torch.Tensor], images: Sequence[ImageSp
 
 
 def masked_pixels(
-    inputs: Mapping[str, torch.Tensor], images: Sequence[ImageSpan], chosen: Sequence[torch.Tensor]
+    inputs: Mapping[str, torch.Tensor],
+    images: Sequence[ImageSpan],
+    chosen: Sequence[torch.Tensor],
+    fill: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor] | None:
-    """Return the processor's tensors with the chosen patches of each image filled with the image's mean colour.
+    """Return the processor's tensors with the chosen patches of each image filled with a colour.
 
-    chosen: (patches,) for each image. Returns None where image tokens are no rectangles of one picture (tiles); features are
+    chosen: (patches,) for each image. fill: (channels,), in the processor's units; the image's mean colour by default.
+    Returns None where image tokens are no rectangles of one picture (tiles); features are
     masked instead then. The processor's output is filled, not the picture before it, so that cropping and scaling cannot
     shift the patches.
     """
@@ -163,7 +173,8 @@ def masked_pixels(
         channels = 3
         for picture, mask in zip(pixels.split(grids.prod(-1).tolist()), chosen, strict=True):
             by_token = picture.view(len(mask), -1, channels, picture.shape[1] // channels)
-            by_token[mask.to(pixels.device)] = by_token.mean((0, 1, 3), keepdim=True)[0]
+            colour = by_token.mean((0, 1, 3), keepdim=True)[0] if fill is None else fill.to(pixels)[None, :, None]
+            by_token[mask.to(pixels.device)] = colour
     else:
         whole_sizes = [pixels.shape[2:]] * len(images)
         for padded, size, image, mask in zip(
@@ -172,7 +183,7 @@ def masked_pixels(
             picture = padded[:, : int(size[0]), : int(size[1])]
             rows, columns = image.grid or (1, 1)
             height, width = picture.shape[1] / rows, picture.shape[2] / columns
-            mean = picture.mean((1, 2), keepdim=True)
+            colour = picture.mean((1, 2), keepdim=True) if fill is None else fill.to(pixels)[:, None, None]
             for patch in mask.nonzero()[:, 0].tolist():
                 row, column = divmod(patch, columns)
                 block = picture[
@@ -180,7 +191,7 @@ def masked_pixels(
                     round(row * height) : round((row + 1) * height),
                     round(column * width) : round((column + 1) * width),
                 ]
-                block[:] = mean
+                block[:] = colour
     return {**inputs, "pixel_values": pixels}
 
 

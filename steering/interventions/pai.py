@@ -1,12 +1,15 @@
 """PAI: attention to images is amplified, and the logits are contrasted with those of the text alone.
 
 Liu et al. 2024, "Paying More Attention to Image", sections 3.2 and 3.3. Scores s of image tokens become s + amplify * |s|
-before the softmax, in the prompt's last row and in the rows of all generated tokens.
+before the softmax, in the rows of all generated tokens. In the prompt's last row the paper has it too, and the authors'
+code (github.com/LALBJ/PAI: attention.py, CFG.py) only where nothing is contrasted, because its flag for the passes of the
+text is still set in the first pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -14,23 +17,23 @@ from pydantic import Field
 from steering.decoder.hooks import AttentionHook
 from steering.devices import fill_slot, to_device
 from steering.errors import RequestError
-from steering.interventions.contrast import Contrast
+from steering.interventions.contrast import WeightedContrast, text_alone
 from steering.model.mllm import MLLM
-from steering.prompt.chat import without_images
-from steering.prompt.layout import Prompt, build_prompt
+from steering.prompt.layout import Prompt
 from steering.prompt.spans import FIRST_IMAGE
-from steering.protocol.intervention_spec import LAYERS, Messages
+from steering.protocol.intervention_spec import LAYERS, Messages, Rule
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 from steering.protocol.wording import shown
 
 
-class Pai(Contrast):
+class Pai(WeightedContrast):
     """Contrast the logits with those of the text alone and amplify attention to images (PAI).
 
-    From layer `first_layer` on, scores s of image tokens become s + `amplify` * |s|. The paper's gamma is 1 + alpha and has
-    the paper's default; the other defaults are the released code's (Liu et al. 2024, sections 3.2 and 3.3). Raises
-    RequestError for values out of range.
+    From layer `first_layer` to `last_layer`, by default the last one, scores s of image tokens become s + `amplify` * |s|.
+    The paper's gamma is 1 + alpha and has the paper's default; the other defaults are the released code's (Liu et al. 2024,
+    sections 3.2 and 3.3). There, alpha 0 cuts no tokens off, and with a contrast the prompt's pass, and with it the first
+    token, is not amplified; `first_token` "amplified" does so always. Raises RequestError for values out of range.
     """
 
     kind = "pai"
@@ -39,23 +42,33 @@ class Pai(Contrast):
     alpha: float = Field(0.1, ge=0, le=10)
     amplify: float = Field(0.2, ge=0, le=10)
     first_layer: int = Field(2, ge=0, json_schema_extra={LAYERS: -1})
+    last_layer: int | None = Field(None, ge=0, json_schema_extra={LAYERS: -1})
+    first_token: Literal["released", "amplified"] = "released"
+
+    @property
+    def rule(self) -> Rule:
+        return super().rule if self.alpha else Rule(0.0)
+
+    @property
+    def amplifies_prompt(self) -> bool:
+        """True where the prompt's last row is amplified."""
+        return self.first_token == "amplified" or not self.alpha
 
     def check(self, mllm: MLLM, prompt: Prompt) -> None:
-        if self.first_layer >= mllm.num_layers:
+        for name, layer in (("first_layer", self.first_layer), ("last_layer", self.last_layer)):
+            if layer is not None and layer >= mllm.num_layers:
+                raise RequestError(
+                    f"'contrast.{name}' must be below {mllm.num_layers}, the model's layers; got {shown(layer)}.",
+                    param=f"contrast.{name}",
+                )
+        if self.last_layer is not None and self.last_layer < self.first_layer:
             raise RequestError(
-                f"'contrast.first_layer' must be below {mllm.num_layers}, the model's layers; "
-                f"got {shown(self.first_layer)}.",
-                param="contrast.first_layer",
+                f"'contrast.last_layer' must be at least {self.first_layer}, the first layer; got {shown(self.last_layer)}.",
+                param="contrast.last_layer",
             )
 
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
-        try:
-            return build_prompt(mllm, without_images(messages), options=prompt.options)
-        except RequestError as error:
-            raise RequestError(
-                f"'contrast' of kind pai needs the prompt without its images, which cannot be prepared: {error}",
-                param="contrast",
-            ) from error
+        return text_alone(mllm, messages, prompt, self.kind)
 
 
 class AmplifyRows(AttentionHook):
@@ -104,12 +117,18 @@ class PaiSlots(Slots):
         self.images[slot] = 0
         if isinstance(pai, Pai):
             spans = sequence.prompt.layout.spans
-            self.alpha[slot, pai.first_layer :] = pai.amplify
+            end = self.pool.layers if pai.last_layer is None else pai.last_layer + 1
+            self.alpha[slot, pai.first_layer : end] = pai.amplify
             self.images[slot, : len(spans)] = to_device(spans >= FIRST_IMAGE, self.images)
 
     def prefill(self, chunk: PrefillChunk) -> AmplifyRows | None:
-        scaled = torch.tensor(_uses_pai(chunk.sequences))
-        if not chunk.complete or not bool(scaled.any()):
+        scaled = torch.tensor(
+            [
+                isinstance(pai := sequence.spec.contrast, Pai) and (pai.amplifies_prompt or chunk.replay)
+                for sequence in chunk.sequences
+            ]
+        )
+        if not (chunk.complete or chunk.replay) or not bool(scaled.any()):
             return None
         last = torch.where(scaled, chunk.last, -1)
         rows = chunk.rows

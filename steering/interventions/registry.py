@@ -11,6 +11,11 @@ from steering.interventions.generate import Generate, GenerateSlots
 from steering.interventions.look_at import LookAt, LookAtSlots
 from steering.interventions.pai import Pai, PaiSlots
 from steering.interventions.project_out import ProjectOut, ProjectOutSlots
+from steering.interventions.published.agla import Agla, AglaSlots
+from steering.interventions.published.m3id import M3id
+from steering.interventions.published.only import Only, OnlySlots
+from steering.interventions.published.opera import Opera, OperaSlots
+from steering.interventions.published.vista import Vista, VistaSlots
 from steering.interventions.refusal import RefusalPrompt
 from steering.interventions.see import See, SeeSlots
 from steering.interventions.steer import Steering
@@ -27,5 +32,10 @@ register(Generate, GenerateSlots)
 register(Vcd)
 register(Icd)
 register(Pai, PaiSlots)
+register(M3id)
+register(Agla, AglaSlots)
 register(RefusalPrompt)
+register(Vista, VistaSlots)
+register(Only, OnlySlots)
 register(Dola, DolaSlots)
+register(Opera, OperaSlots)

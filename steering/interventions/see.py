@@ -1,15 +1,15 @@
 """SAGE's first stage, See: attention to images is enhanced (SAGE paper, section 5.1, equations 3 and 4).
 
-The formula is lost in the paper's text; both readings are here. For a row in a layer with enhancement alpha, m_v and m_t are
-its attention to the images and to the rest of the prompt (a_s and a_u of the paper: the part before the first image, and
-everything else):
+The formula is lost in the paper's text; readings of it are here. The sentence after it names a_v, a_s and a_u, the attention
+to the images, to the system prompt and to the user's, so that any formula that the sum of a row's weights enters uses all
+three: it does not settle the reading. For a row in a layer with enhancement alpha, m_v and m_t are its attention to the
+images and to the rest of the prompt:
 
-- "transfer", the default: a share alpha of m_t moves to the images, in proportion to the weights inside them. The sentence
-  after the formula names a_s and a_u, which no other reading uses;
+- "transfer", the default: a share alpha of m_t moves to the images, in proportion to the weights inside them;
 - "scale": visual weights times (1 + alpha), then the row is normalised again.
 
 The rest of the prompt is all of it, template included, as in the authors' scripts, or with `spans` "content" the messages'
-texts alone.
+texts alone. `source` limits it further: "system" is what stands before the first image (a_s), "user" all other text (a_u).
 
 Shallow layers have the fixed alpha, in every row. Deeper ones have alpha * clip(decay, 0, ceiling) in the rows of generated
 tokens, decay = 1 - m_v(t) / m_v(1), where t = 1 is the prompt's last row.
@@ -35,10 +35,11 @@ from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 from steering.protocol.wording import shown
-from steering.recorders import attention
+from steering.recorders import attention, spans
 
 NAME = "sage.see"
 Reading = Literal["transfer", "scale"]
+Source = Literal["all", "system", "user"]
 READINGS: tuple[Reading, ...] = get_args(Reading)
 LEAST = torch.finfo(torch.float32).tiny
 """The least attention to images that can be divided by; anything less counts as none."""
@@ -50,8 +51,8 @@ class See(Options):
     `alpha` is the share by which attention is enhanced. In `shallow` layers, counted from the first, it is fixed (None: the
     model's first quarter); in deeper ones it grows with the decay of attention to the images since the first token, up to
     `ceiling`. `reading` "transfer" moves the share from the rest of the prompt, "scale" multiplies by 1 + alpha; `spans`
-    tells whether that rest is the "whole" prompt or its "content". SAGE paper, section 5.1, equations 3 and 4. Raises
-    RequestError for values out of range.
+    tells whether that rest is the "whole" prompt or its "content", `source` ("from" in a request) of which part "transfer"
+    takes: "all", "system" or "user". SAGE paper, section 5.1, equations 3 and 4. Raises RequestError for invalid values.
     """
 
     path = ("sage", "see")
@@ -63,6 +64,7 @@ class See(Options):
     shallow: int | None = Field(None, ge=0, json_schema_extra={LAYERS: 0})
     ceiling: float = Field(1.0, ge=0, le=1)
     spans: Literal["whole", "content"] = "whole"
+    source: Source = Field("all", alias="from")
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -89,6 +91,7 @@ class See(Options):
         return {
             "reading": self.reading,
             "spans": self.spans,
+            "from": self.source,
             "alpha": mean,
             "alpha_max": greatest,
             "share_before": sum(before) / len(before) if before else None,
@@ -176,7 +179,6 @@ class SeeRows(AttentionHook):
         )
 
     def _tables_on(self, device: torch.device, columns: int) -> _Tables:
-        """Return the tables on the device of a layer."""
         if device not in self._tables:
             home = next(iter(self._tables.values()), None) or self._make_tables(columns)
             self._tables[device] = _Tables(*[table.to(device) for table in home])
@@ -211,7 +213,7 @@ class SeeRows(AttentionHook):
         return masks.contiguous(), settings, moving
 
     def _alpha(self, tables: _Tables, layer: int, image_mass: torch.Tensor) -> torch.Tensor:
-        """Return alpha, (rows, n or 1). seen: (rows, heads, n, 1), m_v."""
+        """Return alpha, (rows, n or 1)."""
         if not self.generated or layer < self._common_depth:
             return tables.fixed[:, layer, None]
         decay = self._ranks.mean(image_mass.mean((1, 3)))
@@ -220,10 +222,7 @@ class SeeRows(AttentionHook):
         return deep if layer >= self.depth else tables.fixed[:, layer, None] + deep
 
     def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
-        """Return a shallow layer's output, for which m_v and m_t are computed as products of the weights, too.
-
-        All is float32: divisors may be too small for half precision to tell from 0.
-        """
+        """Return a shallow layer's output, with m_v and m_t as products of the weights, in float32 for small divisors."""
         if self.generated or layer >= self.depth:
             return None
         tables = self._tables_on(value.device, value.shape[2])
@@ -265,10 +264,7 @@ class SeeRows(AttentionHook):
 def factors(
     alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor, transfer: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the shares by which visual weights rise and text weights fall, and the divisor that normalises the row.
-
-    alpha, seen (m_v), read (m_t) and transfer (the reading) broadcast. A row that sees no image is left as it is.
-    """
+    """Return what `SeeRows._factors` does; alpha, seen (m_v), read (m_t) and transfer (the reading) broadcast."""
     moved = alpha * (seen >= LEAST)
     up = torch.where(transfer, moved * read / seen.clamp(min=LEAST), alpha)
     return up, moved * transfer, torch.where(transfer, 1.0, 1 + alpha * seen)
@@ -315,6 +311,9 @@ class SeeSlots(Slots):
         depth = see.depth(self.pool.layers)
         image = spans >= FIRST_IMAGE
         rest = ~image if see.spans == "whole" else (spans >= SYSTEM) & ~image
+        if see.source != "all":
+            before = image.cumsum(0) == 0
+            rest &= before if see.source == "system" else ~before
         self.masks[slot, : len(spans)] = to_device(torch.stack([image, rest], -1), self.masks)
         self.fixed[slot, :depth] = see.alpha
         self.adaptive[slot, depth:] = see.alpha
@@ -332,7 +331,9 @@ class SeeSlots(Slots):
 
     def reuse(self, sequence: Sequence) -> Reuse:
         see = sequence.spec.asked.get(NAME)
-        key = (see.alpha, see.reading, see.spans, see.depth(self.pool.layers)) if isinstance(see, See) else ()
+        key = (
+            (see.alpha, see.reading, see.spans, see.source, see.depth(self.pool.layers)) if isinstance(see, See) else ()
+        )
         return Reuse(sequence.prompt.length, key)
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
@@ -341,13 +342,12 @@ class SeeSlots(Slots):
         for sequence in chunk.sequences:
             captured = sequence.captured.get(attention.NAME)
             if NAME in sequence.spec.asked and captured is not None and captured.last_sums is not None:
-                self.first[sequence.slot] = attention.image_sums(captured.last_sums).sum(-1)
+                self.first[sequence.slot] = spans.image_sums(captured.last_sums).sum(-1)
 
     def acts(self, sequences: list[Sequence]) -> bool:
         return any(NAME in sequence.spec.asked for sequence in sequences)
 
     def depths(self, sequences: list[Sequence]) -> list[int]:
-        """Return the number of shallow layers of each sequence that requests See."""
         return [see.depth(self.pool.layers) for see in _options(sequences)]
 
     def decode(self, batch: DecodeBatch) -> SeeRows:
@@ -360,9 +360,8 @@ class SeeSlots(Slots):
     def take(self, sequence: Sequence) -> torch.Tensor | None:
         """Return the rows of `steps`, (tokens, 4), of the generated tokens that were fed."""
         first = sequence.prompt.length
-        if NAME not in sequence.spec.asked:
-            return None
-        return self.steps[sequence.slot, first : first + sequence.fed].to("cpu", copy=True)
+        steps = self.steps[sequence.slot, first : first + sequence.fed]
+        return steps.to("cpu", copy=True) if NAME in sequence.spec.asked else None
 
     def _rows(self, slots: slice, sequences: list[Sequence], generated: bool) -> SeeRows:
         sees, depths = _options(sequences), self.depths(sequences)
@@ -371,7 +370,7 @@ class SeeSlots(Slots):
             (max(depths), min(depths)),
             generated,
             transfers=any(see.reading == "transfer" for see in sees),
-            apart=any(see.spans == "content" for see in sees),
+            apart=any(see.spans == "content" or see.source != "all" for see in sees),
         )
 
     def rows(

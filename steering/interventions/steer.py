@@ -15,10 +15,12 @@ from typing import Any
 import torch
 
 from steering.errors import RequestError
+from steering.interventions.loop.until import Until
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.prompt.tokens import ALLOWED, TEXT, TokenChoice
 from steering.protocol.intervention_spec import InterventionSpec, Part, check_choice
+from steering.protocol.signals import Signal
 from steering.protocol.wording import is_number, must, shown, whole_numbers
 from steering.vectors.option import check_vector
 from steering.vectors.vector import PREFERENCE, SteeringVector
@@ -44,6 +46,7 @@ class Steer(Part):
     toward: str | None = None
     auto: Mapping[str, Any] | None = None  # the measurement, where the modality was chosen automatically
     gate: Mapping[str, Any] | None = None  # the measurement, where a gate decided
+    until: Until | None = None  # `scale` is the prompt's then, and that of the answer follows a number
 
     def __post_init__(self) -> None:
         _check_vector(self.vector)
@@ -65,6 +68,24 @@ class Steer(Part):
             raise RequestError(
                 f"'steering.layers' must not name a layer twice; got {shown(list(self.layers))}.",
                 param="steering.layers",
+            )
+        if self.until is not None:
+            self._check_until()
+
+    def _check_until(self) -> None:
+        """Raise RequestError where the strength cannot follow a number."""
+        if self.toward not in TOWARD:
+            raise RequestError("'steering.until' goes with 'toward': vision or text.", param="steering.until")
+        if not self.chosen.generated:
+            raise RequestError(
+                f"'steering.until' moves the strength at generated tokens, which 'apply.tokens' {self.tokens!r} leaves out.",
+                param="steering.apply.tokens",
+            )
+        low, high = self.span
+        if not low <= abs(self.scale) <= high:
+            raise RequestError(
+                f"'steering.strength', where 'until' begins, must be from {low:g} to {high:g}; got {abs(self.scale):g}.",
+                param="steering.strength",
             )
 
     @classmethod
@@ -101,11 +122,29 @@ class Steer(Part):
         return self.vector.delta(self.scale, self.layers)
 
     @property
+    def span(self) -> tuple[float, float]:
+        """The least and the greatest strength, which differ where it follows a number."""
+        size = abs(self.scale)
+        return (size, size) if self.until is None else self.until.span(self.vector.calibrated_range)
+
+    @property
+    def unit_scale(self) -> float:
+        """The signed coefficient of strength 1 toward its modality."""
+        return 1.0 if self.toward in (None, self.vector.positive) else -1.0
+
+    @cached_property
+    def unit(self) -> torch.Tensor:
+        """The tensor added at strength 1 toward its modality, (layers, d) float32."""
+        return self.vector.delta(self.unit_scale, self.layers)
+
+    @property
     def way(self) -> str | None:
         """The modality that it actually pushes toward, however it was requested.
 
         None where it does nothing, or the vector is no modality preference.
         """
+        if self.until is not None:
+            return self.toward
         if self.scale == 0 or self.vector.positive is None:
             return None
         return next(way for way in TOWARD if (way == self.vector.positive) == (self.scale > 0))
@@ -160,11 +199,13 @@ def _check_vector(vector: Any) -> None:
         raise must("steering.vector", "be a SteeringVector, as VectorStore.get and SteeringVector.load return", vector)
 
 
-def applied(steer: Steer, norms: dict[int, torch.Tensor], generated: int) -> dict[str, Any]:
+def applied(
+    steer: Steer, norms: dict[int, torch.Tensor], generated: int, course: torch.Tensor | None = None
+) -> dict[str, Any]:
     """Return the report of one vector that was added.
 
     norms: per steered layer (2, classes), how many prompt tokens each class has and the sum over them of 1 / |h|. generated:
-    how many generated tokens were fed.
+    how many generated tokens were fed. course: (1 + generated, 2), as `Until.report` takes it, where its strength moved.
 
     The dose is |added| / |h|, averaged over the prompt's touched tokens and the layers, and None where it has none: the
     states of generated tokens are not measured, which would cost time at every step of every answer.
@@ -182,6 +223,11 @@ def applied(steer: Steer, norms: dict[int, torch.Tensor], generated: int) -> dic
         "warning": steer.warning(pictured),
         **({} if steer.auto is None else {"auto": dict(steer.auto)}),
         **({} if steer.gate is None else {"gate": dict(steer.gate)}),
+        **(
+            {}
+            if steer.until is None or course is None
+            else {"until": steer.until.report(course, steer.toward or "", steer.span)}
+        ),
     }
 
 
@@ -229,6 +275,20 @@ class Steering(InterventionSpec):
     steers: tuple[Steer, ...]
 
     path = (NAME,)
+    data = (Until,)
+
+    @property
+    def loop(self) -> Steer | None:
+        """The vector whose strength follows a number; None where none does."""
+        return next((steer for steer in self.steers if steer.until is not None), None)
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset(steer.until.gauge.signal for steer in self.steers if steer.until is not None)
+
+    @property
+    def refuses_twin(self) -> str | None:
+        return None if self.loop is None else "steering.until"
 
     @property
     def toward(self) -> Iterable[str]:
@@ -251,11 +311,24 @@ class Steering(InterventionSpec):
     def check(self, mllm: MLLM, prompt: Prompt) -> None:
         for steer in self.steers:
             check_steer(mllm, steer, len(prompt.layout.images))
+            if steer.until is not None:
+                steer.until.check(prompt.layout)
+        if self.loop is not None and len(self.steers) > 1:
+            raise RequestError("'steering.until' goes with a single vector.", param="steering.until")
 
     def report(self, taken: Any) -> list[dict[str, Any]]:
         """Report the effect of each vector.
 
-        taken: per steered layer the norms (see `applied`), and how many generated tokens were fed.
+        taken: per steered layer the norms (see `applied`), how many generated tokens were fed, and the course of a strength
+        that moved.
         """
-        norms, fed = taken
-        return [applied(steer, norms, fed) for steer in self.steers]
+        norms, fed, course = taken
+        return [applied(steer, norms, fed, course) for steer in self.steers]
+
+    def brief(self, report: Any) -> Any:
+        return [
+            {**entry, "until": {key: value for key, value in entry["until"].items() if key != "course"}}
+            if "until" in entry
+            else entry
+            for entry in report
+        ]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
-from steering.devices import to_device
+from steering.devices import fill_slot, to_device
+from steering.interventions.loop.until import COLUMNS, STRENGTH, followed, selected
 from steering.interventions.steer import NAME, Steer, Steering
 from steering.prompt.tokens import class_count, prompt_classes
 from steering.protocol.sequence import Sequence as Row
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.recorders.counting import NEVER
 
 
 def prompt_delta(steers: Sequence[Steer], count: int) -> dict[int, torch.Tensor]:
@@ -84,22 +86,37 @@ class SteerTokens(LayerHook):
 class SteerSlots(Slots):
     """The addition to the generated tokens of every slot.
 
-    delta: (slots, layers, d) in the model's dtype.
+    delta: (slots, layers, d) in the model's dtype, at the slot's present strength. Of slots whose strength follows a number
+    (see `until`): unit (slots, layers, d) float32, the addition at strength 1; loop (slots, COLUMNS); course (slots, length,
+    2), strength and number at each column; counted (slots,), the last column that the loop has followed.
     """
 
     always: ClassVar[bool] = True
+    measured: ClassVar[tuple[str, ...]] = ("loop", "course")
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
         mllm = pool.mllm
-        self.delta = torch.zeros(pool.slots, pool.layers, mllm.hidden_size, dtype=mllm.dtype, device=pool.device)
+        shape = (pool.slots, pool.layers, mllm.hidden_size)
+        self.delta = torch.zeros(shape, dtype=mllm.dtype, device=pool.device)
+        self.unit = torch.zeros(shape, device=pool.device)
+        self.loop = torch.zeros(pool.slots, COLUMNS, device=pool.device)
+        self.course = torch.zeros(pool.slots, pool.length, 2, device=pool.device)
+        self.counted = torch.full((pool.slots,), NEVER, device=pool.device)
 
     def holds(self, sequence: Row) -> bool:
         return bool(_steers(sequence))
 
     def place(self, sequence: Row) -> None:
+        slot, looped = sequence.slot, _loop(sequence)
         delta = generated_delta(_steers(sequence), *self.delta.shape[1:])
-        self.delta[sequence.slot] = to_device(delta, self.delta)
+        self.delta[slot] = to_device(delta, self.delta)
+        fill_slot(self.counted, slot, NEVER if looped is None else -1)
+        if looped is not None and looped.until is not None:
+            start, toward = abs(looped.scale), looped.toward or ""
+            self.unit[slot] = to_device(looped.unit, self.unit)
+            self.loop[slot] = to_device(looped.until.loop(start, toward, looped.span), self.loop)
+            self.course[slot] = torch.nan
 
     def prefill(self, chunk: PrefillChunk) -> SteerRows | SteerTokens | None:
         if chunk.replay:
@@ -132,6 +149,9 @@ class SteerSlots(Slots):
         for row, sequence in enumerate(chunk.sequences):
             if _steers(sequence):
                 sequence.captured.setdefault(NAME, []).append(hook.by_token[row, : chunk.lengths[row]])
+        if chunk.complete and not chunk.replay:
+            ends = torch.tensor([sequence.prompt.length - 1 for sequence in chunk.sequences])
+            self._follow(chunk.sequences, chunk.rows.start, to_device(ends, self.loop.device), None, computed)
 
     def reuse(self, sequence: Row) -> Reuse:
         steers = _steers(sequence)
@@ -147,7 +167,44 @@ class SteerSlots(Slots):
     def decode(self, batch: DecodeBatch) -> SteerTokens:
         return SteerTokens(self.delta[batch.rows])
 
-    def take(self, sequence: Row) -> tuple[dict[int, torch.Tensor], int] | None:
+    def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
+        self._follow(batch.sequences, 0, batch.positions, batch.active, computed)
+
+    def _follow(
+        self,
+        sequences: Sequence[Row],
+        first: int,
+        columns: torch.Tensor,
+        active: torch.Tensor | None,
+        computed: Computed,
+    ) -> None:
+        """Move the strengths that follow a number, by what a pass measured at these columns (rows,).
+
+        first: the slot of the first row. active: (rows, 1, 1), 0 for rows of a decode without effect; None in a prefill.
+        """
+        loops = [row for row, sequence in enumerate(sequences) if _loop(sequence) is not None]
+        if not loops:
+            return
+        rows = to_device(torch.tensor(loops), self.loop.device)
+        slots, at = rows + first, columns[rows]
+        loop, measured = self.loop[slots], selected(computed.numbers, rows, self.loop[slots])
+        new = at > self.counted[slots]
+        if active is not None:
+            new = new & (active[rows, 0, 0] > 0)
+        moved = torch.where(new[:, None], followed(loop, measured), loop)
+        passed = torch.stack([loop[:, STRENGTH], measured], 1)
+        self.course[slots, at] = torch.where(new[:, None], passed, self.course[slots, at])
+        self.counted[slots] = torch.where(new, at, self.counted[slots])
+        self.loop[slots] = moved
+        self.delta[slots] = (self.unit[slots] * moved[:, STRENGTH, None, None]).to(self.delta.dtype)
+
+    def restore(self, sequence: Row, left: Any) -> None:
+        super().restore(sequence, left)
+        if _loop(sequence) is not None:
+            slot = sequence.slot
+            self.delta[slot] = (self.unit[slot] * self.loop[slot, STRENGTH]).to(self.delta.dtype)
+
+    def take(self, sequence: Row) -> tuple[dict[int, torch.Tensor], int, torch.Tensor | None] | None:
         steers, layout = _steers(sequence), sequence.prompt.layout
         if not steers:
             return None
@@ -155,7 +212,18 @@ class SteerSlots(Slots):
         inverse = torch.cat(sequence.captured[NAME])  # (prompt tokens, layers)
         sums, count = (inverse.T @ to_device(classes, inverse)).cpu(), classes.sum(0)
         touched = {layer for steer in steers for layer in steer.touched_layers}
-        return {layer: torch.stack([count, sums[layer]]) for layer in sorted(touched)}, sequence.fed
+        norms = {layer: torch.stack([count, sums[layer]]) for layer in sorted(touched)}
+        course = None
+        if _loop(sequence) is not None:
+            first = sequence.prompt.length - 1
+            course = self.course[sequence.slot, first : first + 1 + sequence.fed].to("cpu", copy=True)
+        return norms, sequence.fed, course
+
+
+def _loop(sequence: Row) -> Steer | None:
+    """Return the vector of a sequence whose strength follows a number."""
+    options = sequence.spec.asked.get(NAME)
+    return options.loop if isinstance(options, Steering) else None
 
 
 def _steers(sequence: Row) -> tuple[Steer, ...]:

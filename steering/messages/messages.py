@@ -56,7 +56,7 @@ class Ended:
 
     reason: "stop" or "length"; None where it was aborted or failed with `error`. taken: its measurements, by recorder and
     intervention. scores: the log-probabilities of its tokens, where they were captured. fed: how many of its tokens went
-    through the model. reused: tokens of its prompt that came from a cache.
+    through the model.
     """
 
     reason: str | None
@@ -65,7 +65,6 @@ class Ended:
     taken: Mapping[str, Any] = field(default_factory=dict)
     scores: Sequence[float] = ()
     fed: int = 0
-    reused: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,8 @@ class Output:
 
     answer: the index of the answer; baselines follow the request's `n` answers. logprobs: those of the tokens, where the
     request asks for them; a token that ends the answer has none. first_at: time of the answer's first token on the monotonic
-    clock, where it is among these, else 0.
+    clock, where it is among these, else 0. reused: how many of the prompt's tokens came from a cache, in the output in which
+    that becomes known.
     """
 
     request: int
@@ -82,6 +82,7 @@ class Output:
     tokens: Sequence[int] = ()
     logprobs: TopLogprobs | None = None
     first_at: float = 0.0
+    reused: int = 0
     ended: Ended | None = None
 
     @property

@@ -305,7 +305,9 @@ def error_from_data(name: str, text: str, fields: Mapping[str, Any]) -> Exceptio
 def _modules(more: Sequence[type]) -> frozenset[str]:
     """Return the modules whose kinds may be sent."""
     interventions = [kind for pair in intervention.REGISTRY.values() for kind in pair if kind is not None]
-    return _modules_of((*more, *interventions, *map(type, readout.REGISTRY.values()), *recorder.REGISTRY.values()))
+    data = [kind for spec, _ in intervention.REGISTRY.values() for kind in spec.data]
+    readouts = map(type, readout.REGISTRY.values())
+    return _modules_of((*more, *interventions, *data, *readouts, *recorder.REGISTRY.values()))
 
 
 @lru_cache(maxsize=64)

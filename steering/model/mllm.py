@@ -66,7 +66,7 @@ class MLLM:
     sizes of pictures, None where a request cannot set these bounds; `calibration` holds the results of probes, None where
     there are none, and `calibrations` is their folder; `checked` holds the self-check's measurements of the same, on its own
     two prompts; `generation_defaults` is the checkpoint's own sampling; `updates_add_up` tells whether each layer's output
-    is known to be its input and the two updates that hooks are given.
+    is known to be its input and the two updates that hooks are given. `shared` weights keep their form.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class MLLM:
         quantization: Quantization | None = None,
         fingerprint: str | None = None,
         calibrations: Path | None = None,
+        shared: bool = False,
     ):
         self.ranks, self.quantization = ranks, quantization
         self.source: Source | None = None
@@ -113,9 +114,9 @@ class MLLM:
         self.generation_defaults = generation_defaults_of(model.generation_config)
         if quantization is not None:
             int8.prepare(self.layers)
-        elif self.devices == (torch.device("cpu"),) and ranks.size == 1:
+        elif self.devices == (torch.device("cpu"),) and ranks.size == 1 and not shared:
             packed.prepare(model, self.dtype)
-        if len(self.devices) == 1 and ranks.size == 1:
+        if len(self.devices) == 1 and ranks.size == 1 and not shared:
             fusing.fuse(model, self.decoder, self.device)
             widths.align(model, self.decoder, self.device)
         self._head = OutputHead(model)
@@ -302,9 +303,7 @@ class MLLM:
             pass
         finally:
             handle.remove()
-        if hasattr(
-            self.model.model, "rope_deltas"
-        ):  # state that a wrapper keeps between calls; here it is per sequence
+        if hasattr(self.model.model, "rope_deltas"):  # a wrapper keeps it between calls; here it is per sequence
             self.model.model.rope_deltas = None
         embedded = self._decoder_inputs(received)
         return embedded if positions is None else replace(embedded, last=int(positions.max()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from PIL import Image
@@ -22,11 +22,16 @@ def is_context_line(role: str, line: str) -> bool:
     return role in CONTEXT_ROLES and line.startswith(CONTEXT_LINE)
 
 
-def pictures_of(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
-    """Return the images of a chat, in order."""
+def image_parts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the parts of a chat that are images, in order."""
     contents = (message["content"] for message in messages)
     parts = (part for content in contents if not isinstance(content, str) for part in content)
-    return [part["image"] for part in parts if part["type"] == "image"]
+    return [part for part in parts if part["type"] == "image"]
+
+
+def pictures_of(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
+    """Return the images of a chat, in order."""
+    return [part["image"] for part in image_parts(messages)]
 
 
 def without_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -79,6 +84,19 @@ def without_context(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 def _without_lines(role: str, text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not is_context_line(role, line))
+
+
+def context_parts(texts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the text contexts among a system message's parts: those of that span, and lines that are contexts."""
+    out = []
+    for part in texts:
+        if part.get("span") == "context":
+            out.append(dict(part))
+        elif part["type"] == "text":
+            lines = [line for line in part["text"].splitlines(keepends=True) if is_context_line("system", line)]
+            if lines:
+                out.append({**part, "text": "".join(["\n", *lines])})
+    return out
 
 
 def contexts_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -23,7 +23,7 @@ from steering.prompt.fitting import Shrunk, resized, shrunk, sized
 from steering.prompt.rendering import PLAIN, SpannedText, TemplateOptions, render, rendered
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, TEXTS, USER
 
-BESIDE = ("tool_calls", "tool_call_id", "name")
+BESIDE = ("tool_calls", "tool_call_id", "name", "reasoning_content")
 """Keys of a message, besides role and content, that templates are given."""
 
 
@@ -115,6 +115,8 @@ class Prompt:
     """Rotary positions (axes, 1, n), where the model can derive them from these inputs."""
     shrunk: tuple[Shrunk, ...] = ()
     """The pictures that were scaled down to fit."""
+    placeholders: tuple[tuple[int, int, str], ...] = ()
+    """For each picture the columns, from and to, of the tokens that the processor put in place of a text, and that text."""
 
     @property
     def length(self) -> int:
@@ -204,6 +206,7 @@ def build_prompt(
     if len(counts) != len(images) or sum(counts) != len(columns):
         with _hinting(messages):
             raise RequestError("The chat template did not place every image of the messages.", param="messages")
+    placeholders = _placeholders(text, replacements, offsets)
     image_spans = []
     for number, own in enumerate(columns.split(counts)):
         spans[own], texts[own] = FIRST_IMAGE + number, False
@@ -211,7 +214,7 @@ def build_prompt(
     rope = mllm.rope_positions(inputs)
     shown = tuple(seen) or divide(inputs)
     given = Inputs(inputs, shown) if seen else inputs
-    return Prompt(ids, given, shown, Layout(spans, tuple(image_spans), texts), options, rope, smaller)
+    return Prompt(ids, given, shown, Layout(spans, tuple(image_spans), texts), options, rope, smaller, placeholders)
 
 
 def _normalise(
@@ -323,6 +326,18 @@ def _keep_blank_tiles(inputs: dict[str, torch.Tensor]) -> None:
     if pixels is not None and pixels.ndim == 5 and len(pixels) == 1:  # several images have padding tiles
         blank = ~pixels.flatten(2).any(-1)
         pixels[:, :, 0, 0, 0].masked_fill_(blank, 1e-6)
+
+
+def _placeholders(
+    text: str, replacements: Sequence[Mapping[str, Any]], offsets: torch.Tensor
+) -> tuple[tuple[int, int, str], ...]:
+    """Return `Prompt.placeholders`: offsets (n, 2) are those of the tokens in the expanded text."""
+    starts = offsets[:, 0].numpy()
+    placeholders = []
+    for replaced in replacements:
+        first, end = np.searchsorted(starts, replaced["new_span"])
+        placeholders.append((int(first), int(end), text[slice(*replaced["span"])]))
+    return tuple(placeholders)
 
 
 def _grid(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
@@ -102,13 +103,20 @@ def check_choice(choice: TokenChoice, images: int, param: str) -> None:
 class Rule(NamedTuple):
     """The formula that combines a row's logits with its twin's.
 
-    The result is full + weight * (full - twin); with `relu`, the ReLU of the difference is used instead. Tokens less likely
-    than `plausible` times the likeliest one (by `full`) become impossible.
+    The result is scale * full + weight * (full - twin); with `relu`, the ReLU of the difference is used instead, which is of
+    log-probabilities if `normalised`: a constant added to all logits then changes nothing. Tokens less likely than
+    `plausible` times the likeliest one (by `full`) become impossible. With `growth`, the weight of token t, from 0, is
+    `weight` + e^(growth * (t + first)) - 1. Where the likeliest token has at least the probability `below`, the weight is 0.
     """
 
     weight: float
     relu: bool = False
     plausible: float = 0.0
+    scale: float = 1.0
+    growth: float = 0.0
+    first: int = 1
+    below: float = math.inf
+    normalised: bool = False
 
 
 class InterventionSpec(ABC):
@@ -118,7 +126,8 @@ class InterventionSpec(ABC):
     `kind` and exclude one another. `twin` is True where it contrasts the answer's logits with those of a twin, which repeats
     the answer's tokens on another prompt; a request may have one such intervention. An `only_chat` intervention changes
     nothing but the messages (`chat`), so any server can serve it. Where decode steps are captured, the steps of a
-    `rehearsed` intervention with its defaults are captured before the first request.
+    `rehearsed` intervention with its defaults are captured before the first request. `data` are kinds of data in its options
+    that other modules define.
     """
 
     path: ClassVar[tuple[str, ...]]
@@ -127,6 +136,7 @@ class InterventionSpec(ABC):
     needs_image: ClassVar[bool] = False
     only_chat: ClassVar[bool] = False
     rehearsed: ClassVar[bool] = False
+    data: ClassVar[tuple[type, ...]] = ()
 
     @classmethod
     def name(cls) -> str:
@@ -142,6 +152,11 @@ class InterventionSpec(ABC):
     def toward(self) -> Iterable[str]:
         """A label for each direction in which it pushes, which names the direction."""
         return [""]
+
+    @property
+    def refuses_twin(self) -> str | None:
+        """The field because of which an answer may have no twin; None where it may have one."""
+        return None
 
     @property
     def vectors(self) -> Sequence[str]:

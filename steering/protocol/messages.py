@@ -34,6 +34,9 @@ def _message(message: Any, place: str) -> Mapping[str, Any]:
     if (role := message.get("role")) not in ROLES:
         raise must(f"{place}.role", f"be one of {', '.join(ROLES)}", role)
     content = message.get("content")
+    reasoning = message.get("reasoning_content")
+    if reasoning is not None and (role != "assistant" or not isinstance(reasoning, str)):
+        raise must(f"{place}.reasoning_content", "be a string, in a message of the assistant", reasoning)
     if message.get("tool_calls"):
         if role != "assistant":
             raise must(f"{place}.tool_calls", "stand in a message of the assistant", message["tool_calls"])

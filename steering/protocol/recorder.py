@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steering.protocol.signals import StepGauge
 from steering.protocol.slots import Slots
 
 REGISTRY: dict[str, type[Slots]] = {}
@@ -13,3 +14,8 @@ def register(name: str, slots: type[Slots]) -> None:
     if name in REGISTRY:
         raise ValueError(f"There is a recorder {name!r} already.")
     REGISTRY[name] = slots
+
+
+def gauges() -> dict[str, StepGauge]:
+    """Return the numbers that recorders measure at every step, by name."""
+    return {name: gauge for slots in REGISTRY.values() for name, gauge in slots.gauges.items()}

@@ -311,6 +311,7 @@ class Choice:
     `finish_reason` is "stop", "length" or "tool_calls"; `stop_string` ended it, if any. `prompt_logprobs` are those of the
     prompt's tokens from the second one on. `guard` reports the tries of a guarded answer. `applied` and `diagnostics` follow
     the wire protocol. `measured` holds captured tensors on the CPU, by recorder and intervention; `timing` holds its times.
+    `reasoning_tokens` are its first tokens up to the tag that ends the model's reasoning, tags included.
     """
 
     index: int
@@ -327,6 +328,7 @@ class Choice:
     stop_string: str | None = None
     prompt_logprobs: tuple[PromptToken, ...] | None = None
     guard: dict[str, Any] | None = None
+    reasoning_tokens: int = 0
 
     @property
     def states(self) -> torch.Tensor | None:
@@ -377,13 +379,14 @@ class Chunk:
 class Result:
     """A finished request: its choices in order of index, and token counts without baselines.
 
-    `cached_tokens` are the prompt's tokens that came from a cache.
+    `cached_tokens` are the prompt's tokens that came from a cache, `reasoning_tokens` those of all choices.
     """
 
     choices: tuple[Choice, ...]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @classmethod
     def of(cls, choices: Mapping[int, Choice], n: int, prompt_tokens: int, cached_tokens: int) -> Result:
@@ -391,4 +394,6 @@ class Result:
         if len(choices) < n:
             raise Fault("The request was cancelled.")
         generated = sum(len(choice.token_ids) for choice in choices.values())
-        return cls(tuple(choices[index] for index in sorted(choices)), prompt_tokens, generated, cached_tokens)
+        reasoned = sum(choice.reasoning_tokens for choice in choices.values())
+        ordered = tuple(choices[index] for index in sorted(choices))
+        return cls(ordered, prompt_tokens, generated, cached_tokens, reasoned)

@@ -76,14 +76,16 @@ class Spec:
 class Pair:
     """A sequence (the leader) and its twin, whose logits are contrasted with the leader's.
 
-    held: the leader's next logits (vocabulary,), while the twin's are not known. prompt: the twin's, where it does not
-    depend on the generated tokens. made: what the twins were made from, in order, for the report.
+    held: the leader's next logits (vocabulary,), while the twin's are not known. compared: the twin's, once they are, where
+    both are to be compared. prompt: the twin's, where it does not depend on the generated tokens. made: what the twins were
+    made from, in order, for the report.
     """
 
     leader: Sequence
     prompt: Prompt | None = None
     twin: Sequence | None = None
     held: torch.Tensor | None = None
+    compared: torch.Tensor | None = None
     made: tuple[Any, ...] = ()
 
 

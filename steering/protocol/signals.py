@@ -43,12 +43,30 @@ class Signal(Enum):
     """Log-probabilities of a reply that the prompt ends with."""
     PROMPT_LOGPROBS = auto()
     """Log-probabilities of the prompt's own tokens."""
+    STEPS = auto()
+    """The numbers of every step that `StepGauge`s describe, for interventions that follow them."""
     LOGPROBS = auto()
     """The log-probability of each generated token."""
 
 
 OF_UPDATES = frozenset({Signal.UPDATES, Signal.STREAM, Signal.DIVERGENCE})
 """The signals that are measured with the updates of every layer."""
+
+
+@dataclass(frozen=True)
+class StepGauge:
+    """A number that a recorder measures at every step of each sequence that wants `signal`; see `Computed.numbers`.
+
+    It lies from `low` to `high`, and grows where steering pushes toward `rises`. It has no value for prompts without what it
+    `needs`, of "image" and "context".
+    """
+
+    about: str
+    signal: Signal
+    low: float
+    high: float
+    rises: str
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

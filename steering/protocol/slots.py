@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 from steering.decoder.hooks import Hook
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence
-from steering.protocol.signals import Signal
+from steering.protocol.signals import Signal, StepGauge
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,13 @@ class Computed:
     """The results of a forward pass.
 
     hidden: (rows, n, d), normalised, after the last layer. logits: (rows, vocabulary) of the last token of each row, None
-    where a chunk does not hold the prompts' ends.
+    where a chunk does not hold the prompts' ends. numbers: by the names of `gauges`, what recorders measured of each row's
+    last token, (rows,) on the model's device, for interventions, which keep after them. NaN where a row has no such number.
     """
 
     hidden: torch.Tensor
     logits: torch.Tensor | None
+    numbers: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,24 @@ class DecodeBatch:
         return torch.arange(len(self.sequences), device=self.positions.device), self.positions
 
 
+@dataclass(frozen=True)
+class LookAhead:
+    """Answers whose next tokens are about to be chosen, and a function that runs candidates for them.
+
+    rows: their slots, which are consecutive. positions: (rows,), the columns of their last tokens. hook: the own hook of the
+    pass that gave the logits, None behind a prompt. logits: (rows, vocabulary), masked and contrasted. run: runs one token a
+    row, (rows,), behind the last ones under a hook, with the other interventions as they act, and leaves nothing behind but
+    what the hook read. Each call costs a pass of all rows.
+    """
+
+    sequences: list[Sequence]
+    rows: slice
+    positions: torch.Tensor
+    hook: Hook | None
+    logits: torch.Tensor
+    run: Callable[[torch.Tensor, Hook], None]
+
+
 class Reuse(NamedTuple):
     """The part of a prompt that can come from a cache instead of being computed.
 
@@ -137,13 +157,15 @@ class Slots:
     """Fixed tensors with settings and measurements of every slot, neutral where nothing was asked for.
 
     Every tensor that is an attribute has the slot as its first dimension. `measured` names those that hold a prompt's
-    measurements, which a copy of the prompt needs. It takes part in a forward pass where some row asks for the intervention
-    of its name or wants one of its `signals`, and, with `always`, in every one.
+    measurements, which a copy of the prompt needs. `gauges` are the numbers that a recorder puts into `Computed.numbers` of
+    passes in which a row wants their signal. It takes part in a forward pass where some row asks for the intervention of its
+    name or wants one of its `signals`, and, with `always`, in every one.
     """
 
     name: str
     measured: ClassVar[tuple[str, ...]] = ()
     signals: ClassVar[frozenset[Signal]] = frozenset()
+    gauges: ClassVar[Mapping[str, StepGauge]] = {}
     always: ClassVar[bool] = False
 
     def __init__(self, name: str, pool: Pool):
@@ -211,6 +233,12 @@ class Slots:
         which may come steps later (a leader that waits for its twin) or for another slot (a copy of a prompt: name the
         tensor in `measured`). A step that raised is run again, so overwrite and never count; of a decode, write what
         `latest` returns.
+        """
+
+    def look_ahead(self, ahead: LookAhead) -> None:
+        """Try candidates for the next tokens, before `logits`; overwrite and never count, as `prepare_logits`.
+
+        Called for all rows of a decode together, and for each answer behind its prompt.
         """
 
     def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,7 @@ class ModalityReadout(Readout):
 
     name = "modality"
     cheap = True
-    scalars: ClassVar[dict[str, type]] = {"attention_ratio": float, "image_share": float}
+    scalars: ClassVar[dict[str, type]] = {"attention_ratio": float, "image_share": float, "context_share": float}
     quantities: ClassVar[dict[str, Quantity]] = {
         "attention_ratio": Quantity(
             "The image's share of the mean attention to a token of the image and of the text context",
@@ -59,6 +59,10 @@ class ModalityReadout(Readout):
         "image_share": Quantity(
             "The images' share of all attention of the question and the answer",
             low=0.0, high=1.0, buckets=(0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0),
+        ),
+        "context_share": Quantity(
+            "The text context's share of all attention of the question and the answer",
+            low=0.0, high=1.0, buckets=(0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.8, 1.0),
         ),
     }  # fmt: skip
 

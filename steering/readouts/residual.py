@@ -284,7 +284,7 @@ class FeaturesReadout(Readout):
     options = (FEATURES,)
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
-        return frozenset({Signal.ACTIVATIONS})
+        return frozenset({Signal.ACTIVATIONS} if options[FEATURES].states is not None else ())
 
     def activations(self, options: Diagnose) -> StateChoice | None:
         choice: FeatureChoice = options[FEATURES]

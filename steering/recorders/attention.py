@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -12,11 +13,11 @@ import torch
 from steering.decoder.hooks import Hook, Observer, Weights
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import fill_slot, to_device
-from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.sequence import Sequence
-from steering.protocol.signals import Signal
+from steering.protocol.signals import Signal, StepGauge
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 from steering.recorders.counting import NEVER, newly
+from steering.recorders.spans import AFTER, BEFORE, GAUGES, source_shares, span_count, span_sources, step_numbers
 
 NAME = "attention"
 QUESTIONS, MODALITY, ANCHORS = range(3)
@@ -26,34 +27,14 @@ CAPTURE_ROWS, GPU_CAPTURE_ROWS = 128, 512
 
 On a CPU as many as fit its caches, on a GPU, where every launch costs time, as fit its memory.
 """
-BEFORE, AFTER = -2, -1
-"""Places, after those of the images, of the sums over the prompt's system and user part, as a request divides it."""
-SIGNALS = frozenset({Signal.SPANS, Signal.LAST, Signal.ANCHOR, Signal.DECAY, Signal.PATCHES, Signal.MAP})
-DECODED = (Signal.SPANS, Signal.DECAY, Signal.PATCHES)
+SIGNALS = frozenset({Signal.SPANS, Signal.LAST, Signal.ANCHOR, Signal.DECAY, Signal.PATCHES, Signal.MAP, Signal.STEPS})
+DECODED = (Signal.SPANS, Signal.DECAY, Signal.PATCHES, Signal.STEPS)
 """Signals to which generated tokens add."""
 
 
 def capture_rows(device: torch.device) -> int:
     """Return the number of rows that are reduced together."""
     return CAPTURE_ROWS if device.type == "cpu" else GPU_CAPTURE_ROWS
-
-
-def span_count(images: int) -> int:
-    """Return the number of spans of a prompt with `images` images, `BEFORE` and `AFTER` included."""
-    return FIRST_IMAGE + images - BEFORE
-
-
-def image_sums(sums: torch.Tensor) -> torch.Tensor:
-    """Return the images' part (..., images) of sums (..., spans)."""
-    return sums[..., FIRST_IMAGE:BEFORE]
-
-
-def span_sources(spans: int) -> torch.Tensor:
-    """Return (spans, 3): 1 where a span is part of vision, of system and of user text."""
-    sources = torch.zeros(spans, 3)
-    sources[FIRST_IMAGE:BEFORE, 0] = 1.0
-    sources[BEFORE, 1] = sources[AFTER, 2] = 1.0
-    return sources
 
 
 class AttentionCounts(NamedTuple):
@@ -70,16 +51,6 @@ class AttentionCounts(NamedTuple):
     sums: torch.Tensor
     decay: torch.Tensor
     patches: torch.Tensor
-
-
-def source_shares(sums: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
-    """Return the shares of vision, system and user text, (..., layers, 3), normalised over the three.
-
-    NaN where a layer's window holds none of them. sums: (..., layers, spans). sources: (..., spans, 3). Attention by span
-    and step (SPD-Faith Bench paper, section 4.2).
-    """
-    parts = (sums[..., None] * sources[..., None, :, :]).sum(-2)  # a matrix product would take longer for so few terms
-    return parts / parts.sum(-1, keepdim=True)
 
 
 def add_attention(means: torch.Tensor, spans: torch.Tensor, positions: torch.Tensor, counts: AttentionCounts) -> None:
@@ -233,11 +204,13 @@ class AttentionRecorder(Slots):
     spans: (slots, length, spans), 1 where a column belongs to a span, `BEFORE` and `AFTER` included. sums: (slots, layers,
     spans), over the rows of generated tokens. decay: (slots, length, layers, 3), shares at each column. sources: (slots,
     spans, 3), `span_sources` in every slot. patches: (slots, layers, length), attention by column, the question's rows
-    included. counted: (slots,), the last column of each slot that is included in the sums.
+    included. counted: (slots,), the last column of each slot that is included in the sums. tokens: (slots, spans), of each
+    span.
     """
 
     measured: ClassVar[tuple[str, ...]] = ("patches",)
     signals: ClassVar[frozenset[Signal]] = SIGNALS
+    gauges: ClassVar[Mapping[str, StepGauge]] = GAUGES
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
@@ -249,6 +222,7 @@ class AttentionRecorder(Slots):
         self.sources = span_sources(spans).to(device).repeat(slots, 1, 1)
         self.patches = torch.zeros(slots, layers, length, device=device)
         self.counted = torch.full((slots,), NEVER, device=device)
+        self.tokens = torch.zeros(slots, spans, device=device)
 
     def place(self, sequence: Sequence) -> None:
         slot = sequence.slot
@@ -265,6 +239,7 @@ class AttentionRecorder(Slots):
         by_content = diagnose is not None and diagnose.spans == "content"
         table[:, [BEFORE, AFTER]] = layout.texts if by_content else layout.halves
         self.spans[slot, : len(spans)] = to_device(torch.from_numpy(table), self.spans)
+        self.tokens[slot] = self.spans[slot].sum(0)
 
     def prefill(self, chunk: PrefillChunk) -> PrefillCapture | None:
         is_wanted = any(sequence.wants(*SIGNALS) for sequence in chunk.sequences)
@@ -309,6 +284,8 @@ class AttentionRecorder(Slots):
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, PrefillCapture):
             return
+        if hook.last_sums is not None and any(sequence.wants(Signal.STEPS) for sequence in chunk.sequences):
+            computed.numbers.update(step_numbers(hook.last_sums.transpose(0, 1), self.tokens[chunk.rows]))
         for row, sequence in enumerate(chunk.sequences):
             if not sequence.wants(*SIGNALS):
                 continue
@@ -345,6 +322,9 @@ class AttentionRecorder(Slots):
             return
         if hook.counts is None:
             add_attention(hook.means, self.spans[batch.rows], batch.positions, self.counts(batch))
+        if any(sequence.wants(Signal.STEPS) for sequence in batch.sequences):
+            sums = hook.means @ self.spans[batch.rows, : hook.means.shape[2]]
+            computed.numbers.update(step_numbers(sums, self.tokens[batch.rows]))
         for sequence in batch.sequences:
             if sequence.due:
                 sequence.captured[NAME].map = hook.means[sequence.slot, -self.pool.mllm.focus_layers :].mean(0)

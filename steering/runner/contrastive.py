@@ -20,6 +20,8 @@ from steering.protocol.slots import Pool, PrefillChunk, Slots
 
 LOWEST = torch.finfo(torch.float32).min
 """The least logit of a possible token."""
+STEEPEST = 60.0
+"""The largest exponent of a growing weight, far from float32's limit."""
 REPLAY_ROWS = 128
 """Generated tokens that a late twin is fed at once: some interventions need the attention weights of all of them."""
 
@@ -29,69 +31,129 @@ class TwinReport:
     """The report of contrasting one answer.
 
     made: what its twins were made from, in order. changed: the number of tokens that greedy decoding without it would have
-    changed.
+    changed. rising: the shares of the vocabulary, mean over tokens, whose logit, and whose log-probability, exceeds the
+    twin's; None without a ReLU, which alone tells a rise from a fall.
     """
 
     made: tuple[Any, ...]
     changed: int
+    rising: tuple[float, float] | None = None
 
 
 class Rules(NamedTuple):
     """The `Rule` of each of some rows.
 
-    weight: (rows, 1). relu: (rows, 1) bool, or a bool for all rows. plausible: (rows, 1), its logarithm, None where no row
-    has any.
+    weight: (rows, 1). relu: (rows, 1) bool, or a bool for all rows. plausible: (rows, 1), its logarithm. scale: (rows, 1).
+    growth: (rows, 1), with `first`, (rows, 1). below: (rows, 1), its logarithm. normalised: (rows, 1), 1 where
+    log-probabilities are compared. All but the first two are None where no row has any.
     """
 
     weight: torch.Tensor
     relu: torch.Tensor | bool
     plausible: torch.Tensor | None
+    scale: torch.Tensor | None = None
+    growth: torch.Tensor | None = None
+    first: torch.Tensor | None = None
+    below: torch.Tensor | None = None
+    normalised: torch.Tensor | None = None
 
     @classmethod
     def of(cls, rules: Iterable[Rule], device: torch.device) -> Rules:
         """Return the rules of as many rows."""
-        weight, relu, plausible = (torch.tensor(values)[:, None] for values in zip(*rules, strict=True))
-        alike, none = len(relu.unique()) == 1, not plausible.any()
+        columns = [torch.tensor(values)[:, None] for values in zip(*rules, strict=True)]
+        weight, relu, plausible, scale, growth, first, below, normalised = columns  # the fields of `Rule`
+
+        def unless(none: torch.Tensor, values: torch.Tensor) -> torch.Tensor | None:
+            return None if bool(none.all()) else to_device(values, device)
+
+        alike, steady = len(relu.unique()) == 1, growth == 0
         return cls(
             to_device(weight, device),
             bool(relu[0]) if alike else to_device(relu, device),
-            None if none else to_device(plausible.log(), device),
+            unless(plausible == 0, plausible.log()),
+            unless(scale == 1, scale),
+            unless(steady, growth),
+            unless(steady, first.float()),
+            unless(below.isinf(), below.log()),
+            unless(~normalised, normalised.float()),
         )
 
+    def weights(self, full: torch.Tensor, tokens: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Return the rows' weights, (rows, 1).
 
-def contrasted(full: torch.Tensor, twin: torch.Tensor, rules: Rules) -> torch.Tensor:
+        full: (rows, vocabulary). tokens: returns (rows, 1) on the CPU, how many tokens each answer has so far.
+        """
+        weight = self.weight
+        if self.growth is not None and self.first is not None:
+            steps = to_device(tokens().float(), weight.device) + self.first
+            weight = weight + (self.growth * steps).clamp_(max=STEEPEST).expm1()
+        if self.below is not None:
+            likeliest = full.amax(-1, keepdim=True) - full.logsumexp(-1, keepdim=True)
+            weight = torch.where(likeliest < self.below, weight, 0.0)
+        return weight
+
+
+def no_tokens() -> torch.Tensor:
+    """Return that answers have no token yet, (1, 1)."""
+    return torch.zeros(1, 1)
+
+
+def contrasted(
+    full: torch.Tensor, twin: torch.Tensor, rules: Rules, tokens: Callable[[], torch.Tensor] = no_tokens
+) -> torch.Tensor:
     """Return the logits (rows, vocabulary) combined by the rows' rules, in few calls, because a step is short.
 
-    full, twin: (rows, vocabulary) logits. Impossible tokens stay impossible.
+    full, twin: (rows, vocabulary) logits. Impossible tokens stay impossible. tokens: returns how many tokens each row's
+    answer has, (rows, 1) on the CPU.
     """
     difference = full - twin
+    if rules.normalised is not None:
+        difference -= rules.normalised * _shift(full, twin)
     least: torch.Tensor | float = LOWEST
     if rules.relu is True:
         difference.relu_()
     elif rules.relu is not False:
         difference = torch.where(rules.relu, difference.relu(), difference)
-    combined = torch.addcmul(full, rules.weight, difference)
+    scaled = full if rules.scale is None else full * rules.scale
+    combined = torch.addcmul(scaled, rules.weights(full, tokens), difference)
     if rules.plausible is not None:
         least = (full.amax(-1, keepdim=True) + rules.plausible).clamp_(min=LOWEST)
     return combined.masked_fill_(full < least, -torch.inf)
 
 
+def _shift(full: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
+    """Return the part (rows, 1) of the difference of logits that all tokens share, which no probability depends on."""
+    return full.logsumexp(-1, keepdim=True) - twin.logsumexp(-1, keepdim=True)
+
+
 class ContrastSlots(Slots):
-    """Counts the tokens of every slot that the contrast changed. changed: (slots,)."""
+    """Counts the tokens of every slot that the contrast changed, and what rises above the twin.
+
+    changed: (slots,). raised: (slots, 3), the number of compared tokens, and the sums over them of the shares of the
+    vocabulary whose logit, and whose log-probability, exceeds the twin's.
+    """
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
         self.changed = torch.zeros(pool.slots, dtype=torch.int64, device=pool.device)
+        self.raised = torch.zeros(pool.slots, 3, device=pool.device)
 
     def holds(self, sequence: Sequence) -> bool:
         return sequence.spec.contrast is not None
 
     def place(self, sequence: Sequence) -> None:
         fill_slot(self.changed, sequence.slot, 0)
+        fill_slot(self.raised, sequence.slot, 0)
 
     def count(self, slots: torch.Tensor, full: torch.Tensor, combined: torch.Tensor) -> None:
         """Count where the likeliest token changed; full, combined: logits (rows, vocabulary) of some slots."""
         self.changed.index_add_(0, slots, (combined.argmax(-1) != full.argmax(-1)).long())
+
+    def compare(self, slots: torch.Tensor, full: torch.Tensor, twin: torch.Tensor) -> None:
+        """Add up what rises. full, twin: logits (rows, vocabulary) of some slots; impossible tokens never rise."""
+        difference = full - twin
+        raw, normalised = ((values > 0).float().mean(-1) for values in (difference, difference - _shift(full, twin)))
+        self.raised.index_add_(0, slots, torch.stack([torch.ones_like(raw), raw, normalised], -1))
 
 
 class _Pairs(NamedTuple):
@@ -108,7 +170,7 @@ class Combined:
     """Logits (rows, vocabulary) for the sampler.
 
     leaders, twins: (pairs,) slots of the combined ones, None where there are none; full, contrasted: the leaders' logits
-    before and after.
+    before and after. twin: their twins' logits, where any is compared by what rises.
     """
 
     logits: torch.Tensor
@@ -116,6 +178,7 @@ class Combined:
     twins: torch.Tensor | None = None
     full: torch.Tensor | None = None
     contrasted: torch.Tensor | None = None
+    twin: torch.Tensor | None = None
 
 
 class ContrastiveBranches:
@@ -151,7 +214,9 @@ class ContrastiveBranches:
         leader, branch = twin.pair.leader, twin.pair.held
         if not leader.held or branch is None:
             return None
-        return leader, contrasted(branch[None], logits[None], Rules.of([_rule(leader)], logits.device))[0]
+        twin.pair.compared = logits if _rule(leader).relu else None
+        rules = Rules.of([_rule(leader)], logits.device)
+        return leader, contrasted(branch[None], logits[None], rules, lambda: _tokens([leader]))[0]
 
     def end_wait(self, leader: Sequence, logits: torch.Tensor) -> None:
         """Let a leader continue, once its token is sampled from the `logits` (vocabulary,) that `resumed` returned."""
@@ -159,7 +224,9 @@ class ContrastiveBranches:
         assert leader.pair.held is not None
         slot = to_device(torch.tensor([leader.slot]), logits.device)
         self._changes.count(slot, leader.pair.held[None], logits[None])
-        leader.pair.held, leader.state = None, State.RUNNING
+        if leader.pair.compared is not None:
+            self._changes.compare(slot, leader.pair.held[None], leader.pair.compared[None])
+        leader.pair.held, leader.pair.compared, leader.state = None, None, State.RUNNING
 
     # -- in a decode ---------------------------------------------------------------------------------------------------
 
@@ -183,19 +250,26 @@ class ContrastiveBranches:
             rules = Rules.of([_rule(leader) for leader, *_ in paired], logits.device)
             self._pairs = _Pairs(paired, leaders, twins, rules)
         _, leaders, twins, rules = self._pairs
-        full = logits.index_select(0, leaders)
-        combined = contrasted(full, logits.index_select(0, twins), rules)
-        return Combined(logits.index_copy(0, leaders, combined), leaders, twins, full, combined)
+        full, twin = logits.index_select(0, leaders), logits.index_select(0, twins)
+        combined = contrasted(full, twin, rules, lambda: _tokens(leader for leader, *_ in paired))
+        compared = None if rules.relu is False else twin
+        return Combined(logits.index_copy(0, leaders, combined), leaders, twins, full, combined, compared)
 
     def record(self, combined: Combined) -> None:
         """Count the tokens that the contrast changed in a decode that counts."""
         if combined.leaders is not None and combined.full is not None and combined.contrasted is not None:
             self._changes.count(combined.leaders, combined.full, combined.contrasted)
+            if combined.twin is not None:
+                self._changes.compare(combined.leaders, combined.full, combined.twin)
 
     def take(self, leader: Sequence) -> TwinReport:
         """Return the report of a finished answer."""
         assert leader.pair is not None
-        return TwinReport(leader.pair.made, int(self._changes.changed[leader.slot]))
+        rising = None
+        if _rule(leader).relu:
+            tokens, raw, normalised = self._changes.raised[leader.slot].tolist()
+            rising = (raw / tokens, normalised / tokens) if tokens else None
+        return TwinReport(leader.pair.made, int(self._changes.changed[leader.slot]), rising)
 
 
 def replayed(twin: Sequence, budget: int) -> tuple[PrefillChunk, tuple[int, ...]]:
@@ -217,6 +291,11 @@ def rows_of(sequences: Iterable[Sequence]) -> Iterable[Sequence]:
 def _rule(leader: Sequence) -> Rule:
     assert leader.spec.contrast is not None
     return leader.spec.contrast.rule
+
+
+def _tokens(leaders: Iterable[Sequence]) -> torch.Tensor:
+    """Return how many tokens each answer has, (leaders, 1), with those that the host has not read."""
+    return torch.tensor([[leader.sampled] for leader in leaders])
 
 
 def _twin(leader: Sequence, pair: Pair) -> Sequence:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from steering.devices import to_device
 from steering.model.embedded import Embedded
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import Computed, DecodeBatch, HookPlan, HookPlans, PrefillChunk
+from steering.protocol.slots import Computed, DecodeBatch, HookPlan, HookPlans, PrefillChunk, Slots
 from steering.runner.columns import Columns, columns_of
 from steering.runner.embedding import Embedder
 
@@ -93,6 +94,30 @@ class Passes:
                 return batch, Passed(plan, *ran)
         hooks = {part.name: part.decode(batch) for part in acting}
         return batch, Passed(plan, hooks, self.decode_under(hooks, batch, columns, tokens, rope))
+
+    def behind_prompt(
+        self, chunk: PrefillChunk, others: list[Slots], own: HooksByName, token: torch.Tensor, rope: torch.Tensor
+    ) -> None:
+        """Run a token (1,) as the chunk behind a prompt; what it writes to the pool is overwritten by the next decode.
+
+        It is run under the hooks of `others` and of `own`. rope: (1,), its rotary position.
+        """
+        hooks = {part.name: part.prefill(chunk) for part in others} | dict(own)
+        self._prefill(hooks, chunk, lambda step: self._decode_tokens(token[None], rope[None], step))
+
+    def behind(
+        self, batch: DecodeBatch, others: list[Slots], own: HooksByName, tokens: torch.Tensor, rope: torch.Tensor
+    ) -> None:
+        """Run a token of every row, (rows,), behind a batch's; what it writes to the pool is overwritten by the next decode.
+
+        They are run under the hooks of `others` and of `own`. rope: (rows,), rotary positions.
+        """
+        last = self._pool.length - 1  # of a row whose answer has ended, this may be its own column
+        lengths = [min(sequence.length + 2, last + 1) for sequence in batch.sequences]
+        columns = columns_of(lengths, self._pool, self._mllm.device.type)
+        behind = replace(batch, positions=(batch.positions + 1).clamp(max=last), columns=columns.longest)
+        hooks = {part.name: part.decode(behind) for part in others if part.acts(behind.sequences)} | dict(own)
+        self.decode_under(hooks, behind, columns, tokens, rope)
 
     def batch(self, running: list[Sequence], positions: torch.Tensor) -> tuple[DecodeBatch, Columns]:
         """Return a decode batch of running sequences that writes these columns, and the columns that it reads."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import Computed, DecodeBatch, HookPlans, Pool, PrefillChunk, Slots
+from steering.protocol.slots import Computed, DecodeBatch, HookPlans, LookAhead, Pool, PrefillChunk, Slots
 from steering.runner.choice import Chooser
 from steering.runner.contrastive import Combined, ContrastiveBranches, ContrastSlots, replayed, rows_of
 from steering.runner.embedding import Embedder
@@ -193,6 +194,7 @@ class Runner:
             if sequence.held:  # meanwhile its row counted tokens that do not exist
                 self.choice.place(sequence)
         logits = self.choice.masked(sequences, logits)
+        self._look_behind_prompts(sequences, logits)
         rows = to_device(torch.tensor([sequence.slot for sequence in sequences]), logits.device)
         sampled = self.choice.sampled(
             sequences, self.hook_plans.of(sequences).acting, rows, lambda: self.position[rows], logits
@@ -229,6 +231,10 @@ class Runner:
         logits = self.choice.masked(running, logits)
         combined: Combined = branches.combine(running, logits)
         rows, acting = batch.rows, passed.plan.acting
+        for part in self._looking(acting):
+            run = partial(self._run_behind, batch, acting, part)
+            hook = passed.hooks.get(part.name)
+            part.look_ahead(LookAhead(running, rows, batch.positions, hook, combined.logits, run))
         sampled = self.choice.sampled(running, acting, rows, lambda: batch.positions + 1, combined.logits)
         spoilt = self._record(batch, passed)
         try:
@@ -239,6 +245,39 @@ class Runner:
         if combined.leaders is not None and combined.twins is not None:
             self.token[combined.twins] = sampled.tokens[combined.leaders]
         return Decoded(sampled, logits, spoilt)
+
+    def _looking(self, acting: list[Slots]) -> list[Slots]:
+        """Return the slots that look ahead, mostly none."""
+        return [part for part in acting if type(part).look_ahead is not Slots.look_ahead]
+
+    def _look_behind_prompts(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
+        """Let interventions look ahead at the first tokens of answers. logits: (rows, vocabulary)."""
+        for row, sequence in enumerate(sequences):
+            acting = self.hook_plans.of([sequence]).acting
+            if sequence.sampled or not (looking := self._looking(acting)):
+                continue
+            chunk = PrefillChunk([sequence], [sequence.computed], [1], complete=False, replay=True)
+            last = to_device(torch.tensor([sequence.computed - 1]), logits.device)
+            for part in looking:
+                run = partial(self._run_behind_prompt, chunk, acting, part)
+                part.look_ahead(LookAhead([sequence], chunk.rows, last, None, logits[row : row + 1], run))
+
+    def _run_behind_prompt(
+        self, chunk: PrefillChunk, acting: list[Slots], own: Slots, token: torch.Tensor, hook: Hook
+    ) -> None:
+        """Run a token (1,) behind a prompt, under a hook of `own` and those of the other interventions."""
+        rope = torch.full_like(token, chunk.starts[0] + chunk.sequences[0].prefill.rope_delta)
+        self.passes.behind_prompt(chunk, self._others(acting, own), {own.name: hook}, token, rope)
+
+    def _run_behind(
+        self, batch: DecodeBatch, acting: list[Slots], own: Slots, tokens: torch.Tensor, hook: Hook
+    ) -> None:
+        """Run a token of every row behind a batch's, under a hook of `own` and those of the other interventions."""
+        rope = batch.positions + 1 + self.rope_delta[: len(batch.sequences)]
+        self.passes.behind(batch, self._others(acting, own), {own.name: hook}, tokens, rope)
+
+    def _others(self, acting: list[Slots], own: Slots) -> list[Slots]:
+        return [part for part in acting if part is not own and part.name in self.interventions]
 
     @torch.inference_mode()
     def decode_logits(self, running: list[Sequence]) -> torch.Tensor:

@@ -26,7 +26,8 @@ from steering.prompt.layout import Prompt, build_prompt
 from steering.protocol.sequence import Sequence, Spec, State
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
 from steering.recorders.additions import AdditionSlots
-from steering.recorders.attention import DECODED, NAME, image_sums
+from steering.recorders.attention import DECODED, NAME
+from steering.recorders.spans import image_sums
 from steering.runner.runner import Runner
 
 log = logging.getLogger(__name__)

@@ -97,7 +97,10 @@ def _described(vector: SteeringVector) -> dict[str, str]:
 
 def _ratio(shares: Mapping[str, Any] | None) -> str:
     ratio = None if shares is None else shares.get("vision_ratio")
-    return "-" if ratio is None else f"{ratio:.3f}"
+    if shares is None or ratio is None:
+        return "-"
+    bounds = shares.get("vision_ratio_95")
+    return f"{ratio:.3f}" if bounds is None else "{:.3f} ({:.3f} to {:.3f})".format(ratio, *bounds)
 
 
 def _sign(current: SteeringVector, candidate: SteeringVector) -> float:

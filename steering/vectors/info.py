@@ -13,6 +13,8 @@ from typing import Any
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 """The pattern of a vector's name."""
+GATE_KEYS = ("layer", "threshold", "measure", "bias")
+"""The keys of a vector's `info["gate"]` that decide when a condition on it holds."""
 FEATURE = re.compile(rf"sae:({NAME.pattern})/(0|[1-9][0-9]{{0,8}})")
 """The pattern of the name of a sparse dictionary's feature, `sae:DICTIONARY/FEATURE`, which no file has."""
 MAX_TERMS = 1024
@@ -36,7 +38,7 @@ def check_info(info: object, count: int) -> None:
     number, share, layer = _number(), _number(0, 1), _whole(0, count - 1)
     shares = _keys(
         n=_whole(0), s_vision=share, s_text=share, s_others=share, vision_ratio=_or_none(share),
-        toward=share, away=share, others=share,
+        toward=share, away=share, others=share, vision_ratio_95=_list(share, least=2, most=2),
     )  # fmt: skip
     accuracies = {"image_accuracy": _or_none(share), "context_accuracy": _or_none(share)}
     point = _keys(
@@ -54,8 +56,13 @@ def check_info(info: object, count: int) -> None:
         toward_vision=_or_none(share), toward_text=_or_none(share), difference=_or_none(_number(-1, 1)),
         difference_95=_list(_or_none(_number(-1, 1)), least=2, most=2), n=_whole(0),
     )  # fmt: skip
+    rates = _list(_or_none(share), least=3, most=3)
+    gate = _keys(
+        ("layer", "threshold"), layer=layer, threshold=number, measure=_measure, auroc=_or_none(rates), bias=by_layer,
+        open_when=rates, open_not=rates, examples=_list(_whole(0), least=2, most=2),
+    )  # fmt: skip
     rule = _keys(
-        samples=_whole(1), seed=_whole(), orders=_text, tasks=_list(_text), data_sha256=_text, std=_text,
+        gate=gate, samples=_whole(1), seed=_whole(), orders=_text, tasks=_list(_text), data_sha256=_text, std=_text,
         published=_number(0),
         recipe=_keys(wording=_text, position=_whole(-math.inf, -1), size=_text, states=_text),
         magnitudes=_keys(states=_table(by_layer), direction=_table(by_layer), l2=_table(by_layer)),
@@ -101,6 +108,7 @@ def _whole(least: float = -math.inf, most: float = math.inf) -> Rule:
 _text = _is(lambda x: isinstance(x, str), "a string")
 _name = _is(lambda x: isinstance(x, str) and NAME.fullmatch(x) is not None, f"a name that matches {NAME.pattern}")
 _yes_no = _is(lambda x: isinstance(x, bool), "true or false")
+_measure = _is(lambda x: x in ("cosine", "projection", "probe"), "cosine, projection or probe")
 _modality = _is(lambda x: x in ("text", "vision"), "text or vision")
 _range = _is(
     lambda x: isinstance(x, list | tuple) and len(x) == 2 and all(map(_is_number, x)) and 0 <= x[0] <= x[1],

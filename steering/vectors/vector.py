@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 
 from steering.errors import VectorError
 from steering.files import write_atomically
-from steering.vectors.info import FEATURE, MAX_TERMS, NAME, check_info, check_layers
+from steering.vectors.info import FEATURE, GATE_KEYS, MAX_TERMS, NAME, check_info, check_layers
 
 FORMAT = "helmsight.steering-vector/1"
 MAX_HEADER = 512 * 2**10
@@ -95,7 +95,8 @@ class SteeringVector:
     def identity(self) -> str:
         """A hash of everything that an answer or its report takes from it: two vectors with the same one are the same."""
         meaning = [self.digest, self.fingerprint, self.kind, self.layers, self.positive, self.published]
-        return hashlib.sha256(json.dumps([*meaning, self.calibrated_range]).encode()).hexdigest()
+        gate = [self.info["gate"].get(key) for key in GATE_KEYS] if "gate" in self.info else []
+        return hashlib.sha256(json.dumps([*meaning, self.calibrated_range, *gate]).encode()).hexdigest()
 
     @property
     def calibrated_range(self) -> tuple[float, float] | None:

@@ -29,11 +29,18 @@ from tests.families.registry import ALL
 
 
 def build(
-    family: str, folder: Path, *, seed: int = 0, specials: tuple[str, ...] = (), layers: int | None = None
+    family: str,
+    folder: Path,
+    *,
+    seed: int = 0,
+    specials: tuple[str, ...] = (),
+    layers: int | None = None,
+    text: Json | None = None,
 ) -> Path:
     """Write the checkpoint of `family` with weights drawn from `seed` into `folder`, and return `folder`.
 
-    specials: more special tokens. layers: the decoder's number of layers, where it is not the family's.
+    specials: more special tokens. layers: the decoder's number of layers, where it is not the family's. text: changes of
+    the text model's config.
     """
     spec = replace(ALL[family], specials=(*ALL[family].specials, *specials))
     folder.mkdir(parents=True, exist_ok=True)
@@ -41,6 +48,7 @@ def build(
     config = _resolve(spec.config, tokenizer)
     if layers is not None:
         config["text_config"] |= {"num_hidden_layers": layers}
+    config["text_config"] |= text or {}
     model_type = config.pop("model_type")
     _written(AutoConfig.for_model(model_type, **config), spec, tokenizer, folder, seed)
     return folder

@@ -18,6 +18,7 @@ ROOMS = (
     "image_pairs",
     "vector",
     "pairs",
+    "gate",
     "calibration",
     "image_qa",
     *BENCHMARKS,

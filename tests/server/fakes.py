@@ -29,6 +29,7 @@ class FakeCompletion:
         self.pieces = 0
         self.text = ""
         self.first_at: float | None = None
+        self.cached_tokens = 0
         self.diagnostics = diagnostics
         self.choice: Choice | None = None
 

@@ -66,11 +66,12 @@ INSIDE = (
 )
 LOADERS = {
     "server/engine/local.py",
+    "server/engine/vllm.py",
     "server/engine_process/process.py",
     "server/process/preflight.py",
     "server/commands/vectors.py",
 }
-"""Files that load or inspect a checkpoint for Helmsight's own engine; no others know that it is the one that serves."""
+"""Files that load or inspect a checkpoint, for Helmsight's own engine or in front of vLLM; no others know which serves."""
 WORDS = {"Auto", "Criterion", "Gate", "GateTerm", "Gated", "NumberCondition", "TextBounds", "conditioned"}
 """What requests are made of, for any engine: it stands in the protocol."""
 

@@ -56,12 +56,12 @@ def test_every_command_is_there() -> None:
         "helmsight eval",
         *(f"helmsight eval {one}" for one in ("alarm", "faithfulness", "guard", "mc2", "mm-sap", "sage")),
         *(f"helmsight eval {one}" for one in ("spd-faith", "stme", "ambigcaps", "chair", "mme")),
-        *(f"helmsight eval {one}" for one in ("phd", "pope", "tallyqa", "vsr")),
+        *(f"helmsight eval {one}" for one in ("phd", "pope", "readings", "tallyqa", "vsr")),
         *("helmsight vectors", *(f"helmsight vectors {one}" for one in VECTORS)),
         *("helmsight keys", *(f"helmsight keys {one}" for one in ("add", "list", "revoke", "rotate"))),
         *("helmsight journal", *(f"helmsight journal {one}" for one in ("backup", "export", "prune", "scores", "summary"))),
         *("helmsight demo", *(f"helmsight demo {one}" for one in ("train", "evaluate", "scene", "samples", "conflicts"))),
-        "helmsight demo organisms",
+        *("helmsight demo organisms", "helmsight demo smol"),
     }  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def test_the_page_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.Monke
     render(random_scene(random.Random("scene 5"), held_out=True), (84, 84)).save("scene.png")
     namespace: dict[str, Any] = {}
     found = blocks()
-    assert len(found) == PAGE.read_text().count("```python") == 8
+    assert len(found) == PAGE.read_text().count("```python") == 9
     for code, printed in found:
         out = io.StringIO()
         with contextlib.redirect_stdout(out):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from probes.reproduce.items import Figure, Found, Json, figure
+from probes.reproduce.items import CEILING, Figure, Found, Json, UnreadableRun, figure
+
+UNREAD = 0.5
+"""The share of unreadable answers from which on a benchmark measures the wording of answers."""
 
 
 def moved(part: str, metric: str, condition: str, sign: int, more: tuple[str, ...] = ()) -> Callable[[Json], Found]:
@@ -15,12 +18,18 @@ def moved(part: str, metric: str, condition: str, sign: int, more: tuple[str, ..
 
     def read(report: Json) -> Found:
         now, plain = (report["conditions"][name][part]["all"] for name in (condition, "baseline"))
+        unread = plain.get("unread", {}).get("value") or 0.0
+        if unread > UNREAD:
+            raise UnreadableRun(f"{unread:.0%} of the plain answers cannot be read")
         ours = {
             f"{name} {way}": figure(result[name])
             for name in (metric, *more)
             for way, result in (("plain", plain), (condition, now))
         }
-        return Found.of(ours, min(sign * end for end in now[metric]["difference_95"]) > 0, plain["samples"])
+        room = plain[metric]["value"] if sign > 0 else 1 - plain[metric]["value"]
+        nothing = f"ceiling: {metric} is {plain[metric]['value']:.3f} plainly" if room >= CEILING else ""
+        appears = min(sign * end for end in now[metric]["difference_95"]) > 0
+        return Found.of(ours, appears, plain["samples"], nothing)
 
     return read
 
@@ -33,7 +42,8 @@ def texts(report: Json) -> Found:
         for mode, row in read.items()
         for name, figure_of_row in row.figures().items()
     }
-    return Found.of(ours, all(row.appears for row in read.values()), sum(row.n or 0 for row in read.values()))
+    nothing = "; ".join(row.nothing for row in read.values() if row.nothing)
+    return Found.of(ours, all(row.appears for row in read.values()), sum(row.n or 0 for row in read.values()), nothing)
 
 
 def mme(report: Json) -> Found:
@@ -41,4 +51,4 @@ def mme(report: Json) -> Found:
     pairs = moved("MME", "acc_plus", "SAGE", 1)(report)
     totals = {name: Figure(report["totals"][name]["perception"]) for name in ("baseline", "SAGE")}
     more = totals["SAGE"].value > totals["baseline"].value
-    return Found.of(pairs.figures() | totals, pairs.appears and more, pairs.n)
+    return Found.of(pairs.figures() | totals, pairs.appears and more, pairs.n, pairs.nothing)

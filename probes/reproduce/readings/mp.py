@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 
 from probes.harness.bootstrap import wilson
-from probes.reproduce.items import Figure, Found, Json, change, figure
+from probes.reproduce.items import CEILING, Figure, Found, Json, UnreadableRun, change, figure
+from probes.reproduce.readings.groups import LEVEL, alike
 
 SIDES = ("vision", "text")
 SIZES = ("size-1", "size-4", "size-16")
 """The organisms of one course, in order of their parameters."""
 SETTLED = 150 / 250
 """The share of each task's samples with which the paper's ratio settles (section E.1, Table 6)."""
+LEARNT = 0.5
+"""The share of questions without a text that a model must answer rightly in both orders to have a preference."""
 NEAR = 0.05
 """The difference below which shares are alike, in the paper's sense of stable."""
 SHARES = (0, 25, 50, 75, 100)
@@ -19,8 +22,12 @@ SHARES = (0, 25, 50, 75, 100)
 
 
 def by_parameters(report: Json) -> Found:
-    """Read row 4."""
+    """Read row 4; raise UnreadableRun if a size did not learn to choose among options: its ratio is of guesses."""
     rows = [_organism(report, name) for name in SIZES]
+    for name, row in zip(SIZES, rows, strict=True):
+        right = row["preference"]["picture_alone"]["s_vision"]
+        if right < LEARNT:
+            raise UnreadableRun(f"{name} has not learnt to choose options: {right:.3f} right without a text")
     conflicts = {f"{row['parameters'] / 1e6:.1f} M": row["preference"]["conflict"] for row in rows}
     ratios = {size: figure(conflict, "vision_ratio") for size, conflict in conflicts.items()}
     values = [ratio.value for ratio in ratios.values()]
@@ -51,12 +58,19 @@ def tasks_alike(report: Json) -> Found:
 
 
 def by_task(report: Json) -> Found:
-    """Read row 3."""
-    rows = {task: row for task, row in report["conditions"]["plain"]["by_task"].items() if "vision_ratio_95" in row}
-    lowest, highest = (pick(rows.values(), key=lambda row: row["vision_ratio"]) for pick in (min, max))
-    apart = lowest["vision_ratio_95"][1] < highest["vision_ratio_95"][0]
-    ours = {task: figure(row, "vision_ratio") for task, row in rows.items()}
-    return Found.of(ours, apart, report["conditions"]["plain"]["n"])
+    """Read row 3: a test of all tasks at once, as the lowest and the highest of eight lie apart by chance."""
+    rows = report["conditions"]["plain"]["by_task"]
+    ours = {task: figure(row, "vision_ratio") for task, row in rows.items() if row.get("vision_ratio_95")}
+    p = alike(ours.values())
+    return Found.of(ours | {"p": Figure(p)}, p < LEVEL, report["conditions"]["plain"]["n"])
+
+
+def vision_ratio(report: Json) -> Found:
+    """Read row 2: most of the paper's models prefer the text."""
+    plain = report["conditions"]["plain"]
+    bounds = plain["vision_ratio_95"]
+    prefers = bounds is not None and bounds[1] < 0.5
+    return Found(plain["vision_ratio"], prefers, bounds, plain["n"])
 
 
 def alone(report: Json) -> Found:
@@ -75,10 +89,14 @@ def alone(report: Json) -> Found:
 
 
 def advantages(report: Json) -> Found:
-    """Read row 7."""
-    rows = report["conditions"]["advantages"]
+    """Read row 7; where the best other condition is followed always, steering cannot be better."""
+    conditions = report["conditions"]
+    rows = conditions["advantages"]
     better = all(rows[side]["difference_95"][0] > 0 for side in SIDES)
-    return Found.of({f"toward {side}": change(rows[side]) for side in SIDES}, better, report["about"]["samples"])
+    ours = {f"toward {side}": change(rows[side]) for side in SIDES}
+    others = {side: (rows[side]["other"], conditions[rows[side]["other"]][f"s_{side}"]) for side in SIDES}
+    full = [f"{name} is followed in {share:.3f}" for name, share in others.values() if share >= CEILING]
+    return Found.of(ours, better, report["about"]["samples"], nothing=f"ceiling: {', '.join(full)}" if full else "")
 
 
 def words(report: Json) -> Found:
@@ -102,13 +120,14 @@ def evaluation_size(report: Json) -> Found:
 
 def one_task(report: Json) -> Found:
     """Read row 14."""
-    return Found.of(_shares_beside(report["tasks"]), _alike(report["tasks"]), report["about"]["samples"])
+    rows = report["tasks"]
+    return Found.of(_shares_beside(rows), _alike(rows), report["about"]["samples"], _full(rows))
 
 
 def sizes(report: Json) -> Found:
     """Read row 13."""
     rows = report["samples"]
-    return Found.of(_shares_beside(rows), _alike(rows), next(iter(rows.values()))["text"]["n"])
+    return Found.of(_shares_beside(rows), _alike(rows), next(iter(rows.values()))["text"]["n"], _full(rows))
 
 
 def _shares_beside(rows: Json) -> dict[str, Figure]:
@@ -122,6 +141,12 @@ def _alike(rows: Json) -> bool:
     """Return whether S_t of all settings is within 5 points of the last one's on the same samples, with its interval."""
     apart = [change(row["text"]).interval for row in rows.values()]
     return all(interval is not None and interval[0] >= -NEAR and interval[1] <= NEAR for interval in apart)
+
+
+def _full(rows: Json) -> str:
+    """Return the reason why no setting could differ from the last one: it is followed always."""
+    last = list(rows.values())[-1]["text"]["s_text"]
+    return f"ceiling: S_t of the last is {last:.3f}" if last >= CEILING else ""
 
 
 def strengths(report: Json) -> Found:
@@ -212,7 +237,9 @@ def attention_by_layer(report: Json) -> Found:
         for words, shares in (("instructed", instructed), ("steered", steered))
     }
     more = bool(ours) and all(_is_below(instructed[layer], steered[layer]) for layer in behind)
-    return Found.of(ours, more, report["conditions"]["text"]["n"])
+    least = min((instructed[layer].value for layer in behind), default=0.0)
+    nothing = f"ceiling: instructed, the text has at least {least:.3f} in each of them" if least >= CEILING else ""
+    return Found.of(ours, more, report["conditions"]["text"]["n"], nothing)
 
 
 def _text_by_layer(condition: Json) -> list[Figure]:

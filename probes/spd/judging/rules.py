@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from probes.image_pairs.claims import read
 from probes.image_pairs.faithfulness import Faithfulness, findings
-from probes.image_pairs.metrics import compare
+from probes.image_pairs.metrics import compare, cross
 from probes.spd.samples import PicturePair
 from probes.spd.scoring import Verdict
 
@@ -31,4 +31,4 @@ def ruled(statement: Statement, categories: Sequence[str]) -> Verdict:
     same, different = (read(text, categories) for text in (statement.same, statement.different))
     true = statement.pair.true
     findings_of_claims = findings(read(statement.found, categories), true)
-    return Verdict(compare(same, different), Faithfulness.of(findings_of_claims, len(true)))
+    return Verdict(compare(same, different), Faithfulness.of(findings_of_claims, len(true)), cross(same, different))

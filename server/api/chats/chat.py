@@ -16,7 +16,7 @@ from server.api.chats.waiting import deadline, decided, pictures_turn
 from server.context import AppContext, context
 from server.dialects.answer import Answer
 from server.dialects.chat import CHAT
-from server.dialects.dialect import Begun, Dialect, Translation, renamed
+from server.dialects.dialect import Begun, Dialect, Translation, place_of, renamed
 from server.encode import json_response
 from server.engine.runtime import Serving
 from server.engine.served import ServedCompletion
@@ -28,7 +28,8 @@ from server.journal.words import LIVE, WORDED
 from server.openapi.examples import of_chat
 from server.openapi.operation import EVENTS, JSON, Parameter, documented
 from server.requests.guarding import GuardPlan, given_again, within_then
-from server.requests.resolve import resolve
+from server.requests.readiness import readouts_available
+from server.requests.resolve import ignored_reasoning, resolve
 from server.requests.skipping import Skipping
 from server.telemetry.logs import COMPLETION, current_completion
 from server.telemetry.metrics import Traffic
@@ -89,7 +90,9 @@ def answered(dialect: Dialect) -> Response:
             if not translated.truncated():
                 raise renamed(to_api_error(error), translated.places) from error
         except (ApiError, steering.RequestError) as error:
-            raise renamed(to_api_error(error), translated.places) from error
+            problem = to_api_error(error)
+            in_body = problem.param in translated.ignored  # and no place in the chat request
+            raise problem if in_body else renamed(problem, translated.places) from error
     if not running.streamed:
         try:
             return json_response(running.whole())
@@ -113,24 +116,33 @@ def begun(
     parts = bounds.parts + app.settings.max_images
     chat, skipping = app.presets.read(translated.chat, app.chats, serving, parts, translated.ignored)
     bounds.check(chat.texts)
-    unread = ["store"] if chat.store and not stores(app) else []
+    unread = ignored_reasoning(chat, serving.capabilities)
     if unread and chat.strict:
-        raise BadRequest("'store' is not allowed on this server, and 'strict' is true.", "store", "unsupported_value")
+        raise BadRequest(f"'{unread[0]}' has no place in the model's chat template, and 'strict' is true.", unread[0])
+    if chat.store and not stores(app):
+        if chat.strict:
+            raise BadRequest(
+                "'store' is not allowed on this server, and 'strict' is true.", "store", "unsupported_value"
+            )
+        unread.append("store")
     n = 1 if chat.n is None else chat.n
     answer = Answer.to(chat, chat.model or serving.name, serving.capabilities.fingerprint, dialect.prefix)
     storing = storing_of(app, chat, body, dialect)
-    guard = None if chat.guard is None else GuardPlan.of(chat.guard, serving.capabilities.readouts)
+    guard = None if chat.guard is None else GuardPlan.of(chat.guard, readouts_available(serving))
     more = frozenset[str]() if guard is None else guard.readouts
     retried = None if guard is None else again(app, serving, translated.chat, chat, more)
     completion, entry, resolved = submit(app, serving, chat, answer.id, skipping, storing, more)
     if guard is not None and retried is not None:
         hold = chat.guard_stream != "first" or not chat.stream
-        completion = GuardedCompletion(completion, retried, guard, serving, caller().group, hold, n)
+        seed = resolved.sampling.seed
+        completion = GuardedCompletion(completion, seed, retried, guard, serving, caller().group, hold, n)
     notes = {**skipping.notes, **cut(chat, completion)}
-    answer = replace(answer, notes=notes, ignored=[*skipping.ignored, *unread])
+    ignored = [*skipping.ignored, *(place_of(path, translated.places) for path in unread)]
+    answer = replace(answer, notes=notes, ignored=[*dict.fromkeys(ignored)])
     writer = dialect.writer(
         Begun(body, chat, answer, resolved.sampling, completion.prompt_tokens, completion.prompt_end,
-              serving.capabilities.reasoning, storing is not None and entry is not None)
+              serving.capabilities.reasoning, storing is not None and entry is not None,
+              lambda: completion.cached_tokens)
     )  # fmt: skip
     watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
     hidden = hidden_readouts(app, serving, resolved, more)
@@ -205,7 +217,7 @@ def storing_of(app: AppContext, chat: ChatRequest, body: dict[str, Any], dialect
         return None
     if not dialect.keeps_images:
         return Storing(caller().owner)
-    return Storing(caller().owner, app.pictures.keep, body.get("instructions") is not None)
+    return Storing(caller().owner, app.pictures.keep, body.get("instructions") is not None, app.pictures.lock)
 
 
 def _source() -> str:

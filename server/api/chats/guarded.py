@@ -13,38 +13,67 @@ from server.engine.runtime import Serving
 from server.engine.served import ServedCompletion
 from server.journal.scalars import scalars
 from server.requests.guarding import GuardPlan
-from steering import CallPiece, Choice, Chunk, Request, Result
+from steering import CallPiece, Choice, Chunk, Request, Result, answer_seed
 
 log = logging.getLogger("helmsight")
 
-Outcome = Literal["quiet", "first", "retry", "failed"]
-"""No condition held; the first answer was kept; the retry was kept; a retry could not be given."""
+Outcome = Literal["quiet", "first", "cut", "retry", "failed"]
+"""No condition held; new answers met one; a new answer met none, but was cut; it was kept; it could not be given."""
 Begin = Callable[[ServedCompletion], Iterator[Chunk | None]]
 
 
 @dataclass
 class _Tries:
-    """The answers to one choice: `last` is the last chunk of the first, `held` those before it."""
+    """The answers to one choice: `last` is the last chunk of the first, `held` those before it.
+
+    answers: each with the conditions that it met, and its seed.
+    """
 
     held: list[Chunk] = field(default_factory=list)
     last: Chunk | None = None
-    answers: list[tuple[Choice, list[str]]] = field(default_factory=list)
+    answers: list[tuple[Choice, list[str], int | None]] = field(default_factory=list)
     kept: int = 0
     failed: str | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome, as the choice reports it."""
+        (_, raised, _), *others = self.answers
+        if self.kept:
+            return "retry"
+        if self.failed is not None:
+            return "failed"
+        if not raised:
+            return "quiet"
+        return "cut" if any(not still for _, still, _ in others) else "first"
+
+
+def calls_of(choice: Choice) -> list[dict[str, str]]:
+    """Return the tool calls of an answer, as the report of a guard has them."""
+    return [{"name": call.name, "arguments": call.arguments} for call in choice.tool_calls]
 
 
 class GuardedCompletion:
     """A completion whose choices are given again where a guard's conditions hold for them; see `ServedCompletion`.
 
-    `again` is the request to give again, submitted in the queue of `group`. With `hold`, nothing of a choice is sent before
-    it is decided; otherwise the first answer is streamed, and the last chunk of a choice may hold another one.
+    `seed` is that of the first request. `again` is the request to give again, submitted in the queue of `group`. With
+    `hold`, nothing of a choice is sent before it is decided; otherwise the first answer is streamed, and the last chunk of a
+    choice may hold another one.
     """
 
     def __init__(
-        self, first: ServedCompletion, again: Request, plan: GuardPlan, serving: Serving, group: str, hold: bool, n: int
+        self,
+        first: ServedCompletion,
+        seed: int | None,
+        again: Request,
+        plan: GuardPlan,
+        serving: Serving,
+        group: str,
+        hold: bool,
+        n: int,
     ):
         self.prompt_tokens, self.max_tokens, self.prompt_end = first.prompt_tokens, first.max_tokens, first.prompt_end
-        self._first, self._again, self._plan = first, again, plan
+        self._first, self._seed, self._again, self._plan = first, seed, again, plan
         self._serving, self._group, self._hold = serving, group, hold
         self._tries = [_Tries() for _ in range(n)]
         self._given: list[ServedCompletion] = [first]
@@ -74,6 +103,7 @@ class GuardedCompletion:
             sum(result.prompt_tokens for result in results),
             sum(result.completion_tokens for result in results),
             sum(result.cached_tokens for result in results),
+            sum(result.reasoning_tokens for result in results),
         )
         return Result(tuple(self._choices[index] for index in sorted(self._choices)), *counts)
 
@@ -82,9 +112,16 @@ class GuardedCompletion:
         """The time of the first token of the first try."""
         return self._first.first_at
 
+    @property
+    def cached_tokens(self) -> int:
+        """The tokens of the first try's prompt that came from a cache."""
+        return self._first.cached_tokens
+
     def generated(self, index: int) -> int:
         """Return how many tokens all tries of a choice have so far."""
-        return self._first.generated(index) + sum(len(choice.token_ids) for choice, _ in self._tries[index].answers[1:])
+        return self._first.generated(index) + sum(
+            len(choice.token_ids) for choice, *_ in self._tries[index].answers[1:]
+        )
 
     def text_of(self, index: int) -> str:
         """Return the text of the first try of a choice so far."""
@@ -113,7 +150,7 @@ class GuardedCompletion:
                     yield chunk
                 continue
             tries.last = chunk
-            if not self._judge(tries, chunk.choice):
+            if not self._judge(tries, chunk.choice, self._seed, chunk.index):
                 yield from self._decided(chunk.index)
         for attempt in range(self._plan.retries):
             pending = [index for index, tries in enumerate(self._tries) if index not in self._choices and tries.last]
@@ -125,9 +162,10 @@ class GuardedCompletion:
                 if index not in self._choices and tries.last is not None:
                     yield from self._decided(index)
 
-    def _judge(self, tries: _Tries, choice: Choice) -> list[str]:
+    def _judge(self, tries: _Tries, choice: Choice, seed: int | None, number: int) -> list[str]:
+        """Return the conditions that an answer meets; `seed` is that of its request, in which it has this number."""
         raised = self._plan.raised(scalars(choice.applied, choice.diagnostics))
-        tries.answers.append((choice, raised))
+        tries.answers.append((choice, raised, None if seed is None else answer_seed(seed, number)))
         return raised
 
     def _retry(
@@ -147,8 +185,8 @@ class GuardedCompletion:
                     continue
                 index = pending[chunk.index]
                 tries = self._tries[index]
-                raised = self._judge(tries, replace(chunk.choice, index=index))
-                first = tries.answers[0][0]
+                choice, first = replace(chunk.choice, index=index), tries.answers[0][0]
+                raised = self._judge(tries, choice, self._seed_of(attempt), chunk.index)
                 if not raised and (chunk.choice.finish_reason != "length" or first.finish_reason == "length"):
                     tries.kept = len(tries.answers) - 1
                     yield from self._decided(index)
@@ -163,8 +201,7 @@ class GuardedCompletion:
 
     def _submit(self, n: int, attempt: int) -> ServedCompletion:
         request = replace(self._again, n=n)
-        if request.sampling.seed is not None and attempt:
-            request = replace(request, sampling=replace(request.sampling, seed=request.sampling.seed + attempt))
+        request = replace(request, sampling=replace(request.sampling, seed=self._seed_of(attempt)))
         with self._serving.engine.turn(self._group) as turn:
             while steering.next_prelude(request) is not None:
                 request = turn.decide(request, self._began)
@@ -173,6 +210,11 @@ class GuardedCompletion:
         with self._lock:
             self._given.append(completion)
         return completion
+
+    def _seed_of(self, attempt: int) -> int | None:
+        """Return the seed of a retry's request, counted from the first one's so that no two tries draw alike."""
+        seed = self._again.sampling.seed
+        return None if seed is None else (seed + attempt + 1 + 2**63) % 2**64 - 2**63  # as int64, like `answer_seed`
 
     def _began(self, completion: ServedCompletion) -> None:
         if self._cancelled:
@@ -202,7 +244,7 @@ class GuardedCompletion:
         """Yield what is still to be sent of a choice."""
         tries = self._tries[index]
         assert tries.last is not None
-        first, (kept, _) = tries.answers[0][0], tries.answers[tries.kept]
+        first, kept = tries.answers[0][0], tries.answers[tries.kept][0]
         choice = replace(kept, baseline=first.baseline, guard=self._report(tries))
         self._choices[index] = choice
         if not tries.kept:
@@ -221,14 +263,13 @@ class GuardedCompletion:
                 "raised": raised,
                 "numbers": self._plan.numbers(scalars(choice.applied, choice.diagnostics)),
                 "text": choice.text,
+                **({"tool_calls": calls_of(choice)} if choice.tool_calls else {}),
                 "finish_reason": choice.finish_reason,
                 "completion_tokens": len(choice.token_ids),
+                "seed": seed,
                 "applied": choice.applied,
             }
-            for choice, raised in tries.answers
+            for choice, raised, seed in tries.answers
         ]
-        outcome: Outcome = "retry" if tries.kept else "failed" if tries.failed else "quiet"
-        if outcome == "quiet" and tries.answers[0][1]:
-            outcome = "first"
         failed = {} if tries.failed is None else {"failed": tries.failed}
-        return {"outcome": outcome, "kept": tries.kept, "answers": answers, **failed}
+        return {"outcome": tries.outcome, "kept": tries.kept, "answers": answers, **failed}

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, g
+from flask import Blueprint, Response
 
 from server.api.body import read_json
 from server.api.chats.chat import answered
 from server.api.chats.waiting import pictures_turn
 from server.context import context
-from server.dialects.dialect import renamed
+from server.dialects.answer import ignoring
+from server.dialects.dialect import place_of, renamed
 from server.dialects.messages.body import CountRequest, MessageRequest
 from server.dialects.messages.dialect import MESSAGES
-from server.dialects.messages.errors import error_response
 from server.dialects.messages.translation import ELSEWHERE, translated
 from server.dialects.schema import with_chat_fields
 from server.encode import json_response
 from server.errors import ApiError, to_api_error
 from server.openapi.examples import of_count, of_messages
 from server.openapi.operation import EVENTS, JSON, documented
-from server.requests.resolve import resolve
+from server.requests.resolve import ignored_reasoning, resolve
 from server.wire.messages import image_urls
 from server.wire.parse import read
 from server.wire.sent.answer_messages import MessageBody, MessageCount, MessageError, MessageEvent
 from steering import RequestError
 
 blueprint = Blueprint("messages", __name__)
-blueprint.register_error_handler(Exception, error_response)
-
-
-@blueprint.after_request
-def name_request(response: Response) -> Response:
-    """Send the request's id under Anthropic's name, too."""
-    response.headers["request-id"] = g.request_id
-    return response
 
 
 @blueprint.post("/v1/messages")
@@ -72,11 +64,13 @@ def count_tokens() -> Response:
             meant.chat, app.chats, serving, bounds.parts + app.settings.max_images, meant.ignored
         )
         bounds.check(chat.texts)
+        unplaced = ignored_reasoning(chat, serving.capabilities)
         images = app.image_loader()
         images.fetch_remote(image_urls(chat.messages))
         with pictures_turn(app, serving, chat) as images.check:
             resolved = resolve(chat, serving, app.settings, images, skipping=skipping)
             _, inspected = skipping.until_it_applies(resolved, serving.engine.inspect)
-        return json_response({"input_tokens": inspected.prompt_tokens})
+        ignored = [*skipping.ignored, *(place_of(path, meant.places) for path in unplaced)]
+        return json_response({"input_tokens": inspected.prompt_tokens, **ignoring(ignored)})
     except (ApiError, RequestError) as error:
         raise renamed(to_api_error(error), meant.places) from error

@@ -14,7 +14,7 @@ from server.context import context
 from server.dialects.responses.body import ResponseRequest
 from server.dialects.responses.chains import chat_of, items_of
 from server.dialects.responses.dialect import ResponsesDialect
-from server.dialects.responses.translation import ELSEWHERE
+from server.dialects.responses.translation import ELSEWHERE, PREVIOUS
 from server.dialects.schema import with_chat_fields
 from server.encode import json_response
 from server.errors import ApiError, BadRequest
@@ -108,19 +108,30 @@ def delete_response(identity: str) -> Response:
         remove(connection, owner, identity)
         return [url for url in kept_urls(row["messages"]) if not mentioned(connection, content_of(url))]
 
-    context().pictures.discard(of_caller(identity, removed, lambda urls: urls, writes=True, prefix=PREFIX))
+    pictures = context().pictures
+    with pictures.lock:
+        pictures.discard(of_caller(identity, removed, lambda urls: urls, writes=True, prefix=PREFIX))
     return json_response({"id": identity, "object": "response", "deleted": True})
 
 
 def _earlier(identity: str) -> list[dict[str, Any]]:
     """Return the messages of the chat that a stored response ends; raises a 404 that names it."""
     app = context()
+    if not identity.startswith(PREFIX):
+        raise ApiError(
+            404,
+            f"'{PREVIOUS}' must be the id of a response, which begins with {PREFIX!r}: other answers cannot be continued; "
+            f"got {identity[:64]!r}.",
+            code="previous_response_not_found",
+            param=PREVIOUS,
+        )
+    reasons = app.runtime.serving().capabilities.takes_reasoning
     try:
         return of_caller(
             identity,
             lambda connection, owner: find(connection, owner, identity),
             lambda row: chat_of(
-                row["messages"], row["completion"], lambda url: app.pictures.url_of(url, "previous_response_id")
+                row["messages"], row["completion"], lambda url: app.pictures.url_of(url, PREVIOUS), reasons
             ),
             prefix=PREFIX,
         )  # type: ignore[no-any-return]
@@ -132,5 +143,5 @@ def _earlier(identity: str) -> list[dict[str, Any]]:
             f"The previous response {identity[:64]!r} is not stored for this key: it was not to be stored "
             '("store": true), was deleted, its days are over, or this server stores none (--store).',
             code="previous_response_not_found",
-            param="previous_response_id",
+            param=PREVIOUS,
         ) from None

@@ -78,7 +78,7 @@ class Running:
             return chunk
         self.app.metrics.finished(chunk.choice, self.notes["interventions"], self.traffic)
         if chunk.choice.guard is not None:
-            self.app.metrics.guarded.labels(chunk.choice.guard["outcome"]).inc()
+            self.app.metrics.guarded(chunk.choice.guard)
         if self.app.traces is not None and self.span is not None:
             self.app.traces.answered(self.span, chunk.choice, self.answer_id)
             self.notes.setdefault("finish_reasons", []).append(chunk.choice.finish_reason)
@@ -88,8 +88,6 @@ class Running:
         self._shown[sent.index] = sent
         if self.entry is not None:
             self.entry.finished(chunk.choice, self.first_token, time.monotonic() - self.started)
-            if self.entry.stored is not None and not self.unfinished:
-                self.entry.store(self.writer.whole(self.result()))
         return replace(chunk, choice=sent)
 
     def result(self) -> steering.Result:
@@ -122,9 +120,16 @@ class Running:
         return self.writer.whole(self.result())
 
     def settle(self) -> None:
-        """Write the rows of finished choices to disk before their clients learn of the end."""
+        """Store a finished answer, and write its rows to disk, before its client learns of the end."""
         if self.entry is not None:
+            if not self.unfinished:
+                self._store()
             self.entry.settle()
+
+    def _store(self) -> None:
+        """Store the finished answer, once, where its client asked for that."""
+        if self.entry is not None and self.entry.stored is not None:
+            self.entry.store(self.writer.whole(self.result()))
 
     def close(self) -> None:
         """Stop watching and cancel what still runs; harmless if repeated.
@@ -147,6 +152,8 @@ class Running:
         self._time_first_token()
         if self.entry is not None:
             total, completion = time.monotonic() - self.started, self.completion
+            if not self.unfinished:  # its client may have left just before the end
+                self._store()
             for index in sorted(self.unfinished):
                 tokens, text = completion.generated(index), completion.text_of(index)
                 self.entry.given_up(index, self.broken, tokens, text, self.first_token, total)

@@ -61,7 +61,7 @@ class MessageToolResult(MessageBlockBase):
 
 
 class MessageThinking(MessageBlockBase):
-    """The reasoning of an earlier answer, which the prompt leaves out."""
+    """The reasoning of an earlier answer; it is listed in `ignored` if the model's chat template has no place for it."""
 
     type: Literal["thinking", "redacted_thinking"]
     thinking: str | None = None
@@ -95,12 +95,6 @@ class MessageToolChoice(BaseModel):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
-
-
-class MessageCaller(BaseModel):
-    """The caller's own facts."""
-
-    user_id: str | None = None
 
 
 class MessageFormat(BaseModel):
@@ -144,7 +138,7 @@ class MessageRequest(CountRequest):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    metadata: MessageCaller | None = None
-    """`user_id` is kept with the answer's row in the journal."""
+    metadata: dict[str, str | None] | None = None
+    """Kept with the answer's row in the journal: Anthropic's `user_id`, and pairs of your own as in a chat completion."""
     output_config: MessageOutput | None = None
     """With `format`: JSON that follows a schema."""

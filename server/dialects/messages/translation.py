@@ -12,9 +12,10 @@ from server.encode import dumps
 from server.errors import BadRequest
 from server.wire.strangers import ignored_fields
 
+CACHE_CONTROL = "cache_control"
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens")
 """Fields with the same name and meaning in a chat completion."""
-UNUSED = ("service_tier", "cache_control", "inference_geo")
+UNUSED = ("service_tier", CACHE_CONTROL, "inference_geo")
 """Fields that do not affect answers here."""
 REFUSED = ("container", "mcp_servers", "context_management")
 """Fields that ask for what this server does not have."""
@@ -33,6 +34,7 @@ ELSEWHERE = {
 }
 """Fields of a chat completion, and the names that they have here."""
 CACHE = "previous_message_id"
+THINKING = ("enabled", "adaptive", "disabled")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -51,9 +53,8 @@ def translated(body: Mapping[str, Any], counted: bool = False) -> Translation:
     chat.places = {}
     chat.fields |= {name: body[name] for name in SAME if name in body}
     chat.ignored += ignored_fields({name: value for name, value in body.items() if name in own}, form)
-    thinking = chat.fields.pop("thinking", None)
-    if thinking not in (None, {"type": "disabled"}):
-        chat.ignored.append("thinking")
+    _check_cache_control(body, "")
+    _read_thinking(chat)
     _read_diagnostics(chat)
     if not counted and body.get("max_tokens") is None:
         raise BadRequest("'max_tokens' is required.", "max_tokens", "missing_required_parameter")
@@ -63,9 +64,11 @@ def translated(body: Mapping[str, Any], counted: bool = False) -> Translation:
         _read_turn(chat, turn, place)
     if body.get("stop_sequences"):
         chat.set("stop", body["stop_sequences"], "stop_sequences")
-    user = as_object(body.get("metadata") or {}, "metadata").get("user_id")
-    if user is not None:
-        chat.set("metadata", {"user_id": user}, "metadata")
+    metadata = as_object(body.get("metadata") or {}, "metadata")
+    if metadata.get("user_id", "") is None:  # Anthropic's null
+        metadata = {name: value for name, value in metadata.items() if name != "user_id"}
+    if metadata:
+        chat.fields["metadata"] = metadata
     form_of_text = as_object(body.get("output_config") or {}, "output_config").get("format")
     if form_of_text is not None:
         schema = as_object(form_of_text, "output_config.format").get("schema")
@@ -73,6 +76,32 @@ def translated(body: Mapping[str, Any], counted: bool = False) -> Translation:
         chat.places["response_format.json_schema"] = "output_config.format"
     _read_tools(chat, body)
     return chat.translated()
+
+
+def _check_cache_control(given: Mapping[str, Any], place: str) -> None:
+    """Raise BadRequest for a `cache_control` that Anthropic's clients do not send; prefixes are cached without one."""
+    control = given.get(CACHE_CONTROL)
+    if control is None:
+        return
+    at = f"{place}.{CACHE_CONTROL}" if place else CACHE_CONTROL
+    if as_object(control, at).get("type") != "ephemeral":
+        raise BadRequest(f"'{at}.type' must be 'ephemeral'; got {str(control.get('type'))[:64]!r}.", f"{at}.type")
+    if control.get("ttl") not in (None, "5m", "1h"):
+        raise BadRequest(f"'{at}.ttl' must be '5m' or '1h'; got {str(control['ttl'])[:64]!r}.", f"{at}.ttl")
+
+
+def _read_thinking(chat: Chat) -> None:
+    """Check `thinking`, which is ignored: the model reasons as its chat template has it."""
+    thinking = as_object(chat.fields.pop("thinking", None) or {"type": "disabled"}, "thinking")
+    kind, budget = thinking.get("type"), thinking.get("budget_tokens")
+    if kind not in THINKING:
+        raise BadRequest(
+            f"'thinking.type' must be one of: {', '.join(THINKING)}; got {str(kind)[:64]!r}.", "thinking.type"
+        )
+    if kind == "enabled" and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 1):
+        raise BadRequest("'thinking.budget_tokens' must be a whole number above 0.", "thinking.budget_tokens")
+    if kind != "disabled":
+        chat.ignored.append("thinking")
 
 
 def _read_diagnostics(chat: Chat) -> None:
@@ -106,6 +135,7 @@ def _read_turn(chat: Chat, turn: dict[str, Any], place: str) -> None:
             places.clear()
 
     for block, at in as_objects(content, f"{place}.content"):
+        _check_cache_control(block, at)
         match block.get("type"):
             case "text" | "image":
                 parts.append(_part(block, at))
@@ -123,8 +153,10 @@ def _read_turn(chat: Chat, turn: dict[str, Any], place: str) -> None:
                     result = [_part(part, where) for part, where in as_objects(result, f"{at}.content")]
                 identity = as_text(block.get("tool_use_id"), f"{at}.tool_use_id")
                 chat.result(identity, result, at, f"{at}.content")
-            case "thinking" | "redacted_thinking":
-                continue
+            case "thinking" | "redacted_thinking" if role == "assistant":
+                flush()
+                thinking = as_text(block.get("thinking"), f"{at}.thinking") if block["type"] == "thinking" else ""
+                chat.reason(thinking, at)
             case kind:
                 raise BadRequest(
                     f"'{at}.type' cannot be {str(kind)[:64]!r} in a message of the {role}; allowed: text, image, "
@@ -136,6 +168,7 @@ def _read_turn(chat: Chat, turn: dict[str, Any], place: str) -> None:
 
 
 def _part(block: dict[str, Any], place: str) -> dict[str, Any]:
+    _check_cache_control(block, place)
     if block.get("type") == "text":
         return {"type": "text", "text": as_text(block.get("text"), f"{place}.text"), "span": block.get("span")}
     if block.get("type") != "image":
@@ -168,6 +201,7 @@ def _texts(value: Any, place: str) -> str | list[dict[str, Any]]:
 def _read_tools(chat: Chat, body: Mapping[str, Any]) -> None:
     tools = []
     for tool, place in as_objects(body.get("tools") or [], "tools", least=0):
+        _check_cache_control(tool, place)
         if tool.get("type") not in (None, "custom"):
             raise BadRequest(
                 f"'{place}.type' must be 'custom': this server has no tools of its own; got {str(tool['type'])[:64]!r}.",

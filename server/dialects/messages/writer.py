@@ -8,16 +8,18 @@ from typing import Any
 
 from flask import g
 
-from server.dialects.answer import ignoring
+from server.dialects.answer import ignoring, prompt_scores_json
 from server.dialects.dialect import Begun
-from server.dialects.messages.errors import error_body
 from server.dialects.reasoning import ReasoningStream
 from server.encode import dumps
+from server.error_forms import anthropic
 from server.errors import ApiError
 from steering import CallPiece, Choice, Chunk, Result
 
 BLOCKS = {"text": "text", "reasoning": "thinking"}
 """The type of a block for each kind of text, which is the name of its field, too."""
+COMMENT = ":\n\n"
+"""A comment of server-sent events, which clients skip."""
 REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -32,6 +34,7 @@ class MessageWriter:
         self._kind = ""
         """The type of the open block, "" for none."""
         self._choice: Choice | None = None
+        self._started = False
 
     def whole(self, result: Result) -> dict[str, Any]:
         """Return the whole message."""
@@ -40,6 +43,7 @@ class MessageWriter:
         blocks = [_block(BLOCKS[kind], text) for kind, text in parts.feed(choice.text, last=True)]
         for number, call in enumerate(choice.tool_calls):
             blocks.append({**self._tool(number, call.name), "input": _object(call.arguments)})
+        blocks = blocks or [_block("text", "")]  # clients read the first one
         return {
             **self._message(),
             "content": blocks,
@@ -49,15 +53,25 @@ class MessageWriter:
         }
 
     def begin(self) -> str:
-        """Return the event before the first token."""
-        counts = _counts(self._begun.prompt_tokens, 0, 0)
-        nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": counts}
-        return _event("message_start", message={**self._message(), **nothing})
+        """Return a comment, so that the client gets the response's head.
+
+        The first event has the counts of the prompt's tokens, cached ones included, which are known with the first chunk.
+        """
+        return COMMENT
 
     def piece(self, chunk: Chunk, last: bool) -> str:
         """Return the events of a chunk."""
         self._choice = chunk.choice or self._choice
-        return "".join(self._events(chunk))
+        return self._start() + "".join(self._events(chunk))
+
+    def _start(self) -> str:
+        """Return the first event of the stream, once."""
+        if self._started:
+            return ""
+        self._started = True
+        counts = _counts(self._begun.prompt_tokens, 0, self._begun.cached_tokens())
+        nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": counts}
+        return _event("message_start", message={**self._message(), **nothing})
 
     def end(self, result: Callable[[], Result]) -> str:
         """Return the events with the reason of the end, the usage, and the fields beyond Anthropic's.
@@ -70,14 +84,15 @@ class MessageWriter:
 
     def failed(self, problem: ApiError) -> str:
         """Return the event of an error."""
-        return f"event: error\ndata: {dumps(error_body(problem, self._request_id))}\n\n"
+        return _event("error", **anthropic(problem.body()["error"], problem.status, self._request_id))
 
     def _message(self) -> dict[str, Any]:
         answer = self._begun.answer
         return {"id": answer.id, "type": "message", "role": "assistant", "model": answer.model}
 
     def _extras(self, choice: Choice) -> dict[str, Any]:
-        return {**self._begun.answer.extras(choice), **ignoring(self._begun.answer.ignored)}
+        answer = self._begun.answer
+        return {**answer.extras(choice), **prompt_scores_json(choice), **ignoring(answer.ignored)}
 
     def _tool(self, number: int, name: str) -> dict[str, Any]:
         identity = "toolu_" + self._begun.answer.call_ids(0)(number).partition("_")[2]
@@ -91,6 +106,8 @@ class MessageWriter:
             yield self._delta({"type": f"{block}_delta", block: text})
         for call in chunk.calls:
             yield from self._call(call)
+        if chunk.choice is not None and not self._kind:
+            yield from self._open(_block("text", ""))
 
     def _call(self, call: CallPiece) -> Iterator[str]:
         if call.name is not None:
@@ -145,4 +162,4 @@ def _object(arguments: str) -> Any:
 
 
 def _event(kind: str, **fields: Any) -> str:
-    return f"event: {kind}\ndata: {dumps({'type': kind, **fields})}\n\n"
+    return f"event: {kind}\ndata: {dumps({**fields, 'type': kind})}\n\n"

@@ -66,12 +66,13 @@ class InputResult(Written):
 
 
 class InputReasoning(Written):
-    """The reasoning of an earlier answer, which the prompt leaves out."""
+    """The reasoning of an earlier answer; it is listed in `ignored` if the model's chat template has no place for it."""
 
     type: Literal["reasoning"]
     id: str | None = None
     summary: list[Any] | None = None
     content: list[Any] | None = None
+    """The texts; without them, those of `summary` are read."""
     encrypted_content: str | None = None
     status: str | None = None
 

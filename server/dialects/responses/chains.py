@@ -6,28 +6,38 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from server.dialects.reading import REASONING
+
 INSTRUCTIONS = "instructions"
 """The mark of a stored system message that came from `instructions`, which a continuation does not inherit."""
 
 
-def chat_of(messages: str, response: str, url_of: Callable[[str], str]) -> list[dict[str, Any]]:
+def chat_of(messages: str, response: str, url_of: Callable[[str], str], reasoned: bool = False) -> list[dict[str, Any]]:
     """Return the messages of a chat that continues a stored response, in the form of a chat completion.
 
-    messages: of its request, and `response` itself, as JSON. url_of: returns the URL of an image that was kept.
+    messages: of its request, and `response` itself, as JSON. url_of: returns the URL of an image that was kept. reasoned:
+    the chat includes the reasoning of its answers.
     """
     chat = [_message(message, url_of) for message in json.loads(messages) if not message.get(INSTRUCTIONS)]
     answer: dict[str, Any] = {"role": "assistant", "content": ""}
+    reasoning = []
     for item in json.loads(response)["output"]:
-        if item["type"] == "message":
+        if item["type"] == "reasoning":
+            reasoning += [part["text"] for part in item["content"]]
+        elif item["type"] == "message":
             answer["content"] += "".join(part["text"] for part in item["content"])
         elif item["type"] == "function_call":
             call = {"name": item["name"], "arguments": item["arguments"]}
             answer.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": call})
+    if reasoning:
+        answer[REASONING] = "\n".join(reasoning)
+    if not reasoned:
+        return [{name: value for name, value in message.items() if name != REASONING} for message in [*chat, answer]]
     return [*chat, answer]
 
 
 def _message(message: Mapping[str, Any], url_of: Callable[[str], str]) -> dict[str, Any]:
-    chat = {name: message[name] for name in ("role", "tool_calls", "tool_call_id") if message.get(name)}
+    chat = {name: message[name] for name in ("role", "tool_calls", "tool_call_id", REASONING) if message.get(name)}
     parts = message["content_parts"]
     if parts is None:
         return {**chat, "content": message["content"]}
@@ -56,6 +66,8 @@ def items_of(identity: str, messages: str, image: Callable[[str], str | None]) -
             output = message["content"] if message["content_parts"] is None else shown
             add("fco", type="function_call_output", call_id=message.get("tool_call_id") or "", output=output)
             continue
+        if message.get(REASONING):
+            add("rs", type="reasoning", summary=[], content=[{"type": "reasoning_text", "text": message[REASONING]}])
         if message["content"] or message["content_parts"]:
             add("msg", type="message", role=message["role"], content=shown)
         for call in message.get("tool_calls") or ():

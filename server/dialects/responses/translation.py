@@ -9,13 +9,14 @@ from server.dialects.dialect import Translation
 from server.dialects.reading import Chat, as_object, as_objects, as_text, refuse, unknown
 from server.dialects.responses.body import ResponseRequest
 from server.errors import BadRequest
-from server.wire.strangers import ignored_fields
+from server.wire.strangers import LONGEST_NAME, ignored_fields
 
 PREVIOUS = "previous_response_id"
 LOGPROBS = "message.output_text.logprobs"
+OBFUSCATION = "include_obfuscation"
 SAME = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "metadata", "store")
 """Fields with the same name and meaning in a chat completion."""
-UNUSED = ("user", "safety_identifier", "service_tier", "prompt_cache_retention", "stream_options", "max_tool_calls")
+UNUSED = ("user", "safety_identifier", "service_tier", "prompt_cache_retention", "max_tool_calls")
 """Fields that do not affect answers here: on the caller, on storage, or on tools that this server does not have."""
 REFUSED = ("background", "conversation", "prompt", "context_management", "moderation")
 """Fields that ask for what this server does not have."""
@@ -50,6 +51,7 @@ def translated(body: Mapping[str, Any], earlier: Callable[[str], list[dict[str, 
     chat.ignored += ignored_fields(known, ResponseRequest)
     if (reasoning := chat.fields.pop("reasoning", None)) is not None and reasoning != {}:
         chat.ignored.append("reasoning")
+    _read_stream_options(chat)
     if body.get("instructions") is not None:
         chat.add("system", as_text(body["instructions"], "instructions"), "instructions")
     if body.get("previous_response_id") is not None:
@@ -73,6 +75,16 @@ def translated(body: Mapping[str, Any], earlier: Callable[[str], list[dict[str, 
     return chat.translated()
 
 
+def _read_stream_options(chat: Chat) -> None:
+    """Check `stream_options`, whose only field in this protocol, obfuscation, this server does without."""
+    options = as_object(chat.fields.pop("stream_options", None) or {}, "stream_options")
+    for name, value in options.items():
+        if name == OBFUSCATION and not isinstance(value, bool | None):
+            raise BadRequest(f"'stream_options.{name}' must be true or false.", f"stream_options.{name}")
+        if name != OBFUSCATION or value:
+            chat.ignored.append(f"stream_options.{name[:LONGEST_NAME]}")
+
+
 def _read_input(chat: Chat, body: Mapping[str, Any]) -> None:
     given = body.get("input")
     if isinstance(given, str):
@@ -91,7 +103,7 @@ def _read_input(chat: Chat, body: Mapping[str, Any]) -> None:
                 content = _content(item.get("output"), f"{place}.output")
                 chat.result(as_text(item.get("call_id"), f"{place}.call_id"), content, place, f"{place}.output")
             case "reasoning":
-                continue
+                chat.reason(_reasoning_of(item, place), place)
             case kind:
                 raise BadRequest(
                     f"'{place}.type' must be one of: message, function_call, function_call_output, reasoning; got "
@@ -99,6 +111,15 @@ def _read_input(chat: Chat, body: Mapping[str, Any]) -> None:
                     f"{place}.type",
                     "unsupported_value",
                 )
+
+
+def _reasoning_of(item: Mapping[str, Any], place: str) -> str:
+    """Return the text of reasoning, or its summary; "" for what only its maker can decrypt."""
+    for name in ("content", "summary"):
+        parts = as_objects(item.get(name) or [], f"{place}.{name}", least=0)
+        if texts := [as_text(part.get("text"), f"{at}.text") for part, at in parts]:
+            return "\n".join(texts)
+    return ""
 
 
 def _role(item: Mapping[str, Any], place: str) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from server.dialects.answer import ignoring, logprobs_json
+from server.dialects.answer import ignoring, logprobs_json, prompt_scores_json
 from server.dialects.dialect import Begun
 from server.dialects.reasoning import ReasoningStream
 from server.encode import dumps
@@ -99,13 +99,13 @@ class ResponseWriter:
             "top_logprobs": begun.sampling.logprobs or 0,
             "top_p": begun.sampling.top_p,
             "truncation": body.get("truncation") or "disabled",
-            "usage": None if result is None else usage(result, self._items.reasoned),
+            "usage": None if result is None else usage(result),
             "user": body.get("user"),
             "metadata": body.get("metadata") or {},
             "system_fingerprint": answer.fingerprint,
         }
         if choice is not None:
-            response |= answer.extras(choice) | ignoring(answer.ignored)
+            response |= answer.extras(choice) | prompt_scores_json(choice) | ignoring(answer.ignored)
         return response
 
 
@@ -120,8 +120,6 @@ class Items:
         self._scored = begun.chat.logprobs
         self._parts = ReasoningStream(begun.markers, begun.prompt_end)
         self.done: list[dict[str, Any]] = []
-        self.reasoned = 0
-        """Number of tokens of reasoning; 0 where they are not told apart."""
         self._open: dict[str, Any] | None = None
         self._text = ""
         self._scores: list[dict[str, Any]] = []
@@ -228,12 +226,12 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tool.get(name) for name in ("type", "name", "description", "parameters", "strict")}
 
 
-def usage(result: Result, reasoned: int = 0) -> dict[str, Any]:
+def usage(result: Result) -> dict[str, Any]:
     """Return the token counts under the names of responses."""
     return {
         "input_tokens": result.prompt_tokens,
         "input_tokens_details": {"cached_tokens": result.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": result.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": reasoned},
+        "output_tokens_details": {"reasoning_tokens": result.reasoning_tokens},
         "total_tokens": result.prompt_tokens + result.completion_tokens,
     }

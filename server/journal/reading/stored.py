@@ -65,7 +65,7 @@ def page(
 
 
 def shown(row: RowMapping) -> dict[str, Any]:
-    """Return a completion as it was sent, with its metadata."""
+    """Return a completion as it was sent, and its metadata as they are now."""
     return {**json.loads(row["completion"]), "metadata": json.loads(row["metadata"] or "{}")}
 
 

@@ -37,7 +37,9 @@ OF_WHOLE = ("first_token", "total", "completion_tokens")
 """Values of complete answers only, since answers that clients gave up at once would make all look fast."""
 MEANS = ("attention_ratio", "focus_share", "decay_slope")
 
-NEEDED = (*VALUES, *FLAGS, "hour", "finish_reason", "intervention", "correct", "answer_correct", "readouts", "source")
+NEEDED = (
+    *VALUES, *FLAGS, "hour", "finish_reason", "intervention", "correct", "answer_correct", "readouts", "source", "guard",
+)  # fmt: skip
 SAMPLED = Table(
     "helmsight_journal_sample",
     MetaData(),

@@ -40,6 +40,7 @@ def summarise(
         reasons = connection.execute(select(of.finish_reason, func.count()).group_by(of.finish_reason))
         source = func.coalesce(of.source, LIVE)
         sources = connection.execute(select(source, func.count()).group_by(source))
+        guards = connection.execute(select(of.guard, func.count()).where(of.guard.is_not(None)).group_by(of.guard))
         return {
             "object": "diagnostics.summary",
             "since": filters.since,
@@ -48,6 +49,7 @@ def summarise(
             "sampled": taken,
             "finish_reasons": dict(sorted(tuple(found) for found in reasons)),
             "sources": dict(sorted(tuple(found) for found in sources)),
+            "guards": dict(sorted(tuple(found) for found in guards)),
             "values": _values(connection),
             **_rates(connection),
             "by_intervention": _by_intervention(connection),

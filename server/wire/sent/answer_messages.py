@@ -106,3 +106,5 @@ class MessageCount(AnswerBody):
     """The number of tokens of a prompt."""
 
     input_tokens: int
+    ignored: list[str] = Field(default_factory=list)
+    """The paths of the request's fields that nothing reads; absent if there are none."""

@@ -148,6 +148,8 @@ class AppliedSteer(SteerSettings):
     """The measurements that decided the direction."""
     gate: Object | None = None
     """The measurements of the conditions, and whether they hold."""
+    until: Object | None = None
+    """The course of a strength that followed a number."""
 
 
 def _reports(schema: dict[str, Any]) -> None:
@@ -251,16 +253,22 @@ class GuardedAnswer(AnswerBody):
     numbers: dict[str, float | bool | None]
     """The numbers that the conditions are about."""
     text: str
+    tool_calls: list[CallOf] = []
+    """The tool calls, without ids; absent if there are none."""
     finish_reason: Literal["stop", "length", "tool_calls"]
     completion_tokens: int
+    seed: int | None
+    """The seed with which a request of this answer alone gives it again; null without one."""
     applied: Object | None
 
 
 class GuardReport(AnswerBody):
     """The tries of a guarded choice."""
 
-    outcome: Literal["quiet", "first", "retry", "failed"]
-    """quiet: no condition was met. first, retry: that answer was kept. failed: it could not be given again."""
+    outcome: Literal["quiet", "first", "cut", "retry", "failed"]
+    """quiet: no condition was met. retry: a new answer was kept. Else the first one was kept, because the new ones met a
+    condition (first), one that met none was cut at `max_tokens` (cut), or it could not be given again (failed).
+    """
     kept: int
     """The number of the kept answer in the list, from 0."""
     answers: list[GuardedAnswer]

@@ -83,6 +83,28 @@ class ReadoutCard(AnswerBody):
     """Descriptions of those of them that are floats."""
 
 
+class ConditionCard(AnswerBody):
+    """A number that a guard's condition may be about."""
+
+    name: str
+    readout: str
+    type: Literal["number", "boolean"]
+    """boolean: compared with true or false. number: compared by a sign and a number."""
+    available: bool
+    """False if the number is null, so that no condition on it holds, because the model has no calibration for it."""
+
+
+class GuardCard(AnswerBody):
+    """What a request's `guard` can be."""
+
+    conditions: list[ConditionCard]
+    signs: list[str]
+    then: list[str]
+    """The fields that `then` may have."""
+    max_conditions: int
+    max_retries: int
+
+
 class PartCard(AnswerBody):
     """Something that is measured once for a model."""
 
@@ -104,6 +126,8 @@ class ModelCard(AnswerBody):
     object: Literal["model"]
     created: int
     owned_by: str
+    endpoints: list[str]
+    """The routes that chats go to, one for each protocol."""
     fingerprint: str
     """Identifies the model for which vectors are made."""
     layers: int
@@ -114,6 +138,10 @@ class ModelCard(AnswerBody):
     dtype: str
     quantization: str | None
     """"int8" if the language model's layers compute in integers; null if they compute in `dtype`."""
+    engine: str
+    """The engine that runs the model: "own", or the name and version of another one."""
+    unsupported: list[str]
+    """The interventions, and the readouts as "diagnostics.NAME", that this engine lacks; requests for them are refused."""
     compiled: bool
     """True if decode steps currently run compiled."""
     image_size: tuple[int, int] | None
@@ -127,6 +155,7 @@ class ModelCard(AnswerBody):
     interventions: list[InterventionCard]
     readouts: list[str]
     readout_schemas: list[ReadoutCard]
+    guard: GuardCard
     prepared: list[PartCard]
     """What was measured for this model, and what was not."""
     limits: RequestLimits

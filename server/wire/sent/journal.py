@@ -247,6 +247,8 @@ class JournalSummary(AnswerBody):
     finish_reasons: dict[str, int]
     sources: dict[str, int]
     """Rows by the source of their request."""
+    guards: dict[str, int]
+    """Guarded rows by the outcome of their guard."""
     values: dict[str, Spread]
     """Times and tokens of answers that ran to their end."""
     flags: dict[str, RaisedFlag]

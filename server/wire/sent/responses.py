@@ -70,7 +70,7 @@ class OutputDetails(AnswerBody):
     """Details of the output's tokens."""
 
     reasoning_tokens: int
-    """Always 0: tokens of reasoning are not counted apart."""
+    """Tokens up to the tag that ends the reasoning, tags included; 0 where the chat template names no tags."""
 
 
 class ResponseUsage(AnswerBody):

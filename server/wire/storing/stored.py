@@ -28,8 +28,15 @@ class StoredChange(BaseModel):
         return value
 
 
+class RowsChange(StoredChange):
+    """Metadata that come after an answer."""
+
+    metadata: Metadata
+    """Pairs that are set; others stay. `answer_correct` "true" or "false" marks whether the answer was right."""
+
+
 class StoredCompletion(ChatCompletion):
-    """A stored answer, as it was sent."""
+    """A stored answer as it was sent, and its metadata."""
 
     metadata: dict[str, str]
 
@@ -55,6 +62,7 @@ class StoredMessage(AnswerBody):
     """The parts, if the message had them; the URL of an image is `omitted`, since images are not kept."""
     tool_calls: list[CallForm] = Field(default_factory=list)
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
 
 class StoredMessages(AnswerBody):

@@ -18,7 +18,7 @@ from steering.prompt.layout import build_prompt
 from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence, Spec, State
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk
-from steering.recorders.attention import span_count
+from steering.recorders.spans import span_count
 
 INLINED = 64
 """Numbers of the largest tensor whose contents are compared; torch inlines tensors of up to 8 into its code."""

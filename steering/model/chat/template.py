@@ -64,6 +64,11 @@ class ChatTemplate:
         return next(((begin, end) for begin, end in REASONING if begin in self.text and end in self.text), None)
 
     @property
+    def takes_reasoning(self) -> bool:
+        """True if the template has a place for the reasoning of earlier answers, as `reasoning_content` of a message."""
+        return "reasoning_content" in self.text
+
+    @property
     def variables(self) -> frozenset[str]:
         """The names that the template looks up and that a request may set, such as `enable_thinking`."""
         template = getattr(self._processor, "chat_template", None)

@@ -80,6 +80,7 @@ def journal(path: Path, count: int, tells: float) -> Path:
         for number, bad in enumerate(wrong)
     ]  # fmt: skip
     others: list[dict[str, Any]] = [{"answer_correct": None}, {"answer_correct": True, "sampling": '{"n":2}'}]
+    others += [{"answer_correct": True, "sampling": '{"n":1}', "source": source} for source in ("eval", "probe")]
     rows += [row(1000 + number, model="helmsight-demo", **other) for number, other in enumerate(others)]
     rows.append(row(2000, model="helmsight-demo", answer_correct=True, created=time.time() - 30 * 86_400))
     put(database, *rows)
@@ -93,6 +94,7 @@ def test_judged_answers_are_those_with_a_truth_and_one_choice(tmp_path: Path) ->
     found = judged_of(path, Filters(since=time.time() - 86_400))
     assert len(found) == 20
     assert found[0]["numbers"].keys() >= {"least_logprob", "focus_share", "attention_ratio"}
+    assert [len(judged_of(path, Filters(source=source))) for source in ("live", "eval", "probe")] == [21, 1, 1]
     with pytest.raises(ValueError, match="no journal"):
         judged_of(str(tmp_path / "none.db"), Filters())
 

@@ -224,20 +224,27 @@ def test_a_helmsight_server_is_told_which_interventions_with_all_their_options(s
     assert list(there.answers(questions)) == [Reply("x")] * 6
     assert not any("diagnostics" in body or "steering" in body for body in server.bodies)
     off = {"see": False, "think": False, "generate": False}
-    see = {"alpha": 0.1, "reading": See().reading, "ceiling": 1.0, "spans": See().spans}
+    see = {"alpha": 0.1, "reading": See().reading, "ceiling": 1.0, "spans": See().spans, "from": "all"}
     assert [{name: body[name] for name in ("sage", "contrast") if name in body} for body in server.bodies] == [
         {},
         {
             "sage": {
                 "see": see | {"alpha": 0.2, "reading": "scale", "shallow": 3}, "think": False,
-                "generate": {"lambda": 0.25, "top": 0.2, "refresh": 2},
+                "generate": {"lambda": 0.25, "top": 0.2, "refresh": 2, "scores": "logits"},
             }
         },
         {"sage": off | {"think": {"gamma": 0.9, "quantile": 0.9, "threshold": 1.5}}},
         {"contrast": {"kind": "vcd", "alpha": 1.0, "beta": 0.1, "step": 700}},
-        {"contrast": {"kind": "icd", "alpha": 1.0, "beta": 0.1, "instruction": "You are tired."}},
         {
-            "contrast": {"kind": "pai", "alpha": 0.1, "beta": 0.1, "amplify": 0.2, "first_layer": 1},
+            "contrast": {
+                "kind": "icd", "alpha": 1.0, "beta": 0.1, "instruction": "You are tired.", "place": "system",
+                "form": "released",
+            }
+        },
+        {
+            "contrast": {
+                "kind": "pai", "alpha": 0.1, "beta": 0.1, "amplify": 0.2, "first_layer": 1, "first_token": "released",
+            },
             "sage": off | {"see": see},
         },
     ]  # fmt: skip

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from PIL import Image
 
 import steering
@@ -36,6 +37,7 @@ from steering import (
     Steer,
     SteeringVector,
 )  # fmt: skip
+from steering.interventions.published.vista import Vista
 from steering.model.calibration import Calibration
 from tests import families
 from tests.probes.conftest import make_samples
@@ -308,6 +310,16 @@ def test_an_intervened_answer_is_the_engines(
     assert [one.attention_ratio for one in changed] == [None] * 3
 
 
+def test_the_requests_that_an_intervention_needs_first_are_answered_first(tiny: Engine) -> None:
+    asked = chats(3)
+    questions = [Question(chat, max_tokens=TOKENS, interventions=(Vista(strength=0.5),)) for chat in asked]
+    expected = [
+        tiny.generate([steering.decide(tiny, Request(chat, Sampling(max_tokens=TOKENS), Vista(strength=0.5)))])[0]
+        for chat in asked
+    ]
+    assert [reply.text for reply in InProcess(tiny).answers(questions)] == [one.choices[0].text for one in expected]
+
+
 def test_a_push_goes_with_interventions(tiny: Engine, vector: SteeringVector) -> None:
     chat = chats(1)[0]
     (reply,) = InProcess(tiny).answers([Question(chat, Push("text", vector, 0.4), TOKENS, (See(alpha=0.3),))])
@@ -328,3 +340,26 @@ def test_answers_under_other_thresholds_of_think_are_another_models(tiny: Engine
 
     assert len({identity(), identity(0.1), identity(0.2)}) == 3
     assert identity(0.1) == identity(0.1)
+
+
+def test_the_odds_of_yes_are_those_of_plain_transformers() -> None:
+    """The embedded model is sure enough that both words are among the likeliest tokens."""
+    folder = Path(__file__).parents[3] / "demo" / "checkpoint"
+    plain, engine = Plain(folder), Engine(steering.load(folder), slots=1, max_length=128)
+    image = Image.new("RGB", (84, 84), "green")
+    chat: Chat = [
+        {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "Is there a star?"}]}
+    ]
+    (reply,) = InProcess(engine).answers([Question(chat, odds=True, diagnose=None)])
+    logprobs = plain.answer(list(chat), 1).logprobs[0]
+    by_word = {
+        word: torch.logsumexp(torch.stack([
+            logprobs[token] for token in range(len(logprobs)) if plain.tokenizer.decode([token]).strip().lower() == word
+        ]), 0)
+        for word in ("yes", "no")
+    }  # fmt: skip
+    assert reply.odds == pytest.approx(
+        float(by_word["yes"] - by_word["no"]), abs=5e-3
+    )  # its weights are of half precision
+    (reply,) = InProcess(engine).answers([Question(chat, diagnose=None)])
+    assert reply.odds is None

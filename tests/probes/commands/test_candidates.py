@@ -12,7 +12,7 @@ from server import cli
 from server.engine.runtime import vector_store
 from server.process.sources import load_settings
 from tests.probes.command_line import last_error
-from tests.probes.commands.test_probe import at_home
+from tests.probes.commands.test_probe import at_home, serving
 
 pytestmark = pytest.mark.usefixtures("loaded_once", "short_answers")
 
@@ -24,7 +24,7 @@ def test_a_probes_vector_is_a_candidate_until_somebody_uses_it(
     folder, name = home / ".helmsight" / "vectors", "modality-preference"
     assert at_home(model, "--use") == 0
     old = steering.SteeringVector.load(folder / f"{name}.safetensors")
-    served = vector_store(load_settings(environ={}), Path(model), old.fingerprint)
+    served = vector_store(load_settings(environ={}), Path(model), serving(old))
     capsys.readouterr()
     assert at_home(model, "--seed", "1", "--report", "other") == 0
     new = steering.SteeringVector.load(folder / "candidates" / f"{name}.safetensors")
@@ -33,8 +33,12 @@ def test_a_probes_vector_is_a_candidate_until_somebody_uses_it(
     after_the_probe = capsys.readouterr().out
     assert f"until 'helmsight vectors use {name}'" in after_the_probe
     assert cli.main(["vectors", "use", name, "--model", model, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "WARNING: " in shown, "a probe of so few samples of random weights"
+    for warning in (*new.info["doubts"], *new.info["warnings"]):
+        assert f"WARNING: {warning}" in shown
     cosine = float(torch.cosine_similarity(old.direction[1], new.direction[1], dim=0))
-    for said in (after_the_probe, capsys.readouterr().out):
+    for said in (after_the_probe, shown):
         lines = {line.split("  ")[0]: line.split() for line in said.splitlines()}
         assert lines["digest"][-2:] == [old.identity[:16], new.identity[:16]]
         assert lines["layers"][-2:] == ["1", "1"]

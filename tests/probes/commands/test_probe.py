@@ -21,9 +21,11 @@ from probes.answering.base import Question
 from probes.vector.reliability import task_reliability
 from server import cli
 from server.engine.runtime import vector_store
+from server.engine.served import Capabilities
 from server.process.sources import load_settings
 from tests.probes.command_line import demo_samples, last_error, run, strict, write_mc2
 from tests.probes.conftest import shorten
+from tests.server.fakes import FakeEngine
 
 pytestmark = pytest.mark.usefixtures("loaded_once", "short_answers")
 
@@ -66,6 +68,11 @@ def forced(model: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Make a calibrated vector in spite of doubts."""
     folder = tmp_path_factory.mktemp("forced")
     return Made.by([*small(model, folder), "--force"], folder)
+
+
+def serving(vector: steering.SteeringVector) -> Capabilities:
+    """Return the capabilities of an engine that serves the model for which the vector was made."""
+    return replace(FakeEngine().capabilities, fingerprint=vector.fingerprint)
 
 
 def test_a_random_model_gets_no_vector_but_a_report(
@@ -183,7 +190,7 @@ def test_a_vector_goes_to_the_users_folder_where_every_command_finds_it(
     assert stat.S_IMODE(out.parent.stat().st_mode) == 0o700
     assert sorted(Path(model).rglob("*")) == before  # nothing went into the model's folder
 
-    served = vector_store(load_settings(environ={}), Path(model), made.fingerprint).get("modality-preference")
+    served = vector_store(load_settings(environ={}), Path(model), serving(made)).get("modality-preference")
     assert torch.equal(served.direction, made.direction)
     assert cli.main(["vectors", "list", "--model", model]) == 0
     _, line = capsys.readouterr().out.splitlines()  # behind the header
@@ -260,7 +267,7 @@ def test_a_vector_of_the_user_for_another_model_does_not_hide_that_of_the_model(
     # As the evaluation finds it: the samples that it was made from are left out of the foreign one, were it taken.
     words = ("--conditions", "plain", "steer", "--limit", "1", "--out", "mc2")
     assert cli.main(["eval", "mc2", "--model", str(own), "--device", "cpu", "--quiet", *words]) == 0
-    served = vector_store(load_settings(environ={}), own, fitting.fingerprint)
+    served = vector_store(load_settings(environ={}), own, serving(fitting))
     assert torch.equal(served.get("modality-preference").direction, fitting.direction)
     assert served.read("modality-preference") == (own / "vectors" / "modality-preference.safetensors").read_bytes()
 
@@ -364,6 +371,7 @@ def test_reliability_of_every_task(
         (("probe", "--samples", "15", "--no-calibrate"), "There are too few samples: 15; at least 16 are needed."),
         (("probe", "--tasks", "sport"), "--tasks: unknown sport; there are color, shape"),
         (("probe", "--json", "x.json"), "--json goes with 'probe reliability'"),
+        (("probe", "--base-url", "http://127.0.0.1:9"), "--base-url goes with 'probe reliability'"),
         (("probe", "--name", "No Good"), "--name 'No Good' must match"),
         (("probe", "reliability", "--tasks", "sport"), "--tasks: unknown sport"),
     ],

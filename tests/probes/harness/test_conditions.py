@@ -145,7 +145,8 @@ def test_conditions_of_another_server_are_limited_to_its_protocol(caplog: Any) -
     special = {"refusal prompt": (RefusalPrompt(),)}
     with caplog.at_level(logging.WARNING):
         assert Wanted.of(None, None, list, special).conditions(plain) == {BASELINE: (), **special}
-    assert "that is not a Helmsight server. Left out: SAGE, look_at, project_out, VCD, ICD, PAI, dola." in caplog.text
+    left_out = "SAGE, look_at, project_out, VCD, ICD, PAI, M3ID, AGLA, vista, only, dola, opera"
+    assert f"that is not a Helmsight server. Left out: {left_out}." in caplog.text
     assert Wanted.of(["refusal*"], None, list, special).conditions(plain) == {BASELINE: (), **special}
     with pytest.raises(ValueError, match="not a Helmsight server"):
         Wanted.of(["refusal*", "VCD"], None, list, special).conditions(plain)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from probes.image_pairs.metrics import Claim, Label, PairScores, compare, score
+from probes.image_pairs.metrics import Claim, Label, PairScores, compare, cross, score
 
 CAR, DOG, CHAIR = Claim("color", "car", "red"), Claim("remove", "dog"), Claim("color", "chair", "blue")
 
@@ -73,7 +73,7 @@ def test_metrics_without_anything_to_measure_are_none() -> None:
     assert set(score([]).values()) == {None}
     scores = score([pair([], [])])
     assert [name for name, value in scores.items() if value is not None] == [
-        "dqr_exact", "false_alarms", "cr_pairs", "yes_no_consistency", "contradictions", "yes_same",
+        "dqr_exact", "false_alarms", "cr_all", "cr_pairs", "yes_no_consistency", "contradictions", "yes_same",
     ]  # fmt: skip
 
 
@@ -128,3 +128,20 @@ def test_labels_do_not_depend_on_the_order_of_the_claims() -> None:
         for second in itertools.permutations([red, blue]):
             assert compare(first, second) == ["consistent", "consistent"]
             assert compare(second, first) == ["consistent", "consistent"]
+
+
+def test_cr_of_all_pairs_counts_one_without_as_nothing_and_clauses_meet_all_others() -> None:
+    """By hand: two claims against two others, of which one is the same and one contradicts; three are of other things."""
+    blue, red, gone = Claim("color", "star", "blue"), Claim("color", "star", "red"), Claim("remove", "ring")
+    first, second = [blue, gone], [red, gone]
+    crossed = cross(first, second)
+    assert sorted(crossed) == ["ambiguous", "ambiguous", "consistent", "contradictory"]
+    pair = PairScores((blue,), first, labels=compare(first, second), crossed=crossed)
+    measured = score([pair, PairScores((blue,), ())])
+    assert measured["cr"] == 0  # one alike, one contradicts
+    assert measured["cr_clauses"] == (1 - 1 + 0.5 + 0.5) / 4
+    alike = PairScores((blue,), first, labels=compare(first, first), crossed=cross(first, first))
+    measured = score([alike, PairScores((blue,), ())])
+    assert (measured["cr"], measured["cr_all"], measured["cr_pairs"]) == (1, 0.5, 0.5)
+    assert cross([Claim("color", "star", "blue", sure=False)], [blue]) == ["ambiguous"]
+    assert cross([], [blue]) == []

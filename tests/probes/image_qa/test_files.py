@@ -80,7 +80,7 @@ def test_phd_asks_each_question_plainly_and_beside_both_texts(tmp_path: Path) ->
     samples = phd.load([write(tmp_path / "data.json", json.dumps(rows))], tmp_path)
     assert len(samples) == 3 * 2 + 2
     assert PhdSample(image, "Three?", False, "counting", "base") in samples
-    assert PhdSample(image, f"B.{phd.FOLLOW}Two?", True, "counting", "icc") in samples
+    assert PhdSample(image, "B.\nTwo?", True, "counting", "icc") in samples
 
 
 def test_tallyqa_and_vsr(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 import steering
 from probes.pairs.build import KIND, build
@@ -47,6 +50,44 @@ def test_the_direction_is_the_mean_difference_at_the_last_token(tiny: steering.E
     assert (made.kind, made.positive, made.published, made.calibrated_range) == (KIND, None, 1.0, None)
     again = steering.SteeringVector.from_bytes(made.to_bytes())
     assert again.info == made.info
+
+
+def test_states_that_were_read_before_take_the_place_of_prompts(
+    tiny: steering.Engine, pairs: list[PromptPair], tmp_path: Path
+) -> None:
+    """Files of the readout `states`, on either side of some lines; the rest of the lines have prompts."""
+    rows = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
+    for number, side in ((0, "toward"), (0, "away"), (3, "away")):
+        chat = getattr(pairs[number], side).chat()
+        (result,) = tiny.generate([steering.Request(chat, steering.Sampling(max_tokens=1), diagnose=["states"])])
+        (tmp_path / f"{number}-{side}.safetensors").write_bytes(
+            b64decode(result.choices[0].diagnostics["states"]["safetensors"])
+        )
+        rows[number][side] = {"states": f"{number}-{side}.safetensors"}
+    made = build(tiny, pairs, name="manners", sides=("polite", "rude"), quiet=True)
+    again = build(tiny, load(write(tmp_path, rows)), name="manners", sides=("polite", "rude"), quiet=True)
+    torch.testing.assert_close(again.direction, made.direction, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(again.weight, made.weight, rtol=1e-4, atol=1e-5)
+
+
+def test_states_of_several_positions_count_by_their_mean(tiny: steering.Engine, tmp_path: Path) -> None:
+    shape = (tiny.mllm.num_layers, 4, tiny.mllm.hidden_size)
+    sides = [torch.randn(shape), torch.randn(shape)]
+    for name, states in zip("ab", sides, strict=True):
+        save_file({"states": states}, tmp_path / f"{name}.safetensors")
+    row = {"toward": {"states": "a.safetensors"}, "away": {"states": "b.safetensors"}}
+    made = build(tiny, load(write(tmp_path, [row])), name="manners", sides=("polite", "rude"), quiet=True)
+    torch.testing.assert_close(made.direction, sides[0].mean(1) - sides[1].mean(1), rtol=1e-5, atol=1e-6)
+
+
+def test_states_of_another_model_are_refused(tiny: steering.Engine, tmp_path: Path) -> None:
+    for name in "ab":
+        save_file(
+            {"states": torch.randn(tiny.mllm.num_layers + 1, tiny.mllm.hidden_size)}, tmp_path / f"{name}.safetensors"
+        )
+    row = {"toward": {"states": "a.safetensors"}, "away": {"states": "b.safetensors"}}
+    with pytest.raises(ValueError, match=r"a\.safetensors has states of \(4, 64\), the model of"):
+        build(tiny, load(write(tmp_path, [row])), name="manners", sides=("polite", "rude"), quiet=True)
 
 
 def test_a_side_of_its_own_is_reached_by_a_scale_and_no_modality(

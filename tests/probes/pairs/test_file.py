@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from probes.pairs.build import LEAST_PICTURES, too_few
 from probes.pairs.file import Check, Rule, different, load
@@ -100,6 +102,11 @@ GOOD = {"toward": "Be polite.", "away": "Be rude."}
         (GOOD | {"toward": [{"role": "user", "content": [image("http://a.b/c.png")]}]}, "remote images are not fetched"),
         (GOOD | {"toward": [{"role": "user", "content": [image("data:image/png;base64,!")]}]}, "a data: URL must be"),
         (GOOD | {"toward": [{"role": "user", "content": [image("data:image/png;base64,AAAA")]}]}, "holds no readable image"),
+        (GOOD | {"toward": {"states": "none.safetensors"}}, "'toward.states': there is no file"),
+        (GOOD | {"toward": {"states": "pairs.jsonl"}}, "is no safetensors file with a tensor 'states'"),
+        (GOOD | {"toward": {"states": "flat.safetensors"}}, "has states of shape [6], not (layers, positions, d)"),
+        (GOOD | {"away": {"states": "some.safetensors"}}, "has layers [0, 2]; states of all layers are needed"),
+        (GOOD | {"away": {"states": "some.safetensors", "x": 1}}, "'away' must be a list of messages"),
         (GOOD | {"question": "x"}, "'question' and 'expect' need each other"),
         (GOOD | {"question": "x", "expect": {"toward": "a"}}, "'expect' must be"),
         (GOOD | {"question": "x", "expect": {"toward": "a", "away": ""}}, "'expect' must be"),
@@ -107,6 +114,8 @@ GOOD = {"toward": "Be polite.", "away": "Be rude."}
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_sentence_with_its_line(tmp_path: Path, row: object, why: str) -> None:
+    save_file({"states": torch.zeros(6)}, tmp_path / "flat.safetensors")
+    save_file({"states": torch.zeros(2, 1, 6)}, tmp_path / "some.safetensors", {"layers": "[0, 2]"})
     path = write(tmp_path, [GOOD, row])
     with pytest.raises(ValueError, match="line 2") as error:
         load(path)

@@ -57,20 +57,12 @@ def _even(report: dict[str, Any]) -> None:
     report["convergence"]["all"]["last"]["value_95"][0] = 0.9
 
 
-def _no_ivm(report: dict[str, Any]) -> None:
-    samples(report)["ivm"].update(value=0.0, value_95=[0.0, 0.1])
-
-
 def _no_rise(report: dict[str, Any]) -> None:
     report["convergence"]["all"]["rise"]["value_95"][0] = -0.1
 
 
 def _named(report: dict[str, Any]) -> None:
-    report["which"]["all"]["share"]["value_95"] = [0.8, 0.95]
-
-
-def _seen_blind(report: dict[str, Any]) -> None:
-    report["blind"]["all"]["share"]["value_95"] = [0.6, 0.9]
+    report["which"]["all"]["share"]["value_95"] = [0.8, 0.97]
 
 
 def _few_needles(report: dict[str, Any]) -> None:
@@ -80,7 +72,7 @@ def _few_needles(report: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("row", "otherwise"),
     [
-        (29, _even), (30, _not_focused), (31, _no_ivm), (36, _no_rise), (37, _named), (40, _few_needles), (42, _seen_blind),
+        (29, _even), (30, _not_focused), (36, _no_rise), (37, _named), (40, _few_needles),
     ],
 )  # fmt: skip
 def test_a_finding_that_is_not_there_does_not_appear(
@@ -120,3 +112,27 @@ def test_orders_are_compared_in_both_groups(measured: dict[str, Any]) -> None:
     assert read(34, report).appears
     report["shuffles"]["hard"]["attention_best"]["sd"] = 0.05
     assert not read(34, report).appears
+
+
+def test_a_look_elsewhere_is_a_misunderstanding_only_if_the_answer_rests_there(measured: dict[str, Any]) -> None:
+    report = copy.deepcopy(measured)
+    assert not read(31, report).appears  # all eleven change without the target, and none without the focused picture
+    hidden, ivm = report["hidden"]["right, elsewhere"], samples(report)["ivm"]
+    hidden["focused"]["value_95"], hidden["other"]["value_95"] = [0.7, 1.0], [0.0, 0.3]
+    assert read(31, report).appears
+    ivm["value_95"] = [0.001, 0.03]  # one case of 180
+    assert not read(31, report).appears
+
+
+def test_naming_pictures_by_chance_is_no_baseline(measured: dict[str, Any]) -> None:
+    assert read(37, measured).nothing.startswith("floor")
+    report = copy.deepcopy(measured)
+    report["which"]["all"]["share"]["value_95"] = [0.6, 0.7]
+    assert (read(37, report).appears, read(37, report).nothing) == (True, "")
+
+
+def test_rows_that_say_nothing_of_this_model_or_of_any() -> None:
+    planted = {number for number, item in ROWS.items() if item.embedded.startswith("planted")}
+    assert planted == {29, 30, 36, 40}
+    assert ROWS[42].identity.startswith("identity")
+    assert ROWS[39].run is None

@@ -18,7 +18,6 @@ def report(appears: bool) -> dict[str, Any]:
     def change(*by_layer: float) -> dict[str, Any]:
         return {"difference": list(by_layer), "difference_95": [[value - 0.01, value + 0.01] for value in by_layer]}
 
-    same = [0.9, 0.9, 0.8 if appears else 0.95]
     auroc = {name: {"alike": 0.5 + 0.1 * sign, "alike_95": [0.45 + 0.1 * sign, 0.6]} for name in FLAGS}
     return {
         "parts": {"all": {"answers": 90, "auroc": auroc}},
@@ -35,10 +34,6 @@ def report(appears: bool) -> dict[str, Any]:
         },
         "separated": {"neuron_ratio": {"layer": 1, "share": 0.6, "share_95": [0.55 if appears else 0.45, 0.7], "n": 7}},
         "patches": {"said": {"value": 1.5, "value_95": [1.1 if appears else 0.9, 2.0], "n": 7}},
-        "apart": {
-            "same question": {"mean": same, "mean_95": [[value - 0.01, value + 0.01] for value in same]},
-            "other questions": {"mean": [0.5] * 3, "mean_95": [[0.4, 0.6]] * 3},
-        },
     }
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import chi2_contingency
 
-from probes.reproduce.items import Found
+from probes.harness.bootstrap import wilson
+from probes.reproduce.items import Figure, Found, UnreadableRun
 from probes.reproduce.mp import ITEMS
 from probes.reproduce.readings import mp as read
+from probes.reproduce.readings.groups import alike
 from probes.reproduce.runs import RUNS
 
 REPORTS = Path(__file__).parents[3] / "demo" / "reports"
@@ -35,9 +38,14 @@ def task(ratio: float, low: float, high: float, n: int = 10) -> dict[str, Any]:
     return {"vision_ratio": ratio, "vision_ratio_95": [low, high], "n": n}
 
 
+def decided(followed: int, n: int) -> dict[str, Any]:
+    return task(followed / n, *wilson(followed, n), n)
+
+
 PLAIN = {
     "n": 800, "context_only_accuracy": 0.97, "no_conflict_accuracy": 0.98,
-    "by_task": {"a": task(0.2, 0.1, 0.3), "b": task(0.7, 0.5, 0.9), **{f"c{i}": task(0.5, 0.3, 0.6) for i in range(6)}},
+    "vision_ratio": 0.3, "vision_ratio_95": [0.2, 0.4],
+    "by_task": {"a": decided(20, 100), "b": decided(70, 100), **{f"c{i}": decided(50, 100) for i in range(6)}},
 }  # fmt: skip
 ABOUT = {"samples": 80, "layers": [1]}
 
@@ -56,6 +64,7 @@ CONDITIONS = {
     "plain": PLAIN,
     "instruct_text": {
         "s_text": 0.5,
+        "s_vision": 0.1,
         "s_text_95": [0.45, 0.55],
         "n": 80,
         "attention_by_layer": [0.4, 0.4, 0.4, 0.5],
@@ -69,7 +78,9 @@ CONDITIONS = {
         "attention_by_layer_95": [[0.85, 0.95], [0.85, 0.95], [0.28, 0.32], [0.15, 0.25]],
     },
     "both_text": {"s_text": 0.7, "s_text_95": [0.65, 0.75]},
-    "advantages": {side: {"difference": 0.1, "difference_95": [0.01, 0.2]} for side in ("vision", "text")},
+    "advantages": {
+        side: {"other": "instruct_text", "difference": 0.1, "difference_95": [0.01, 0.2]} for side in ("vision", "text")
+    },
 }
 LENS = {"plain_vision": {"surfaces": 2, "n": 3}, "plain_text": {"surfaces": 1, "n": 4}, "text": {"surfaces": 3, "n": 7}}
 SEEN: dict[str, Any] = {
@@ -113,7 +124,9 @@ SEEN: dict[str, Any] = {
     ("reading", "path", "value"),
     [
         (read.tasks_alike, ("conditions", "plain", "by_task", "a", "n"), 9),
-        (read.by_task, ("conditions", "plain", "by_task", "b", "vision_ratio_95"), [0.25, 0.9]),
+        (read.by_task, ("conditions", "plain", "by_task"), {str(i): decided(45 + 5 * (i == 7), 100) for i in range(8)}),
+        (read.vision_ratio, ("conditions", "plain", "vision_ratio_95"), [0.2, 0.51]),
+        (read.vision_ratio, ("conditions", "plain", "vision_ratio_95"), None),
         (read.alone, ("conditions", "plain", "no_conflict_accuracy"), 0.96),
         (read.advantages, ("conditions", "advantages", "vision", "difference_95"), [-0.01, 0.2]),
         (read.words, ("words", "b"), 51.1),
@@ -162,7 +175,8 @@ def test_figures_equal_those_by_hand() -> None:
 
 
 def organism(parameters: int, ratio: float) -> dict[str, Any]:
-    return {"parameters": parameters, "preference": {"conflict": task(ratio, ratio - 0.05, ratio + 0.05)}}
+    conflict = task(ratio, ratio - 0.05, ratio + 0.05)
+    return {"parameters": parameters, "preference": {"conflict": conflict, "picture_alone": {"s_vision": 0.7}}}
 
 
 GROWN = {
@@ -231,3 +245,34 @@ def test_the_row_of_states_goes_by_intervals(path: tuple[str, ...], value: list[
     assert shifts.appears
     assert shifts.figures()["toward text"] == (8.0, [7, 9])
     assert not read.states(changed(SHIFTS, value, "projection", *path)).appears
+
+
+def test_the_extremes_of_alike_tasks_are_no_finding() -> None:
+    """Eight tasks of one share: their lowest and highest lie apart, and a test of all of them does not find any."""
+    counts = [38, 64, 50, 52, 47, 55, 44, 50]
+    groups = [Figure(count / 100, wilson(count, 100)) for count in counts]
+    table = np.array([counts, [100 - count for count in counts]])
+    assert alike(groups) == pytest.approx(chi2_contingency(table, correction=False).pvalue, rel=1e-6)
+    assert alike([Figure(0.0, wilson(0, 20)), Figure(1.0, wilson(20, 20))]) < 1e-8
+    assert alike(groups[:1]) == 1
+    drawn = np.random.default_rng(0).binomial(100, 0.5, (500, 8))
+    wrong = np.mean([alike([Figure(c / 100, wilson(c, 100)) for c in row]) < 0.05 for row in drawn[:200]])
+    assert wrong < 0.1
+
+
+def test_where_others_are_followed_always_steering_has_no_room() -> None:
+    assert not read.advantages(SEEN).nothing
+    full = changed(SEEN, 1.0, "conditions", "instruct_text", "s_text")
+    assert read.advantages(full).nothing == "ceiling: instruct_text is followed in 1.000"
+    assert not read.attention_by_layer(SEEN).nothing
+    crowded = changed(SEEN, [0.02] * 4, "conditions", "instruct_text", "attention_by_layer")
+    assert read.attention_by_layer(crowded).nothing.startswith("ceiling: instructed")
+    for reading, path in ((read.sizes, ("samples", "50")), (read.one_task, ("tasks", "all tasks"))):
+        assert not reading(SEEN).nothing
+        assert reading(changed(SEEN, 0.975, *path, "text", "s_text")).nothing == "ceiling: S_t of the last is 0.975"
+
+
+def test_a_size_that_learnt_nothing_has_no_preference() -> None:
+    guessing = changed(GROWN, 0.225, "organisms", "size-16", "preference", "picture_alone", "s_vision")
+    with pytest.raises(UnreadableRun, match=r"size-16 has not learnt to choose options: 0\.225"):
+        read.by_parameters(guessing)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from probes.reproduce import runs
-from probes.reproduce.items import Figure, Found, Item, Json, Outcome
+from probes.reproduce.items import Figure, Found, Item, Json, Outcome, UnreadableRun
 from probes.reproduce.report import report
 from probes.reproduce.run import ITEMS, reproduce
 from probes.reproduce.runs import Run
@@ -77,9 +77,44 @@ def test_each_run_serves_all_its_rows_once(tmp_path: Path, capsys: pytest.Captur
     assert (last["ours"], last["why"], last["command"]) == (None, "needs people", "")
     assert capsys.readouterr().out == ""
     page = report({"model": "m"}, outcomes, runs_done).markdown()
-    assert "| Modality preference (MP) | 2 | 1 | 0 |" in page
+    assert "| Modality preference (MP) | 2 | 1 | 0 | 0 |" in page
     assert "0.9 (0.8 to 1)" in page
     assert "- 3, what people say: needs people" in page
+
+
+PLANTED = "planted: a loss asked for it"
+
+
+@pytest.mark.parametrize(
+    ("item", "share", "model", "verdict", "why"),
+    [
+        (replace(HIGH, embedded=PLANTED), 0.9, None, "nothing to measure here", PLANTED),
+        (replace(HIGH, embedded=PLANTED), 0.1, None, "nothing to measure here", PLANTED),
+        (replace(HIGH, embedded=PLANTED), 0.9, "/m", "appears", ""),
+        (replace(HIGH, identity="identity: a count"), 0.9, "/m", "nothing to measure here", "identity: a count"),
+        (HIGH, 0.99, "/m", "nothing to measure here", "ceiling: 0.99"),
+        (HIGH, 2.0, "/m", "cannot be done here", "most answers are unread"),
+        (HIGH, 0.1, None, "does not appear", ""),
+    ],
+)
+def test_a_row_that_could_not_come_out_otherwise_says_why(
+    item: Item, share: float, model: str | None, verdict: str, why: str, tmp_path: Path
+) -> None:
+    def read(report: Json) -> Found:
+        if report["share"] > 1:
+            raise UnreadableRun("most answers are unread")
+        full = report["share"] > 0.95
+        return Found(report["share"], report["share"] > 0.5, nothing=f"ceiling: {report['share']}" if full else "")
+
+    commands = Commands({"high": {"share": share}})
+    outcomes, runs_done = reproduce(
+        [replace(item, read=read)], tmp_path, commands, model=model, quick=False, quiet=True
+    )
+    assert (outcomes[0].verdict, outcomes[0].why) == (verdict, why)
+    assert outcomes[0].to_json()["model"] == (model or "demo:default")
+    page = report({}, outcomes, runs_done).markdown()
+    assert (f"- 1, a share: {why}" in page) is bool(why)
+    assert ("What was supervised" in page) is (model is None)
 
 
 def test_several_figures_have_their_intervals_by_name_and_a_plot(tmp_path: Path) -> None:
@@ -131,6 +166,17 @@ def test_a_run_that_fails_costs_its_own_rows_alone(tmp_path: Path) -> None:
     ]
     assert runs_done["high"].report is None
     assert commands.said[0] == ["eval", "high", "--limit", "2", "--out", str(tmp_path / "high"), "--quiet"]
+
+
+def test_a_run_of_another_embedded_model_names_it_unless_the_user_names_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("probes.reproduce.run.RUNS", {"high": Run(("eval", "high"), model="demo:prior")})
+    for model, named in ((None, "demo:prior"), ("/m", "/m")):
+        commands = Commands({"high": {"share": 0.6, "n": 1}})
+        outcomes, _ = reproduce([HIGH], tmp_path, commands, model=model, quick=True, quiet=True)
+        assert commands.said[0][2:4] == ["--model", named]
+        assert outcomes[0].model == named
 
 
 def test_another_model_is_steered_by_a_vector_of_its_own(tmp_path: Path) -> None:

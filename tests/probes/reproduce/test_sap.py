@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, get_args
 
 import pytest
@@ -66,12 +67,12 @@ def test_the_papers_findings_appear(as_in_the_paper: Any) -> None:
     assert readings[49].n == EACH
     assert (readings[50].ours["ku plain"], readings[50].ours["ku told"]) == (37 / 144, 57 / 144)
     assert readings[51].ours["deviation"] == 0
-    assert readings[52].ours.keys() == {f"{part} {number}" for part in get_args(Part) for number in range(2)}
+    assert readings[52].ours.keys() == {f"{part} {number}" for part in get_args(Part) for number in range(2)} | {"p"}
 
 
 def test_other_results_do_not_appear(otherwise: Any) -> None:
     verdicts = {item.id: item.read(otherwise).appears for item in ITEMS if item.read}
-    assert [number for number, appears in verdicts.items() if not appears] == [46, 49, 50, 52]
+    assert [number for number, appears in verdicts.items() if not appears] == [46, 49, 50]
 
 
 def test_the_deviation_of_runs_goes_by_its_interval(as_in_the_paper: Any) -> None:
@@ -86,3 +87,12 @@ def test_the_deviation_of_runs_goes_by_its_interval(as_in_the_paper: Any) -> Non
         # Tables of chi square with 4 degrees of freedom: 11.143 and 0.484.
         expected = (share * allowed * (4 / 11.143) ** 0.5, share * allowed * (4 / 0.4844) ** 0.5)
         assert reading.figures()["deviation"].interval == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_rate_of_few_refusals_says_nothing(as_in_the_paper: Any) -> None:
+    row = next(item for item in ITEMS if item.id == 49)
+    assert row.read is not None
+    assert not row.read(as_in_the_paper).nothing
+    report = copy.deepcopy(as_in_the_paper)
+    report["runs"]["baseline"]["know"]["refusals"]["mean"] = 4.8
+    assert row.read(report).nothing == "floor: it refuses 4.8 questions"

@@ -13,7 +13,20 @@ from probes.harness.comparison import BASELINE
 from probes.harness.conditions import Conditions, chosen, known
 from probes.image_pairs.metrics import Claim
 from probes.image_qa.yes_no import YesNo
-from probes.reproduce.readings.spd import PEAKS, ablation, harder, methods, peaks, perturbed
+from probes.reproduce.readings.spd import (
+    PEAKS,
+    ablation,
+    agreed,
+    alone,
+    contradicting,
+    drifting,
+    harder,
+    methods,
+    peaks,
+    perturbed,
+    quantity,
+    within,
+)
 from probes.reproduce.run import ITEMS
 from probes.reproduce.runs import RUNS
 from probes.sage import evaluate as sage
@@ -61,16 +74,16 @@ def written(run: str, engine: steering.Engine) -> dict[str, Any]:
 
 def test_every_row_reads_what_its_run_writes(tiny: steering.Engine) -> None:
     rows = [item for item in ITEMS if item.run in ("spd-faith", "sage", "sage-sweep")]
-    assert {item.id for item in rows} >= {*range(53, 60), 63, 67, 68, *range(69, 74), 80, 81}
+    assert {item.id for item in rows} >= {*range(53, 60), 63, 67, 68, *range(69, 74), 77, 80, 81}
     reports = {run: written(run, tiny) for run in ("spd-faith", "sage", "sage-sweep")}
     for item in rows:
         assert item.read is not None
         reading = item.read(reports[str(item.run)])
-        assert reading.n or item.id == 80  # where nothing contradicts, it reads nothing
+        assert reading.n or item.id in (77, 80)  # where nothing contradicts, they read nothing
         assert reading.ours is not None
     (cr,) = (item for item in rows if item.id == 58)
     assert cr.read is not None
-    assert cr.read(reports["spd-faith"]).ours == 1  # which is not below 1
+    assert cr.read(reports["spd-faith"]).ours == {"cr": 1, "cr_all": 1, "cr_clauses": 1}  # beyond the paper's models
     assert not cr.read(reports["spd-faith"]).appears
 
 
@@ -103,8 +116,10 @@ def test_harder_pairs_by_hand(hard: tuple[float, float, float], appears: bool) -
 @pytest.mark.parametrize(("best", "above", "appears"), [(0.03, 0.01, True), (0.06, 0.01, False), (0.03, -0.01, False)])
 def test_sage_beside_the_prompt_level_methods_by_hand(best: float, above: float, appears: bool) -> None:
     gains = {"SAGE": 0.05, "SC": 0.01, "SR": -0.1, "API": 0.0, "Zoom-Refine": best}
-    scores = {name: {metric: share(0, 0, 0, gain, above) for metric in ("cr", "drf")} for name, gain in gains.items()}
-    scores["SR"]["cr"] = {"value": None, "value_95": None}  # as where it claims nothing
+    scores = {
+        name: {metric: share(0, 0, 0, gain, above) for metric in ("cr_all", "drf")} for name, gain in gains.items()
+    }
+    scores["SR"]["cr_all"] = {"value": None, "value_95": None}  # as where it claims nothing
     assert methods(made(scores, "several")).appears is appears
 
 
@@ -121,7 +136,7 @@ def test_hints_and_hidden_blocks_by_hand(lost: float, helped: float, appears: bo
 )
 def test_stage_by_stage_by_hand(steps: tuple[int, ...], gained: float, appears: bool) -> None:
     names = (BASELINE, "+ See", "+ Think", "+ Generate")
-    scores = {name: {"cr": share(step, 0, 9, 1, gained)} for name, step in zip(names, steps, strict=True)}
+    scores = {name: {"cr_all": share(step, 0, 9, 1, gained)} for name, step in zip(names, steps, strict=True)}
     assert ablation(made(scores, "differences")).appears is appears
 
 
@@ -133,3 +148,61 @@ def test_peaks_by_hand(strongest: float, appears: bool) -> None:
             of_name = results["conditions"].setdefault(name, {})
             of_name.setdefault(part, {"all": {"samples": 9}})["all"][metric] = share(value, 0, 1)
     assert peaks(results).appears is appears
+
+
+def test_what_has_no_room_is_nothing_to_measure() -> None:
+    floor = {level: {"contradictions": share(0.02, 0, 0.1)} for level in ("easy", "medium", "hard")}
+    single = made({BASELINE: {}}, "single")
+    single["conditions"][BASELINE]["single"] |= floor
+    assert harder("contradictions")(single).nothing.startswith("floor: 0.020")
+    floor["hard"]["contradictions"] = share(0.06, 0, 0.1)
+    assert not harder("contradictions")(single).nothing
+    for plain, full in ((0.963, True), (0.68, False)):
+        report = made(
+            {BASELINE: {"accuracy": share(plain, 0, 1)}, "+ See": {"accuracy": share(plain, 0, 1)}}, "existence"
+        )
+        assert alone("+ See", "existence", "accuracy")(report).nothing.startswith("ceiling") is full
+    names = [BASELINE, "hint", "implicit hint", "wrong hint", *(f"{n} % hidden" for n in (25, 50, 75, 100))]
+    assert perturbed(made({name: {"right": share(0.98, 0, 1)} for name in names}, "single")).nothing.startswith(
+        "ceiling"
+    )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "appears"), [(0.5, 0.796, True), (0.2, 0.6, False), (0.5, 0.9, False), (1.0, 1.0, False)]
+)
+def test_a_range_of_models_excludes_worse_and_better_ones(low: float, high: float, appears: bool) -> None:
+    scores = {"cr": share(0.6, low, high), "cr_pairs": share(0.5, 0, 1), "cr_all": share(0.3, 0, 1)}
+    reading = within("cr", 0.31, 0.877, "cr_all")(made({BASELINE: scores}, "several"))
+    assert (reading.appears, reading.n) == (appears, 4)  # half of nine pairs
+
+
+def test_fewer_are_claimed_than_there_are_though_some_are_detected() -> None:
+    scores = {name: share(0.0, 0.0, 0.1) for name in ("dqr_exact", "ds_tolerance")}
+    for ratio, detected, appears in (((0.3, 0.4), (0.9, 1.0), True), ((0.9, 1.1), (0.9, 1.0), False)):
+        shares = {"dqr_ratio": share(0, *ratio), "ds_detect": share(0, *detected)}
+        assert quantity(made({BASELINE: scores | shares}, "several")).appears is appears
+
+
+@pytest.mark.parametrize(("low", "appears"), [(0.588, False), (0.62, True)])
+def test_agreement_beyond_chance_is_not_enough(low: float, appears: bool) -> None:
+    claims = [{"kappa": 0.756, "kappa_95": [low, 0.915], "n": 30}]
+    assert agreed({"agreement": {"claims": claims}}).appears is appears
+
+
+@pytest.mark.parametrize(("contradict", "drifts"), [((0.80, 0.84), True), ((0.85, 0.87), False)])
+def test_contradicting_answers_drift_and_a_clipped_score_says_nothing(
+    contradict: tuple[float, float], drifts: bool
+) -> None:
+    kinds = {"contradicting": contradict, "consistent": (0.865, 0.878)}
+    numbers = ("cosine", "last layer", "divergence", "faithfulness")
+    report = {
+        "inside": {
+            kind: {"pairs": 9} | {name: {"value": 0.0, "value_95": list(bounds)} for name in numbers}
+            for kind, bounds in kinds.items()
+        }
+    }
+    assert drifting(report).appears is drifts
+    assert contradicting(report).nothing.startswith("floor")
+    report["inside"]["consistent"]["faithfulness"]["value"] = 0.1
+    assert not contradicting(report).nothing

@@ -67,7 +67,9 @@ def test_the_answers_about_a_pair_become_what_the_metrics_take() -> None:
     )
     pair = pair_of(Difference(PICTURE, PICTURE, truth), answers, SHAPES)
     claimed = [Claim("color", "star", "blue"), Claim("position", "heart", "top")]
-    assert pair == PairScores(truth, claimed, None, False, None, ["contradictory", "ambiguous"])
+    assert pair == PairScores(
+        truth, claimed, None, False, None, ["contradictory", "ambiguous"], ["contradictory", "ambiguous"]
+    )
 
 
 def test_every_condition_answers_the_same_samples_and_is_compared_with_the_plain_answers() -> None:

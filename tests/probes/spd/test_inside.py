@@ -55,7 +55,7 @@ def test_each_condition_gives_as_many_of_either_kind(tiny: steering.Engine) -> N
 def test_where_nothing_contradicts_there_is_nothing_to_compare(tiny: steering.Engine) -> None:
     answered = answer(Scripted(said), {BASELINE: Manner()}, PAIRS[1:], FORM, lambda _: [], quiet=True)["single"]
     none = {"value": None, "value_95": None}
-    expected = {"pairs": 0, "cosine": none, "divergence": none, "faithfulness": none}
+    expected = {"pairs": 0} | dict.fromkeys(("cosine", "last layer", "divergence", "faithfulness"), none)
     assert inside(tiny, answered) == {"contradicting": expected, "consistent": expected}
 
 

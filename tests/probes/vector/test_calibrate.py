@@ -101,7 +101,8 @@ def test_a_scripted_model_is_measured_as_it_is(
     vector = _calibrated(tiny, published, samples, layers=[0, 1], strengths=STRENGTHS, finalists=2)
     found = vector.info["calibration"]
     assert found["baseline"] == {
-        "plain": {"s_vision": 0.4, "s_text": 0.5, "s_others": 0.1, "vision_ratio": pytest.approx(4 / 9), "n": 10},
+        "plain": {"s_vision": 0.4, "s_text": 0.5, "s_others": 0.1, "vision_ratio": pytest.approx(4 / 9), "n": 10,
+                  "vision_ratio_95": pytest.approx([0.1888, 0.7333], abs=1e-4)},  # Wilson's
         "image_accuracy": 1.0, "context_accuracy": 1.0, "repetition": 0.0,
     }  # fmt: skip
     assert (found["layer"], found["factor"], found["default_strength"], found["samples"]) == (1, 0.3, 1.0, SAMPLES)
@@ -134,7 +135,11 @@ def test_the_whole_curve_of_the_chosen_layer_is_measured(
     assert (curve[0.2]["vision"]["s_vision"], curve[0.2]["vision"]["s_others"]) == (0.7, 0.1)
     assert (curve[0.2]["text"]["s_text"], curve[0.2]["text"]["s_vision"]) == (0.7, 0.2)
     assert curve[0.3]["vision"]["s_vision"] == curve[0.3]["text"]["s_text"] == 1.0
-    assert found["chosen"] == {key: value for key, value in curve[0.3].items() if key != "strength"}
+    chosen = {key: value for key, value in curve[0.3].items() if key != "strength"}
+    for side in ("vision", "text"):
+        low, high = found["chosen"][side].pop("vision_ratio_95")
+        assert 0 <= low <= found["chosen"][side]["vision_ratio"] <= high <= 1
+    assert found["chosen"] == chosen
     assert [(point["layer"], point["dose"]) for point in found["others_tried"]] == [
         (0, strength) for strength in STRENGTHS
     ]

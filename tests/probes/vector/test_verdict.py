@@ -11,6 +11,7 @@ import torch
 
 from probes.answering.base import Question
 from probes.conflicts.samples import WORDINGS
+from probes.conflicts.shares import Shares
 from probes.harness.bootstrap import interval
 from probes.vector.direction import LEAST
 from probes.vector.verdict import Followed, doubts, followed, unfounded, warnings
@@ -192,6 +193,21 @@ def test_instructions_that_are_not_followed_are_a_warning_where_steering_moves_t
     (warning,) = warnings(steered, IGNORES)
     assert "hardly follows the two instructions" in warning
     assert warnings(steered, FOLLOWS) == []
+
+
+def test_a_calibration_of_few_samples_is_a_warning_with_its_intervals() -> None:
+    def told(samples: int) -> list[str]:
+        counts = {"vision": (samples, 0, 0), "text": (0, samples, 0)}
+        chosen = {side: Shares.of_counts(*count, intervals=True).to_json() for side, count in counts.items()}
+        calibration = {"samples": samples, "chosen": chosen, "range": [0.5, 1.5]}
+        return warnings(_vector(calibration=calibration), FOLLOWS)
+
+    (warning,) = told(8)
+    assert warning.startswith("The calibration has 8 samples, too few")
+    # Wilson's interval of 8 of 8 begins at 8 / (8 + 1.96^2).
+    assert "1.000 toward vision (95 % interval 0.676 to 1.000)" in warning
+    assert "0.000 toward text (95 % interval 0.000 to 0.324)" in warning
+    assert told(64) == []
 
 
 def test_they_are_a_doubt_while_nothing_shows_that_it_does() -> None:

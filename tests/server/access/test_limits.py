@@ -104,6 +104,36 @@ def test_a_key_has_its_chats_at_once_until_the_last_byte(
     assert [chat(client, app).status_code for _ in range(3)] == [200] * 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_guarded_chat_holds_its_place_until_the_last_try(
+    keys: KeyFile, locked: Locked, fake: FakeEngine, stream: bool
+) -> None:
+    client, app = locked().test_client(), keys.add("app", concurrent=1, rate="2/minute")
+    go_on, submit = threading.Event(), fake.submit
+    fake.diagnostics = {"confidence": {"mean_logprob": -1.0, "least_logprob": -2.0}}
+    guard = {"when": {"mean_logprob": "< 0"}, "then": {"temperature": 1}}
+
+    def again(request: Any) -> Any:
+        fake.script = ("Two", go_on) if fake.requests else ("One",)
+        return submit(request)
+
+    fake.submit = again  # type: ignore[method-assign]
+
+    def post() -> Any:
+        return chat(client, app, guard=guard, stream=stream)
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(post)
+        while len(fake.completions) < 2:
+            time.sleep(0.005)
+        assert post().json["error"]["code"] == "key_concurrency_exceeded"
+        go_on.set()
+        assert running.result().status_code == 200
+    assert fake.groups == ["name:app"] * 2, "a retry queues among its key's requests"
+    assert post().status_code == 200, "both tries count as one chat"
+    assert post().json["error"]["code"] == "key_rate_exceeded"
+
+
 @pytest.mark.parametrize(("script", "status"), [(("Hel", "lo"), 200), (("Hel", Fault("broken")), 500)])
 def test_the_place_is_free_when_the_client_hears_of_the_end(
     keys: KeyFile, locked: Locked, fake: FakeEngine, script: tuple[Any, ...], status: int

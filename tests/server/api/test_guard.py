@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from flask.testing import FlaskClient
+from pydantic import SecretStr
 
 import steering
 from server.app import create_app
@@ -19,6 +23,7 @@ from tests.server.conftest import data_uri, user
 from tests.server.dialects.speaking import BODIES, ROUTES, STREAMS, events
 from tests.server.fakes import FakeEngine
 from tests.server.journal.rows import rows_of
+from tests.server.served.model import served_model
 from tests.waiting import wait_for
 
 CHAT = "/v1/chat/completions"
@@ -173,6 +178,20 @@ def test_what_a_guard_cannot_be(client: FlaskClient, guard: Any, param: str) -> 
     assert refused(client.post(CHAT, json=BASE | {"guard": guard}), 400)["param"] == param
 
 
+def test_a_number_that_the_model_lacks_is_refused(fake: FakeEngine) -> None:
+    def posted(number: str) -> Any:
+        guard = {"when": {number: True if number == "alarm" else "< 0"}, "then": {"temperature": 1}}
+        return create_app(Settings(), engine=fake).test_client().post(CHAT, json=BASE | {"guard": guard})
+
+    error = refused(posted("alarm"), 400)
+    assert (error["param"], error["code"]) == ("guard.when.alarm", "unsupported_value")
+    assert "not calibrated" in error["message"]
+    fake.can(readouts=frozenset({"focus"}))
+    error = refused(posted("mean_logprob"), 400)
+    assert (error["param"], error["code"]) == ("guard.when.mean_logprob", "unsupported_value")
+    assert "does not support" in error["message"]
+
+
 def test_a_preset_guards_and_metrics_and_journal_tell_how_often(client: FlaskClient) -> None:
     before = len(client.get("/v1/diagnostics?limit=1000").json["data"])
     ask(client, model="helmsight-demo@careful")
@@ -219,3 +238,146 @@ def test_a_client_that_leaves_cancels_the_retry(live: Any, tmp_path: Path) -> No
     assert response.status_code == 504, "the deadline holds over all tries"
     wait_for(engine.completions[-1].cancelled.is_set)
     assert len(engine.completions) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_answer_has_a_seed_of_its_own(client: FlaskClient, stream: bool) -> None:
+    drawn: dict[str, Any] = {"messages": [user("Tell me a story.")], "max_tokens": 12, "temperature": 1.5}
+    guard: dict[str, Any] = {"when": {"mean_logprob": "< 0"}, "then": {"temperature": 1.5}, "retries": 3}
+    value = ask(client, **drawn, seed=100, guard=guard, stream=stream, ignore_eos=True)
+    answers = value["choices"][0]["guard"]["answers"]
+    assert [answer["seed"] for answer in answers] == [100, 101, 102, 103]
+    for answer in answers:  # each seed alone gives its answer again
+        alone = ask(client, **drawn, seed=answer["seed"], ignore_eos=True)
+        assert alone["choices"][0]["message"]["content"] == answer["text"]
+    assert len({answer["text"] for answer in answers}) > 1
+    several = ask(client, **drawn, seed=7, n=2, guard=guard | {"retries": 1}, ignore_eos=True)
+    for choice in several["choices"]:
+        for answer in choice["guard"]["answers"]:
+            alone = ask(client, **drawn, seed=answer["seed"], ignore_eos=True)
+            assert alone["choices"][0]["message"]["content"] == answer["text"]
+    unseeded = ask(client, **drawn, guard=guard | {"retries": 1})
+    assert [answer["seed"] for answer in unseeded["choices"][0]["guard"]["answers"]] == [None, None]
+    other = ask(client, **drawn, seed=100, guard=guard | {"then": {"seed": 2**63 - 1}, "retries": 1})
+    assert other["choices"][0]["guard"]["answers"][1]["seed"] == -(2**63), "seeds wrap around"
+
+
+def test_a_new_answer_that_was_cut_is_not_kept_and_named_so(client: FlaskClient) -> None:
+    ratio = ask(client, max_tokens=40, **READ)["choices"][0]["diagnostics"]["modality"]["attention_ratio"]
+    guard = {"when": {"attention_ratio": f"== {ratio!r}"}, "then": THEN | {"max_tokens": 2}}
+    (choice,) = ask(client, max_tokens=40, guard=guard)["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert (choice["guard"]["outcome"], choice["guard"]["kept"]) == ("cut", 0)
+    assert [answer["raised"] for answer in choice["guard"]["answers"]] == [["attention_ratio"], []]
+    assert choice["guard"]["answers"][1]["finish_reason"] == "length"
+
+
+def test_the_kept_answer_satisfies_the_schema(client: FlaskClient) -> None:
+    schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": schema, "strict": True}}
+    whole = ask(client, response_format=form, max_tokens=60, **READ)["choices"][0]
+    bound = whole["diagnostics"]["modality"]["attention_ratio"]
+    for then, outcome in ((THEN, "retry"), (THEN | {"max_tokens": 2}, "cut")):
+        guard = {"when": {"attention_ratio": f"== {bound!r}"}, "then": then}
+        (choice,) = ask(client, response_format=form, max_tokens=60, guard=guard)["choices"]
+        assert json.loads(choice["message"]["content"])["colour"] in ("red", "blue")
+        assert choice["guard"]["outcome"] == outcome
+        assert len(choice["guard"]["answers"]) == 2
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
+    """Yield a client of a model whose template knows tools."""
+    folder = served_model(tmp_path_factory.mktemp("caller") / "model")
+    engine = steering.Engine(steering.load(folder, device="cpu"), slots=4, self_check=False, threads=1)
+    engine.start()
+    yield create_app(Settings(journal=SecretStr("off")), engine=engine).test_client()
+    engine.stop()
+
+
+@pytest.mark.parametrize("mode", [None, "hold", "first"])
+def test_the_kept_answer_calls_a_tool_as_a_whole(caller: FlaskClient, mode: str | None) -> None:
+    client = caller
+    parameters = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+    tool = {"type": "function", "function": {"name": "paint", "parameters": parameters, "strict": True}}
+    body = {"tools": [tool], "tool_choice": "required", "max_tokens": 400}
+    bound = ask(client, **body, **READ)["choices"][0]["diagnostics"]["modality"]["attention_ratio"]
+    for then, outcome in ((THEN, "retry"), (THEN | {"max_tokens": 2}, "cut")):
+        guard = {"when": {"attention_ratio": f"== {bound!r}"}, "then": then}
+        streamed = {} if mode is None else {"stream": True, "guard_stream": mode}
+        (choice,) = ask(client, **body, guard=guard, **streamed)["choices"]
+        answers = choice["guard"]["answers"]
+        assert (choice["guard"]["outcome"], len(answers)) == (outcome, 2)
+        kept = answers[choice["guard"]["kept"]]
+        assert kept["finish_reason"] == "tool_calls"
+        (called,) = kept["tool_calls"]
+        assert (called["name"], json.loads(called["arguments"])["colour"] in ("red", "blue")) == ("paint", True)
+        if mode == "first":
+            called = answers[0]["tool_calls"][0]
+        assert choice["message"]["tool_calls"][0]["function"] == called
+
+
+def test_what_a_guard_can_be_is_published(client: FlaskClient) -> None:
+    card = client.get("/v1/models").json["data"][0]["guard"]
+    conditions = {condition["name"]: condition for condition in card["conditions"]}
+    assert conditions["alarm"]["type"] == "boolean"
+    assert conditions["attention_ratio"] == {
+        "name": "attention_ratio", "readout": "modality", "type": "number", "available": True,
+    }  # fmt: skip
+    for name, condition in conditions.items():  # every published condition is accepted
+        value = True if condition["type"] == "boolean" else f"{card['signs'][0]} 0"
+        ask(client, max_tokens=1, guard={"when": {name: value}, "then": {"temperature": 0}})
+    assert {"steering", "sage", "temperature"} <= set(card["then"])
+    assert "messages" not in card["then"]
+    assert card["max_retries"] == 3
+
+
+def test_metrics_tell_how_often_a_guard_acted_what_changed_and_its_cost(
+    client: FlaskClient, plain: Any, steered: Any, between: str
+) -> None:
+    def counts() -> dict[str, float]:
+        lines = [line for line in client.get("/metrics").text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines) if "_guard" in name}
+
+    before = counts()
+    value = ask(client, guard={"when": {"attention_ratio": between}, "then": THEN})
+    texts = [answer["text"] for answer in value["choices"][0]["guard"]["answers"]]
+    tokens = steered["usage"]["completion_tokens"]
+    grown = {name: count - before.get(name, 0) for name, count in counts().items()}
+    assert grown['helmsight_guarded_total{outcome="retry"}'] == 1
+    assert grown['helmsight_guard_raised_total{condition="attention_ratio"}'] == 1
+    assert grown["helmsight_guard_changed_total"] == (texts[0] != texts[1])
+    assert grown["helmsight_guard_tokens_total"] == tokens
+    guards = client.get("/v1/diagnostics/summary").json["guards"]
+    assert guards["retry"] >= 1
+    assert set(guards) <= {"quiet", "first", "cut", "retry", "failed"}
+
+
+SCORED = {"confidence": {"mean_logprob": -1.0, "least_logprob": -2.0}}
+AGAIN = {"when": {"mean_logprob": "< 0"}, "then": {"temperature": 1}}
+
+
+def waiting_retry(engine: FakeEngine) -> threading.Event:
+    """Let every answer after the first wait for the event that is returned."""
+    go_on = threading.Event()
+    engine.diagnostics, submit = SCORED, engine.submit
+
+    def again(request: Any) -> Any:
+        engine.script = ("Two", go_on) if engine.requests else ("One",)
+        return submit(request)
+
+    engine.submit = again  # type: ignore[method-assign]
+    return go_on
+
+
+def test_a_client_that_leaves_a_stream_ends_the_retry(live: Any, fake: FakeEngine) -> None:
+    waiting_retry(fake)
+    url = urlsplit(live(create_app(Settings(), engine=fake)))
+    connection = HTTPConnection(url.hostname or "", url.port)
+    body = json.dumps(BASE | {"guard": AGAIN, "stream": True})
+    connection.request("POST", CHAT, body, {"Content-Type": "application/json"})
+    connection.getresponse().read(1)
+    wait_for(lambda: len(fake.completions) == 2)
+    assert not fake.completions[1].cancelled.is_set()
+    connection.close()
+    wait_for(fake.completions[1].cancelled.is_set)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from server.batches.file import URL, BatchResponse
+from server.batches.measured import Digests
 
 
 def request(name: str, text: str = "What colour is it?", **fields: Any) -> dict[str, Any]:
@@ -38,8 +39,12 @@ class Scripted:
     forces = True
 
     def __init__(self, answer: Any = None) -> None:
+        self.known = Digests()
         self.bodies: list[Mapping[str, Any]] = []
         self._answer = answer or (lambda body: completion("ok"))
+
+    def digests(self) -> Digests:
+        return self.known
 
     def send(self, body: Mapping[str, Any]) -> BatchResponse:
         self.bodies.append(body)

@@ -10,7 +10,6 @@ import matplotlib as mpl
 import pandas
 import pytest
 
-from demo.world.faithfulness import existence_samples
 from server import cli
 from tests.first_hour.pages import ROOT, blocks, commands
 from tests.server.batches.files import read
@@ -24,23 +23,25 @@ def test_the_page_leads_to_its_plot(
 ) -> None:
     at_home(tmp_path, monkeypatch)
     mpl.use("agg")
-    example, requests, conditions, shell, plot = blocks(PAGE)
-    page = (example, requests, conditions, shell, plot)
-    assert [one.language for one in page] == ["csv", "python", "toml", "sh", "python"]
-    (tmp_path / "pictures").mkdir()
-    rows = [example.text.splitlines()[0]]
-    for number, sample in enumerate(existence_samples(4, seed=3)):
-        sample.image.save(tmp_path / "pictures" / f"{number}.png")
-        rows.append(f"{number}.png,{sample.question},{'yes' if sample.present else 'no'}")
-    (tmp_path / "questions.csv").write_text("\n".join(rows) + "\n")
+    draw, questions, requests, conditions, shell, plot, printed = page = blocks(PAGE)
+    assert [one.language for one in page] == ["sh", "csv", "python", "toml", "sh", "python", "text"]
+    assert draw.text == "for seed in $(seq 12); do helmsight demo scene --seed $seed --out pictures/$seed.png; done\n"
+    for seed in range(1, 13):
+        assert cli.main(["demo", "scene", "--seed", str(seed), "--out", f"pictures/{seed}.png"]) == 0
+    capsys.readouterr()
+    (tmp_path / "questions.csv").write_text(questions.text)
     run(requests.text)
     (tmp_path / "conditions.toml").write_text(conditions.text)
     (command,) = commands(shell.text)
     assert cli.main(shlex.split(command)[1:]) == 0
-    assert capsys.readouterr().out == "20 answers, 0 failures: responses.jsonl\n"
+    assert capsys.readouterr().out == "60 answers, 0 failures: responses.jsonl\n"
     run(plot.text)
     names = ["baseline", "vision", "text", "sage", "strong"]
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == names
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()[2:]] == names
+    right = {line.split()[0]: float(line.split()[1]) for line in shown.splitlines()[2:]}
+    assert right["text"] < right["baseline"] < right["vision"], "a plot on which steering changes something"
+    assert shown.split() == printed.text.split()
     assert (tmp_path / "answers.png").stat().st_size > 5000
     # The table's numbers have an independent source: the responses.
     table = pandas.read_csv(tmp_path / "answers.csv").set_index(["custom_id", "condition"])

@@ -16,6 +16,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from server.batches.conditions import read_conditions
+from server.batches.measured import Digests
 from server.batches.pool import Pace, in_order
 from server.batches.run import BatchOptions, run_batch
 from server.batches.transport import LocalTransport, remote
@@ -110,6 +111,58 @@ def test_a_changed_request_or_model_is_asked_again(tmp_path: Path) -> None:
     other.identity = "scripted 2"
     run_batch(options(tmp_path, replace=True), other)
     assert len(other.bodies) == 2
+
+
+def test_rows_that_were_answered_with_another_vector_or_calibration_are_told(tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", [request("plain"), request("steered"), request("flagged")])
+    steering = [{"name": "modality-preference", "digest": "a" * 64, "toward": "vision"}]
+    applied: dict[str, Any] = {
+        "steered": {"applied": {"steering": steering}},
+        "flagged": {"diagnostics": {"flags": {"calibration": {"digest": "c" * 64}}}},
+    }
+    names = iter(("plain", "steered", "flagged"))
+
+    def answered(body: Any) -> Any:
+        return completion("hi", **applied.get(next(names), {}))
+
+    asked = options(tmp_path, at_once=1)
+    run_batch(asked, Scripted(answered))
+    same = Scripted()
+    same.known = Digests({"modality-preference": "a" * 64, "other": "d" * 64}, "c" * 64)
+    assert run_batch(asked, same).kept == 3, "another vector has come, which no row names"
+    for known, why in (
+        (
+            Digests({"modality-preference": "b" * 64}, "c" * 64),
+            "'modality-preference' had the digest a+, and has b+ now",
+        ),
+        (Digests({"modality-preference": "a" * 64}, "e" * 64), "calibration had the digest c+, and has e+ now"),
+    ):
+        changed = Scripted()
+        changed.known = known
+        with pytest.raises(ValueError, match=rf"1 lines that were answered differently: .*{why}.*--replace"):
+            run_batch(asked, changed)
+        assert len(read(tmp_path / "out.jsonl")) == 3
+    summary = run_batch(options(tmp_path, replace=True), changed)
+    assert (summary.kept, summary.answered) == (2, 1)
+
+
+def test_a_transport_tells_the_digests_of_its_vectors_and_calibration(app: Flask, live: Callable[[Flask], str]) -> None:
+    local = LocalTransport(app)
+    answer = local.send(
+        {
+            "messages": [user(data_uri(), "What colour is it?")],
+            "steering": {"toward": "vision"},
+            "diagnostics": {"include": ["flags"]},
+            "max_tokens": 4,
+        }
+    )
+    assert isinstance(answer.body, dict)
+    (choice,) = answer.body["choices"]
+    digest = choice["applied"]["steering"][0]["digest"]
+    assert local.digests().vectors["modality-preference"] == digest
+    assert local.digests().calibration == choice["diagnostics"]["flags"]["calibration"]["digest"]
+    with remote(live(app), None, 1, 30.0) as there:
+        assert there.digests().vectors["modality-preference"] == digest
 
 
 def test_failures_are_rows_and_the_rest_is_answered(tmp_path: Path) -> None:

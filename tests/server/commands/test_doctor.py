@@ -23,7 +23,7 @@ from server.commands import findings
 from server.engine import resources
 from server.journal.database import Place, open_database
 from server.journal.schema import VERSION_TABLE
-from server.openmp import set_wait_policy
+from server.startup.openmp import set_wait_policy
 from tests.server.fakes import checkpoint
 from tests.server.journal.journals import put, row
 
@@ -63,6 +63,11 @@ def test_keys_are_counted_and_a_broken_file_of_them_is_found(look: Look, tmp_pat
     write(path, [new_key("app", expires=soon)[1], new_key("other", expires=late)[1]])
     _, warned = look(*flags)["keys"]
     assert (warned["state"], warned["said"]) == ("warning", f"the key 'app' expires at {soon:%Y-%m-%d %H:%M} UTC")
+    gone = datetime.now(UTC) - timedelta(minutes=5)
+    write(path, [new_key("app", expires=gone)[1], new_key("other", expires=late)[1]])
+    _, warned = look(*flags)["keys"]
+    said = f"the key 'app' expired at {gone:%Y-%m-%d %H:%M} UTC: its requests are refused"
+    assert (warned["state"], warned["said"]) == ("warning", said)
 
 
 def test_a_machine_that_is_well(look: Look, vectors: Path) -> None:

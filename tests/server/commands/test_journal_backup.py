@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import sqlite3
@@ -16,6 +17,7 @@ from sqlalchemy import text
 
 from server.cli import main
 from server.journal.database import Database, Place, open_database
+from server.journal.pictures import KeptPictures, pictures_folder
 from server.journal.schema import VERSION_TABLE
 from tests.server.journal.counting import ids
 from tests.server.journal.journals import Postgres, put, row
@@ -78,6 +80,27 @@ def test_a_backup_is_a_journal_of_one_moment(
     restored = open_database(Place.of(str(file)))
     assert {1, 2} < set(ids(restored, limit=100_000))
     restored.close()
+
+
+def test_a_backup_takes_the_images_along_and_drops_those_that_are_gone(
+    source: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = str(source.place.path)
+    kept, file = KeptPictures(pictures_folder(journal), 2**20, 30), tmp_path / "backup.db"
+    urls = [f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in (b"first", b"second")]
+    first, second = map(kept.keep, urls)
+    assert back_up(file, journal) == 0
+    copied = tmp_path / "backup.db.pictures"
+    assert f"{copied}: 11 bytes, 2 images of stored responses" in capsys.readouterr().out
+    assert (copied.stat().st_mode & 0o777, {path.stat().st_mode & 0o777 for path in copied.iterdir()}) == (
+        0o700,
+        {0o600},
+    )
+    restored = KeptPictures(pictures_folder(str(file)), 2**20, 30)
+    assert [restored.url_of(url, "id") for url in (first, second)] == urls, "where a journal of that name has them"
+    kept.discard([first])
+    assert back_up(file, journal, "--replace") == 0
+    assert [path.read_bytes() for path in copied.iterdir()] == [b"second"], "what was deleted is no longer kept there"
 
 
 def test_a_backup_is_of_the_version_that_wrote_the_journal(source: Database, tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ def path(tmp_path: Path) -> Path:
 def test_a_key_is_printed_once_and_its_digest_kept(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--role", "use", "--role", "journal", "--rate", "60/minute", "--concurrent", "4", "--file", str(path))
     assert main(["keys", "add", "app", *flags]) == 0
-    key = capsys.readouterr().out.strip()
+    printed = capsys.readouterr()
+    key = printed.out.strip()
+    assert "'app'" in printed.err, "several keys in one script's output can be told apart"
     assert len(key) > 40
     text = path.read_text()
     assert key not in text
@@ -176,6 +178,11 @@ def test_the_list_shows_when_keys_expire(path: Path, capsys: pytest.CaptureFixtu
     listed = capsys.readouterr().out
     assert "2099-02-28 10:30 UTC" in listed
     assert f"{datetime.now(UTC) + timedelta(days=7):%Y-%m-%d}" in listed
+    assert "expired" not in listed
+    kept = named.read(path)[0]
+    named.write(path, [kept.model_copy(update={"expires": datetime(2026, 1, 31, 10, 30, tzinfo=UTC)})])
+    assert main(["keys", "list", *file]) == 0
+    assert "2026-01-31 10:30 UTC (expired)" in capsys.readouterr().out
 
 
 def test_a_file_without_expiries_is_as_before(path: Path) -> None:

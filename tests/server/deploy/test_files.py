@@ -137,6 +137,18 @@ def test_pods_have_no_rights_and_write_nowhere_but_into_volumes() -> None:
     assert (compose["read_only"], compose["cap_drop"], compose["environment"]["HOME"]) == (True, ["ALL"], "/tmp")
 
 
+def test_the_unit_accepts_named_keys_that_its_first_lines_make() -> None:
+    given = dict(re.findall(rf"(?m)^Environment={PREFIX}(\w+)=(\S+)$", UNIT))
+    assert set(given) == {"NAMED_KEY_FILE"}, (
+        "keys that change without a restart, which a credential of systemd does not"
+    )
+    path = given["NAMED_KEY_FILE"]
+    assert re.search(rf"(?m)^#   /opt/helmsight/bin/helmsight keys add \w+ --file {path} && chmod 644 {path}$", UNIT)
+    assert re.search(r"(?m)^DynamicUser=yes$", UNIT), (
+        "a user of its own, which cannot read a file of mode 600 of root's"
+    )
+
+
 def test_running_answers_get_their_time_everywhere() -> None:
     before = SERVER["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert POD["terminationGracePeriodSeconds"] > before + SECONDS

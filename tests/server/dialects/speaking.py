@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from flask.testing import FlaskClient
 
 ROUTES = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
-EXTRAS = ("applied", "diagnostics", "baseline", "ignored")
+EXTRAS = ("applied", "diagnostics", "baseline", "guard", "prompt_logprobs", "ignored")
+THOUGHT = re.compile(r"\s*<think>(.*?)(?:</think>\n*(.*))?", re.DOTALL)
+"""A chat completion's text that begins with reasoning."""
 Body = dict[str, Any]
 
 
@@ -38,6 +41,9 @@ def responses_body(chat: Body) -> Body:
             output = _parts(message["content"])
             items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": output})
         else:
+            if thought := message.get("reasoning_content"):
+                parts = [{"type": "reasoning_text", "text": thought}]
+                items.append({"type": "reasoning", "id": "rs_1", "summary": [], "content": parts})
             if message["content"]:
                 items.append({"role": message["role"], "content": _parts(message["content"])})
             for call in message.get("tool_calls", ()):
@@ -75,6 +81,8 @@ def messages_body(chat: Body) -> Body | None:
         kinds = {"auto": "auto", "required": "any", "none": "none"}
         named = {"type": "tool", **choice["function"]} if isinstance(choice, dict) else {"type": kinds[choice]}
         body["tool_choice"] = named
+    if (several := body.pop("parallel_tool_calls", None)) is not None:
+        body["tool_choice"] = {"type": "auto", **body.get("tool_choice", {}), "disable_parallel_tool_use": not several}
     turns: list[Body] = []
     for message in chat["messages"]:
         if message["role"] == "system":
@@ -93,8 +101,14 @@ def messages_body(chat: Body) -> Body | None:
                  "input": json.loads(call["function"]["arguments"])}
                 for call in message.get("tool_calls", ())
             ]  # fmt: skip
+            thoughts = [
+                {"type": "thinking", "thinking": thought, "signature": ""}
+                for thought in [message.get("reasoning_content")]
+                if thought
+            ]
             texts = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
-            turns.append({"role": message["role"], "content": [*texts, *calls] if calls else content})
+            blocks = [*thoughts, *texts, *calls] if calls or thoughts else content
+            turns.append({"role": message["role"], "content": blocks})
     return body | {"messages": turns}
 
 
@@ -105,6 +119,8 @@ def _blocks(content: Any) -> Any:
 
 
 def _image(url: str) -> Body:
+    if not url.startswith("data:"):
+        return {"type": "image", "source": {"type": "url", "url": url}}
     kind, _, data = url.removeprefix("data:").partition(";base64,")
     return {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
 
@@ -119,6 +135,7 @@ class Answered:
     tokens: tuple[int, int]
     extras: Body
     logprobs: list[float] | None = None
+    reasoning: str = ""
 
 
 def ask(client: FlaskClient, dialect: str, body: Body) -> Answered:
@@ -132,6 +149,8 @@ def ask(client: FlaskClient, dialect: str, body: Body) -> Answered:
 def events(text: str) -> Iterator[Body]:
     """Yield the data of each event; its type is that of the event."""
     for event in text.strip().split("\n\n"):
+        if event.startswith(":"):  # a comment
+            continue
         name, _, data = event.rpartition("data: ")
         if data == "[DONE]":
             return
@@ -169,11 +188,12 @@ def _read_chat(value: Body) -> Answered:
     extras = {name: choice[name] for name in EXTRAS if name in choice} | {
         name: value[name] for name in EXTRAS if name in value
     }
-    usage, logprobs = value["usage"], choice["logprobs"]
+    usage, logprobs, text = value["usage"], choice["logprobs"], choice["message"]["content"] or ""
+    thought = THOUGHT.fullmatch(text)
     return Answered(
-        choice["message"]["content"] or "", calls, choice["finish_reason"] == "length",
+        text if thought is None else thought[2] or "", calls, choice["finish_reason"] == "length",
         (usage["prompt_tokens"], usage["completion_tokens"]), extras,
-        logprobs and [token["logprob"] for token in logprobs["content"]],
+        logprobs and [token["logprob"] for token in logprobs["content"]], "" if thought is None else thought[1],
     )  # fmt: skip
 
 
@@ -205,6 +225,7 @@ def _response_of(text: str) -> Body:
 
 def _read_response(value: Body) -> Answered:
     texts = [part for item in value["output"] if item["type"] == "message" for part in item["content"]]
+    thoughts = [part["text"] for item in value["output"] if item["type"] == "reasoning" for part in item["content"]]
     calls = [
         (item["name"], json.loads(item["arguments"])) for item in value["output"] if item["type"] == "function_call"
     ]
@@ -214,7 +235,7 @@ def _read_response(value: Body) -> Answered:
     return Answered(
         "".join(part["text"] for part in texts), calls, value["status"] == "incomplete",
         (usage["input_tokens"], usage["output_tokens"]), {name: value[name] for name in EXTRAS if name in value},
-        scored or None,
+        scored or None, "".join(thoughts),
     )  # fmt: skip
 
 
@@ -235,6 +256,8 @@ def _message_of(text: str) -> Body:
                 )
                 blocks[value["index"]]["arguments" if name == "partial_json" else name] += delta[name]
             case "message_delta":
+                begun = {**whole["usage"], "output_tokens": value["usage"]["output_tokens"]}
+                assert begun == value["usage"] or "guard" in value, "both events count the prompt alike"
                 whole |= value["delta"] | {name: value[name] for name in ("usage", *EXTRAS) if name in value}
     for block in blocks:
         arguments = block.pop("arguments")
@@ -260,6 +283,7 @@ def _read_message(value: Body) -> Answered:
         "".join(texts), calls, value["stop_reason"] == "max_tokens",
         (usage["input_tokens"] + usage["cache_read_input_tokens"], usage["output_tokens"]),
         {name: value[name] for name in EXTRAS if name in value},
+        reasoning="".join(block["thinking"] for block in value["content"] if block["type"] == "thinking"),
     )  # fmt: skip
 
 

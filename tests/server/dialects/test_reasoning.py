@@ -1,16 +1,19 @@
-"""Reasoning between a model's own tags is told apart from the answer, however its text is cut into pieces."""
+"""Reasoning between a model's own tags is told apart from the answer, counted, and given back to its template."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from flask.testing import FlaskClient
 
+import steering
 from server.app import create_app
 from server.dialects.reasoning import ReasoningStream
 from server.settings import Settings
-from tests.server.dialects.speaking import events
+from tests.server.dialects.speaking import BODIES, ROUTES, ask, events
 from tests.server.fakes import FakeEngine
 
 MARKERS = ("<think>", "</think>")
@@ -78,3 +81,109 @@ def test_reasoning_is_an_item_and_a_block_of_its_own(stream: bool) -> None:
     assert "".join(delta.get("thinking", "") for delta in deltas) == "Look here."
     assert "".join(delta.get("text", "") for delta in deltas) == "It is red."
     assert [value["index"] for value in told if value["type"] == "content_block_stop"] == [0, 1]
+
+
+# --- a model whose template has a place for reasoning --------------------------------------------------------------------
+
+ASKED = {"role": "user", "content": "Which colour?"}
+REASONED = {"role": "assistant", "content": "Red.", "reasoning_content": "The star looks red."}
+AGAIN = {"role": "user", "content": "Sure?"}
+
+
+@pytest.fixture(scope="module")
+def client(reasoner: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
+    journal = str(tmp_path_factory.mktemp("journal") / "journal.db")
+    app = create_app(Settings(journal=journal), engine=reasoner)
+    yield app.test_client()
+    app.extensions["helmsight"].journal.close()
+
+
+def prompt_tokens(engine: steering.Engine, *chat: Any) -> int:
+    """Return the length of a prompt as transformers renders it."""
+    processor = engine.mllm.processor
+    text = processor.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True)
+    assert text.count("<think>\nThe star looks red.\n</think>\n\nRed.") == sum("reasoning_content" in m for m in chat)
+    return len(processor.tokenizer(text, add_special_tokens=False).input_ids)
+
+
+@pytest.mark.parametrize("dialect", BODIES)
+def test_reasoning_goes_back_to_its_place_in_the_template(
+    client: FlaskClient, reasoner: steering.Engine, dialect: str
+) -> None:
+    body = BODIES[dialect]({"messages": [ASKED, REASONED, AGAIN], "max_tokens": 2, "temperature": 0})
+    assert body is not None
+    assert ask(client, dialect, body).tokens[0] == prompt_tokens(reasoner, ASKED, REASONED, AGAIN)
+    assert prompt_tokens(reasoner, ASKED, REASONED, AGAIN) > prompt_tokens(
+        reasoner, ASKED, {"role": "assistant", "content": "Red."}, AGAIN
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("text", "reasoning"),
+    [
+        ("<think>It looks red.</think>\n\nIt is red.", "<think>It looks red.</think>"),
+        ("<think>It looks red", "<think>It looks red"), ("It is red.", ""), ("It </think>is red.", ""),
+    ],
+)  # fmt: skip
+def test_tokens_of_reasoning_are_counted(
+    client: FlaskClient, reasoner: steering.Engine, text: str, reasoning: str, stream: bool
+) -> None:
+    body = {"input": "Which?", "force": text, "stream": stream, "temperature": 0}
+    response = client.post("/v1/responses", json=body, buffered=True)
+    value = [*events(response.text)][-1]["response"] if stream else response.json
+    offsets = reasoner.mllm.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    assert value["usage"]["output_tokens"] == len(offsets) + 1, "and the end"
+    expected = sum(start < len(reasoning) for start, _ in offsets)
+    if reasoning == text:
+        expected += 1
+    assert value["usage"]["output_tokens_details"] == {"reasoning_tokens": expected}
+
+
+def test_a_chain_reasons_on(client: FlaskClient, reasoner: steering.Engine) -> None:
+    force = "<think>The star looks red.</think>\n\nRed."
+    first = client.post("/v1/responses", json={"input": "Which colour?", "store": True, "force": force}).json
+    assert [item["type"] for item in first["output"]] == ["reasoning", "message"]
+    body = {"input": "Sure?", "previous_response_id": first["id"], "max_output_tokens": 2, "store": True}
+    second = client.post("/v1/responses", json=body).json
+    assert second["usage"]["input_tokens"] == prompt_tokens(reasoner, ASKED, REASONED, AGAIN)
+    items = client.get(f"/v1/responses/{second['id']}/input_items?order=asc").json["data"]
+    assert [item["type"] for item in items] == ["message", "reasoning", "message", "message"]
+    assert items[1]["content"] == [{"type": "reasoning_text", "text": "The star looks red."}]
+
+
+def test_reasoning_without_a_place_is_ignored_by_name() -> None:
+    engine = FakeEngine()
+    client = create_app(Settings(), engine=engine).test_client()
+    chat = {"messages": [{"role": "system", "content": "Be brief."}, ASKED, REASONED, AGAIN], "max_tokens": 2}
+    for dialect, place in (
+        ("chat", "messages[2].reasoning_content"), ("responses", "input[1]"), ("messages", "messages[1].content[0]"),
+    ):  # fmt: skip
+        body = BODIES[dialect](chat)
+        assert body is not None
+        assert ask(client, dialect, body).extras["ignored"] == [place]
+        assert "reasoning_content" not in engine.requests[-1].messages[2]
+        refused = client.post(ROUTES[dialect], json=body | {"strict": True})
+        assert (refused.status_code, refused.json["error"]["param"]) == (400, place)
+    engine.can(takes_reasoning=True)
+    for dialect in BODIES:
+        body = BODIES[dialect](chat)
+        assert body is not None
+        assert "ignored" not in ask(client, dialect, body).extras
+        assert engine.requests[-1].messages[2]["reasoning_content"] == REASONED["reasoning_content"]
+
+
+def test_reasoning_that_nothing_follows_or_that_is_encrypted_is_ignored_by_name() -> None:
+    engine = FakeEngine()
+    engine.can(takes_reasoning=True)
+    client = create_app(Settings(), engine=engine).test_client()
+    thought = {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "Short."}]}
+    items = [
+        ASKED, {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}, thought,
+        {"role": "assistant", "content": "Red."}, thought, AGAIN,
+    ]  # fmt: skip
+    assert client.post("/v1/responses", json={"input": items}).json["ignored"] == ["input[1]", "input[4]"]
+    assert engine.requests[-1].messages[1] == {**REASONED, "reasoning_content": "Short."}
+    for message in ({"role": "user", "content": "a", "reasoning_content": "b"}, {**REASONED, "reasoning_content": 5}):
+        refused = client.post("/v1/chat/completions", json={"messages": [message, AGAIN]})
+        assert (refused.status_code, refused.json["error"]["param"]) == (400, "messages[0]")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
 
+from server.access.named import NamedKey, digest_of, write
 from server.app import create_app
 from server.dialects.dialect import renamed
 from server.errors import to_api_error
 from server.settings import Settings
 from steering import ContextOverflow, RequestError
 from tests.server.conftest import data_uri
+from tests.server.dialects.speaking import events
 from tests.server.fakes import FakeEngine
 
 BROKEN = "data:image/png;base64,AAAA"
@@ -67,6 +70,18 @@ def part(**fields: Any) -> dict[str, Any]:
         (part(type="input_image", image_url=BROKEN), "input[0].content[0].image_url", "invalid_image"),
         (part(type="input_text"), "input[0].content[0].text", "missing_required_parameter"),
         ({"instructions": 5, "input": "a"}, "instructions", "invalid_value"),
+        ({"input": "a", "stream_options": 5}, "stream_options", "invalid_value"),
+        (
+            {"input": "a", "stream_options": {"include_obfuscation": "x"}},
+            "stream_options.include_obfuscation",
+            "invalid_value",
+        ),
+        ({"input": [{"type": "reasoning", "content": [{"text": 5}]}]}, "input[0].content[0].text", "invalid_value"),
+        (
+            {"input": "a", "strict": True, "store": True, "reasoning": {"effort": "low"}},
+            "reasoning",
+            "unknown_parameter",
+        ),
     ],
 )
 def test_a_response_that_is_refused(client: FlaskClient, body: dict[str, Any], param: str, code: str) -> None:
@@ -101,6 +116,23 @@ def message(*content: Any, **fields: Any) -> dict[str, Any]:
         (message({"type": "text", "text": "a"}, tool_choice={"type": "some"}), "tool_choice.type", 400),
         (message({"type": "text", "text": "a"}, stop_sequences=[1]), "stop_sequences[0]", 400),
         (message({"type": "text", "text": "a"}, model="other"), "model", 404),
+        (message({"type": "text", "text": "a"}, cache_control=5), "cache_control", 400),
+        (message({"type": "text", "text": "a"}, cache_control={"type": "some"}), "cache_control.type", 400),
+        (
+            message({"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": "1y"}}),
+            "messages[0].content[0].cache_control.ttl",
+            400,
+        ),
+        (message({"type": "text", "text": "a"}, thinking=5), "thinking", 400),
+        (message({"type": "text", "text": "a"}, thinking={"type": "some"}), "thinking.type", 400),
+        (message({"type": "text", "text": "a"}, thinking={"type": "enabled"}), "thinking.budget_tokens", 400),
+        (message({"type": "text", "text": "a"}, metadata={"answer_correct": "yes"}), "metadata", 400),
+        (message({"type": "thinking", "thinking": "a"}), "messages[0].content[0].type", 400),
+        (
+            message({"type": "text", "text": "a", "mood": "good"}, system="b", strict=True),
+            "messages[0].content[0].mood",
+            400,
+        ),
     ],
 )
 def test_a_message_that_is_refused(client: FlaskClient, body: dict[str, Any], param: str, status: int) -> None:
@@ -119,6 +151,29 @@ def test_keys_come_in_either_header() -> None:
     for headers in ({"x-api-key": "k" * 8}, {"Authorization": "Bearer " + "k" * 8}):
         assert client.post("/v1/messages", json=body, headers=headers).status_code == 200
     assert client.post("/v1/messages", json=body, headers={"x-api-key": "other"}).status_code == 401
+
+
+def test_errors_before_the_dialect_have_its_form(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    key = NamedKey(name="ann", digest=digest_of("k" * 16), roles=("use",), rate="1/hour")
+    write(keys, [key])
+    client = create_app(Settings(named_key_file=str(keys), max_body=2000), engine=FakeEngine()).test_client()
+    headers = {"x-api-key": "k" * 16}
+    body = message({"type": "text", "text": "a"})
+    assert client.post("/v1/messages", json=body, headers=headers).status_code == 200
+    for told, status, kind in (
+        (client.post("/v1/messages", json=body, headers=headers), 429, "rate_limit_error"),
+        (client.get("/v1/messages", headers=headers), 405, "invalid_request_error"),
+        (client.get("/v1/messages/batches", headers=headers), 404, "not_found_error"),
+        (client.post("/v1/v1/messages", json=body, headers=headers), 404, "not_found_error"),
+        (client.post("/v1/messages/count_tokens", data=b"a" * 3000, headers=headers), 415, "invalid_request_error"),
+        (client.post("/v1/messages/count_tokens", json={"a": "b" * 3000}, headers=headers), 413, "request_too_large"),
+    ):
+        assert (told.status_code, told.json["type"], told.json["error"]["type"]) == (status, "error", kind)
+        assert told.json["request_id"] == told.headers["request-id"] == told.headers["x-request-id"]
+    elsewhere = client.get("/v1/responses/batches/x", headers=headers)
+    assert (elsewhere.status_code, [*elsewhere.json]) == (404, ["error"])
+    assert "request-id" not in elsewhere.headers
 
 
 def test_a_message_names_each_place_of_the_body() -> None:
@@ -150,9 +205,13 @@ def test_fields_that_nothing_reads_are_listed(client: FlaskClient) -> None:
     assert client.post("/v1/responses", json={**body, "strict": True}).status_code == 400
     body = message({"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "mood": "good"})
     body |= {"thinking": {"type": "enabled", "budget_tokens": 1024}, "service_tier": "auto", "zebra": 1}
-    assert set(client.post("/v1/messages", json=body).json["ignored"]) == {
-        "messages[0].content[0].mood", "thinking", "zebra",
-    }  # fmt: skip
+    named = {"messages[0].content[0].mood", "thinking", "zebra"}
+    assert set(client.post("/v1/messages", json=body).json["ignored"]) == named
+    assert set(client.post("/v1/messages/count_tokens", json=body).json["ignored"]) == named
+    options = {"include_obfuscation": True, "include_usage": True}
+    body = {"input": "a", "stream": True, "stream_options": options}
+    *_, last = events(client.post("/v1/responses", json=body).text)
+    assert last["response"]["ignored"] == [f"stream_options.{name}" for name in options]
 
 
 def test_a_chat_that_does_not_fit_loses_its_oldest_turns() -> None:
@@ -186,3 +245,18 @@ def test_a_chat_that_does_not_fit_loses_its_oldest_turns() -> None:
     picture = {"role": "user", "content": [{"type": "input_image", "image_url": data_uri()}]}
     alone = {"input": [picture], "truncation": "auto"}
     assert client.post("/v1/responses", json=alone).status_code == 200
+
+
+def test_at_most_64_ignored_fields_are_named(client: FlaskClient) -> None:
+    thoughts = [{"type": "thinking", "thinking": "hm", "signature": ""}] * 200
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": thoughts},
+        {"role": "user", "content": "b"},
+    ]
+    for path, body in (
+        ("/v1/responses", {"input": "a", "stream_options": {f"option{number}": 1 for number in range(200)}}),
+        ("/v1/messages", {"max_tokens": 4, "messages": turns}),
+        ("/v1/messages/count_tokens", {"messages": turns}),
+    ):
+        assert len(client.post(path, json=body).json["ignored"]) == 64, path

@@ -1,7 +1,8 @@
-"""The same chats in three dialects: the same tokens, the same numbers, the same rows of the journal."""
+"""The same sixty requests in three dialects: the same tokens, the same numbers, the same rows of the journal."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -9,152 +10,155 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from PIL import Image
 
 import steering
 from server.app import create_app
 from server.settings import Settings
-from tests.families.calling import calling
-from tests.server.conftest import data_uri, user
-from tests.server.dialects.speaking import BODIES, ask
-from tests.server.journal.rows import rows_of
+from tests.server.dialects.kinds import BOTH, CHATS, ERRORS, LEFT, STREAMED, TOOLS, WHOLE
+from tests.server.dialects.speaking import BODIES, ROUTES, STREAMS, Answered, ask, events
+from tests.server.fakes import FakeEngine
+from tests.server.journal.rows import journal_of
 from tests.steering.parallel.asking import differences
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"shape": {"enum": ["heart", "ring"]}},
-    "required": ["shape"],
-    "additionalProperties": False,
-}
-JSON = {"type": "json_schema", "json_schema": {"name": "shape", "schema": SCHEMA}}
-SEEN = [user(data_uri(), "What colour is it?")]
-RED, GREEN = (data_uri(Image.new("RGB", (84, 84), colour)) for colour in ((200, 9, 30), (9, 200, 30)))
-TWO = [user(GREEN, RED, "Which picture is red?")]
-TOLD = [
-    {"role": "user", "content": [
-        {"type": "image_url", "image_url": {"url": data_uri()}},
-        {"type": "text", "text": "The star is blue.", "span": "context"},
-        {"type": "text", "text": "What colour is the star?"},
-    ]}
-]  # fmt: skip
-SYSTEM = [{"role": "system", "content": "Be brief."}, user("Why?")]
-TURNS = [user(data_uri(), "What is it?"), {"role": "assistant", "content": "A star."}, user("Which colour?")]
-LOOK = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Look closer.",
-        "parameters": {"type": "object", "properties": {"at": {"enum": ["star", "ring"]}}, "required": ["at"]},
-    },
-}
-CALLED = [
-    user("Look at the star."),
-    {"role": "assistant", "content": "", "tool_calls": [
-        {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at":"star"}'}}
-    ]},
-    {"role": "tool", "tool_call_id": "call_1", "content": "It is red."},
-]  # fmt: skip
-
-CHATS: dict[str, dict[str, Any]] = {
-    "text": {"messages": [user("Why?")]},
-    "system": {"messages": SYSTEM},
-    "picture": {"messages": SEEN},
-    "two pictures": {"messages": TWO},
-    "context": {"messages": TOLD},
-    "turns": {"messages": TURNS},
-    "seeded": {"messages": SEEN, "temperature": 1.3, "top_p": 0.9, "seed": 5},
-    "likeliest few": {"messages": SYSTEM, "temperature": 1.0, "top_k": 3, "seed": 9, "repetition_penalty": 1.2},
-    "cut": {"messages": SEEN, "max_tokens": 2, "ignore_eos": True},
-    "stopped": {"messages": SEEN, "stop": [" with", " help"]},
-    "scored": {"messages": SEEN, "logprobs": True, "top_logprobs": 2},
-    "schema": {"messages": SEEN, "response_format": JSON, "max_tokens": 40},
-    "toward vision": {"messages": TOLD, "steering": {"toward": "vision"}, "diagnostics": True},
-    "toward text, beside a baseline": {"messages": TOLD, "steering": {"toward": "text"}, "baseline": True},
-    "automatic": {"messages": TOLD, "steering": {"toward": "auto"}},
-    "sage": {"messages": SEEN, "sage": True, "strict": False},
-    "contrast": {"messages": SEEN, "contrast": {"kind": "vcd"}},
-    "preset": {"messages": SEEN, "model": "helmsight-demo@text", "diagnostics": {"include": ["focus", "modality"]}},
-    "readouts": {"messages": TWO, "diagnostics": {"include": ["focus", "patches", "decay", "residual"]}},
-    "forced": {"messages": SEEN, "force": "The star is red.", "diagnostics": True},
-    "ignored": {"messages": SEEN, "unheard_of": 1},
-}
-TOOLS: dict[str, dict[str, Any]] = {
-    "may call": {"messages": [user("Look.")], "tools": [LOOK]},
-    "must call": {"messages": [user("Look.")], "tools": [LOOK], "tool_choice": "required", "max_tokens": 60},
-    "must call it": {
-        "messages": [user("Look.")], "tools": [LOOK], "max_tokens": 60,
-        "tool_choice": {"type": "function", "function": {"name": "look"}},
-    },
-    "was called": {"messages": CALLED, "tools": [LOOK]},
+PLAIN = BOTH | WHOLE | STREAMED
+SHOWN_AS = {
+    "steering": "applied", "sage": "applied", "contrast": "applied", "diagnostics": "diagnostics",
+    "baseline": "baseline", "guard": "guard", "prompt_logprobs": "prompt_logprobs", "unheard_of": "ignored",
 }  # fmt: skip
+"""Fields of an answer that a field of the request asks for."""
 UNLIKE = ("id", "created", "latency", "request_id", "trace_id", "span_id")
 """Fields of rows that no two requests share."""
 
 
-@pytest.fixture(scope="module")
-def client(engine: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
-    folder = tmp_path_factory.mktemp("journal")
+def served(engine: Any, folder: Path) -> Iterator[FlaskClient]:
     app = create_app(Settings(journal=str(folder / "journal.db"), journal_texts=True), engine=engine)
     yield app.test_client()
     app.extensions["helmsight"].journal.close()
 
 
 @pytest.fixture(scope="module")
-def calls(root: Path) -> Iterator[FlaskClient]:
-    engine = steering.Engine(
-        steering.load(calling(root), device="cpu"), slots=4, max_length=1024, self_check=False, threads=1
-    )
-    engine.start()
-    yield create_app(Settings(), engine=engine).test_client()
-    engine.stop()
+def client(engine: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
+    yield from served(engine, tmp_path_factory.mktemp("journal"))
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("name", CHATS)
-def test_all_dialects_get_the_same_answer_and_leave_the_same_row(client: FlaskClient, name: str, stream: bool) -> None:
-    chat = {"model": "helmsight-demo", "max_tokens": 8, "temperature": 0, **CHATS[name]}
-    usage = {"stream_options": {"include_usage": True}} if stream else {}
-    before = len(client.get("/v1/diagnostics?limit=1000").json["data"])
-    answers = {}
-    for dialect, translate in BODIES.items():
-        if (body := translate(chat)) is not None:
-            answers[dialect] = ask(client, dialect, body | {"stream": stream} | (usage if dialect == "chat" else {}))
-    expected = answers.pop("chat")
-    assert expected.text
-    assert answers
+@pytest.fixture(scope="module")
+def calls(reasoner: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
+    yield from served(reasoner, tmp_path_factory.mktemp("journal"))
+
+
+def newest(client: FlaskClient, count: int) -> list[dict[str, Any]]:
+    """Return the newest rows of the journal without what no two requests share."""
+    journal_of(client).settle_all()
+    rows = client.get(f"/v1/diagnostics?limit={count}").json["data"]
+    assert len({row["id"] for row in rows}) == count
+    return [{field: value for field, value in row.items() if field not in UNLIKE} for row in rows]
+
+
+def asked_in_all(client: FlaskClient, chat: dict[str, Any]) -> Answered:
+    """Return the answer to a chat, which all dialects give, and leave the same row of."""
+    usage = {"stream_options": {"include_usage": True}} if chat["stream"] else {}
+    answers = {
+        dialect: ask(client, dialect, body | (usage if dialect == "chat" else {}))
+        for dialect, translate in BODIES.items()
+        if (body := translate({"max_tokens": 8, "temperature": 0, **chat})) is not None
+    }
+    expected = answers["chat"]
+    assert len(answers) > 1
     for dialect, answer in answers.items():
         assert differences(asdict(expected), asdict(answer), dialect, 1e-5) == []
-    rows = rows_of(client, before + 1 + len(answers))[: 1 + len(answers)]
-    told = [{field: value for field, value in row.items() if field not in UNLIKE} for row in rows]
-    for row in told[1:]:
-        assert differences(told[0], row, tolerance=1e-5) == []
+    first, *others = newest(client, len(answers))
+    for row in others:
+        assert differences(first, row, tolerance=1e-5) == []
+    return expected
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", CHATS)
+def test_all_dialects_get_the_same_answer_and_leave_the_same_row(client: FlaskClient, name: str) -> None:
+    answer = asked_in_all(client, {"model": "helmsight-demo", **CHATS[name]})
+    assert answer.text
+    assert {extra for field, extra in SHOWN_AS.items() if field in CHATS[name]} <= answer.extras.keys()
+
+
 @pytest.mark.parametrize("name", TOOLS)
-def test_all_dialects_make_the_same_calls(calls: FlaskClient, name: str, stream: bool) -> None:
-    chat = {"max_tokens": 8, "temperature": 0, **TOOLS[name]}
-    usage = {"stream_options": {"include_usage": True}} if stream else {}
-    answers = {}
+def test_all_dialects_make_the_same_calls_and_reason_alike(calls: FlaskClient, name: str) -> None:
+    answer = asked_in_all(calls, TOOLS[name])
+    assert bool(answer.calls) == name.startswith("must")
+    assert bool(answer.reasoning) == name.startswith("reasons")
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_all_dialects_refuse_alike(client: FlaskClient, name: str) -> None:
+    chat, status, code = ERRORS[name]
     for dialect, translate in BODIES.items():
-        body = translate(chat)
-        assert body is not None
-        answers[dialect] = ask(calls, dialect, body | {"stream": stream} | (usage if dialect == "chat" else {}))
-    assert answers["responses"] == answers["messages"] == answers["chat"]
-    assert bool(answers["chat"].calls) == name.startswith("must")
+        body = translate({"model": "helmsight-demo", "max_tokens": 8, **chat})
+        response = client.post(ROUTES[dialect], json=body)
+        error = response.json["error"]
+        assert (response.status_code, error["code"]) == (status, code), (dialect, error)
+        assert error["param"].partition("[")[0].partition(".")[0] in body, (dialect, error)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_a_client_that_leaves_leaves_the_same_row(name: str, tmp_path: Path) -> None:
+    never = threading.Event()
+    engine = FakeEngine(*["It ", "is ", "red."][: LEFT[name]], never)
+    for client in served(engine, tmp_path):
+        for dialect, translate in BODIES.items():
+            body = translate({"messages": [{"role": "user", "content": "Which?"}], "max_tokens": 8, "stream": True})
+            response = client.post(ROUTES[dialect], json=body)
+            pieces = iter(response.response)
+            if LEFT[name]:
+                assert any(b"is " in piece for piece in pieces)
+            else:
+                next(pieces)
+            response.close()
+            assert engine.completions[-1].cancelled.is_set(), dialect
+        first, *others = newest(client, 3)
+        assert (first["finish_reason"], first["texts"]["answer"]) == ("cancelled", "It is " if LEFT[name] else "")
+        assert others == [first, first]
 
 
 def test_a_stop_string_is_named(client: FlaskClient) -> None:
-    body = BODIES["messages"]({"model": "helmsight-demo", "max_tokens": 8, "temperature": 0, **CHATS["stopped"]})
+    body = BODIES["messages"]({"model": "helmsight-demo", "max_tokens": 8, "temperature": 0, **BOTH["stopped"]})
     text = client.post("/v1/messages", json=body | {"stop_sequences": []}).json["content"][0]["text"]
     expected = next(stop for stop in (" help", " with") if stop in text)  # the first one that is complete
     answer = client.post("/v1/messages", json=body).json
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", expected)
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_an_empty_answer_is_an_empty_text(stream: bool) -> None:
+    client = create_app(Settings(), engine=FakeEngine("")).test_client()
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "stream": stream}
+    response = client.post("/v1/messages", json=body, buffered=True)
+    value = STREAMS["messages"](response.text) if stream else response.json
+    assert value["content"] == [{"type": "text", "text": ""}]
+
+
+def test_a_call_that_is_cut_is_an_empty_text(calls: FlaskClient) -> None:
+    body = BODIES["messages"]({"temperature": 0, **TOOLS["a call that is cut, whole"]})
+    message = calls.post("/v1/messages", json=body).json
+    assert (message["stop_reason"], message["content"]) == ("max_tokens", [{"type": "text", "text": ""}])
+
+
+def test_the_first_event_has_the_cached_tokens_that_the_last_one_has(engine: steering.Engine) -> None:
+    keeping = steering.Engine(engine.mllm, slots=2, self_check=False, threads=1, prefix_cache_bytes=2**24)
+    keeping.start()
+    client = create_app(Settings(), engine=keeping).test_client()
+    body = {"max_tokens": 4, "temperature": 0, "messages": [{"role": "user", "content": "red green blue " * 40}]}
+    try:
+        whole = client.post("/v1/messages", json=body).json["usage"]
+        told = [*events(client.post("/v1/messages", json=body | {"stream": True}, buffered=True).text)]
+    finally:
+        keeping.stop()
+    first, last = told[0]["message"]["usage"], told[-2]["usage"]
+    assert first["cache_read_input_tokens"] > 0
+    assert first | {"output_tokens": last["output_tokens"]} == last
+    assert first["input_tokens"] + first["cache_read_input_tokens"] == whole["input_tokens"]
+
+
 def test_tokens_are_counted_without_an_answer(client: FlaskClient) -> None:
     for name in ("text", "system", "picture", "two pictures", "turns"):
-        body = BODIES["messages"]({"model": "helmsight-demo", "max_tokens": 8, "temperature": 0, **CHATS[name]})
+        body = BODIES["messages"]({"model": "helmsight-demo", "max_tokens": 8, "temperature": 0, **PLAIN[name]})
         assert body is not None
         answered = client.post("/v1/messages", json=body).json["usage"]
         del body["max_tokens"]

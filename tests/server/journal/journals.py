@@ -25,7 +25,9 @@ from server.journal.writer import Journal
 HOUR = 472_222
 START = HOUR * 3600.0
 """A full hour in 2023."""
-NOTHING_SAID = dict.fromkeys((*DIAGNOSTICS, "image_share", "mean_logprob", "least_logprob", "alarm", "alarm_score"))
+NOTHING_SAID = dict.fromkeys(
+    (*DIAGNOSTICS, "image_share", "context_share", "mean_logprob", "least_logprob", "alarm", "alarm_score")
+)
 """The numbers of an answer beside which nothing is read."""
 
 

@@ -76,7 +76,7 @@ def test_streams_that_are_left_give_their_place_back(
         ("metadata=a", "metadata", "metadata[key]=value"),
         ("toward=left", "toward", "vision, text"),
         ("sage=all", "sage", "see, think, generate, none"),
-        ("contrast=dola", "contrast", "vcd, icd, pai, none"),
+        ("contrast=dola", "contrast", "vcd, icd, pai, m3id, agla, none"),
         ("intervention=sage", "intervention", "sage.see, sage.think, steering, project_out, sage.generate"),
         ("flag=red", "flag", "perceptual_blindness, dissociation"),
         ("finish_reason=done", "finish_reason", "cancelled"),

@@ -252,9 +252,15 @@ def test_a_run_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     assert [body["force"] for body in again.bodies].count("answer 8") == 0
     assert [row["custom_id"] for row in read(tmp_path / "out.jsonl")] == [f"q{number}" for number in range(20)]
     none = Scripted(forced)
-    assert not observe(options(tmp_path), none).outcomes
+    report = observe(options(tmp_path, out=tmp_path / "other.jsonl"), none)
+    assert not report.outcomes
+    assert f"continued behind line 20, which an earlier run reached: {tmp_path / 'answers.jsonl.observed'}" in str(
+        report
+    )
     write(tmp_path / "answers.jsonl", lines(3, start=100))  # another file of this name
-    assert observe(options(tmp_path), none).outcomes == {"read": 3}
+    report = observe(options(tmp_path), none)
+    assert report.outcomes == {"read": 3}
+    assert "continued" not in str(report)
 
 
 def test_a_killed_run_counts_nothing_twice(tmp_path: Path) -> None:

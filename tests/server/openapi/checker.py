@@ -25,6 +25,7 @@ def events_of(text: str, path: str) -> list[Any]:
     """Return the data of a stream's events, after checking the form of the events on that route."""
     *events, end = text.split("\n\n")
     assert end == ""
+    events = [event for event in events if not event.startswith(":")]  # comments
     if path == "/v1/chat/completions":
         assert events.pop() == "data: [DONE]"
         return [json.loads(event.removeprefix("data: ")) for event in events]

@@ -35,6 +35,7 @@ from tests.toys.nudge import Nudge, NudgeSlots
 KEY = "sk-0123456789"
 STORED = "/v1/chat/completions/{identity}"
 RESPONSE = "/v1/responses/{identity}"
+ROWS = "/v1/diagnostics/{identity}"
 CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 MESSAGE = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
@@ -136,7 +137,8 @@ def bodies(document: dict[str, Any]) -> list[tuple[str, str, Any]]:
 def test_every_body_that_it_shows_is_answered_as_it_says(checker: Checker) -> None:
     shown = bodies(checker.document)
     kept = checker.send("post", "/v1/chat/completions", json=chat("What is it?", store=True)).json["id"]
-    assert {path for path, _, _ in shown} == {*CHATS, "/v1/messages/count_tokens", "/v1/steering/validate", STORED}
+    others = {"/v1/messages/count_tokens", "/v1/steering/validate", STORED, ROWS}
+    assert {path for path, _, _ in shown} == {*CHATS, *others}
     for path, name, body in shown:
         schema = checker.document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         checker.valid(body, schema)
@@ -159,6 +161,7 @@ def test_every_parameter_that_it_shows_is_taken(checker: Checker, monkeypatch: p
     answer = checker.send("post", "/v1/chat/completions", json=body).json["id"]
     kept = checker.send("post", "/v1/chat/completions", json=body).json["id"]
     checker.send("post", STORED, STORED.replace("{identity}", answer), json={"metadata": None})
+    checker.send("post", ROWS, ROWS.replace("{identity}", answer), json={"metadata": {"answer_correct": "true"}})
     checker.send("delete", STORED, STORED.replace("{identity}", answer))
     answer = kept
     begun, gone = (

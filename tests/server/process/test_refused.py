@@ -5,6 +5,7 @@ Everybody can read why, and nobody is held up by it.
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from http.client import HTTPResponse
@@ -47,6 +48,27 @@ def test_what_no_application_reads_has_an_id_and_can_be_read_by_pages_elsewhere(
         assert response.status == status
         assert (response.headers["X-Request-Id"], named[-1]) == ("mine", "mine")
         assert (response.headers["Access-Control-Allow-Origin"], response.headers["Vary"]) == (allowed, "Origin")
+
+
+@pytest.mark.parametrize("end", [b"", b"/count_tokens"])
+def test_refusals_of_anthropics_routes_have_its_form(
+    fake: FakeEngine, serve_worker: Serve, connect: Connect, end: bytes
+) -> None:
+    port = serve_worker(app_of(fake, read_timeout=0.3))
+    asked = head(9).replace(b"/v1/chat/completions", b"/v1/messages" + end)
+    asked = asked.replace(b"\r\n\r\n", b"\r\nX-Request-Id: mine\r\n\r\n")
+    for sent, status, kind in (
+        (asked, 408, "invalid_request_error"),
+        (asked.replace(b"Content-Length: 9", b"Transfer-Encoding: zip"), 501, "api_error"),
+        (asked[:-2] + b"A: b\r\n" * 200 + b"\r\n", 431, "invalid_request_error"),
+    ):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(sent)
+            response = HTTPResponse(connection)
+            response.begin()
+            value = json.loads(response.read())
+        assert (response.status, value["type"], value["error"]["type"]) == (status, "error", kind)
+        assert value["request_id"] == response.headers["request-id"] == response.headers["X-Request-Id"] == "mine"
 
 
 def test_a_body_that_its_route_does_not_take_is_refused_before_it_is_sent(

@@ -28,7 +28,7 @@ from flask.testing import FlaskClient
 from PIL import Image
 
 import steering
-from server.signals import IGNORED
+from server.startup.signals import IGNORED
 from tests.server.api.test_streams import post_and_hold
 from tests.server.conftest import data_uri, user
 from tests.server.process.servers import PATIENCE, Server

@@ -28,7 +28,10 @@ from tests.toys.nudge import Nudge, NudgeSlots
 
 DEMO = "helmsight-demo"
 WAYS = ["vision", "text", "auto"]
-OF_REGISTRY = ["look_at", "sage", "sage.see", "sage.think", "project_out", "sage.generate", "vcd", "icd", "pai", "dola"]
+OF_REGISTRY = [
+    "look_at", "sage", "sage.see", "sage.think", "project_out", "sage.generate", "vcd", "icd", "pai", "m3id", "agla",
+    "vista", "only", "dola", "opera",
+]  # fmt: skip
 
 
 def written(**presets: Mapping[str, Any]) -> Settings:

@@ -143,6 +143,8 @@ def _interventions(layers: int) -> Iterator[tuple[str, Body]]:
         head, *rest = kind.path
         if issubclass(kind, Options):
             asked = ({KIND: kind.kind} if kind.kind else {}) | _example(kind, layers)
+            if kind.kind == "pai":
+                asked["beta"] = 0.12  # at 0.1 a token of one answer lies 5e-7 nats from the bound
             others = {other.path[1]: False for other, _ in INTERVENTIONS.values() if rest and other.path[0] == head}
             yield name, {head: {**others, rest[0]: asked} if rest else asked}
         else:

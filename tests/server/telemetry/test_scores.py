@@ -20,7 +20,7 @@ from tests.server.journal.rows import Serve, journal_of, rows_of
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 DIAGNOSTICS = {
-    "modality": {"attention_ratio": 0.25, "image_share": None},
+    "modality": {"attention_ratio": 0.25, "image_share": None, "context_share": None},
     "flags": {"perceptual_blindness": True, "dissociation": None},
     "decay": {"slope": -0.5},
 }

@@ -86,6 +86,16 @@ def test_a_request_steers_by_a_feature_and_reads_it(
         ({"project_out": {"vector": "sae:layer4/99"}}, "project_out.vector", "unknown_vector"),
         ({"steering": {"vector": "sae:layer4/1", "toward": "text"}}, "steering.vector", "not_a_preference"),
         (
+            {"steering": {"when": {"vector": "sae:layer4/1", "layer": 2, "above": 0, "measure": "feature"}}},
+            "steering.when.measure",
+            None,
+        ),
+        (
+            {"steering": {"when": {"vector": "modality-preference", "above": 0, "measure": "feature"}}},
+            "steering.when.measure",
+            None,
+        ),
+        (
             {"diagnostics": {"include": ["features"], "features": {"dictionary": "x"}}},
             "diagnostics",
             "unknown_dictionary",
@@ -113,3 +123,27 @@ def test_a_feature_is_removed_from_the_states(
     without = state - (state @ row) / (row @ row) * row
     (feature,) = answer["choices"][0]["diagnostics"]["features"]["features"]
     assert feature["mean"] == pytest.approx(float(made.encode(without)[5]), rel=1e-3, abs=1e-3)
+
+
+def test_a_gate_opens_where_a_feature_is_active(
+    client: FlaskClient, made: SparseDictionary, engine: steering.Engine
+) -> None:
+    """One of the features is active in the prompt's state and another is not; steering follows the former alone."""
+    activations = made.encode(plain_states(engine)[LAYER])
+    active, inactive = int(activations.argmax()), int((activations == 0).nonzero()[0])
+    least = float(activations[active])
+    for when, opens in (
+        ({"vector": f"sae:layer4/{active}"}, True),
+        ({"vector": f"sae:layer4/{active}", "above": least - 0.1}, True),
+        ({"vector": f"sae:layer4/{active}", "above": least + 0.1}, False),
+        ({"vector": f"sae:layer4/{active}", "below": least + 0.1, "measure": "feature"}, True),
+        ({"vector": f"sae:layer4/{inactive}"}, False),
+    ):
+        asked = {"vectors": [{"name": "sae:layer4/5", "scale": 4.0}], "when": when}
+        answer: Any = ask(client, data_uri(), QUESTION, max_tokens=1, steering=asked).json
+        (applied,) = answer["choices"][0]["applied"]["steering"]
+        (term,) = applied["gate"]["terms"]
+        assert (applied["gate"]["open"], applied["scale"]) == (opens, 4.0 if opens else 0.0)
+        assert (term["measure"], term["layer"]) == ("feature", LAYER)
+        expected = least if f"/{active}" in str(when["vector"]) else 0.0
+        assert term["value"] == pytest.approx(expected, rel=1e-3, abs=1e-4)

@@ -81,6 +81,7 @@ ROWS = [
         asked={"sage": {"think": False}},
         applied={"sage": SAGE},
         finish_reason="length",
+        guard="retry",
     ),
     row(4, asked={"omitted": 20000}, applied={"omitted": 20000}, diagnostics={}, usage={}, sampling={}),
 ]
@@ -93,6 +94,7 @@ SUMMARY = {
     "since": None,
     "until": None,
     "count": 1234,
+    "guards": {"quiet": 90, "retry": 6, "first": 4},
     "finish_reasons": {"stop": 1200, "cancelled": 30, "error": 4},
     "values": {**dict.fromkeys(NAMES, SPREAD), "dose": {**dict.fromkeys(SPREAD), "count": 0}},
     "flags": {"perceptual_blindness": {"known": 200, "raised": 3}, "dissociation": {"known": 0, "raised": 0}},

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -268,20 +269,36 @@ def test_the_copied_code_gives_the_same_answer(playground: Callable[..., Visit],
     page.locator("#question").fill("What is the green object?")
     answer = send(page)
     (tmp_path / "image1.png").write_bytes((SAMPLES / "pink.png").read_bytes())
-    copied = {}
-    for language in ("curl", "Python"):
-        page.get_by_text(language, exact=True).click()
-        page.locator("#copy-code button").click()
-        page.get_by_text("Copied").wait_for()
-        copied[language] = page.evaluate("navigator.clipboard.readText()")
-    assert "base64," not in copied["Python"].replace("base64,{data}", "")
-    script = [sys.executable, "-c", copied["Python"]]
-    said = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert said[0] == answer == "The green object is a diamond."
+    assert answer == "The green object is a diamond."
+    page.get_by_text("Python", exact=True).click()
+    page.locator("#copy-code button").click()
+    page.get_by_text("Copied").wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert "base64," not in copied.replace("base64,{data}", "")
+    scripts = {"Chat": copied, **{name: code(page, name, "Python") for name in ("Responses", "Messages")}}
+    for name, script in scripts.items():
+        if find_spec("anthropic" if name == "Messages" else "openai") is not None:
+            done = subprocess.run(
+                [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+            )
+            assert done.stdout.splitlines()[:1] == [answer], done.stderr
     if shutil.which("curl") and shutil.which("bash"):
-        command = ["bash", "-c", copied["curl"]]
-        said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-        assert json.loads(said)["choices"][0]["message"]["content"] == answer
+        read = {
+            "Chat": lambda said: said["choices"][0]["message"]["content"],
+            "Responses": lambda said: said["output"][0]["content"][0]["text"],
+            "Messages": lambda said: said["content"][0]["text"],
+        }
+        for name, text_of in read.items():
+            command = ["bash", "-c", code(page, name, "curl")]
+            said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+            assert text_of(json.loads(said)) == answer
+
+
+def code(page: Any, protocol: str, language: str) -> str:
+    """Return the code that the page shows in a protocol and a language."""
+    for word in (protocol, language):
+        page.locator("#code").get_by_text(word, exact=True).click()
+    return str(page.locator("#code-text").text_content())
 
 
 @pytest.mark.parametrize("text", ['"quoted" $HOME `id` \\ \\n', "zwei\nZeilen, Ωμέγα 🧭", "EOF\nEOF", "'''\"\"\""])

@@ -13,6 +13,11 @@ import steering
 from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
 from steering.interventions.project_out import ProjectOut
+from steering.interventions.published.agla import Agla
+from steering.interventions.published.m3id import M3id
+from steering.interventions.published.only import Only
+from steering.interventions.published.opera import Opera
+from steering.interventions.published.vista import Vista
 from tests.server.conftest import ask, data_uri
 
 QUESTION = "What colour is the star?"
@@ -24,7 +29,7 @@ def in_the_library(engine: steering.Engine, *asked: steering.Options) -> tuple[s
     content = [{"type": "image", "image": PICTURE}, {"type": "text", "text": QUESTION}]
     sampling = steering.Sampling(max_tokens=6)
     request = steering.Request([{"role": "user", "content": content}], sampling, asked)
-    completion = engine.submit(request)
+    completion = engine.submit(steering.decide(engine, request))
     choice = completion.result().choices[0]
     return choice.text, choice.applied
 
@@ -75,6 +80,58 @@ def test_early_layers_are_contrasted(value: Any, client: FlaskClient, engine: st
     assert applied["dola"]["premature"] == options.get("premature", [2])
 
 
+@pytest.mark.parametrize("options", [{}, {"forgetting": 0.3, "threshold": 1.0, "first_step": 0, "beta": 0.1}])
+def test_the_logits_move_away_from_those_without_pictures(
+    options: dict[str, Any], client: FlaskClient, engine: steering.Engine
+) -> None:
+    text, applied = in_the_library(engine, M3id(**options))
+    assert over_http(client, contrast={"kind": "m3id", **options}) == (text, applied)
+    assert applied["contrast"]["forgetting"] == options.get("forgetting", 0.02)
+
+
+@pytest.mark.parametrize("value", [True, {"layer": 3, "gamma": 2.0, "collaborate": 1, "beta": 0.3}])
+def test_one_layers_attention_to_the_text_is_contrasted(
+    value: Any, client: FlaskClient, engine: steering.Engine
+) -> None:
+    options = {} if value is True else value
+    text, applied = in_the_library(engine, Only(**options))
+    assert over_http(client, only=value) == (text, applied)
+    assert applied["only"]["collaborative"] + applied["only"]["contrastive"] > 0
+    assert applied["only"]["layer"] == options.get("layer", 0)
+
+
+@pytest.mark.parametrize("value", [True, {"strength": 0.05, "place": "residual", "window": [2, 5], "alpha": 0.4}])
+def test_vectors_of_the_pictures_are_measured_and_added(
+    value: Any, client: FlaskClient, engine: steering.Engine
+) -> None:
+    options = {} if value is True else value
+    text, applied = in_the_library(engine, Vista(**options))
+    assert over_http(client, vista=value) == (text, nearly(applied))
+    assert applied["vista"]["window"] == options.get("window", [1, 2, 3, 4, 5, 6])
+    assert applied["vista"]["length"] > 0
+
+
+@pytest.mark.parametrize(
+    "value", [True, {"scale": 300.0, "candidates": 2, "penalty": 3, "threshold": 1, "rollbacks": 2}]
+)
+def test_candidates_are_penalised_by_their_attention(value: Any, client: FlaskClient, engine: steering.Engine) -> None:
+    options = {} if value is True else value
+    text, applied = in_the_library(engine, Opera(**options))
+    assert over_http(client, opera=value) == (text, applied)
+    assert applied["opera"]["trusted"][0] == 0
+    assert applied["opera"]["rolled_back"] == []
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 0.5, "beta": 0.1, "keep": 0.4}])
+def test_the_logits_of_the_salient_parts_are_added(
+    options: dict[str, Any], client: FlaskClient, engine: steering.Engine
+) -> None:
+    text, applied = in_the_library(engine, Agla(**options))
+    assert over_http(client, contrast={"kind": "agla", **options}) == (text, applied)
+    assert applied["contrast"]["saliency"] == "attention"
+    assert len(applied["contrast"]["masked"][0]) == (5 if options else 2), "of nine patches"
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code", "message"),
     [
@@ -106,6 +163,13 @@ def test_early_layers_are_contrasted(value: Any, client: FlaskClient, engine: st
             "must be numbers from 0, the embeddings, to 7",
         ),
         ({"dola": {"bucket": "mid"}}, "dola.bucket", "invalid_value", "must be one of low, high; got 'mid'."),
+        (
+            {"vista": {"layers": [8]}},
+            "vista.layers",
+            "invalid_value",
+            "must be different layer numbers from 0 to 7; got [8].",
+        ),
+        ({"only": {"layer": 8}}, "only.layer", "invalid_value", "must be below 8, the model's layers; got 8."),
         ({"look_at": {"bias": 50}}, "look_at.bias", "invalid_value", "must be from -20 to 20; got 50"),
         ({"look_at": {"image": 2}}, "look_at.image", "invalid_value", "the request holds 1 image."),
         ({"look_at": {"heads": [6]}}, "look_at.heads", "invalid_value", "from 0 to 5; got [6]."),

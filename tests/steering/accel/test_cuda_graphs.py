@@ -18,6 +18,11 @@ from steering.accel import cuda_graphs
 from steering.accel.cuda_graphs import LEAST, Captured, DecodeGraphs
 from steering.accel.tensors import Bound
 from steering.decoder.kv import KVPool
+from steering.interventions.published.agla import Agla
+from steering.interventions.published.m3id import M3id
+from steering.interventions.published.only import Only
+from steering.interventions.published.opera import Opera
+from steering.interventions.published.vista import Vista
 from steering.protocol.readout import REGISTRY
 from tests.steering.accel.cpu.conftest import check_alike
 from tests.steering.conftest import LoadMLLM, MakeEngine
@@ -71,6 +76,21 @@ def test_answers_from_graphs_equal_eager_answers(
     assert graphs.taken >= 20
     assert {rows for form in graphs._all_forms() for rows in form.graphs} >= {1, 2, 8}
     assert len(graphs) < graphs.taken / 2
+
+
+def test_published_decoders_beside_graphs_answer_as_eagerly(make_engine: MakeEngine) -> None:
+    """A pass that no graph can hold is run eagerly, and so are looks ahead; passes without them are taken."""
+    plain, ours = (make_engine("qwen2_vl", slots=16, max_length=256) for _ in range(2))
+    graphs = DecodeGraphs(ours.mllm, captures=lambda: again)
+    ours.core.runner.passes.use(graphs)
+    picture = Image.linear_gradient("L").resize((56, 56)).convert("RGB")
+    words = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what"}]}]
+    sampling = Sampling(max_tokens=12, ignore_eos=True, logprobs=2)
+    methods = (M3id(threshold=1.0), Agla(), Only(), Vista(strength=0.3), Opera(scale=300.0, threshold=1), None)
+    asked = [steering.decide(plain, Request(words, sampling, method or ())) for method in methods]
+    for requests in (asked, *([request] for request in asked)):
+        check_alike(plain.generate(requests), ours.generate(requests))
+    assert graphs.taken >= 3 * 11, "of the contrasts and of the plain request"
 
 
 def test_padding_rows_write_to_the_spare_column(load_mllm: LoadMLLM) -> None:

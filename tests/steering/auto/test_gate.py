@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +29,27 @@ def drawn(mllm: steering.MLLM, seed: int) -> SteeringVector:
     return unit_vector(mllm, seed, (0, 1), f"drawn-{seed}")
 
 
-@pytest.mark.parametrize(("measure", "layer"), [("cosine", 0), ("projection", 1)])
+@pytest.mark.parametrize(("measure", "layer"), [("cosine", 0), ("projection", 1), ("probe", 1)])
 def test_it_steers_where_the_state_of_plain_transformers_says_so(
     make_engine: MakeEngine, load_plain: LoadPlain, measure: str, layer: int
 ) -> None:
     engine, plain = make_engine(FAMILY), load_plain(FAMILY)
     vector, condition = drawn(engine.mllm, 1), drawn(engine.mllm, 2)
     chats = [families.example_messages(FAMILY, 1), families.example_messages(FAMILY, 1, text="Is it red or blue?")]
+    bias = [0.25 * layer for layer in range(engine.mllm.num_layers)]
+    small = condition.direction * 0.02  # for which no probability is nearly 0 or 1
+    condition = replace(
+        condition, direction=small, info={"gate": {"layer": 1, "threshold": 0.5, "measure": "probe", "bias": bias}}
+    )
     steer = Steer(vector, 2.0)
     values, expected = [], {True: [], False: []}
     for chat in chats:
         alone = plain.answer(chat, 4)
         state, direction = alone.hidden[layer, alone.prompt_length - 1].double(), condition.direction[layer].double()
         along = float(state @ direction / direction.norm())
-        values.append(along if measure == "projection" else along / float(state.norm()))
+        logit = float(state @ direction) + bias[layer]
+        by_name = {"projection": along, "cosine": along / float(state.norm()), "probe": 1 / (1 + math.exp(-logit))}
+        values.append(by_name[measure])
         expected[False].append(alone)
         expected[True].append(plain.answer(chat, 4, add=[(steer.delta, "all")]))
     between = sum(values) / 2
@@ -81,11 +91,28 @@ def test_several_conditions_are_joined() -> None:
         assert [term["holds"] for term in report["terms"]] == [term is not less for term in terms]
 
 
+def test_groups_of_conditions_are_joined() -> None:
+    states = torch.tensor([[3.0, 4.0]])
+    across = SteeringVector("across", torch.tensor([[1.0, 0.0]]), *(torch.ones(1) for _ in range(3)), (0,), "f")
+    true, false = GateTerm(across, 0, 0.5), GateTerm(across, 0, 0.7)
+    for first, second, third in itertools.product((true, false), repeat=3):
+        a, b, c = (term is true for term in (first, second, third))
+        for every in (True, False):
+            gate = Gate((first, Gate((second, third), not every)), every)
+            report = gate.report(states)
+            assert report["open"] is ((a and (b or c)) if every else (a or (b and c)))
+            inner = report["terms"][1]
+            assert inner["holds"] is ((b or c) if every else (b and c))
+            assert [term["holds"] for term in inner["terms"]] == [b, c]
+            assert [*gate.conditions] == [first, second, third]
+
+
 def test_invalid_conditions_are_refused() -> None:
     weights = [torch.ones(2) for _ in range(3)]
     vector = SteeringVector("across", torch.ones(2, 2), *weights, (0,), "f")
     for wrong, param in (
         ({"layer": 2}, "layer"), ({"measure": "angle"}, "measure"), ({"threshold": float("nan")}, "above"),
+        ({"measure": "probe"}, "measure"),
     ):  # fmt: skip
         with pytest.raises(RequestError) as error:
             GateTerm(**{"vector": vector, "layer": 0, "threshold": 0.0, **wrong})
@@ -121,6 +148,8 @@ def test_a_gate_is_requested_over_http(tmp_path: Path) -> None:
     assert not opened(below)
     assert opened({"any": [below, above]})
     assert not opened({"all": [below, above]})
+    assert opened({"all": [above, {"any": [below, above]}]})
+    assert not opened({"any": [below, {"all": [above, below]}]})
     assert opened({"vector": "known"}) is not opened({"vector": "known", "below": 0.0})
     assert opened(above, apply={"tokens": "generated"})
     answer = ask(
@@ -133,6 +162,11 @@ def test_a_gate_is_requested_over_http(tmp_path: Path) -> None:
         ({"vector": "drawn-5", "above": 0, "layer": 99}, "steering.when.layer"),
         ({"all": [above, {"vector": "drawn-5", "above": 0, "layer": 99}]}, "steering.when.all[1].layer"),
         ({"all": [above], "any": [above]}, "steering.when"),
+        ({"all": [{"any": [above, {"vector": "nothing", "above": 0}]}]}, "steering.when.all[0].any[1].vector"),
+        ({"all": [{"any": [above, {"vector": "x", "above": "y"}]}]}, "steering.when.all[0].any[1].above"),
+        ({"all": [{"any": [{"all": [above]}]}]}, "steering.when.all[0].any[0].all"),
+        ({"all": [{"any": [above] * 9}, {"any": [above] * 8}]}, "steering.when"),
+        ({"vector": "drawn-5", "measure": "probe", "above": 0.5}, "steering.when.measure"),
         ({"vector": "drawn-5", "above": 0, "below": 1}, "steering.when"),
     ):
         assert refused(steered(when))["param"] == param, when

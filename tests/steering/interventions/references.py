@@ -48,7 +48,7 @@ def scores_changed(plain: Plain, change: Change) -> Iterator[None]:
 
     def attend(
         module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -60,7 +60,8 @@ def scores_changed(plain: Plain, change: Change) -> Iterator[None]:
         scores = change(module.layer_idx, scores[0], start)[None]
         if mask is not None:
             scores = scores + mask[:, :, :, : key.shape[2]]
-        return (scores.softmax(-1).to(value.dtype) @ value).transpose(1, 2).contiguous(), None
+        weights = scores.softmax(-1)
+        return (weights.to(value.dtype) @ value).transpose(1, 2).contiguous(), weights
 
     AttentionInterface.register("changed", attend)
     AttentionMaskInterface.register("changed", eager_mask)
@@ -136,3 +137,39 @@ def rounding(folder: Path, dtype: str) -> tuple[steering.Engine, Plain]:
 def only(engine: steering.Engine, messages: Messages, *interventions: Any, **more: Any) -> steering.Choice:
     """Return the only answer to a request that runs alone."""
     return engine.generate([steering.Request(messages, SAMPLING, interventions, **more)])[0].choices[0]
+
+
+def occluded(
+    inputs: dict[str, torch.Tensor],
+    grids: list[tuple[int, int] | None],
+    chosen: list[list[int]],
+    fill: Sequence[float] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Return the processor's tensors with patches filled by hand, with a colour or each picture's mean."""
+    pixels = inputs["pixel_values"].clone()
+    if "image_grid_thw" in inputs:
+        start = 0
+        for grid, patches in zip(grids, chosen, strict=True):
+            assert grid is not None
+            rows, columns = grid
+            merged = int(inputs["image_grid_thw"][0].prod()) // (rows * columns) if len(grids) == 1 else 4
+            end = start + rows * columns * merged
+            picture = pixels[start:end].reshape(end - start, 3, -1)
+            mean = picture.mean((0, 2)) if fill is None else torch.tensor(fill)
+            for patch in patches:
+                for row in range(start + patch * merged, start + (patch + 1) * merged):
+                    pixels[row] = mean.repeat_interleave(pixels.shape[1] // 3)
+            start = end
+    else:
+        sizes = inputs["image_sizes"].tolist() if "image_sizes" in inputs else [pixels.shape[2:]] * len(pixels)
+        for padded, (h, w), grid, patches in zip(pixels, sizes, grids, chosen, strict=True):
+            assert grid is not None
+            rows, columns = grid
+            picture = padded[:, :h, :w]
+            height, width = picture.shape[1] // rows, picture.shape[2] // columns
+            mean = picture.mean((1, 2)) if fill is None else torch.tensor(fill)
+            for patch in patches:
+                y, x = patch // columns * height, patch % columns * width
+                for channel in range(3):
+                    picture[channel, y : y + height, x : x + width] = mean[channel]
+    return inputs | {"pixel_values": pixels}

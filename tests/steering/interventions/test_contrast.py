@@ -27,13 +27,15 @@ from steering import (
     Think,
     Vcd,
 )
-from steering.interventions.contrast import noised
+from steering.interventions.contrast import INSTRUCTIONS, noised
 from steering.model.images import Picture
 from steering.prompt.layout import build_prompt
 from steering.protocol.intervention_spec import Rule
 from steering.runner.contrastive import Rules, contrasted
 from tests import families
 from tests.steering.conftest import LoadMLLM, LoadPlain
+from tests.steering.interventions.published.twins import combined_along, cut
+from tests.steering.interventions.references import assert_chosen_by
 from tests.steering.interventions.settings import check_refused
 from tests.steering.plain import Plain, uncached
 
@@ -107,13 +109,60 @@ def test_noise_is_that_of_forward_diffusion() -> None:
 @pytest.mark.parametrize(
     ("family", "images"), [*((family, 2) for family in FAMILIES), ("qwen2_vl", 0), ("qwen2_vl", 1), ("gemma3", 0)]
 )
-def test_icd_equals_two_plain_runs(family: str, images: int, load_plain: LoadPlain, make_engine: Any) -> None:
-    contrast = Icd(alpha=1.5, beta=0.3, instruction="You see nothing at all.")
-    chat = families.example_messages(family, images, text="What is this?")
-    disturbed = families.example_messages(family, images, text="You see nothing at all.\nWhat is this?")
+@pytest.mark.parametrize("place", ["system", "question"])
+def test_icd_equals_two_plain_runs(
+    place: Any, family: str, images: int, load_plain: LoadPlain, make_engine: Any
+) -> None:
+    contrast = Icd(alpha=1.5, beta=0.3, instruction="You see nothing at all.", place=place)
+    chat = families.example_messages(family, images, text="What is this?", system="You are a helpful assistant.")
+    if place == "system":
+        disturbed = families.example_messages(family, images, text="What is this?", system="You see nothing at all.")
+    else:
+        text = "You see nothing at all.\nWhat is this?"
+        disturbed = families.example_messages(family, images, text=text, system="You are a helpful assistant.")
     plain = load_plain(family)
     expected = references(plain, plain.inputs(chat), plain.inputs(disturbed), 1.5, 0.3)
     check(make_engine(family), chat, contrast, expected, tolerance=2e-4)  # roundings of the tower, four times as large
+
+
+@pytest.mark.parametrize("name", list(INSTRUCTIONS))
+def test_icds_published_instructions_are_known_by_name(name: str, load_plain: LoadPlain, make_engine: Any) -> None:
+    plain, chat = load_plain("qwen2_vl"), families.example_messages("qwen2_vl", 1)
+    disturbed = families.example_messages("qwen2_vl", 1, system=INSTRUCTIONS[name])
+    expected = references(plain, plain.inputs(chat), plain.inputs(disturbed), 0.5, 0.1)
+    check(make_engine("qwen2_vl"), chat, Icd(alpha=0.5, instruction=name), expected)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 1.7])
+def test_icd_in_the_papers_form_subtracts_from_the_plain_logits(
+    alpha: float, load_plain: LoadPlain, make_engine: Any
+) -> None:
+    plain, chat = load_plain("qwen2_vl"), families.example_messages("qwen2_vl", 1)
+    disturbed = families.example_messages("qwen2_vl", 1, system=INSTRUCTIONS["confused"])
+
+    def combine(step: int, full: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
+        return cut(full - alpha * twin, full, 0.2)
+
+    contrast = Icd(alpha=alpha, beta=0.2, form="paper")
+    sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=5)
+    choice = make_engine("qwen2_vl").generate([Request(chat, sampling, interventions=[contrast])])[0].choices[0]
+    inputs = plain.inputs(chat), plain.inputs(disturbed)
+    expected, changed = combined_along(plain, *inputs, choice.token_ids, combine)
+    assert_chosen_by(choice, expected)
+    assert choice.applied["contrast"]["changed"] == changed
+
+
+def test_icd_replaces_a_system_prompt_but_keeps_its_text_contexts(load_mllm: LoadMLLM) -> None:
+    mllm = load_mllm("qwen2_vl")
+    marked = [{"type": "text", "text": "Be kind."}, {"type": "text", "text": " The star is blue.", "span": "context"}]
+    for content in (marked, "Be kind.\nText context: The star is blue.\nBe quick."):
+        chat = [{"role": "system", "content": content}, {"role": "user", "content": "What colour is the star?"}]
+        twin = Icd(instruction="Be confused.").twin_prompt(mllm, chat, build_prompt(mllm, chat))
+        text = mllm.tokenizer.decode(twin.ids)
+        assert "Be confused." in text
+        assert "The star is blue." in text
+        assert "Be kind." not in text
+        assert "Be quick." not in text
 
 
 class Amplified:
@@ -128,8 +177,10 @@ class Amplified:
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         scores = query @ key.transpose(-1, -2) * (kwargs.get("scaling") or query.shape[-1] ** -0.5)
-        if self.on and module.layer_idx >= self.pai.first_layer:
-            for row in range(len(self.image) - 1, scores.shape[2]):  # each was the last row once
+        last = math.inf if self.pai.last_layer is None else self.pai.last_layer
+        if self.on and self.pai.first_layer <= module.layer_idx <= last:
+            first = len(self.image) - (self.pai.first_token == "amplified" or not self.pai.alpha)
+            for row in range(first, scores.shape[2]):  # each was the last row once
                 for column in self.image.nonzero()[:, 0].tolist():
                     score = scores[0, :, row, column]
                     scores[0, :, row, column] = score + self.pai.amplify * score.abs()
@@ -153,22 +204,43 @@ class Amplified:
         self.plain.model.set_attn_implementation({"text_config": "eager"})
 
 
+@pytest.mark.parametrize("first_token", ["released", "amplified"])
 @pytest.mark.parametrize(
     ("family", "images"),
     [*((family, 2) for family in ("qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v")), ("qwen2_vl", 1)],
 )
 def test_pai_equals_two_plain_runs(
-    family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
+    family: str, images: int, first_token: Any, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
 ) -> None:
-    contrast = Pai(alpha=0.5, beta=0.2, amplify=3.0, first_layer=1)
+    contrast = Pai(alpha=0.5, beta=0.2, amplify=3.0, first_layer=1, first_token=first_token)
     chat, plain = families.example_messages(family, images), load_plain(family)
     full, text = plain.inputs(chat), plain.inputs(families.example_messages(family, 0))
     with Amplified(plain, contrast, full["input_ids"][0] == load_mllm(family).image_token_id).installed():
         expected = references(plain, full, text, 0.5, 0.2)
     without = references(plain, full, text, 0.5, 0.2, steps=1)
-    assert not torch.allclose(expected[1][:1].exp(), without[1].exp(), atol=1e-3)  # the amplification matters
+    is_amplified = not torch.allclose(expected[1][:1].exp(), without[1].exp(), atol=1e-3)
+    assert is_amplified == (first_token == "amplified")
     for budget in (1024, 7):
         check(make_engine(family, prefill_budget=budget), chat, contrast, expected)
+
+
+@pytest.mark.parametrize(
+    "contrast",
+    [
+        Pai(alpha=0.5, beta=0.2, amplify=3.0, first_layer=0, last_layer=1),
+        Pai(alpha=0.5, beta=0.2, amplify=3.0, first_layer=2, last_layer=2, first_token="amplified"),
+        Pai(alpha=0.0, beta=0.9, amplify=3.0, first_layer=0),
+    ],
+)
+def test_pais_layers_and_its_amplification_without_a_contrast_are_exact(
+    contrast: Pai, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
+) -> None:
+    """Without a contrast the prompt is amplified, and no token is cut off."""
+    chat, plain = families.example_messages("qwen2_vl", 1), load_plain("qwen2_vl")
+    full, text = plain.inputs(chat), plain.inputs(families.example_messages("qwen2_vl", 0))
+    with Amplified(plain, contrast, full["input_ids"][0] == load_mllm("qwen2_vl").image_token_id).installed():
+        expected = references(plain, full, text, contrast.alpha, contrast.beta if contrast.alpha else 0.0)
+    check(make_engine("qwen2_vl"), chat, contrast, expected)
 
 
 def test_alpha_zero_is_plain_and_beta_alone_only_cuts(make_engine: Any) -> None:
@@ -225,6 +297,22 @@ def test_contrasted_logits_equal_those_by_hand() -> None:
         assert alone.tolist() == expected[row:][:1]
 
 
+def test_a_constant_added_to_all_logits_matters_to_logits_and_not_to_log_probabilities() -> None:
+    generator = torch.Generator().manual_seed(4)
+    full, twin = torch.randn(2, 1, 50, generator=generator)
+
+    def probabilities(shift: float, *rules: Rule) -> torch.Tensor:
+        rows = full.expand(len(rules), -1) + shift, twin.expand(len(rules), -1)
+        return contrasted(*rows, Rules.of(rules, full.device)).softmax(-1)
+
+    raw, normalised = Rule(0.8, relu=True), Rule(0.8, relu=True, normalised=True)
+    expected = (full + 0.8 * (full.log_softmax(-1) - twin.log_softmax(-1)).relu()).softmax(-1)
+    for shift in (0.0, 3.0):
+        torch.testing.assert_close(probabilities(shift, normalised), expected)
+        torch.testing.assert_close(probabilities(shift, raw, normalised)[1:], expected)
+    assert not torch.allclose(probabilities(0.0, raw), probabilities(3.0, raw), atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("make", "param"),
     [
@@ -234,6 +322,10 @@ def test_contrasted_logits_equal_those_by_hand() -> None:
         (lambda: Vcd(step=0), "contrast.step"),
         (lambda: Vcd(step=1000), "contrast.step"),
         (lambda: Icd(instruction=" "), "contrast.instruction"),
+        (lambda: Icd(place="user"), "contrast.place"),
+        (lambda: Icd(form="none"), "contrast.form"),
+        (lambda: Pai(last_layer=-1), "contrast.last_layer"),
+        (lambda: Pai(first_token="plain"), "contrast.first_token"),
         (lambda: Pai(amplify=float("inf")), "contrast.amplify"),
         (lambda: Pai(first_layer=-1), "contrast.first_layer"),
     ],
@@ -257,6 +349,10 @@ def test_impossible_requests_are_refused(make_engine: Any) -> None:
         )
     with pytest.raises(RequestError, match="must be below"):
         engine.submit(Request(with_image, interventions=[Pai(first_layer=100)]))
+    with pytest.raises(RequestError, match="must be below"):
+        engine.submit(Request(with_image, interventions=[Pai(first_layer=0, last_layer=3)]))
+    with pytest.raises(RequestError, match="must be at least 2, the first layer"):
+        engine.submit(Request(with_image, interventions=[Pai(last_layer=1)]))
     with pytest.raises(ContextOverflow):  # the twin's prompt is longer
         engine.submit(Request(with_image, Sampling(max_tokens=5), interventions=[Icd(instruction="No! " * 80)]))
     with pytest.raises(RequestError, match="twins count"):

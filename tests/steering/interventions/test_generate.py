@@ -32,6 +32,7 @@ from tests import families
 from tests.steering.conftest import OF_EACH_KIND, LoadMLLM, LoadPlain
 from tests.steering.inside import sequences
 from tests.steering.interventions.pushes import unit_vector
+from tests.steering.interventions.references import occluded
 from tests.steering.interventions.settings import check_refused
 from tests.steering.plain import Plain, uncached
 
@@ -54,6 +55,7 @@ class Reference:
         self.model, self.inputs = plain.model, plain.inputs(chat)
         self.images, self.focus_layers, self.generate = images, focus_layers, generate
         self.changed = 0
+        self.gains: list[tuple[float, float]] = []
         self.masked: list[list[list[int]]] = []
 
     @torch.inference_mode()
@@ -93,53 +95,28 @@ class Reference:
             full, less = (
                 uncached(self.model, inputs, tokens).logits[0, -1].float() for inputs in (self.inputs, masked)
             )
-            rows.append(full + self.generate.weight * torch.clamp(full - less, min=0))
+            by_logits, by_logprobs = full - less, full.log_softmax(-1) - less.log_softmax(-1)
+            self.gains.append((float((by_logits > 0).float().mean()), float((by_logprobs > 0).float().mean())))
+            difference = by_logits if self.generate.scores == "logits" else by_logprobs
+            rows.append(full + self.generate.weight * torch.clamp(difference, min=0))
             tokens.append(int(rows[-1].argmax()))
             self.changed += tokens[-1] != int(full.argmax())
         return tokens, torch.stack(rows)
 
 
-def occluded(
-    inputs: dict[str, torch.Tensor], grids: list[tuple[int, int] | None], chosen: list[list[int]]
-) -> dict[str, torch.Tensor]:
-    """Return the processor's tensors with patches filled by hand."""
-    pixels = inputs["pixel_values"].clone()
-    if "image_grid_thw" in inputs:
-        start = 0
-        for (rows, columns), patches in zip(grids, chosen, strict=True):
-            merged = int(inputs["image_grid_thw"][0].prod()) // (rows * columns) if len(grids) == 1 else 4
-            end = start + rows * columns * merged
-            picture = pixels[start:end].reshape(end - start, 3, -1)
-            mean = picture.mean((0, 2))
-            for patch in patches:
-                for row in range(start + patch * merged, start + (patch + 1) * merged):
-                    pixels[row] = mean.repeat_interleave(pixels.shape[1] // 3)
-            start = end
-    else:
-        sizes = inputs["image_sizes"].tolist() if "image_sizes" in inputs else [pixels.shape[2:]] * len(pixels)
-        for padded, (h, w), (rows, columns), patches in zip(pixels, sizes, grids, chosen, strict=True):
-            picture = padded[:, :h, :w]
-            height, width = picture.shape[1] // rows, picture.shape[2] // columns
-            mean = picture.mean((1, 2))
-            for patch in patches:
-                y, x = patch // columns * height, patch % columns * width
-                for channel in range(3):
-                    picture[channel, y : y + height, x : x + width] = mean[channel]
-    return inputs | {"pixel_values": pixels}
-
-
 @pytest.mark.parametrize(
-    ("family", "images", "refresh"),
+    ("family", "images", "refresh", "scores"),
     [
-        *((family, 2, 3) for family in FAMILIES),
-        *((family, 1, 3) for family in ("qwen2_vl", "llava", "mistral3")),
-        *((family, 2, refresh) for family in ("qwen2_vl", "gemma3") for refresh in (0, 1)),
+        *((family, 2, 3, "logits") for family in FAMILIES),
+        *((family, 1, 3, "logits") for family in ("qwen2_vl", "llava", "mistral3")),
+        *((family, 2, refresh, "logits") for family in ("qwen2_vl", "gemma3") for refresh in (0, 1)),
+        *((family, 1, 3, "log-probabilities") for family in ("qwen2_vl", "llava")),
     ],
 )
 def test_tokens_equal_those_of_two_separate_runs(
-    family: str, images: int, refresh: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
+    family: str, images: int, refresh: int, scores: Any, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
 ) -> None:
-    generate = Generate(weight=1.0, refresh=refresh)
+    generate = Generate(weight=1.0, refresh=refresh, scores=scores)
     chat = families.example_messages(family, images)
     layout = build_prompt(load_mllm(family), chat).layout
     reference = Reference(load_plain(family), chat, list(layout.images), load_mllm(family).focus_layers, generate)
@@ -148,7 +125,11 @@ def test_tokens_equal_those_of_two_separate_runs(
     choice = (
         make_engine(family).generate([Request(chat, sampling, interventions=[Sage(generate=generate)])])[0].choices[0]
     )
-    report = choice.applied["sage"]["generate"]
+    report = dict(choice.applied["sage"]["generate"])
+    gains = report.pop("gains")
+    for number, name in enumerate(("logits", "log-probabilities")):
+        expected = sum(step[number] for step in reference.gains) / len(reference.gains)
+        assert gains[name] == pytest.approx(expected, abs=0.01)  # a token of 5 whose difference is 0 but for roundings
     assert report == {
         "masking": "pixels",
         "masked": reference.masked[0],
@@ -194,7 +175,9 @@ def test_a_twin_that_joins_late_equals_one_from_the_start(
         assert again.diagnostics["modality"]["attention_ratio"] == pytest.approx(
             first.diagnostics["modality"]["attention_ratio"], abs=1e-5
         )
-        words = dict.fromkeys(("reading", "spans", "calibrated", "calibration", "warning"), 0)  # which are no numbers
+        words = dict.fromkeys(
+            ("reading", "spans", "from", "calibrated", "calibration", "warning"), 0
+        )  # which are no numbers
         for stage in ("see", "think"):
             later = again.applied["sage"][stage] | words
             for key, value in (first.applied["sage"][stage] | words).items():

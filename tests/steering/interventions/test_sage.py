@@ -40,6 +40,8 @@ SEES = {
     "scale": See(alpha=0.7, reading="scale"),
     "transfer": See(alpha=0.6),
     "content": See(alpha=0.6, spans="content"),
+    "from system": See(alpha=0.6, source="system"),
+    "from user": See(alpha=0.6, source="user", spans="content"),
     "deep": See(alpha=0.9, reading="scale", shallow=0),
     "all layers": See(alpha=0.5, shallow=families.LAYERS),
 }
@@ -53,6 +55,11 @@ class Reference:
         self.visual = spans >= FIRST_IMAGE
         content = see is not None and see.spans == "content"
         self.text = (spans >= SYSTEM) & ~self.visual if content else ~self.visual
+        first = int(self.visual.nonzero()[0])
+        if see is not None and see.source == "system":
+            self.text[first:] = False
+        if see is not None and see.source == "user":
+            self.text[:first] = False
         self.first: dict[int, float] = {}
         self.alphas: list[dict[int, float]] = []  # by generated token and layer
         self.damped: list[list[bool]] = [[] for _ in plain.layers]

@@ -81,9 +81,9 @@ def test_measurements_are_read_as_they_were_written() -> None:
     logprobs.append(-math.inf, [(1, -0.0), (3, 1e-300), (4, -math.inf)])
     counts = RowCounts(1, 2, 3)
     ended = Ended(
-        "stop", None, Timing(1.0, 2.0, 3.0, 4.5), {"a": (torch.rand(2, 3), torch.zeros(0, 4), {4: counts})}, [0.5], 3, 2
+        "stop", None, Timing(1.0, 2.0, 3.0, 4.5), {"a": (torch.rand(2, 3), torch.zeros(0, 4), {4: counts})}, [0.5], 3
     )
-    output = Output(7, 1, [4, 5], logprobs, 2.5, ended)
+    output = Output(7, 1, [4, 5], logprobs, 2.5, 2, ended)
     read = serialization.read(serialization.written([output, frozenset(Signal)]))
     assert same(read[0], output)
     assert read[1] == frozenset(Signal)

@@ -22,6 +22,7 @@ LAYERS = "decoder/updates.py"
 KNOWN = "runner/prefix.py"
 """The file where the positions of a prompt's cached beginning are compared with its own."""
 TOKENS, MASK = "runner/sampler.py", "interventions/generate.py"
+VIEW = "interventions/published/agla.py"
 """The files where a step's tokens come to the host, and a mask from which the twin's prompt is made."""
 
 
@@ -45,13 +46,24 @@ def waits(counted: dict[str, Waits]) -> Waits:
 def test_a_step_waits_only_for_its_tokens(waits: dict[str, list[list[str]]]) -> None:
     assert {"plain", "all of sage", "vcd", "two images, read", "grammar", "reply"} <= waits.keys()
     for name, steps in waits.items():
-        for number, lines in enumerate(steps[:-1]):
+        # Of two answers, the first is read where it ends, a step before the last.
+        for number, lines in enumerate(steps[: -2 if name == "steered until" else -1]):
             counts = Counter(line.split(":")[0] for line in lines if not line.startswith(EMBEDDING))
-            masks, known_waits = counts.pop(MASK, 0), counts.pop(KNOWN, 0)
-            assert masks <= ("sage" in name or name == "generate"), (name, number, lines)
+            masks, known_waits = counts.pop(MASK, 0) + counts.pop(VIEW, 0), counts.pop(KNOWN, 0)
+            assert masks <= ("sage" in name or name in ("generate", "agla")), (name, number, lines)
             assert counts.keys() <= {TOKENS}, (name, number, lines)
             # Behind a prompt comes the first token, and then the step's own; a leader that gets its twin has none for now.
-            prefills = number == 0 or name in ("generate", "sampled", "all of sage", "vcd", "icd", "pai")
+            prefills = number == 0 or name in (
+                "generate",
+                "sampled",
+                "steered until",
+                "all of sage",
+                "vcd",
+                "icd",
+                "pai",
+                "m3id",
+                "agla",
+            )
             assert counts[TOKENS] in ((0, 1, 2) if prefills else (1,)), (name, number, lines)
             assert known_waits <= (prefills and 1 + ("baseline" in name)), (name, number, lines)
     assert any(line.startswith(KNOWN) for steps in waits.values() for line in steps[0])

@@ -7,7 +7,7 @@ import torch
 
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, SYSTEM
 from steering.readouts.modality import modality, share
-from steering.recorders.attention import AFTER, BEFORE, source_shares, span_sources
+from steering.recorders.spans import AFTER, BEFORE, source_shares, span_sources
 
 SOURCES = span_sources(FIRST_IMAGE + 4)
 

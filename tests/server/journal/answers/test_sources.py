@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from flask import Flask
 
+import steering
+from demo.draws import DRAWS
 from probes.answering.base import Question
 from probes.answering.endpoint import SOURCE, Endpoint
+from probes.vector.reliability import task_reliability
 from server.api.chats import chat
 from server.cli import main
 from server.journal.database import Database
@@ -54,6 +58,25 @@ def test_the_questions_of_a_benchmark_are_marked_and_counted_apart(
     assert [one["source"] for one in exported] == ["eval", "eval"]
     assert main(["journal", "summary", "--journal", place]) == 0
     assert "2 eval, 1 live" in capsys.readouterr().out
+
+
+def test_the_reliability_of_a_servers_model_is_that_of_its_engine_and_counts_as_a_probe(
+    serve: Serve, live: Callable[[Flask], str], engine: steering.Engine, tmp_path: Path
+) -> None:
+    client = serve()
+    file = tmp_path / "votes.json"
+    command = ["probe", "reliability", "--samples", "3", "--seed", "7", "--quiet", "--json", str(file)]
+    assert main([*command, "--base-url", live(client.application)]) == 0
+    found = json.loads(file.read_text())
+    expected = {
+        task: one.to_json() for task, one in task_reliability(engine, DRAWS["conflicts"](3, 7), quiet=True).items()
+    }
+    assert found.keys() == expected.keys()
+    for task, numbers in expected.items():
+        assert (found[task]["votes"], found[task]["rests_on"]) == (dict(numbers["votes"]), numbers["rests_on"])
+        for name in ("drop_vision", "drop_text"):
+            assert found[task][name] == pytest.approx(numbers[name], rel=1e-3, abs=1e-6)
+    assert {one["source"] for one in rows_of(client, 6)} == {"probe"}
 
 
 def test_rows_of_an_older_server_count_as_live(database: Database) -> None:

@@ -71,7 +71,8 @@ def test_what_the_helper_drops_is_fetched_by_the_completions_id(sdk: openai.Open
     assert numbers[0]["applied"] == reports["applied"]
     modality = reports["diagnostics"]["modality"]
     assert numbers[0]["diagnostics"]["attention_ratio"] == modality["attention_ratio"]
-    assert numbers[0]["diagnostics"]["image_share"] == modality["image_share"]
+    for share in ("image_share", "context_share"):
+        assert numbers[0]["diagnostics"][share] == modality[share]
     if store:
         whole = sdk.chat.completions.retrieve(final.id)
         assert {name: whole.choices[0].model_extra[name] for name in OURS} == {name: reports[name] for name in OURS}

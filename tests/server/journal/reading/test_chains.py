@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import openai
@@ -22,6 +23,7 @@ from PIL import Image
 import steering
 from server.access.named import NamedKey, digest_of, write
 from server.app import create_app
+from server.cli import main
 from server.journal.pictures import KeptPictures
 from server.journal.retention import DAY
 from server.settings import Settings
@@ -209,6 +211,18 @@ def test_an_image_that_exceeds_the_bound_is_not_kept_but_answered(fake: FakeEngi
         ask(input="Sure?", previous_response_id=first.id)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_image_of_an_answer_that_does_not_end_is_not_kept(serve: Serve, stream: bool) -> None:
+    engine = FakeEngine("It is", RuntimeError("broken"))
+    client = serve(engine)
+    body = {"input": [says(image(RED), "Which?")], "store": True, "stream": stream}
+    client.post("/v1/responses", json=body, buffered=True)
+    assert kept(client) == set()
+    engine.script = ("It is", " red.")
+    client.post("/v1/responses", json=body, buffered=True)
+    assert kept(client) == {content(RED)}
+
+
 def test_old_images_go_without_new_ones(tmp_path: Path) -> None:
     pictures = KeptPictures(tmp_path / "kept", 2**20, days=1.0)
     pictures.sweep()
@@ -288,7 +302,9 @@ def test_completions_and_responses_are_told_apart(fake: FakeEngine, serve: Serve
         assert client.get(here).status_code == 200
     assert client.get(f"/v1/responses/{completion}/input_items").status_code == 404
     assert client.get(f"/v1/chat/completions/{response}/messages").status_code == 404
-    assert client.post("/v1/responses", json={"input": "a", "previous_response_id": completion}).status_code == 404
+    refused = client.post("/v1/responses", json={"input": "a", "previous_response_id": completion})
+    assert refused.status_code == 404
+    assert "begins with 'resp_'" in refused.json["error"]["message"]
     assert [one["id"] for one in client.get("/v1/chat/completions").json["data"]] == [completion]
 
 
@@ -324,6 +340,30 @@ def test_a_kept_image_cannot_be_named_by_a_client(fake: FakeEngine, serve: Serve
     assert (stolen.status_code, stolen.json["error"]["param"]) == (400, "input[0].content[0].image_url")
 
 
+def test_an_image_outlives_a_deletion_while_a_continuation_with_it_ends(
+    serve: Serve, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = serve()
+    ask = partial(sdk(client).responses.create, model="helmsight-demo", max_output_tokens=4, store=True)
+    first = ask(input=[says(image(RED), "Which colour?")])  # type: ignore[list-item]
+    record, deletions = journal_of(client).record, []
+    delete = partial(client.application.test_client().delete, f"/v1/responses/{first.id}")
+
+    def record_late(row: Any, *table: Any) -> int:
+        if table and not deletions:
+            deletions.append(Thread(target=delete))  # the second's images are kept, its row is not yet queued
+            deletions[0].start()
+            deletions[0].join(0.5)
+        return record(row, *table)
+
+    monkeypatch.setattr(journal_of(client), "record", record_late)
+    second = ask(input="Sure?", previous_response_id=first.id)
+    deletions[0].join()
+    assert client.get(f"/v1/responses/{first.id}").status_code == 404
+    assert kept(client) == {content(RED)}
+    ask(input="And now?", previous_response_id=second.id)
+
+
 def test_the_oldest_turns_go_where_the_chat_is_too_long(engine: steering.Engine, serve: Serve, sdk: Sdk) -> None:
     responses = sdk(serve()).responses
     ask = partial(responses.create, model="helmsight-demo", max_output_tokens=1)
@@ -342,3 +382,19 @@ def test_the_oldest_turns_go_where_the_chat_is_too_long(engine: steering.Engine,
     assert left[0].endswith("star ")
     with pytest.raises(openai.BadRequestError):
         ask(input=[says("star " * 5000)], truncation="auto")  # type: ignore[list-item]
+
+
+def test_a_chain_goes_on_from_a_backup(serve: Serve, sdk: Sdk, tmp_path: Path) -> None:
+    client, backup = serve(), tmp_path / "backup.db"
+    first = sdk(client).responses.create(
+        model="helmsight-demo", input=[says(image(RED), "Which colour?")], store=True, max_output_tokens=4
+    )
+    journal = str(client.application.extensions["helmsight"].settings.journal.get_secret_value())
+    assert main(["journal", "backup", str(backup), "--journal", journal]) == 0
+    again = sdk(serve(journal=str(backup)))
+    second = again.responses.create(
+        model="helmsight-demo", input="Sure?", previous_response_id=first.id, max_output_tokens=4
+    )
+    assert second.usage
+    assert first.usage
+    assert second.usage.input_tokens > first.usage.input_tokens, "the image is asked again"

@@ -38,6 +38,8 @@ def known_rows() -> list[dict[str, Any]]:
     rows[2] |= {"intervention": "sage", "correct": False, "answer_correct": True, "perceptual_blindness": True}
     rows[3] |= {"correct": False, "answer_correct": False, "perceptual_blindness": False, "dissociation": True}
     rows[4] |= {"answer_correct": True, "finish_reason": "length"}
+    for number, outcome in enumerate(("quiet", "quiet", "retry")):
+        rows[number]["guard"] = outcome
     rows.append(row(10, created=START + 7205, finish_reason="error", first_token=70.0, completion_tokens=0, kl=2.0))
     return rows
 
@@ -55,6 +57,7 @@ def test_the_summary_of_known_rows(database: Database) -> None:
         "sampled": 11,
         "finish_reasons": {"error": 1, "length": 1, "stop": 9},
     }
+    assert found["guards"] == {"quiet": 2, "retry": 1}
     values = found["values"]
     # 0, 0.1 ... 0.9: ten numbers; p10 lies at rank 0.9, p50 at 4.5, p90 at 8.1
     ratio = {"count": 10, "mean": 0.45, "min": 0.0, "p10": 0.09, "p50": 0.45, "p90": 0.81, "max": 0.9}

@@ -52,7 +52,8 @@ def test_figures_and_charts_show_the_summary(known: Callable[..., tuple[Any, Jou
     assert tiles[4].split("\n")[1:] == ["15 %", "IVM, 6 of 40"]
     assert tiles[5].split("\n")[1:] == ["1.5 %", "3 of 200"]
     assert tiles[6].split("\n")[1:] == ["–", "not known"]
-    assert tiles[7].split("\n")[1:] == ["250 ms", "90 % within 370 ms"]
+    assert tiles[7].split("\n") == ["Guards acted", "10 %", "10 of 100 answers; 6 replaced"]
+    assert tiles[8].split("\n")[1:] == ["250 ms", "90 % within 370 ms"]
     table = page.locator("#chart-interventions tbody tr").all_inner_texts()
     assert table[0].split("\t") == ["plain", "1,000", "0.200", "90 %", "-0.010", "90 %"]
     assert table[1].split("\t") == ["steer: text", "234", "0.100", "–", "–", "–"]
@@ -78,7 +79,7 @@ def test_rows_page_and_open(known: Callable[..., tuple[Any, Journal]]) -> None:
     page.get_by_role("button", name="Older").click()
     page.get_by_text("page 2").wait_for()
     assert journal.queries[-1]["before"] == "cursor-2"
-    assert lines.nth(0).locator("td").nth(1).inner_text().split() == ["See", "Generate"]
+    assert lines.nth(0).locator("td").nth(1).inner_text().split() == ["See", "Generate", "guard:", "retry"]
     assert page.get_by_role("button", name="Older").is_disabled()
     dialog = page.get_by_role("dialog")
     lines.nth(0).click()
@@ -285,9 +286,8 @@ def test_errors_and_unknown_rows_are_told(visit: Callable[..., Visit], url: str)
     assert opened.page.locator("#problem").is_hidden()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_needs_no_sideways_scrolling(known: Callable[..., tuple[Any, Journal]], scheme: str) -> None:
-    page, _ = known(viewport={"width": 360, "height": 780}, color_scheme=scheme)
+def test_a_phone_needs_no_sideways_scrolling(known: Callable[..., tuple[Any, Journal]]) -> None:
+    page, _ = known(viewport={"width": 360, "height": 780})
     fits = "document.documentElement.scrollWidth <= window.innerWidth"
     assert page.evaluate(fits)
     page.locator("#rows tr").nth(1).click()

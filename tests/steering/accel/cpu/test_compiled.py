@@ -27,6 +27,7 @@ from steering.model.images import joined
 from steering.prompt.layout import build_prompt
 from steering.protocol.readout import REGISTRY
 from tests.steering.accel.cpu.conftest import VARIANTS, check_same_answers, engine, requests
+from tests.steering.interventions.pushes import unit_vector
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++"),
@@ -46,7 +47,7 @@ def test_compiled_answers_with_all_options_equal_eager_answers(compiled: steerin
     """Attention and updates are changed and read, alone and beside each other and a plain request."""
     mllm = compiled.mllm
     plain = steering.Engine(mllm, slots=4, max_length=512, self_check=False)
-    everything = Diagnose(frozenset(REGISTRY), causal=True, residual_rows="answer")
+    everything = Diagnose(frozenset(REGISTRY) - {"states"}, causal=True, residual_rows="answer")
     picture = Image.linear_gradient("L").resize((112, 84)).convert("RGB")
     words = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what is it"}]}]
 
@@ -78,6 +79,27 @@ def test_compiled_answers_with_all_options_equal_eager_answers(compiled: steerin
         check_same_answers(compiled, plain, several)
         assert compiled.stats()["compiled_steps"] - before >= passes
         assert compiled.stats()["steps"] - steps <= 40
+
+
+def test_a_strength_that_follows_a_number_runs_in_compiled_steps(compiled: steering.Engine) -> None:
+    mllm = compiled.mllm
+    plain = steering.Engine(mllm, slots=4, max_length=512, self_check=False)
+    picture = Image.linear_gradient("L").resize((112, 84)).convert("RGB")
+    context = {"type": "text", "text": "It is gray.", "span": "context"}
+    parts = [{"type": "image", "image": picture}, context, {"type": "text", "text": "what is it"}]
+    until = steering.Until("attention_ratio", 0.9, gain=0.3, band=0.0, range=(0.0, 2.0))
+    looped = steering.Steer.to(unit_vector(mllm), "vision", 0.5, until=until)
+    sampling = Sampling(max_tokens=24, ignore_eos=True, logprobs=2)
+    asked = [
+        Request([{"role": "user", "content": parts}], sampling, (looped,)),
+        Request([{"role": "user", "content": "what?"}], sampling),
+        Request([{"role": "user", "content": parts}], sampling, (steering.Steer(unit_vector(mllm), 0.5),)),
+    ]
+    before = compiled.stats()["compiled_steps"]
+    check_same_answers(compiled, plain, asked)
+    assert compiled.stats()["compiled_steps"] - before >= 23
+    (report,) = plain.generate(asked)[0].choices[0].applied["steering"]  # type: ignore[index]
+    assert report["until"]["strength"]["last"] > 0.5, "it moves"
 
 
 def test_compiled_prefill_equals_eager_prefill(compiled: steering.Engine) -> None:
@@ -122,7 +144,7 @@ def test_rows_shared_by_threads_equal_eager_rows(compiled: steering.Engine, monk
         return rows_by_thread
 
     monkeypatch.setattr(Team, "shares", shares)
-    everything = Diagnose(frozenset(REGISTRY), causal=True, residual_rows="answer")
+    everything = Diagnose(frozenset(REGISTRY) - {"states"}, causal=True, residual_rows="answer")
     sage = Sage(See(alpha=0.4, shallow=1), Think(threshold=0.01), Generate())
     several = requests(mllm, 7, False)
     texts = [

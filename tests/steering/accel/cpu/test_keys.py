@@ -38,12 +38,11 @@ def test_comments_and_docstrings_do_not_change_the_digest_of_code(
     for room in CODE:
         copy = shutil.copytree if (ROOT / room).is_dir() else shutil.copy
         copy(ROOT / room, tmp_path / room)
-    assert code_digest(tmp_path) == code_digest()
     edited = tmp_path / "interventions" / "think.py"
     source = edited.read_text()
     assert source.count(before) == 1
     edited.write_text(source.replace(before, after))
-    assert (code_digest.__wrapped__(tmp_path) == code_digest()) is same
+    assert (code_digest(tmp_path) == code_digest()) is same
 
 
 def test_code_that_traces_to_the_same_graph_has_the_same_key(mllm: MLLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,11 @@ from steering import (
 )  # fmt: skip
 from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
+from steering.interventions.published.agla import Agla
+from steering.interventions.published.m3id import M3id
+from steering.interventions.published.only import Only
+from steering.interventions.published.opera import Opera
+from steering.interventions.published.vista import Vista
 from steering.runner import choice
 from tests import families
 from tests.steering.conftest import MakeEngine
@@ -49,8 +54,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "vcd": {"interventions": [Vcd()]},
     "icd": {"interventions": [Icd()]},
     "pai": {"interventions": [Pai()]},
+    "m3id": {"interventions": [M3id()]},
     "dola": {"interventions": [Dola(premature=[0, 1])]},
     "dola contrasted": {"interventions": [Dola(premature=[0, 1]), Vcd()]},
+    "agla": {"interventions": [Agla()]},
+    "vista": {"interventions": [Vista()]},
+    "only": {"interventions": [Only()]},
+    "opera": {"interventions": [Opera(scale=300.0, candidates=2)]},
     "looking": {"interventions": [LookAt(bias=2.0)]},
     "three": {"n": 3, "sampling": replace(SAMPLING, temperature=1.5, seed=3)},
     "three contrasted": {"n": 2, "interventions": CONTRASTED},
@@ -78,6 +88,8 @@ STAGES_OF = {
     "vcd": ALWAYS | TWINS,
     "icd": ALWAYS | TWINS,
     "pai": ALWAYS | TWINS,
+    "m3id": ALWAYS | TWINS,
+    "agla": ALWAYS | TWINS,
     "dola contrasted": ALWAYS | TWINS,
     "three": ALWAYS | {"fork"},
     "three contrasted": ALWAYS | TWINS | {"mask", "fork"},
@@ -110,7 +122,7 @@ def requests(engine: Engine, kind: str) -> list[Request]:
         options["interventions"] = [Steer(vector(engine), 0.9)]
     return [
         Request(chats[0], SAMPLING, diagnose=Diagnose()),
-        Request(chats[1], diagnose=Diagnose(), **options),
+        steering.decide(engine, Request(chats[1], diagnose=Diagnose(), **options)),
         Request(chats[2], SAMPLING),
     ]
 

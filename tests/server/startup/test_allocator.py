@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from server.allocator import ARENAS, KEPT, MAPPED, parameters
+from server.startup.allocator import ARENAS, KEPT, MAPPED, parameters
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ARENA_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD = -8, -3, -1
 """Parameter numbers of malloc.h."""
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from server.openmp import BLOCK_TIME, POLICY, SPIN_COUNT, VARIABLES, set_wait_policy
+from server.startup.openmp import BLOCK_TIME, POLICY, SPIN_COUNT, VARIABLES, set_wait_policy
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SET = {"GOMP_SPINCOUNT": SPIN_COUNT, "KMP_BLOCKTIME": BLOCK_TIME, "OMP_WAIT_POLICY": POLICY}
 
 IMPOSTOR = """
@@ -81,7 +81,7 @@ def test_a_variable_of_the_user_wins_for_the_library_that_it_is_for(
 
 def test_the_library_that_torch_loads_takes_it() -> None:
     """GNU's library prints what it has read."""
-    code = "from server.openmp import set_wait_policy; set_wait_policy(); import torch"
+    code = "from server.startup.openmp import set_wait_policy; set_wait_policy(); import torch"
     clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     told = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=clean | {"OMP_DISPLAY_ENV": "VERBOSE"}, capture_output=True, text=True,

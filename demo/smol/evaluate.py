@@ -1,0 +1,145 @@
+"""The evaluation of `smol`: what it learnt, which side it prefers, what moves it, and whether See helps it to see."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from demo.smol import preference, sight
+from probes.answering.engine import InProcess
+from probes.answering.versions import in_words, versions
+from probes.harness.ledger import Remembering
+from probes.reporting.report import Report
+from steering import Engine, load
+
+PARTS = ("preference", "sight", "attention")
+
+
+def evaluate(
+    checkpoint: Path,
+    out: Path,
+    *,
+    conflicts: int = 48,
+    questions: int = 80,
+    pictures: int = 24,
+    seed: int = 1,
+    threads: int = 1,
+    quiet: bool = False,
+) -> Report:
+    """Measure a checkpoint, write report and numbers into a folder, and return the report.
+
+    An interrupted run goes on from its parts and answers.
+    """
+    about = {
+        "Model": checkpoint.name, "Seed": seed, "Versions": in_words(versions()),
+        "Conflicts": conflicts, "Questions": questions, "Pictures": pictures,
+    }  # fmt: skip
+    halved = torch.cuda.is_available() or torch.cpu._is_amx_tile_supported()
+    mllm = load(checkpoint, dtype="bfloat16" if halved else "auto")
+    about["Fingerprint"] = mllm.fingerprint
+    file = out / "report.json"
+    before = json.loads(file.read_text()) if file.is_file() else {}
+    results: dict[str, Any] = before.get("results", {}) if before.get("about") == about else {}
+    engine = Engine(mllm, slots=8, max_length=768, threads=threads)
+    answerer = Remembering(InProcess(engine), out / "answers.jsonl")
+    for name in PARTS:
+        if name in results:
+            continue
+        match name:
+            case "preference":
+                results[name] = preference.measure(answerer, engine, conflicts, seed, quiet)
+            case "sight":
+                results[name] = sight.ranked(answerer, questions, seed, quiet)
+            case "attention":
+                results[name] = sight.attention(checkpoint, pictures, seed, threads)
+        page = report(about, results)
+        page.write(out, {"about": about, "results": results})
+    return report(about, results)
+
+
+def report(about: dict[str, Any], results: dict[str, Any]) -> Report:
+    """Return the report of what was measured so far."""
+    page = Report("The organism smol: SmolLM2-135M that sees")
+    page.facts(about)
+    page.text(
+        "It was trained to see and to describe, never on conflicts of picture and text, on instructions to follow a side, "
+        "or on attention. The criteria of the verdicts are functions in `demo/smol/criteria.py`, committed before the first "
+        "evaluation. Intervals are of 95 %; the ways to steer were chosen on other conflicts than those reported."
+    )
+    if found := results.get("preference"):
+        _preference(page, found)
+    if found := results.get("sight"):
+        _sight(page, found)
+    if found := results.get("attention"):
+        _attention(page, found)
+    return page
+
+
+def _preference(page: Report, found: dict[str, Any]) -> None:
+    page.heading("Conflicts of picture and text")
+    right = ", ".join(f"{task} {share:.2f}" for task, share in found["right by task without a text"].items())
+    page.text(f"Right without a text, by task (tasks below one half are left out): {right}.")
+    rows = []
+    for name, row in found["conditions"].items():
+        columns = [f"{row[key]:.3f} ({row[f'{key}_95'][0]:.3f} to {row[f'{key}_95'][1]:.3f})"
+                   for key in ("s_vision", "s_text", "s_others")]  # fmt: skip
+        rows.append([name, *columns, row["n"]])
+    page.table(["condition", "follows the picture", "follows the text", "neither", "n"], rows)
+    for side, way in found["chosen"].items():
+        page.text(
+            f"Toward {side}: direction {way['direction']}, layer {way['layer']}, strength {way['strength']:g}; "
+            f"{way['tuning']:.3f} on the conflicts that chose it."
+        )
+    verdicts = found["verdicts"]
+    page.text(f"It prefers: **{verdicts['prefers']}**. Steering wins (row 7): **{verdicts['steering wins']}**.")
+    rows = [
+        [name, row["difference"], _interval(row["difference_95"]), row.get("moves") or f"best other: {row['other']}"]
+        for name, row in verdicts.items()
+        if isinstance(row, dict)
+    ]
+    page.table(["condition", "difference", "95 %", "verdict"], rows)
+
+
+def _sight(page: Report, found: dict[str, Any]) -> None:
+    page.heading("Yes/no questions about noisy pictures")
+    for part in ("existence", "recoloured"):
+        page.heading(part, 3)
+        rows = []
+        for name, result in found["conditions"].items():
+            row = result[part]["all"]
+            cells = [_measured(row[metric]) for metric in ("accuracy", "auroc", "best_accuracy", "yes")]
+            rows.append([name, *cells, found["verdicts"].get(name, {}).get(part, "")])
+        page.table(["condition", "accuracy", "AUROC", "best accuracy", "yes", "verdict"], rows)
+
+
+def _measured(row: dict[str, Any]) -> str:
+    if row["value"] is None:
+        return "-"
+    text = f"{row['value']:.3f}"
+    return f"{text}, {row['difference']:+.3f} {_interval(row['difference_95'])}" if row.get("difference_95") else text
+
+
+def _attention(page: Report, found: dict[str, Any]) -> None:
+    page.heading("Attention of the rows that answer")
+    rows = []
+    for name, span in found["spans"].items():
+        cells = [f"{t['value']:.3f} {_interval(t['value_95'])}{' sink' if t['sink'] else ''}" for t in span["thirds"]]
+        rows.append([name, span["fair"], *cells])
+    page.table(["span", "share of the tokens", "first third of the layers", "second", "last"], rows)
+    slope = found["picture along the answer"]
+    page.text(
+        f"Attention to the picture changes by {slope['slope']:+.5f} {_interval(slope['slope_95'])} a token of a description "
+        f"(decays: {slope['decays']}; {found['samples']} descriptions)."
+    )
+    if focus := found.get("focus"):
+        page.text(
+            f"The cell asked about has {focus['value']:.3f} {_interval(focus['value_95'])} of the attention to the picture "
+            f"in layer {focus['layer']} (chance {focus['chance']:.3f}; focuses: {focus['focuses']}; n {focus['n']})."
+        )
+
+
+def _interval(bounds: Any) -> str:
+    return f"({bounds[0]:+.3f} to {bounds[1]:+.3f})"

@@ -1,0 +1,1 @@
+"""The run that decides what See's lost formula is."""

@@ -1,0 +1,1 @@
+"""Closed-loop strength of steering."""

@@ -1,0 +1,149 @@
+"""Servers that come back, differ, refuse a key, or fail an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from steering import Fault, Request, UnsupportedModel
+from steering.vllm import client as client_module
+from steering.vllm import servers as servers_module
+from steering.vllm.servers import Server, ServerLost, Servers
+from tests.steering.vllm.computing import PlainAnswers
+from tests.steering.vllm.conftest import Connect, Serve
+from tests.steering.vllm.fake import FakeVllm
+from tests.steering.vllm.test_client import ASKED, Body, scripted, tokens_of
+from tests.waiting import wait_for
+
+
+def test_a_server_that_comes_back_is_used_again(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "EVERY", 0.02)
+    fake = serve(answer=scripted())
+    client = connect(fake)
+    fake.broken = True
+    wait_for(lambda: not client.healthy)
+    with pytest.raises(Fault, match="No vLLM server"):
+        client.submit(ASKED).result()
+    fake.broken = False
+    wait_for(lambda: client.healthy)
+    assert client.submit(ASKED).result().completion_tokens == 20
+
+
+def test_a_server_of_another_model_is_not_used(
+    serve: Serve, connect: Connect, answers: PlainAnswers, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(client_module, "EVERY", 0.02)
+    first, other = serve(answer=scripted()), serve(answer=scripted())
+    client = connect(first, other)
+    other.facts = {**other.facts, "model": {**other.facts["model"], "layers": 99}}
+    other.broken = True
+    wait_for(lambda: len(client.servers.well) == 1)
+    other.broken = False
+    wait_for(lambda: "another model" in caplog.text)
+    assert len(client.servers.well) == 1
+
+
+@pytest.mark.parametrize(
+    ("facts", "match"),
+    [(None, "no plugin"), ({"contract": 2, "plugin": "9.9"}, "upgrade"), ({"contract": 1}, "another form")],
+)
+def test_a_server_that_does_not_speak_the_contract_is_refused(serve: Serve, facts: Any, match: str) -> None:
+    fake = serve(answer=scripted())
+    fake.facts = facts if facts is not None else {"detail": "Not Found"}
+    with pytest.raises(UnsupportedModel, match=match):
+        Server(fake.url).look()
+
+
+def looked_at(*fakes: FakeVllm) -> Servers:
+    servers = Servers([Server(fake.url) for fake in fakes])
+    for server in servers:
+        server.look()
+    return servers
+
+
+def test_two_servers_of_different_models_are_refused(serve: Serve) -> None:
+    fakes = [serve(answer=scripted()) for _ in range(2)]
+    fakes[1].facts["model"]["layers"] = 99
+    with pytest.raises(UnsupportedModel, match="layers 99, not"):
+        looked_at(*fakes).facts()
+
+
+def test_servers_do_together_what_all_of_them_can(serve: Serve, connect: Connect) -> None:
+    fakes = [serve(answer=scripted(), can=("steer", "think")), serve(answer=scripted(), can=("think", "states"))]
+    client = connect(*fakes)
+    assert client.interventions >= {"sage.think"}
+    assert "steering" not in client.interventions
+    assert len(client.servers.well) == 2
+
+
+def test_a_server_that_comes_back_with_less_is_not_used(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client_module, "EVERY", 0.02)
+    fake = serve(answer=scripted(), can=("steer", "think"))
+    client = connect(fake)
+    fake.broken = True
+    wait_for(lambda: not client.healthy)
+    fake.facts = {**fake.facts, "can": ["steer"], "plugin": "0.0.1"}
+    fake.broken = False
+    wait_for(lambda: "no think" in caplog.text)
+    assert "helmsight-vllm 0.0.1" in caplog.text
+    assert not client.healthy
+    fake.facts = {**fake.facts, "can": ["steer", "think", "generate"]}
+    wait_for(lambda: client.healthy)
+
+
+def test_a_server_is_vetted_before_it_is_used_and_left_alone_where_it_is_refused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vetted, verdict = [], UnsupportedModel("its answers differ")
+    server = Server(serve(answer=scripted()).url)
+
+    def vet(looked: Server) -> None:
+        vetted.append(looked)
+        if verdict is not None:
+            raise verdict
+
+    server.vet = vet
+    with pytest.raises(UnsupportedModel, match="answers differ"):
+        server.look()
+    assert not server.look()
+    assert (len(vetted), server.well) == (1, False)
+    verdict = None
+    monkeypatch.setattr(server, "_refused_until", 0.0)
+    assert server.look()
+    assert not server.look()
+    assert (len(vetted), server.well) == (2, True)
+    server.lose(ServerLost("busy"))
+    assert server.look()
+    assert len(vetted) == 2
+    monkeypatch.setattr(servers_module, "RESTART", 0.0)
+    server.lose(ServerLost("it ended"))
+    assert server.look()
+    assert len(vetted) == 3
+
+
+def test_an_answer_that_a_server_fails_by_its_own_word_runs_on_another(serve: Serve, connect: Connect) -> None:
+    def failing(body: Body) -> Iterator[Any]:
+        yield {"error": {"message": "EngineDeadError", "param": None, "code": "engine_error"}}
+
+    fakes = [serve(answer=failing), serve(answer=scripted())]
+    client = connect(*fakes)
+    asked = [Request([{"role": "user", "content": f"Question {seed}?"}], ASKED.sampling) for seed in range(12)]
+    assert [tokens_of(result) for result in client.generate(asked)] == [list(range(40, 60))] * 12
+    assert len(fakes[0].asked) > 0
+    assert len(client.servers.well) == 2  # what fails one answer need not fail others
+
+
+def test_the_key_is_sent_and_a_wrong_one_is_told(serve: Serve, connect: Connect) -> None:
+    fake = serve(answer=scripted(), key="a secret")
+    assert connect(fake).submit(ASKED).result().completion_tokens == 20
+    server = Server(fake.url, "another")
+    with pytest.raises(ServerLost, match="401"):
+        server.get("/v1/helmsight/facts")
+    with pytest.raises(Fault, match="refuses the key"), server.answer("/v1/helmsight/answer", b"{}"):
+        pass

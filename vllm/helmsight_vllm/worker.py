@@ -1,0 +1,63 @@
+"""Helmsight's worker: the platform's own, whose model is extended behind its loading."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.platforms import current_platform
+
+from helmsight_vllm.layers import eager_calls
+from helmsight_vllm.pairs import contrast_in
+from helmsight_vllm.runtime import Runtime
+
+if TYPE_CHECKING or not current_platform.is_cpu():
+    from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
+else:
+    from vllm.v1.worker.cpu_worker import CPUWorker as PlatformWorker
+
+
+class Worker(PlatformWorker):
+    """A worker of one rank; its methods beside vLLM's are called by name, through `collective_rpc`."""
+
+    helmsight: Runtime
+
+    def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        loaded = super().load_model(*args, **kwargs)
+        if self.use_v2_model_runner:
+            raise RuntimeError("helmsight-vllm needs vLLM's V1 model runner: set VLLM_USE_V2_MODEL_RUNNER=0.")
+        runner = self.model_runner
+        runtime = self.helmsight = Runtime(runner)
+        forward = runner._model_forward
+
+        def model_forward(*args: Any, **kwargs: Any) -> Any:
+            if not runner.input_batch.num_reqs:  # profiling and warming up
+                return forward(*args, **kwargs)
+            runtime.begin()
+            output = forward(*args, **kwargs)
+            runtime.end(output)
+            return output
+
+        runner._model_forward = model_forward
+        slots = self.scheduler_config.max_num_seqs
+        self.pairs = not self.scheduler_config.async_scheduling and slots > 1
+        contrast_in(runner, runtime)
+        return loaded
+
+    def helmsight_take(self, number: str, fed: int) -> dict[str, Any] | None:
+        """Return what was measured of an answer, as `Runtime.take`."""
+        return self.helmsight.take(number, fed)
+
+    def helmsight_mask(self, number: str, tokens: int) -> list[list[int]] | None:
+        """Return the mask of an answer from a token on, as `Runtime.mask`."""
+        return self.helmsight.mask(number, tokens)
+
+    def helmsight_steps(self) -> dict[str, int]:
+        """Return how many steps there were, in how many a vector was added, and how many layers ran uncompiled."""
+        return {**self.helmsight.steps, "eager_layers": eager_calls["layers"]}
+
+    def helmsight_facts(self) -> dict[str, Any]:
+        """Return what this worker can do, and the number of its groups of layers with cache blocks of their own."""
+        attention = ["attention"] if self.helmsight.reads_attention else []
+        pairs = ["pairs", "vcd", *(["generate"] if attention else [])] if self.pairs else []
+        can = ["steer", "states", "stream", *attention, *pairs, "think"]
+        return {"can": can, "groups": max(1, len(self.model_runner.kv_cache_config.kv_cache_groups))}

@@ -1,0 +1,138 @@
+"""Many answers at once on a server with few cache blocks: preempted, abandoned, and beside clients of vLLM's own routes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import requests
+
+import steering
+from served import asked
+from served.conftest import connected
+from served.serving import counters, served
+from steering import Generate, Icd, Request, RequestError, Sampling, Steer, SteeringVector, Vcd
+from steering.vllm.client import VllmClient
+
+FLAGS = (
+    "--enforce-eager", "--max-model-len", "256", "--num-gpu-blocks-override", "15", "--max-num-batched-tokens", "256",
+)  # fmt: skip
+"""Fourteen blocks of 32 tokens, which few answers fit into; a prompt has about 70, and a pair of long ones never fits."""
+
+
+@pytest.fixture(scope="module")
+def few(own: steering.Engine, folder: Path, work: Path) -> Iterator[VllmClient]:
+    with served(folder, work, *FLAGS) as url, connected(own, folder, url) as client:
+        yield client
+
+
+def url_of(client: VllmClient) -> str:
+    return next(iter(client.servers)).url
+
+
+def idle(url: str, seconds: float = 30.0) -> bool:
+    """Wait until nothing runs or waits; return False where something still does."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        values = counters(url)
+        if not values["vllm:num_requests_running"] + values["vllm:num_requests_waiting"]:
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def test_preempted_pairs_end_with_the_same_tokens(
+    few: VllmClient, own: steering.Engine, vector: SteeringVector
+) -> None:
+    long = Sampling(max_tokens=70, temperature=0.0, logprobs=1, ignore_eos=True)
+    choices = (
+        [Icd()],
+        [Steer.to(vector, "text")],
+        [Vcd()],
+        [],
+        [Generate(refresh=20)],
+        [Icd(), Steer.to(vector, "vision")],
+    )
+    listed = {
+        f"{seed}": Request(list(asked.conversation(seed)), long, list(choices[seed % 6]), diagnose=["focus", "drift"])
+        for seed in range(12)
+    }
+    before = counters(url_of(few))["vllm:num_preemptions_total"]
+    found = dict(zip(listed, few.generate(listed.values()), strict=True))
+    assert counters(url_of(few))["vllm:num_preemptions_total"] > before
+    expected = dict(zip(listed, own.generate(listed.values()), strict=True))
+    assert not list(asked.faults(found, expected))
+
+
+def test_two_hundred_mixed_requests(few: VllmClient, own: steering.Engine, vector: SteeringVector) -> None:
+    listed = asked.mixed(vector, 200)
+    found = dict(zip(listed, few.generate(listed.values()), strict=True))
+    expected = dict(zip(listed, own.generate(listed.values()), strict=True))
+    assert not list(asked.faults(found, expected))
+
+
+def test_abandoned_answers_leave_nothing_behind(few: VllmClient, own: steering.Engine, vector: SteeringVector) -> None:
+    """Some are given up before they begin, some within their prompt, some after tokens, some at their end."""
+    rng, listed = random.Random(5), list(asked.mixed(vector, 40, seed=1).values())
+    begun = [few.submit(request) for request in listed]
+    for completion in begun:
+        stage = rng.randrange(4)
+        if stage == 1:
+            time.sleep(rng.random() * 0.3)
+        if stage >= 2:
+            with suppress(StopIteration):
+                chunks = iter(completion)
+                for _ in range(1 if stage == 2 else 6):
+                    next(chunks)
+        completion.cancel()
+    assert idle(url_of(few))
+    after = asked.contrasted(vector, 2)
+    found = dict(zip(after, few.generate(after.values()), strict=True))
+    assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in after.items()}))
+
+
+def test_a_pair_that_can_never_fit_is_refused(few: VllmClient) -> None:
+    body = Request(list(asked.conversation(0, images=3)), Sampling(max_tokens=100), [Icd()])
+    with pytest.raises(RequestError, match="tokens of the cache"):
+        few.generate([body, body])
+
+
+def test_other_clients_cannot_write_plans(few: VllmClient, own: steering.Engine, vector: SteeringVector) -> None:
+    """Neither a plan in `vllm_xargs` nor nonsense in its place does anything, and the server lives on."""
+    answers = set()
+    for extra in (None, {"helmsight": "{}"}, {"helmsight": 3}, {"helmsight": ["number", "x"]}):
+        body = {"model": "helmsight", "prompt": "What is", "max_tokens": 4, "temperature": 0, "vllm_xargs": extra}
+        response = requests.post(f"{url_of(few)}/v1/completions", json=body, timeout=60)
+        assert response.status_code == 200, response.text
+        answers.add(response.json()["choices"][0]["text"])
+    assert len(answers) == 1
+    listed = asked.contrasted(vector, 1)
+    found = dict(zip(listed, few.generate(listed.values()), strict=True))
+    assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in listed.items()}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"prompt": {"ids": [5, 6, 7], "length": 3, "sha256": "0" * 64}}, "prompt.sha256"),
+        ({"attention": {"labels": [[0, 2]]}}, "attention.labels"),
+        ({"attention": {"labels": [[0, 2], [500, 1]]}}, "attention.labels"),
+        ({"think": {"gamma": 0.5, "thresholds": [0.1]}}, "think.thresholds"),
+        ({"steering": {"classes": 1, "vectors": []}}, "prompt.classes"),
+        ({"twin": {"rule": {"weight": 1.0}}}, "twin"),
+        ({"images": ["no picture"]}, "images[0]"),
+        ({"unknown": 1}, "unknown"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_by_its_field(
+    few: VllmClient, changes: dict[str, object], param: str
+) -> None:
+    known = "2e4c4603cb0dea8636f8e802bfa0f24caef5f9943377f91d89fd6fbd9577cd1c"
+    body = {"prompt": {"ids": [5, 6, 7], "length": 3, "sha256": known}, "sampling": {"max_tokens": 2}, **changes}
+    response = requests.post(f"{url_of(few)}/v1/helmsight/answer", json=body, timeout=60)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
