@@ -95,9 +95,8 @@ class Supported:
     @property
     def readouts(self) -> frozenset[str]:
         """The names of the readouts that may be requested, at least with their default options."""
-        return frozenset(
-            name for name, entry in readout.REGISTRY.items() if entry.signals(Diagnose([name])) <= self.signals
-        )
+        captured = ((name, entry.signals(Diagnose([name]))) for name, entry in readout.REGISTRY.items())
+        return frozenset(name for name, signals in captured if signals and signals <= self.signals)
 
     @property
     def states(self) -> bool:
