@@ -36,7 +36,8 @@ def test_the_page_is_light(playground: Callable[..., Visit]) -> None:
     )
     assert len(weights) > 20
     assert min(weights.values()) > 0
-    assert sum(weights.values()) < 80_000, weights  # as they are sent; twice as much when unpacked
+    # As they are sent; twice as much when unpacked. Guards and boxes brought 3,000 bytes over the earlier bound of 75,000.
+    assert sum(weights.values()) < 80_000, weights
 
 
 def test_signs_are_told_once_and_ends_are_named(playground: Callable[..., Visit]) -> None:
