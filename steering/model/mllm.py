@@ -21,13 +21,13 @@ from torch.distributed.tensor import DTensor
 from steering.accel.triton import fusing
 from steering.accel.triton.attended import DecodeFunction
 from steering.accel.triton.attention import decode_kernel
-from steering.accel.triton.modules import own_forwards
 from steering.decoder import int8, packed, updates
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import to_device
 from steering.errors import RequestError
+from steering.forwards import own_forwards
 from steering.model.calibration import Calibration
 from steering.model.chat.template import ChatTemplate
 from steering.model.checkpoint import generation_defaults_of, settings_of

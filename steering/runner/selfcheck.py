@@ -15,10 +15,10 @@ from torch.utils.hooks import RemovableHandle
 from transformers.utils import logging as transformers_logging
 
 from steering.accel.cuda_graphs import DecodeGraphs
-from steering.accel.triton.modules import own_forwards
 from steering.decoder import attention
 from steering.decoder.hooks import AttentionHook
 from steering.errors import RequestError, UnsupportedModel
+from steering.forwards import own_forwards
 from steering.model.calibration import Calibration
 from steering.model.mllm import MLLM
 from steering.model.pixels import picture

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from steering.accel.triton import modules
 from steering.accel.triton.modules import alike, drawn
+from steering.forwards import runs_own
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ def _dispatch(original: Rotary, ours: Rotary) -> Rotary:
 
     @functools.wraps(original)
     def rotary(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        ours_can = not kwargs and args[0].is_cuda and _is_supported(*args) and not modules.runs_own()
+        ours_can = not kwargs and args[0].is_cuda and _is_supported(*args) and not runs_own()
         return ours(*args) if ours_can else original(*args, **kwargs)
 
     rotary.ours = ours  # type: ignore[attr-defined]

@@ -9,15 +9,15 @@ self-check's comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+
+from steering.forwards import runs_own
 
 WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """Largest difference of two results relative to the largest of them: the last bits of the dtype."""
@@ -29,24 +29,6 @@ TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of a module with the same input, in the order in which they are called."""
 
 
-_OWN: ContextVar[bool] = ContextVar("own forward passes", default=False)
-
-
-@contextmanager
-def own_forwards() -> Iterator[None]:
-    """Let replaced modules run their own forward pass in this thread."""
-    token = _OWN.set(True)
-    try:
-        yield
-    finally:
-        _OWN.reset(token)
-
-
-def runs_own() -> bool:
-    """Return True where replaced modules run their own forward pass."""
-    return _OWN.get()
-
-
 class Replaced:
     """A module's forward pass, and its replacement."""
 
@@ -54,7 +36,7 @@ class Replaced:
         self._module, self._replacement = module, replacement
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _OWN.get():
+        if runs_own():
             return type(self._module).forward(self._module, *args, **kwargs)
         return self._replacement(*args, **kwargs)
 

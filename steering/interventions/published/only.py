@@ -30,12 +30,12 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from steering.accel.triton.modules import own_forwards
 from steering.decoder.hooks import AttentionHook, Hook, LayerHook
 from steering.decoder.kernels import weighted
 from steering.decoder.updates import Updates
 from steering.devices import fill_slot, to_device
 from steering.errors import RequestError
+from steering.forwards import own_forwards
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.prompt.spans import FIRST_IMAGE
