@@ -141,15 +141,8 @@ class ProjectOutSlots(Slots):
             self.directions[slot] = to_device(options.directions, self.directions)
 
     def prefill(self, chunk: PrefillChunk) -> ProjectOutRows | None:
-        touched = torch.zeros(len(chunk.sequences), chunk.width)
-        for row, sequence in enumerate(chunk.sequences):
-            if (options := _options(sequence)) is None:
-                continue
-            start, length = chunk.starts[row], chunk.lengths[row]
-            if chunk.replay:
-                touched[row, :length] = float(options.chosen.generated)
-            else:
-                touched[row, :length] = options.chosen.touched(sequence.prompt.layout.spans)[start : start + length]
+        asked = map(_options, chunk.sequences)
+        touched = chunk.touched(None if options is None else options.chosen for options in asked)
         return self._rows(chunk.rows, chunk.sequences, to_device(touched, self.directions.device))
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:

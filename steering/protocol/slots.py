@@ -12,6 +12,7 @@ import torch
 
 from steering.decoder.hooks import Hook
 from steering.model.mllm import MLLM
+from steering.prompt.tokens import TokenChoice
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal, StepGauge
 
@@ -76,6 +77,19 @@ class PrefillChunk:
     def real(self) -> torch.Tensor:
         """A mask (rows, n) float32 on the CPU: 1 on tokens, 0 on padding."""
         return (torch.arange(self.width) < torch.tensor(self.lengths)[:, None]).float()
+
+    def touched(self, choices: Iterable[TokenChoice | None]) -> torch.Tensor:
+        """Return a mask (rows, n) float32 on the CPU: 1 on the tokens that each row's choice holds; None holds none."""
+        touched = torch.zeros(len(self.sequences), self.width)
+        for row, (sequence, choice) in enumerate(zip(self.sequences, choices, strict=True)):
+            if choice is None:
+                continue
+            start, length = self.starts[row], self.lengths[row]
+            if self.replay:
+                touched[row, :length] = float(choice.generated)
+            else:
+                touched[row, :length] = choice.touched(sequence.prompt.layout.spans)[start : start + length]
+        return touched
 
 
 @dataclass(frozen=True)

@@ -262,15 +262,8 @@ class VistaSlots(Slots):
         fill_slot(self.alpha, slot, vista.alpha if vista is not None and vista.mixed(count) else 0)
 
     def prefill(self, chunk: PrefillChunk) -> VistaRows | None:
-        touched = torch.zeros(len(chunk.sequences), chunk.width)
-        for row, sequence in enumerate(chunk.sequences):
-            if (vista := _options(sequence)) is None:
-                continue
-            start, length = chunk.starts[row], chunk.lengths[row]
-            if chunk.replay:
-                touched[row, :length] = float(vista.chosen.generated)
-            else:
-                touched[row, :length] = vista.chosen.touched(sequence.prompt.layout.spans)[start : start + length]
+        asked = map(_options, chunk.sequences)
+        touched = chunk.touched(None if vista is None else vista.chosen for vista in asked)
         device = self.early.device
         return self._rows(chunk.rows, chunk.sequences, to_device(touched, device), to_device(chunk.last, device))
 
