@@ -10,7 +10,6 @@ from probes.gate.file import different, load
 from probes.gate.report import report
 from probes.harness.options import check_writable
 from probes.pairs.run import PairsOptions
-from probes.vector.verdict import refuse
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +27,7 @@ def run(options: PairsOptions) -> None:
         _log.warning("%d lines of %s repeat other lines and are left out.", len(read) - len(examples), options.pairs)
     sides = {example.holds for example in examples}
     doubts = too_few(examples)
-    if not options.force:
-        refuse(options.out, doubts)
+    options.refuse(doubts)
     if len(sides) < 2 or min(sum(example.holds is side for example in examples) for side in sides) < 4:
         raise ValueError(f'{options.pairs} must hold at least 4 different examples under "when" and 4 under "not"')
     engine = options.model.engine(options.quiet)
@@ -40,13 +38,7 @@ def run(options: PairsOptions) -> None:
     doubts += doubtful(vector)
     vector = replace(vector, info=vector.info | {"doubts": doubts, "reliable": not doubts})
     page, data = report(vector, engine.mllm.name, f"{len(examples)} different examples of {options.pairs.name}")
-    page.write(options.folder, data)
-    print(f"report: {options.folder / 'report.html'}")
-    if not options.force:
-        refuse(options.out, doubts)
-    options.refuse_to_replace()  # keeps a file that another program wrote meanwhile
-    options.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    vector.save(options.out)
+    options.save(vector, doubts, page, data)
     gate = vector.info["gate"]
     print(
         f"{options.out}: {vector.name}, a condition; layer {gate['layer']}, {gate['measure']} above {gate['threshold']:.4g}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from probes.answering.engine import InProcess
 from probes.harness.ledger import Remembering
@@ -16,6 +17,7 @@ from probes.pairs.calibrate import calibrate, unmoved
 from probes.pairs.file import PromptPair, Rule, different, load
 from probes.pairs.learners import Learner, doubtful
 from probes.pairs.report import report
+from probes.reporting.report import Report
 from probes.vector.verdict import disagreement, refuse
 from steering import NAME, SteeringVector
 
@@ -68,6 +70,20 @@ class PairsOptions:
                 f"{self.out} already exists; --replace overwrites it, --name or --out names another file"
             )
 
+    def refuse(self, doubts: Sequence[str]) -> None:
+        """Raise ValueError if there are doubts about the vector, unless `force`."""
+        if not self.force:
+            refuse(self.out, doubts)
+
+    def save(self, vector: SteeringVector, doubts: Sequence[str], page: Report, data: Mapping[str, Any]) -> None:
+        """Write the report, and the vector unless there are doubts about it; raise as both refusals do."""
+        page.write(self.folder, data)
+        print(f"report: {self.folder / 'report.html'}")
+        self.refuse(doubts)
+        self.refuse_to_replace()  # keeps a file that another program wrote meanwhile
+        self.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        vector.save(self.out)
+
 
 def run(options: PairsOptions) -> None:
     """Build, judge, calibrate, report and save a vector.
@@ -84,8 +100,7 @@ def run(options: PairsOptions) -> None:
     if options.learner == "actadd":
         _check_single(options, used)
     doubts = [] if options.learner == "actadd" else too_few(used, held_back=len(tested))
-    if not options.force:
-        refuse(options.out, doubts)
+    options.refuse(doubts)
     engine = options.model.engine(options.quiet)
     vector = build(
         engine, used, name=options.name, sides=options.sides, layers=options.layers,
@@ -106,13 +121,7 @@ def run(options: PairsOptions) -> None:
         about["reliable"] = not doubts
     vector = replace(vector, info=about)
     page, data = report(vector, engine.mllm.name, f"{len(pairs)} different pairs of {options.pairs.name}")
-    page.write(options.folder, data)
-    print(f"report: {options.folder / 'report.html'}")
-    if not options.force:
-        refuse(options.out, doubts)
-    options.refuse_to_replace()  # keeps a file that another program wrote meanwhile
-    options.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    vector.save(options.out)
+    options.save(vector, doubts, page, data)
     _print(vector, options.out)
 
 
