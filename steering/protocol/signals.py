@@ -69,6 +69,10 @@ class StepGauge:
     needs: tuple[str, ...] = ()
 
 
+Positions = Literal["last", "generated"] | tuple[int, int]
+"""The prompt's last token, the generated ones, or those from the first number up to, not including, the second."""
+
+
 @dataclass(frozen=True)
 class StateChoice:
     """The states that a request wants: layers, counted from 0 (None for all), and positions.
@@ -78,7 +82,7 @@ class StateChoice:
     """
 
     layers: tuple[int, ...] | None = None
-    positions: Literal["last", "generated"] | tuple[int, int] = "last"
+    positions: Positions = "last"
     most: int = sys.maxsize
 
     def layers_of(self, count: int) -> tuple[int, ...]:

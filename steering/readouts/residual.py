@@ -19,7 +19,7 @@ from steering.model.mllm import MLLM
 from steering.prompt.layout import Layout
 from steering.protocol.intervention_spec import check_layers
 from steering.protocol.readout import Diagnose, FinishedAnswer, Quantity, Readout, ReadoutOption, Scalar
-from steering.protocol.signals import Signal, StateChoice
+from steering.protocol.signals import Positions, Signal, StateChoice
 from steering.protocol.wording import is_whole, must, unknown, whole_numbers
 from steering.recorders.activations import NAME as ACTIVATIONS
 from steering.recorders.activations import Activations
@@ -50,7 +50,7 @@ class StatesForm(BaseModel):
 
     layers: Literal["all"] | list[int] = "all"
     """The layers, numbered from 0."""
-    positions: Literal["last", "generated"] | tuple[int, int] = "last"
+    positions: Positions = "last"
     """The prompt's last token, the generated tokens, or those from the first number up to, not including, the second."""
 
 
@@ -73,7 +73,7 @@ def _fields(value: Any, form: type[BaseModel], place: str) -> Mapping[str, Any]:
     return value
 
 
-def _positions(fields: Mapping[str, Any], place: str) -> Literal["last", "generated"] | tuple[int, int]:
+def _positions(fields: Mapping[str, Any], place: str) -> Positions:
     positions = fields.get("positions", "last")
     if positions == "last":
         return "last"
@@ -87,14 +87,18 @@ def _positions(fields: Mapping[str, Any], place: str) -> Literal["last", "genera
     return first, end
 
 
+def _positions_written(positions: Positions) -> str | list[int]:
+    return positions if isinstance(positions, str) else list(positions)
+
+
 def _fits(value: StateChoice, mllm: MLLM, layout: Layout) -> None:
     check_layers(value.layers, mllm.num_layers, f"{OF_STATES}.layers")
 
 
 def _written(options: Diagnose) -> dict[str, Any]:
     choice = options[STATES]
-    positions = choice.positions if isinstance(choice.positions, str) else list(choice.positions)
-    return {"layers": "all" if choice.layers is None else list(choice.layers), "positions": positions}
+    layers = "all" if choice.layers is None else list(choice.layers)
+    return {"layers": layers, "positions": _positions_written(choice.positions)}
 
 
 STATES = ReadoutOption(
@@ -116,7 +120,7 @@ class FeaturesForm(BaseModel):
 
     dictionary: str | None = None
     """The sparse dictionary's name; null for the server's only one."""
-    positions: Literal["last", "generated"] | tuple[int, int] = "last"
+    positions: Positions = "last"
     """The prompt's last token, the generated tokens, or those from the first number up to, not including, the second."""
     top: int = TOP
     """The number of features, those with the greatest mean activation first."""
@@ -129,7 +133,7 @@ class FeatureChoice:
     """The features that a request wants of a dictionary; of one that is only named, before its name is looked up."""
 
     dictionary: SparseDictionary | str | None = None
-    positions: Literal["last", "generated"] | tuple[int, int] = "last"
+    positions: Positions = "last"
     top: int = TOP
     ids: tuple[int, ...] | None = None
 
@@ -178,9 +182,12 @@ def _fits_features(value: FeatureChoice, mllm: MLLM, layout: Layout) -> None:
 
 def _feature_choice_written(options: Diagnose) -> dict[str, Any]:
     choice: FeatureChoice = options[FEATURES]
-    positions = choice.positions if isinstance(choice.positions, str) else list(choice.positions)
-    name = getattr(choice.dictionary, "name", choice.dictionary)
-    return {"dictionary": name, "positions": positions, "top": choice.top, "ids": choice.ids and list(choice.ids)}
+    return {
+        "dictionary": getattr(choice.dictionary, "name", choice.dictionary),
+        "positions": _positions_written(choice.positions),
+        "top": choice.top,
+        "ids": choice.ids and list(choice.ids),
+    }
 
 
 def _look_up(value: FeatureChoice, store: VectorStore) -> FeatureChoice:

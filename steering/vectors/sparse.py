@@ -33,6 +33,7 @@ _BIASES = {
 """The tensors of each architecture, (features,), beside W_enc, W_dec and b_dec."""
 _HOOKS = re.compile(r"blocks\.([0-9]+)\.hook_resid_(pre|post)|(?:model\.)?(?:language_model\.)?layers\.([0-9]+)")
 _EPS = 1e-5
+NORMS = "norms of W_dec"
 
 
 @dataclass(frozen=True)
@@ -60,42 +61,11 @@ class SparseDictionary:
 
     @classmethod
     def load(cls, folder: str | Path) -> SparseDictionary:
-        """Read the configuration of a dictionary, not its weights; raise VectorError for one that cannot be used."""
-        folder = Path(folder)
-        try:
-            config = json.loads((folder / CONFIG).read_text())
-            metadata = config.get("metadata") or {}
-            hook = str(config.get("hook_name") or config.get("hook_point") or metadata.get("hook_name"))
-            activation = config.get("activation_fn_str", config.get("activation_fn", "relu"))
-            k = config.get("k") or (config.get("activation_fn_kwargs") or {}).get("k") or 0
-            dictionary = cls(
-                folder.name,
-                str(folder),
-                _layer(hook, folder.name),
-                int(config["d_in"]),
-                int(config["d_sae"]),
-                "topk" if activation == "topk" else str(config.get("architecture", "standard")),
-                int(k),
-                bool(config.get("apply_b_dec_to_input", True)),
-                _normalized(config.get("normalize_activations")),
-                bool(config.get("rescale_acts_by_decoder_norm", False)),
-                config.get("model_name") or metadata.get("model_name"),
-                hook,
-            )
-        except KeyError as error:
-            raise _bad(folder.name, f"its {CONFIG} has no {error.args[0]!r}") from error
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise _bad(folder.name, f"its {CONFIG} cannot be read") from error
-        if dictionary.architecture not in _BIASES:
-            raise _bad(
-                folder.name, f"its architecture is {dictionary.architecture[:64]!r}, not one of {', '.join(_BIASES)}"
-            )
-        if config.get("finetuning_scaling_factor"):
-            raise _bad(folder.name, "it has a scaling factor of fine-tuning, which SAELens no longer reads either")
-        if dictionary.architecture == "topk" and not 0 < dictionary.k <= dictionary.features:
-            raise _bad(folder.name, "its k is not between 1 and its number of features")
-        _check_shapes(dictionary)
-        return dictionary
+        """Read the configuration of a dictionary, not its weights; raise VectorError for one that cannot be used.
+
+        The files are read again only when they changed.
+        """
+        return _loaded(Path(folder), _stamp(folder, CONFIG), _stamp(folder, WEIGHTS))
 
     def fits(self, layers: int, width: int) -> bool:
         """Return whether a model with so many layers, and states of so many numbers, has the states that it reads."""
@@ -117,7 +87,7 @@ class SparseDictionary:
 
     def encode(self, states: torch.Tensor) -> torch.Tensor:
         """Return the features' activations of states, (..., d) to (..., features) in float32."""
-        tensors = _tensors(self.folder, _stamp(self.folder))
+        tensors = _tensors(self, _stamp(self.folder))
         x = states.float()
         if self.normalized == "layer_norm":
             x = x - x.mean(-1, keepdim=True)
@@ -132,7 +102,7 @@ class SparseDictionary:
             return torch.where(before + tensors["b_gate"] > 0, size, 0.0)
         before = before + tensors["b_enc"]
         if self.by_norm:
-            before = before * tensors["W_dec"].norm(dim=-1)
+            before = before * tensors[NORMS]
         if self.architecture == "jumprelu":
             return torch.where(before > tensors["threshold"], before.relu(), 0.0)
         if self.architecture == "topk":
@@ -191,8 +161,47 @@ def _check_shapes(dictionary: SparseDictionary) -> None:
         raise _bad(dictionary.name, f"its {WEIGHTS} is damaged") from error
 
 
-def _stamp(folder: str) -> tuple[int, int]:
-    stat = (Path(folder) / WEIGHTS).stat()
+@lru_cache(maxsize=64)
+def _loaded(folder: Path, *stamps: tuple[int, int]) -> SparseDictionary:
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+        metadata = config.get("metadata") or {}
+        hook = str(config.get("hook_name") or config.get("hook_point") or metadata.get("hook_name"))
+        activation = config.get("activation_fn_str", config.get("activation_fn", "relu"))
+        model = config.get("model_name") or metadata.get("model_name")
+        k = config.get("k") or (config.get("activation_fn_kwargs") or {}).get("k") or 0
+        dictionary = SparseDictionary(
+            folder.name,
+            str(folder),
+            _layer(hook, folder.name),
+            int(config["d_in"]),
+            int(config["d_sae"]),
+            "topk" if activation == "topk" else str(config.get("architecture", "standard")),
+            int(k),
+            bool(config.get("apply_b_dec_to_input", True)),
+            _normalized(config.get("normalize_activations")),
+            bool(config.get("rescale_acts_by_decoder_norm", False)),
+            model if isinstance(model, str) else None,
+            hook,
+        )
+    except KeyError as error:
+        raise _bad(folder.name, f"its {CONFIG} has no {error.args[0]!r}") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise _bad(folder.name, f"its {CONFIG} cannot be read") from error
+    if dictionary.architecture not in _BIASES:
+        raise _bad(
+            folder.name, f"its architecture is {dictionary.architecture[:64]!r}, not one of {', '.join(_BIASES)}"
+        )
+    if config.get("finetuning_scaling_factor"):
+        raise _bad(folder.name, "it has a scaling factor of fine-tuning, which SAELens no longer reads either")
+    if dictionary.architecture == "topk" and not 0 < dictionary.k <= dictionary.features:
+        raise _bad(folder.name, "its k is not between 1 and its number of features")
+    _check_shapes(dictionary)
+    return dictionary
+
+
+def _stamp(folder: str | Path, name: str = WEIGHTS) -> tuple[int, int]:
+    stat = (Path(folder) / name).stat()
     return stat.st_ino, stat.st_mtime_ns
 
 
@@ -228,10 +237,14 @@ def _vector(
 
 
 @lru_cache(maxsize=4)
-def _tensors(folder: str, stamp: tuple[int, int]) -> Mapping[str, torch.Tensor]:
-    """Return a dictionary's tensors in float32; they stay in memory, those of four dictionaries at most."""
-    with safe_open(Path(folder) / WEIGHTS, "pt") as file:
-        return {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+def _tensors(dictionary: SparseDictionary, stamp: tuple[int, int]) -> Mapping[str, torch.Tensor]:
+    """Return what a dictionary encodes with, in float32; it stays in memory, that of four dictionaries at most."""
+    with safe_open(Path(dictionary.folder) / WEIGHTS, "pt") as file:
+        names = ("W_enc", "b_dec", *_BIASES[dictionary.architecture])
+        tensors = {name: file.get_tensor(name).float() for name in names}
+        if dictionary.by_norm:
+            tensors[NORMS] = file.get_tensor("W_dec").float().norm(dim=-1)
+    return tensors
 
 
 def _bad(name: str, why: str) -> VectorError:
