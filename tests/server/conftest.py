@@ -147,6 +147,16 @@ def data_uri(image: Image.Image | None = None, kind: str = "PNG", **options: Any
     return f"data:image/{kind.lower()};base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
+TOLD = [
+    {"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": data_uri()}},
+        {"type": "text", "text": "The star is blue.", "span": "context"},
+        {"type": "text", "text": "What colour is the star?"},
+    ]}
+]  # fmt: skip
+"""A chat about a picture and a context that contradicts it."""
+
+
 def user(*parts: str) -> dict[str, Any]:
     """Return a user message of texts and data: URIs."""
     content = [

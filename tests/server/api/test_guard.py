@@ -19,7 +19,7 @@ from server.app import create_app
 from server.settings import PresetTable, Settings
 from steering import Busy
 from tests.server.api.choices import refused
-from tests.server.conftest import data_uri, user
+from tests.server.conftest import TOLD, user
 from tests.server.dialects.speaking import BODIES, ROUTES, STREAMS, events
 from tests.server.fakes import FakeEngine
 from tests.server.journal.rows import rows_of
@@ -27,13 +27,6 @@ from tests.server.served.model import served_model
 from tests.waiting import wait_for
 
 CHAT = "/v1/chat/completions"
-TOLD = [
-    {"role": "user", "content": [
-        {"type": "image_url", "image_url": {"url": data_uri()}},
-        {"type": "text", "text": "The star is blue.", "span": "context"},
-        {"type": "text", "text": "What colour is the star?"},
-    ]}
-]  # fmt: skip
 BASE: dict[str, Any] = {"messages": TOLD, "max_tokens": 6, "temperature": 0}
 THEN = {"steering": {"toward": "text", "strength": 2.0}}
 READ = {"diagnostics": {"include": ["modality", "confidence"]}}

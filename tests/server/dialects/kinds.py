@@ -6,7 +6,7 @@ from typing import Any
 
 from PIL import Image
 
-from tests.server.conftest import data_uri, user
+from tests.server.conftest import TOLD, data_uri, user
 
 SCHEMA = {
     "type": "object",
@@ -23,13 +23,6 @@ ELSEWHERE = [
     ]}
 ]  # fmt: skip
 TWO = [user(GREEN, RED, "Which picture is red?")]
-TOLD = [
-    {"role": "user", "content": [
-        {"type": "image_url", "image_url": {"url": data_uri()}},
-        {"type": "text", "text": "The star is blue.", "span": "context"},
-        {"type": "text", "text": "What colour is the star?"},
-    ]}
-]  # fmt: skip
 SYSTEM = [{"role": "system", "content": "Be brief."}, user("Why?")]
 TURNS = [user(data_uri(), "What is it?"), {"role": "assistant", "content": "A star."}, user("Which colour?")]
 LOOK = {

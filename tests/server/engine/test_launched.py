@@ -16,7 +16,6 @@ from urllib.request import urlopen
 import pytest
 
 from server.engine import launched as launched_module
-from server.engine import vllm
 from server.engine.launched import LaunchedServer, command_of, executable
 from server.engine.runtime import load
 from server.process import engine_checks
@@ -27,15 +26,6 @@ from tests.steering.parallel.asking import small
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep references for this module alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("references")
-        patch.setattr(vllm, "KEPT", str(folder))
-        yield folder
 
 
 @pytest.fixture

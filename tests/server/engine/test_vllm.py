@@ -41,15 +41,6 @@ def fake(engine: steering.Engine, vectors: Path) -> Iterator[FakeVllm]:
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep references for this module alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("references")
-        patch.setattr(vllm, "KEPT", str(folder))
-        yield folder
-
-
-@pytest.fixture(scope="module")
 def over_vllm(fake: FakeVllm, kept: Path, vectors: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
     """Yield the application over the vLLM server."""
     journal = str(tmp_path_factory.mktemp("journal") / "journal.db")

@@ -13,17 +13,10 @@ import steering
 from server.app import create_app
 from server.settings import Settings
 from tests.server.api.choices import refused
-from tests.server.conftest import data_uri
+from tests.server.conftest import TOLD
 from tests.server.journal.rows import rows_of
 
 CHAT = "/v1/chat/completions"
-TOLD = [
-    {"role": "user", "content": [
-        {"type": "image_url", "image_url": {"url": data_uri()}},
-        {"type": "text", "text": "The star is blue.", "span": "context"},
-        {"type": "text", "text": "What colour is the star?"},
-    ]}
-]  # fmt: skip
 BASE: dict[str, Any] = {"messages": TOLD, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 
