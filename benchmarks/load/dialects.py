@@ -34,7 +34,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Round:
-    """What a protocol took in a round: seconds of the server's processors, of them its workers', and the outcome."""
+    """The cost of a protocol in a round: processor seconds of the server, of them its workers', and the outcome."""
 
     server: float
     workers: float

@@ -1,4 +1,4 @@
-"""What `smol` must show for each verdict, written before its first evaluation and not changed since.
+"""The criteria of each verdict on `smol`, written before its first evaluation and not changed since.
 
 Each criterion is a function of intervals alone; `helmsight demo smol` applies them and prints the verdicts with the numbers.
 """

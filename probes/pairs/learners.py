@@ -105,7 +105,7 @@ def _unit(rows: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How well directions that were learned from three quarters of the pairs tell the sides of the last quarter apart.
+    """The test on a quarter of the pairs of directions that were learned from the others.
 
     ranking: layers, the best first. auroc: of the best one with its 95 % interval, which is a little too good where the best
     of many layers was chosen on the same pairs. accuracy: of linear probes, for ITI only.

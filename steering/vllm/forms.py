@@ -27,7 +27,7 @@ Taken = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RemoteForm:
-    """How an intervention is asked of a server.
+    """The translation of an intervention to a server's fields, and of its measurements back.
 
     write: returns the fields of a body, from the answer's settings and the model. read: returns what
     `InterventionSpec.report` takes, from the settings, what the server says, and how many generated tokens went through the

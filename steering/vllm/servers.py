@@ -229,7 +229,7 @@ class Servers:
 
     @property
     def well(self) -> list[Server]:
-        """Those that answer."""
+        """The servers that answer."""
         return [server for server in self._servers if server.well]
 
     def facts(self) -> ServerFacts:

@@ -1,4 +1,4 @@
-"""What vLLM servers can do of what a request may ask for; the rest is refused, and the refusal names the field."""
+"""The features of requests that vLLM servers support; others are refused, and the refusal names the field."""
 
 from __future__ import annotations
 

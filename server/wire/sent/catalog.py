@@ -95,7 +95,7 @@ class ConditionCard(AnswerBody):
 
 
 class GuardCard(AnswerBody):
-    """What a request's `guard` can be."""
+    """The conditions, interventions and retries that a request's `guard` may have."""
 
     conditions: list[ConditionCard]
     signs: list[str]
@@ -276,7 +276,7 @@ class PlannedSteer(SteerSettings):
 
 
 class DryRunReport(AnswerBody):
-    """What a request asks for, and what would be applied."""
+    """The settings that a request asks for, and those that would be applied."""
 
     object: Literal["steering.validation"]
     model: str
