@@ -286,11 +286,12 @@ class HookPlan(NamedTuple):
     """The slots that take part in a forward pass.
 
     acting: in the order in which they act, because recorders see what interventions change. keeping: in the order in which
-    they keep, because interventions depend on what recorders captured.
+    they keep, because interventions depend on what recorders captured. looking: those that look ahead, mostly none.
     """
 
     acting: list[Slots]
     keeping: list[Slots]
+    looking: list[Slots]
 
 
 class HookPlans:
@@ -316,5 +317,7 @@ class HookPlans:
                 return [part for part in parts.values() if part.concerns(asked, signals)]
 
             recorders, interventions = those(self._recorders), those(self._interventions)
-            self._known[asked, signals] = HookPlan([*interventions, *recorders], [*recorders, *interventions])
+            acting, looks = [*interventions, *recorders], Slots.look_ahead
+            looking = [part for part in acting if type(part).look_ahead is not looks]
+            self._known[asked, signals] = HookPlan(acting, [*recorders, *interventions], looking)
         return self._known[asked, signals]

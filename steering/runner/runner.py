@@ -194,11 +194,11 @@ class Runner:
             if sequence.held:  # meanwhile its row counted tokens that do not exist
                 self.choice.place(sequence)
         logits = self.choice.masked(sequences, logits)
-        self._look_behind_prompts(sequences, logits)
+        plan = self.hook_plans.of(sequences)
+        if plan.looking:
+            self._look_behind_prompts(sequences, logits)
         rows = to_device(torch.tensor([sequence.slot for sequence in sequences]), logits.device)
-        sampled = self.choice.sampled(
-            sequences, self.hook_plans.of(sequences).acting, rows, lambda: self.position[rows], logits
-        )
+        sampled = self.choice.sampled(sequences, plan.acting, rows, lambda: self.position[rows], logits)
         self.token[rows] = sampled.tokens
         for row, sequence in enumerate(sequences):
             if sequence.twin is not None:
@@ -231,7 +231,7 @@ class Runner:
         logits = self.choice.masked(running, logits)
         combined: Combined = branches.combine(running, logits)
         rows, acting = batch.rows, passed.plan.acting
-        for part in self._looking(acting):
+        for part in passed.plan.looking:
             run = partial(self._run_behind, batch, acting, part)
             hook = passed.hooks.get(part.name)
             part.look_ahead(LookAhead(running, rows, batch.positions, hook, combined.logits, run))
@@ -246,20 +246,16 @@ class Runner:
             self.token[combined.twins] = sampled.tokens[combined.leaders]
         return Decoded(sampled, logits, spoilt)
 
-    def _looking(self, acting: list[Slots]) -> list[Slots]:
-        """Return the slots that look ahead, mostly none."""
-        return [part for part in acting if type(part).look_ahead is not Slots.look_ahead]
-
     def _look_behind_prompts(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
         """Let interventions look ahead at the first tokens of answers. logits: (rows, vocabulary)."""
         for row, sequence in enumerate(sequences):
-            acting = self.hook_plans.of([sequence]).acting
-            if sequence.sampled or not (looking := self._looking(acting)):
+            plan = self.hook_plans.of([sequence])
+            if sequence.sampled or not plan.looking:
                 continue
             chunk = PrefillChunk([sequence], [sequence.computed], [1], complete=False, replay=True)
             last = to_device(torch.tensor([sequence.computed - 1]), logits.device)
-            for part in looking:
-                run = partial(self._run_behind_prompt, chunk, acting, part)
+            for part in plan.looking:
+                run = partial(self._run_behind_prompt, chunk, plan.acting, part)
                 part.look_ahead(LookAhead([sequence], chunk.rows, last, None, logits[row : row + 1], run))
 
     def _run_behind_prompt(
