@@ -363,7 +363,8 @@ def decode_attention(
     _combine_kernel[(rows * heads,)](
         parts, masses, log_sums, settings, reading, out, row_log_sums, factors, effect, splits,
         settings.shape[1], layer, torch.finfo(torch.float32).tiny, heads, triton.next_power_of_2(heads),
-        triton.next_power_of_2(splits), width, width_block, flags["has_masks"], SCALE, TRANSFER, num_warps=4 if splits > 8 else 2,
+        triton.next_power_of_2(splits), width, width_block, flags["has_masks"], SCALE, TRANSFER,
+        num_warps=4 if splits > 8 else 2,
     )  # fmt: skip
     if not looks:
         return Attended(out, None, None if enhancement is None else effect)
