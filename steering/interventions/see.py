@@ -55,10 +55,10 @@ class See(Options):
 
     `alpha` is the share by which attention is enhanced. In `shallow` layers, counted from the first, it is fixed (None: the
     model's first quarter); in deeper ones it grows with the decay of attention to the images since the first token, up to
-    `ceiling`. `reading` "transfer" moves the share from the rest of the prompt, "scale" multiplies by 1 + alpha and divides by
-    the row's sum, "add" multiplies alone; `spans` tells whether that rest is the "whole" prompt or its "content", `source`
-    ("from" in a request) of which part "transfer" takes: "all", "system" or "user". SAGE paper, section 5.1, equations 3 and
-    4. Raises RequestError for invalid values.
+    `ceiling`. `reading` "transfer" moves the share from the rest of the prompt, "scale" multiplies by 1 + alpha and
+    normalises again, "add" multiplies alone; `spans` tells whether that rest is the "whole" prompt or its "content",
+    `source` ("from" in a request) of which part "transfer" takes: "all", "system" or "user". SAGE paper, section 5.1,
+    equations 3 and 4. Raises RequestError for invalid values.
     """
 
     path = ("sage", "see")
