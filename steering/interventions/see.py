@@ -126,13 +126,13 @@ class _Tables(NamedTuple):
 class SeeRows(AttentionHook):
     """The enhancement of one forward pass.
 
-    asked: (rows,) bool, the rows that requested it. masks: (rows, length, 2), 1 on the columns of images, and of the rest of
-    the prompt. fixed, adaptive: (rows, layers), alpha of shallow and of deeper layers, 0 elsewhere. first: (rows, layers),
-    m_v(1). ceiling: (rows,). reading: (rows,) uint8, an index of READINGS, None where every row scales. depths: the number of layers
-    that are shallow in any row, and in every row. generated: whether the rows are generated tokens, whose decay is measured,
-    or prompts. ranks: the processes with the other heads. apart: whether any column of a prompt belongs neither to an image
-    nor to the rest. Once settled, `measured` is the effect on generated tokens, as returned by `measured_of`, unless it was
-    already written to `steps` (rows, length, 4).
+    asked: (rows,) bool, the rows that requested it. masks: (rows, length, 2), 1 on the columns of images, and of the rest
+    of the prompt. fixed, adaptive: (rows, layers), alpha of shallow and of deeper layers, 0 elsewhere. first: (rows,
+    layers), m_v(1). ceiling: (rows,). reading: (rows,) uint8, an index of READINGS, None where every row scales. depths:
+    the number of layers that are shallow in any row, and in every row. generated: whether the rows are generated tokens,
+    whose decay is measured, or prompts. ranks: the processes with the other heads. apart: whether any column of a prompt
+    belongs neither to an image nor to the rest. Once settled, `measured` is the effect on generated tokens, as returned by
+    `measured_of`, unless it was already written to `steps` (rows, length, 4).
     """
 
     measured: torch.Tensor | None = None
