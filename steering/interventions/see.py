@@ -82,12 +82,12 @@ class See(Options):
             )
         return max(1, layers // 4) if self.shallow is None else self.shallow
 
-    def report(self, taken: Any) -> dict[str, Any]:
+    def report(self, measured: Any) -> dict[str, Any]:
         """Report the enhancement and the mean attention to images before and after it.
 
-        taken: (tokens, 4) as `SeeSlots.steps`, a row for each generated token that went through the model.
+        measured: (tokens, 4) as `SeeSlots.steps`, a row for each generated token that went through the model.
         """
-        mean, greatest, before, after = taken.T.tolist() if len(taken) else ([], [], [], [])
+        mean, greatest, before, after = measured.T.tolist() if len(measured) else ([], [], [], [])
         return {
             "reading": self.reading,
             "spans": self.spans,
@@ -262,20 +262,20 @@ class SeeRows(AttentionHook):
 
 
 def factors(
-    alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor, transfer: torch.Tensor
+    alpha: torch.Tensor, image_mass: torch.Tensor, text_mass: torch.Tensor, transfer: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return what `SeeRows._factors` does; alpha, seen (m_v), read (m_t) and transfer (the reading) broadcast."""
-    moved = alpha * (seen >= LEAST)
-    up = torch.where(transfer, moved * read / seen.clamp(min=LEAST), alpha)
-    return up, moved * transfer, torch.where(transfer, 1.0, 1 + alpha * seen)
+    """Return what `SeeRows._factors` does; alpha, image_mass (m_v), text_mass (m_t) and transfer (the reading) broadcast."""
+    moved = alpha * (image_mass >= LEAST)
+    up = torch.where(transfer, moved * text_mass / image_mass.clamp(min=LEAST), alpha)
+    return up, moved * transfer, torch.where(transfer, 1.0, 1 + alpha * image_mass)
 
 
-def measured_of(alpha: torch.Tensor, seen: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+def measured_of(alpha: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """Return (rows, 4): alpha, its mean and maximum over layers, and the mean mass on images before and after.
 
-    alpha, seen, after: (rows, layers).
+    alpha, before, after: (rows, layers).
     """
-    return torch.stack([alpha.mean(1), alpha.amax(1), seen.mean(1), after.mean(1)], -1)
+    return torch.stack([alpha.mean(1), alpha.amax(1), before.mean(1), after.mean(1)], -1)
 
 
 class SeeSlots(Slots):
@@ -310,11 +310,11 @@ class SeeSlots(Slots):
         fill_slot(self.asked, slot, see.alpha > 0)  # an alpha of 0 must leave the row's bits unchanged
         depth = see.depth(self.pool.layers)
         image = spans >= FIRST_IMAGE
-        rest = ~image if see.spans == "whole" else (spans >= SYSTEM) & ~image
+        text = ~image if see.spans == "whole" else (spans >= SYSTEM) & ~image
         if see.source != "all":
             before = image.cumsum(0) == 0
-            rest &= before if see.source == "system" else ~before
-        self.masks[slot, : len(spans)] = to_device(torch.stack([image, rest], -1), self.masks)
+            text &= before if see.source == "system" else ~before
+        self.masks[slot, : len(spans)] = to_device(torch.stack([image, text], -1), self.masks)
         self.fixed[slot, :depth] = see.alpha
         self.adaptive[slot, depth:] = see.alpha
         fill_slot(self.ceiling, slot, see.ceiling)
