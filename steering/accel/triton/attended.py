@@ -10,7 +10,7 @@ import torch
 Enhancement = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """A change of a layer's weights.
 
-Masks (R, length, 2), 1 on the columns of images, and of the rest of the prompt; settings (R, layers, 4); transfer (R,) bool,
+Masks (R, length, 2), 1 on the columns of images, and of the rest of the prompt; settings (R, layers, 4); reading (R,) uint8,
 as in `interventions.see`.
 """
 
