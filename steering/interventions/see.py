@@ -251,7 +251,7 @@ class SeeRows(AttentionHook):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Return the shares by which visual weights rise and text weights fall, and the divisor that normalises the row.
 
-        alpha: (rows, n or 1). image_mass, text_mass: (rows, heads, n, 1), m_v and m_t. A row without an image stays as it is.
+        alpha: (rows, n or 1). image_mass, text_mass: (rows, heads, n, 1), m_v and m_t. A row without an image is unchanged.
         """
         alpha = alpha[:, None, :, None]
         if self._scales:
