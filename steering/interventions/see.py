@@ -18,7 +18,6 @@ tokens, decay = 1 - m_v(t) / m_v(1), where t = 1 is the prompt's last row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -40,12 +39,10 @@ from steering.protocol.wording import shown
 from steering.recorders import attention, spans
 
 NAME = "sage.see"
-Reading = Literal["transfer", "scale", "add"]
+Reading = Literal["scale", "transfer", "add"]
 Source = Literal["all", "system", "user"]
 READINGS: tuple[Reading, ...] = get_args(Reading)
-SCALE, TRANSFER, ADD = range(3)
-"""The codes of the readings in tensors."""
-CODES: Mapping[Reading, int] = {"scale": SCALE, "transfer": TRANSFER, "add": ADD}
+SCALE, TRANSFER, ADD = range(len(READINGS))
 LEAST = torch.finfo(torch.float32).tiny
 """The least attention to images that can be divided by; anything less counts as none."""
 
@@ -55,10 +52,10 @@ class See(Options):
 
     `alpha` is the share by which attention is enhanced. In `shallow` layers, counted from the first, it is fixed (None: the
     model's first quarter); in deeper ones it grows with the decay of attention to the images since the first token, up to
-    `ceiling`. `reading` "transfer" moves the share from the rest of the prompt, "scale" multiplies by 1 + alpha and divides by
-    the row's sum, "add" multiplies alone; `spans` tells whether that rest is the "whole" prompt or its "content", `source`
-    ("from" in a request) of which part "transfer" takes: "all", "system" or "user". SAGE paper, section 5.1, equations 3 and
-    4. Raises RequestError for invalid values.
+    `ceiling`. `reading` "transfer" moves the share from the rest of the prompt, "scale" multiplies by 1 + alpha and
+    normalises again, "add" multiplies alone; `spans` tells whether that rest is the "whole" prompt or its "content",
+    `source` ("from" in a request) of which part "transfer" takes: "all", "system" or "user". SAGE paper, section 5.1,
+    equations 3 and 4. Raises RequestError for invalid values.
     """
 
     path = ("sage", "see")
@@ -129,13 +126,13 @@ class _Tables(NamedTuple):
 class SeeRows(AttentionHook):
     """The enhancement of one forward pass.
 
-    asked: (rows,) bool, the rows that requested it. masks: (rows, length, 2), 1 on the columns of images, and of the rest of
-    the prompt. fixed, adaptive: (rows, layers), alpha of shallow and of deeper layers, 0 elsewhere. first: (rows, layers),
-    m_v(1). ceiling: (rows,). reading: (rows,) uint8, by CODES, None where every row scales. depths: the number of layers
-    that are shallow in any row, and in every row. generated: whether the rows are generated tokens, whose decay is measured,
-    or prompts. ranks: the processes with the other heads. apart: whether any column of a prompt belongs neither to an image
-    nor to the rest. Once settled, `measured` is the effect on generated tokens, as returned by `measured_of`, unless it was
-    already written to `steps` (rows, length, 4).
+    asked: (rows,) bool, the rows that requested it. masks: (rows, length, 2), 1 on the columns of images, and of the rest
+    of the prompt. fixed, adaptive: (rows, layers), alpha of shallow and of deeper layers, 0 elsewhere. first: (rows,
+    layers), m_v(1). ceiling: (rows,). reading: (rows,) uint8, an index of READINGS, None where every row scales. depths:
+    the number of layers that are shallow in any row, and in every row. generated: whether the rows are generated tokens,
+    whose decay is measured, or prompts. ranks: the processes with the other heads. apart: whether any column of a prompt
+    belongs neither to an image nor to the rest. Once settled, `measured` is the effect on generated tokens, as returned by
+    `measured_of`, unless it was already written to `steps` (rows, length, 4).
     """
 
     measured: torch.Tensor | None = None
@@ -176,7 +173,7 @@ class SeeRows(AttentionHook):
             visual,
             text,
             fixed,
-            torch.zeros_like(ceiling) if reading is None else reading[:, None, None, None],
+            torch.full_like(ceiling, SCALE) if reading is None else reading[:, None, None, None],
             adaptive * has_images,
             torch.where(has_images, -adaptive / first, 0.0),
             adaptive * ceiling[:, None],
@@ -216,7 +213,7 @@ class SeeRows(AttentionHook):
         tables = self._make_tables(columns)
         settings = torch.stack([fixed, tables.start, tables.fall, tables.most], -1)
         if reading is None:
-            reading = torch.zeros_like(self.asked[:, 0, 0, 0], dtype=torch.uint8)
+            reading = torch.full_like(self.asked[:, 0, 0, 0], SCALE, dtype=torch.uint8)
         return masks.contiguous(), settings, reading
 
     def _alpha(self, tables: _Tables, layer: int, image_mass: torch.Tensor) -> torch.Tensor:
@@ -271,7 +268,7 @@ class SeeRows(AttentionHook):
 def factors(
     alpha: torch.Tensor, image_mass: torch.Tensor, text_mass: torch.Tensor, reading: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return what `SeeRows._factors` does; alpha, image_mass (m_v), text_mass (m_t) and reading (by CODES) broadcast."""
+    """Return what `SeeRows._factors` does; image_mass is m_v, text_mass m_t, reading an index of READINGS; all broadcast."""
     transfer = reading == TRANSFER
     moved = alpha * (image_mass >= LEAST)
     up = torch.where(transfer, moved * text_mass / image_mass.clamp(min=LEAST), alpha)
@@ -326,7 +323,7 @@ class SeeSlots(Slots):
         self.fixed[slot, :depth] = see.alpha
         self.adaptive[slot, depth:] = see.alpha
         fill_slot(self.ceiling, slot, see.ceiling)
-        fill_slot(self.reading, slot, CODES[see.reading])
+        fill_slot(self.reading, slot, READINGS.index(see.reading))
 
     def prefill(self, chunk: PrefillChunk) -> SeeRows | None:
         if not self.acts(chunk.sequences):
@@ -388,19 +385,10 @@ class SeeSlots(Slots):
 
         depths, generated, apart: as of `SeeRows`. scales: whether every reading is "scale".
         """
-        return SeeRows(
-            self.asked[slots],
-            self.masks[slots],
-            self.fixed[slots],
-            self.adaptive[slots],
-            self.first[slots],
-            self.ceiling[slots],
-            None if scales else self.reading[slots],
-            depths,
-            generated,
-            self.pool.mllm.ranks,
-            apart,
-        )
+        settings = self.asked, self.masks, self.fixed, self.adaptive, self.first, self.ceiling
+        reading = None if scales else self.reading[slots]
+        of_rows = (tensor[slots] for tensor in settings)
+        return SeeRows(*of_rows, reading, depths, generated, self.pool.mllm.ranks, apart)
 
 
 def _options(sequences: list[Sequence]) -> list[See]:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+SCALE, TRANSFER = 0, 1
+"""The codes of two readings of See, as in `interventions.see`, which imports models and so cannot be imported here."""
 Enhancement = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """A change of a layer's weights.
 

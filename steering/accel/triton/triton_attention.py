@@ -15,8 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from steering.accel.triton.attended import Attended, Enhancement
-from steering.interventions.see import SCALE, TRANSFER
+from steering.accel.triton.attended import SCALE, TRANSFER, Attended, Enhancement
 
 BLOCK = 32
 """Columns of one product."""

@@ -64,7 +64,7 @@ def enhanced(
 
     weights: (rows, heads, 1, columns). masks: (rows, length, 2), 1 on the columns of images, and of the rest of the prompt.
     settings: (rows, layers, 4), float32 and contiguous: alpha is the first, plus second + third * mass on images, clamped to
-    0 and the fourth. reading: (rows,) uint8, by `see.CODES`; an attention to images below `see.LEAST` is not divided by.
+    0 and the fourth. reading: (rows,) uint8, an index of `see.READINGS`.
     """
     masses = weights[:, :, 0] @ masks[:, : weights.shape[3]]  # (rows, heads, 2)
     image_mass, text_mass = masses.unbind(-1)
