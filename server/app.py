@@ -31,6 +31,7 @@ from server.telemetry.logs import NOTES, current, current_completion, request_id
 from server.telemetry.metrics import Metrics
 from server.web import page
 from server.wire.chat import ChatRequest, with_interventions
+from steering.protocol import intervention
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -51,6 +52,7 @@ def create_app(
     of the settings is loaded in the background.
     """
     settings = settings or Settings()
+    _check_disabled(settings)
     loads = runtime is None and engine is None
     if runtime is None:
         runtime = Runtime(settings, None if engine is None else Serving.of(adapted(engine), settings))
@@ -85,6 +87,13 @@ def create_app(
         app.register_blueprint(module.blueprint)
     app.after_request(_finish)
     return app
+
+
+def _check_disabled(settings: Settings) -> None:
+    """Raise SettingsError if a disabled intervention does not exist, since a misspelt one would stay allowed."""
+    if unknown := [name for name in settings.disable_interventions if name not in intervention.REGISTRY]:
+        known = ", ".join(intervention.REGISTRY)
+        raise SettingsError(f"setting 'disable_interventions': must be of {known}; got {unknown[0][:64]!r}")
 
 
 def _not_upgraded(app: WSGIApplication, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:

@@ -166,6 +166,10 @@ class Settings(ModelSettings):
         default=64 * MEBI, ge=1024, le=2**31, description="bytes of an uploaded steering vector"
     )
     max_uploaded_vectors: int = Field(default=256, ge=1, le=10_000, description="steering vectors that may be uploaded")
+    disable_interventions: tuple[str, ...] = Field(
+        default=(),
+        description="intervention that requests may not ask for, such as opera, by its name in /v1/models (repeatable)",
+    )
     request_timeout: float = Field(
         default=600.0,
         gt=0,

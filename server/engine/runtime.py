@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
@@ -34,13 +34,14 @@ class Serving:
     """A loaded model with its engine and its vectors.
 
     `pictures` bounds how many requests decode images at once, since the engine's queue does not bound that memory and CPU
-    time.
+    time. `disabled` names the interventions of the engine that the settings forbid.
     """
 
     engine: ServedEngine
     store: VectorStore
     since: int = field(default_factory=lambda: int(time.time()))
     pictures: PictureTurns = field(default_factory=lambda: PictureTurns(prepared_at_once()))
+    disabled: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, engine: ServedEngine, settings: Settings) -> Serving:
@@ -49,12 +50,15 @@ class Serving:
         pictures = PictureTurns(prepared_at_once(), settings.slots + settings.max_waiting, settings.max_wait)
         store = vector_store(settings, capabilities.folder, capabilities)
         store.watch(_log_change)
-        return cls(engine, store, pictures=pictures)
+        return cls(engine, store, pictures=pictures, disabled=frozenset(settings.disable_interventions))
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of the engine."""
-        return self.engine.capabilities
+        """The capabilities of the engine, without the interventions that are disabled."""
+        capabilities = self.engine.capabilities
+        if not self.disabled:
+            return capabilities
+        return replace(capabilities, interventions=capabilities.interventions - self.disabled)
 
     @property
     def name(self) -> str:

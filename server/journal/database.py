@@ -13,15 +13,16 @@ from urllib.parse import quote
 
 from alembic import command
 from alembic.config import Config
+from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Column, Connection, Engine, create_engine, event, inspect, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import QueuePool
 
 from server.journal.errors import JournalError, explain
-from server.journal.schema import VERSION_TABLE
+from server.journal.schema import ADDED, ROWS, VERSION_TABLE
 
 log = logging.getLogger("helmsight")
 
@@ -209,3 +210,18 @@ def _migrate(writer: Engine, create: bool, upgrade: bool) -> None:
             command.upgrade(config, "head")
             if current:
                 log.info("journal: migrated from revision %s to %s", ", ".join(current), ", ".join(scripts.get_heads()))
+        if upgrade:
+            _complete(connection, context)
+
+
+def _complete(connection: Connection, context: MigrationContext) -> None:
+    """Add the columns that a journal lacks, though its revision has them.
+
+    Versions in development added columns to revisions that journals already had. All of `ADDED` may be null.
+    """
+    present = {column["name"] for column in inspect(connection).get_columns(ROWS.name)}
+    missing = [column for columns in ADDED.values() for column in columns if column.name not in present]
+    for column in missing:
+        Operations(context).add_column(ROWS.name, Column(column.name, column.type))
+    if missing:
+        log.info("journal: added the missing columns %s", ", ".join(column.name for column in missing))

@@ -160,6 +160,9 @@ def _interventions(
 def _supported(param: str, kind: str, name: str, serving: Serving) -> None:
     if name not in serving.capabilities.interventions:
         of_kind = f" of kind {kind}" if kind else ""
+        if name in serving.disabled:
+            message = f"'{param}'{of_kind} is disabled on this server."
+            raise Inapplicable(message, param=param, code="unsupported_value")
         raise Inapplicable(
             f"'{param}'{of_kind} is not supported by this server's engine.", param=param, code="unsupported_value"
         )

@@ -170,16 +170,17 @@ def _named(item: NamedVector, i: int, store: VectorStore) -> Steer:
 def _check_strengths(steers: Sequence[Steer], params: Sequence[str], serving: Serving, limit: float) -> None:
     """Hold steering to the limit, which is in published units, whatever a vector says about itself.
 
-    A vector's strength times its `published` (1 if it has none) is bounded first, for each vector and in total at each
-    layer, so that naming a vector several times does not bypass the limit. The sum that all vectors actually add at a layer,
-    measured in the model's own magnitudes, is bounded too, with some slack, so that scaling a vector up or understating it
-    does not bypass the limit either.
+    A vector's strength times its `published` is bounded first, for each vector and in total at each layer, so that naming a
+    vector several times does not bypass the limit. The sum that all vectors actually add at a layer, measured in the model's
+    own magnitudes, is bounded too, with some slack, so that scaling a vector up or understating it does not bypass the limit
+    either. It alone holds vectors that have no `published`, such as directions of dictionaries, whose strength 1 may be any
+    size.
     """
     nominal: defaultdict[tuple[str, int], float] = defaultdict(float)
     added = torch.zeros(serving.capabilities.layers)
     for steer, param in zip(steers, params, strict=True):
         vector, size = steer.vector, abs(steer.scale)
-        unit = vector.published or 1.0
+        unit = vector.published or 0.0
         if size * unit > limit * (1 + 1e-9):
             raise _exceeded(
                 f"'{param}' must be at most {limit / unit:g} in size for {vector.name!r}, whose strength 1 is {unit:g} in "
@@ -199,9 +200,13 @@ def _check_strengths(steers: Sequence[Steer], params: Sequence[str], serving: Se
                 )
     if float(added.max()) > SLACK * limit:
         layer = int(added.argmax())
+        most = SLACK * limit
+        largest = abs(steers[0].scale) * most / float(added[layer])
+        alone = f"; with {steers[0].vector.name!r} a size of at most {largest:.3g}" if len(steers) == 1 else ""
         raise _exceeded(
             f"'steering' would add {float(added[layer]):.3g} times the mean magnitude of the model's states at layer "
-            f"{layer}; at most {SLACK * limit:g} is allowed, whatever a vector says its strength is.",
+            f"{layer}; at most {most:g} is allowed, whatever a vector says its strength is"
+            f"{alone}.",
             params[0] if len(params) == 1 else "steering.vectors",
         )
 

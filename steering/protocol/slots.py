@@ -137,12 +137,14 @@ class DecodeBatch:
 
 @dataclass(frozen=True)
 class LookAhead:
-    """Answers whose next tokens are about to be chosen, and a function that runs candidates for them.
+    """Answers whose next tokens are about to be chosen, and functions that run candidates for them.
 
     rows: their slots, which are consecutive. positions: (rows,), the columns of their last tokens. hook: the own hook of the
     pass that gave the logits, None behind a prompt. logits: (rows, vocabulary), masked and contrasted. run: runs one token a
     row, (rows,), behind the last ones under a hook, with the other interventions as they act, and leaves nothing behind but
-    what the hook read. Each call costs a pass of all rows.
+    what the hook read. Each call costs a pass of all rows. run_together: runs several tokens behind each of some rows,
+    (some, n), in a single pass under a hook of some * n rows; returns False, and runs nothing, where other interventions
+    act in these rows.
     """
 
     sequences: list[Sequence]
@@ -151,6 +153,7 @@ class LookAhead:
     hook: Hook | None
     logits: torch.Tensor
     run: Callable[[torch.Tensor, Hook], None]
+    run_together: Callable[[list[int], torch.Tensor, Hook], bool]
 
 
 class Reuse(NamedTuple):

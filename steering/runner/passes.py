@@ -10,7 +10,8 @@ import torch
 
 from steering.accel.backend import Backend, FastPasses, RunnerState
 from steering.accel.kernel import decode_kernel_of
-from steering.decoder.attention import Decode
+from steering.decoder.attention import AttentionStep, Decode
+from steering.decoder.candidates import Candidates
 from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill, Ragged
@@ -119,6 +120,31 @@ class Passes:
         hooks = {part.name: part.decode(behind) for part in others if part.acts(behind.sequences)} | dict(own)
         self.decode_under(hooks, behind, columns, tokens, rope)
 
+    def candidates(
+        self,
+        sequences: list[Sequence],
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        tokens: torch.Tensor,
+        rope_delta: torch.Tensor,
+        hook: Hook,
+    ) -> None:
+        """Run tokens (n, each) behind some slots in one pass, each as if it were the next one; nothing is written.
+
+        slots, positions, rope_delta: (n,). positions: the columns that the tokens would have. hook: of n * each rows.
+        """
+        last, each = (
+            self._pool.length - 1,
+            tokens.shape[1],
+        )  # of an answer that has ended, the last may be its own column
+        columns = columns_of(
+            [min(sequence.length + 2, last + 1) for sequence in sequences], self._pool, slots.device.type
+        )
+        step = Candidates(self._pool, slots, positions.clamp(max=last), each, columns.longest, Hooks.of([hook]))
+        rope = (positions + rope_delta).repeat_interleave(each)
+        self._decode_tokens(tokens.reshape(-1, 1), rope[:, None], step)
+        step.hooks.settle(step.positions)
+
     def batch(self, running: list[Sequence], positions: torch.Tensor) -> tuple[DecodeBatch, Columns]:
         """Return a decode batch of running sequences that writes these columns, and the columns that it reads."""
         columns = columns_of([sequence.length + 1 for sequence in running], self._pool, self._mllm.device.type)
@@ -160,7 +186,7 @@ class Passes:
             logits = self._mllm.head(hidden[torch.arange(len(last), device=last.device), last])
         return Computed(hidden, logits)
 
-    def _decode_tokens(self, tokens: torch.Tensor, positions: torch.Tensor, step: Prefill | Decode) -> Any:
+    def _decode_tokens(self, tokens: torch.Tensor, positions: torch.Tensor, step: AttentionStep) -> Any:
         """Run the decoder on generated tokens (rows, n) at rotary positions (rows, n)."""
         if (axes := self._embedder.rope_axes) is not None:
             positions = positions.expand(axes, -1, -1)

@@ -233,8 +233,9 @@ class Runner:
         rows, acting = batch.rows, passed.plan.acting
         for part in passed.plan.looking:
             run = partial(self._run_behind, batch, acting, part)
+            together = partial(self._run_together, running, batch.positions, part)
             hook = passed.hooks.get(part.name)
-            part.look_ahead(LookAhead(running, rows, batch.positions, hook, combined.logits, run))
+            part.look_ahead(LookAhead(running, rows, batch.positions, hook, combined.logits, run, together))
         sampled = self.choice.sampled(running, acting, rows, lambda: batch.positions + 1, combined.logits)
         spoilt = self._record(batch, passed)
         try:
@@ -256,7 +257,8 @@ class Runner:
             last = to_device(torch.tensor([sequence.computed - 1]), logits.device)
             for part in plan.looking:
                 run = partial(self._run_behind_prompt, chunk, plan.acting, part)
-                part.look_ahead(LookAhead([sequence], chunk.rows, last, None, logits[row : row + 1], run))
+                together = partial(self._run_together, [sequence], last, part)
+                part.look_ahead(LookAhead([sequence], chunk.rows, last, None, logits[row : row + 1], run, together))
 
     def _run_behind_prompt(
         self, chunk: PrefillChunk, acting: list[Slots], own: Slots, token: torch.Tensor, hook: Hook
@@ -271,6 +273,27 @@ class Runner:
         """Run a token of every row behind a batch's, under a hook of `own` and those of the other interventions."""
         rope = batch.positions + 1 + self.rope_delta[: len(batch.sequences)]
         self.passes.behind(batch, self._others(acting, own), {own.name: hook}, tokens, rope)
+
+    def _run_together(
+        self,
+        sequences: list[Sequence],
+        positions: torch.Tensor,
+        own: Slots,
+        rows: list[int],
+        tokens: torch.Tensor,
+        hook: Hook,
+    ) -> bool:
+        """Run tokens (some, n) behind some rows in one pass, where no other intervention acts in these.
+
+        positions: (rows,), the columns of the rows' last tokens.
+        """
+        trying = [sequences[row] for row in rows]
+        if any(part is not own and part.holds(sequence) for part in self.interventions.values() for sequence in trying):
+            return False
+        places = to_device(torch.tensor([[row, sequences[row].slot] for row in rows]), positions.device)
+        at, slots = places.unbind(1)
+        self.passes.candidates(trying, slots, positions[at] + 1, tokens, self.rope_delta[slots], hook)
+        return True
 
     def _others(self, acting: list[Slots], own: Slots) -> list[Slots]:
         return [part for part in acting if part is not own and part.name in self.interventions]

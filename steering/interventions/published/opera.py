@@ -67,9 +67,9 @@ class Opera(_OperaOptions, Prelude):
     """Penalise tokens that trust few summary tokens, and return to these (OPERA, a row at a time).
 
     The `candidates` likeliest tokens lose `penalty` times the trust, products of `scale` times attention. Where one token
-    was trusted most more than `threshold` times, the answer is given again from there, at most `rollbacks` times. Each step
-    costs 1 + `candidates` steps. Huang et al. 2024, sections 3.2 and 3.3, without beams. Raises RequestError for values out
-    of range.
+    was trusted most more than `threshold` times, the answer is given again from there, at most `rollbacks` times. The
+    candidates of a step are rows of one pass, or a pass each beside other interventions. Huang et al. 2024, sections 3.2 and
+    3.3, without beams. Raises RequestError for values out of range.
     """
 
     def rounds(self, mllm: MLLM, request: Request) -> Rounds:
@@ -81,11 +81,12 @@ class Opera(_OperaOptions, Prelude):
             return OperaSteering(**settings, returns=repeats or not self.rollbacks)
         history = Retrospection(self.candidates, self.threshold)
         for _ in range(self.rollbacks):
-            steering = OperaSteering(**settings, excluded=history.excluded)
+            steering = OperaSteering(**settings, excluded=history.excluded, measures=True)
             (result,) = yield [_measuring(request, self, steering)]
             (choice,) = result.choices
             assert choice.applied is not None
-            if not history.returned(choice.applied[NAME]["trusted"], choice.token_ids):
+            report = choice.applied[NAME]
+            if not history.returned(report["trusted"], choice.token_ids, report["allowed"]):
                 break
         return OperaSteering(**settings, excluded=history.excluded)
 
@@ -94,24 +95,27 @@ class OperaSteering(_OperaOptions):
     """OPERA with the tokens that are forbidden where the answer returned to.
 
     excluded: by number of the answer's token, in order. returns: False where answers do not repeat, so that nothing returns.
+    measures: True where its report has, for the prelude, how many tokens each one was chosen from.
     """
 
     excluded: tuple[tuple[int, tuple[int, ...]], ...] = Field((), exclude=True)
     returns: bool = Field(True, exclude=True)
+    measures: bool = Field(False, exclude=True)
 
     def report(self, measured: Any) -> dict[str, Any]:
         """Report the settings, the rollbacks, and the token that was trusted most at each step.
 
-        measured: by token of the answer, the number of the token that was trusted most, -1 for none; and how many tokens are
-        not the likeliest ones.
+        measured: by token of the answer, the number of the token that was trusted most, -1 for none; how many tokens are not
+        the likeliest ones; and by token, how many were allowed.
         """
-        trusted, changed = measured
+        trusted, changed, allowed = measured
         rolled_back = [{"token": place, "rejected": list(tokens)} for place, tokens in self.excluded]
         return {
             **self.settings(),
             "changed": changed,
             "rolled_back": rolled_back if self.returns else None,
             "trusted": [None if place < 0 else place for place in trusted],
+            **({"allowed": allowed} if self.measures else {}),
         }
 
     def brief(self, report: dict[str, Any]) -> dict[str, Any]:
@@ -133,17 +137,26 @@ class Retrospection:
     def excluded(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         return tuple(sorted(self._excluded.items()))
 
-    def returned(self, trusted: Rows[int | None], tokens: Rows[int]) -> bool:
+    def returned(self, trusted: Rows[int | None], tokens: Rows[int], allowed: Rows[int]) -> bool:
         """Return whether the answer returns, and note where to.
 
-        trusted: by token, the number of the token that was trusted most. tokens: the answer.
+        trusted: by token, the number of the token that was trusted most. tokens: the answer. allowed: by token, how many it
+        was chosen from, those included that were rejected there. A place without another token is none to return to.
         """
+
+        def open_to_others(target: int) -> bool:
+            return target < len(tokens) and allowed[target] > len(self._excluded.get(target, ())) + 1
+
         counts: dict[int, int] = defaultdict(int)
         for number, place in enumerate(trusted):
             if place is None:
                 continue
             counts[place] += 1
-            targets = [target for target in (place + 1, place) if self._times[target] < self._candidates]
+            targets = [
+                target
+                for target in (place + 1, place)
+                if self._times[target] < self._candidates and open_to_others(target)
+            ]
             if counts[place] <= self._threshold or place < EARLY or not targets or targets[0] >= number:
                 continue
             target = targets[0]
@@ -188,7 +201,8 @@ class OperaSlots(Slots):
     penalty. count: (slots, 1), the number of candidates. images: (slots, length), 1 on their columns. trust: (slots,
     length), by column, the logarithm of the product so far. tokens, scores: (slots, candidates), of the next token. looked:
     (slots,), the number of that token in the answer. next_place: (slots,), the token of the answer that is trusted most by
-    it. trusted: (slots, length), the same by token of the answer. changed: (slots, length) bool.
+    it. trusted: (slots, length), the same by token of the answer. changed: (slots, length) bool. allowed: (slots, length),
+    how many tokens the grammar and a contrast allow.
     """
 
     def __init__(self, name: str, pool: Pool):
@@ -205,6 +219,7 @@ class OperaSlots(Slots):
         self.looked = torch.full((slots,), -1, dtype=torch.int64, device=device)
         self.next_place = torch.zeros(slots, dtype=torch.int64, device=device)
         self.trusted = torch.full((slots, length), -1, dtype=torch.int64, device=device)
+        self.allowed = torch.zeros(slots, length, dtype=torch.int64, device=device)
         self.changed = torch.zeros(slots, length, dtype=torch.bool, device=device)
 
     def place(self, sequence: Sequence) -> None:
@@ -236,34 +251,49 @@ class OperaSlots(Slots):
         ]
         if not asking:
             return
-        rows, positions, device = ahead.rows, ahead.positions, ahead.logits.device
+        positions, device = ahead.positions, ahead.logits.device
         most = max(opera.candidates for _, opera in asking)
+        rows = [row for row, _ in asking]
+        index = to_device(torch.tensor(rows), device)
+        slots, full = index + ahead.rows.start, ahead.logits[index]
         tokens = self.pool.mllm.ranks.agreed(ahead.logits.topk(most, -1).indices)
-        trust, penalties, places = self.trust[rows], [], []
+        trust = self.trust[slots]
         if isinstance(ahead.hook, OperaRows):
-            trust = self._added(rows, positions, ahead.hook)
-        numbers = torch.tensor([sequence.sampled for sequence in ahead.sequences])
-        number = to_device(numbers, device)  # of the token that is chosen next, (rows,)
-        for candidate in range(most):
-            hook = OperaRows(self.pool.mllm, len(ahead.sequences))
-            ahead.run(tokens[:, candidate], hook)
-            weights = self._padded(hook.trusted)
-            highest, place = self._with_row(rows, trust, weights, positions + 1).max(-1)
-            place = torch.where(highest == -torch.inf, self.start[rows, 0], place)  # all products are 0
-            score = (highest + LOG_TINY).clamp(max=LOG_MOST).exp()
-            to_images = (weights * self.images[rows]).sum(-1)
-            penalties.append(torch.where(number < EARLY, -to_images, score))
-            places.append(place)
-        counts = torch.arange(most, device=device) < self.count[rows]  # (rows, candidates)
-        scores = ahead.logits.gather(1, tokens) - self.numbers[rows, 1:] * torch.stack(penalties, 1)
-        scores = scores.masked_fill(~counts, -torch.inf)
-        index = to_device(torch.tensor([row for row, _ in asking]), device)
-        slots = index + rows.start
+            trust = self._added(ahead.rows, positions, ahead.hook)[index]
+        weights = self._weights(ahead, rows, tokens, index)  # (asking, candidates, length)
+        tokens = tokens[index]
+        number = to_device(torch.tensor([ahead.sequences[row].sampled for row in rows]), device)  # of the next token
+        grown = self._with_rows(slots, trust, weights, positions[index] + 1)
+        highest, place = grown.max(-1)
+        place = torch.where(highest == -torch.inf, self.start[slots], place)  # all products are 0
+        score = (highest + LOG_TINY).clamp(max=LOG_MOST).exp()
+        to_images = (weights * self.images[slots][:, None]).sum(-1)
+        penalties = torch.where(number[:, None] < EARLY, -to_images, score)
+        likeliest = full.gather(1, tokens)
+        # A token that a grammar or a contrast rules out is no candidate, however few there are.
+        counts = (torch.arange(most, device=device) < self.count[slots]) & (likeliest > -torch.inf)
+        scores = (likeliest - self.numbers[slots, 1:] * penalties).masked_fill(~counts, -torch.inf)
         # Beyond the candidates the first one is repeated, so that no token is scattered with two scores.
         spare = torch.arange(self.tokens.shape[1], device=device).clamp(max=most) % most
-        self.tokens[slots], self.scores[slots] = tokens[index][:, spare], scores[index][:, spare]
-        self.next_place[slots] = _mode(torch.stack(places, 1), counts)[index] - self.start[slots, 0]
-        self.looked[slots] = number[index]
+        self.tokens[slots], self.scores[slots] = tokens[:, spare], scores[:, spare]
+        self.next_place[slots] = _mode(place, counts) - self.start[slots, 0]
+        self.looked[slots] = number
+
+    def _weights(self, ahead: LookAhead, rows: list[int], tokens: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Return the attention of candidates (asking, candidates, length), of tokens (all rows, candidates).
+
+        rows, index: the asking ones, twice.
+        """
+        mllm, most = self.pool.mllm, tokens.shape[1]
+        together = OperaRows(mllm, len(rows) * most)
+        if ahead.run_together(rows, tokens[index], together):
+            return self._padded(together.trusted).view(len(rows), most, -1)
+        weights = []
+        for candidate in range(most):
+            hook = OperaRows(mllm, len(ahead.sequences))
+            ahead.run(tokens[:, candidate], hook)
+            weights.append(self._padded(hook.trusted)[index])
+        return torch.stack(weights, 1)
 
     def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         asking = _asking(sequences)
@@ -282,7 +312,10 @@ class OperaSlots(Slots):
         if rejected:
             row, token_id = to_device(torch.tensor(rejected), logits.device).unbind(1)
             chosen[row, token_id] = -torch.inf
+        # An answer that rounding made another than the one that returned must not be left without any token.
+        chosen = torch.where((chosen > -torch.inf).any(-1, keepdim=True), chosen, full)
         self.trusted[slot, token] = torch.where(looked, self.next_place[slot], -1)
+        self.allowed[slot, token] = (full > -torch.inf).sum(-1)
         self.changed[slot, token] = chosen.argmax(-1) != full.argmax(-1)
         return logits.index_copy(0, at, chosen)
 
@@ -292,31 +325,32 @@ class OperaSlots(Slots):
             added = self._added(batch.rows, batch.positions, hook)
             self.trust[batch.rows] = torch.where(batch.active[:, 0] > 0, added, trust)
 
-    def take(self, sequence: Sequence) -> tuple[list[int], int] | None:
+    def take(self, sequence: Sequence) -> tuple[list[int], int, list[int]] | None:
         if _options(sequence) is None:
             return None
         slot, count = sequence.slot, len(sequence.tokens)
-        return self.trusted[slot, :count].tolist(), int(self.changed[slot, :count].sum())
+        changed = int(self.changed[slot, :count].sum())
+        return self.trusted[slot, :count].tolist(), changed, self.allowed[slot, :count].tolist()
 
     def _added(self, rows: slice, positions: torch.Tensor, hook: OperaRows) -> torch.Tensor:
         """Return the trust (rows, length) with a decode's own rows of attention. positions: (rows,), the tokens' columns."""
-        added = self._with_row(rows, self.trust[rows], self._padded(hook.trusted), positions)
+        added = self._with_rows(rows, self.trust[rows], self._padded(hook.trusted)[:, None], positions)[:, 0]
         return torch.where(self._inside(rows, positions), added, 0.0)
 
-    def _inside(self, rows: slice, position: torch.Tensor) -> torch.Tensor:
-        """Return which columns are of the answer up to a position (rows,), (rows, length) bool."""
+    def _inside(self, slots: slice | torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Return which columns are of the answer up to a position (n,), (n, length) bool."""
         columns = torch.arange(self.pool.length, device=position.device)
-        return (columns >= self.start[rows]) & (columns <= position[:, None])
+        return (columns >= self.start[slots]) & (columns <= position[:, None])
 
-    def _with_row(
-        self, rows: slice, trust: torch.Tensor, weights: torch.Tensor, position: torch.Tensor
+    def _with_rows(
+        self, slots: slice | torch.Tensor, trust: torch.Tensor, weights: torch.Tensor, position: torch.Tensor
     ) -> torch.Tensor:
-        """Return the trust (rows, length) after one more row of attention, -inf outside of the answer.
+        """Return the trust after each of several rows of attention (n, rows, length), -inf outside of the answer.
 
-        weights: (rows, length). position: (rows,), the row's own column.
+        trust: (n, length). weights: (n, rows, length). position: (n,), the rows' own column.
         """
-        grown = trust + weights.log() + self.numbers[rows, :1]
-        return grown.masked_fill(~self._inside(rows, position), -torch.inf)
+        grown = trust[:, None] + weights.log() + self.numbers[slots, None, :1]
+        return grown.masked_fill(~self._inside(slots, position)[:, None], -torch.inf)
 
     def _padded(self, weights: torch.Tensor) -> torch.Tensor:
         """Return weights (rows, columns) as (rows, length)."""

@@ -12,7 +12,7 @@ import steering
 from server.app import create_app
 from server.engine import served as protocols
 from server.engine.local import LocalEngine, adapted
-from server.settings import Settings
+from server.settings import Settings, SettingsError
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import FakeCompletion, FakeEngine, FakeTurn
 
@@ -90,6 +90,26 @@ def test_what_an_engine_cannot_do_names_the_field(
     assert (response.status_code, error["param"], error["code"]) == (400, param, "unsupported_value")
     assert what in error["message"]
     assert not fake.requests
+
+
+def test_a_disabled_intervention_is_refused_by_its_field_and_listed_as_unsupported(fake: FakeEngine) -> None:
+    settings = Settings(journal="off", disable_interventions=("sage.see",))  # type: ignore[arg-type]
+    client = create_app(settings, engine=fake).test_client()
+    response = ask(client, data_uri(), "hi", sage={"see": True})
+    error = response.json["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "sage.see", "unsupported_value")
+    assert error["message"] == "'sage.see' is disabled on this server."
+    assert not fake.requests
+    assert ask(client, data_uri(), "hi", sage={"see": False, "think": True}).status_code == 200
+    model, *_ = client.get("/v1/models").json["data"]
+    assert "sage.see" in model["unsupported"]
+    assert not {"sage.see"} & {entry["name"] for entry in model["interventions"]}
+
+
+def test_a_misspelt_disabled_intervention_stops_the_start(fake: FakeEngine) -> None:
+    settings = Settings(journal="off", disable_interventions=("oprea",))  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match=r"disable_interventions.*opera.*'oprea'"):
+        create_app(settings, engine=fake)
 
 
 def test_what_it_can_do_is_served_and_listed(poor: FlaskClient, fake: FakeEngine) -> None:

@@ -51,6 +51,20 @@ def test_an_older_database_is_migrated_and_keeps_its_rows(database: Database) ->
     again.close()
 
 
+@pytest.mark.parametrize("missing", [("source",), tuple(ADDED_NAMES)])
+def test_columns_that_its_own_revision_lacks_are_added(database: Database, missing: tuple[str, ...]) -> None:
+    """A journal of a development version has the newest revision without columns that were added to an older one later."""
+    put(database, row(1))
+    with database.writer.begin() as connection:
+        for column in missing:
+            connection.execute(text(f"ALTER TABLE helmsight_journal DROP COLUMN {column}"))
+    again = open_database(database.place)
+    test_the_migrations_make_what_the_schema_says(again)
+    put(again, row(2))
+    assert ids(again) == [2, 1]
+    again.close()
+
+
 OLD = {
     "|": {"contrast": "none"},
     "|steering|": {"vectors": "|a|modality-preference|", "toward": "vision"},

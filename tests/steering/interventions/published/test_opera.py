@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import steering
+from steering import Grammar
 from steering.interventions.published.opera import Opera, Retrospection
 from tests import families
 from tests.steering.conftest import LoadPlain, MakeEngine
@@ -37,11 +39,15 @@ def answer(
     return engine.generate([request])[0].choices[0]
 
 
+Follows = Callable[[tuple[int, ...]], torch.Tensor]
+"""Returns which tokens (vocabulary,) may come behind these."""
+
+
 class Reference:
     """One answer, a token at a time; `attention` returns the last layer's matrix for the prompt and tokens behind it."""
 
-    def __init__(self, plain: Plain, messages: Messages, options: Opera):
-        self.plain, self.options = plain, options
+    def __init__(self, plain: Plain, messages: Messages, options: Opera, follows: Follows | None = None):
+        self.plain, self.options, self.follows = plain, options, follows
         self.inputs = plain.inputs(messages)
         ids = self.inputs["input_ids"][0].tolist()
         self.start = len(ids)
@@ -52,12 +58,15 @@ class Reference:
     def _run(self, tokens: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         out = uncached(self.plain.model, self.inputs, tokens, output_attentions=True)
         matrix = out.attentions[-1][0].float().amax(0)
-        return out.logits[0, -1].float(), matrix / matrix.sum(-1, keepdim=True)
+        logits = out.logits[0, -1].float()
+        if self.follows is not None:
+            logits = logits.masked_fill(~self.follows(tokens), -torch.inf)
+        return logits, matrix / matrix.sum(-1, keepdim=True)
 
     def step(self, tokens: tuple[int, ...]) -> tuple[torch.Tensor, int]:
         """Return the logits (vocabulary,) of the next token, and the token that is trusted most."""
         full, _ = self.run(tokens)
-        best = full.topk(self.options.candidates)
+        best = full.topk(min(self.options.candidates, int((full > -torch.inf).sum())))
         logits, places = torch.full_like(full, -torch.inf), []
         for score, token in zip(best.values, best.indices.tolist(), strict=True):
             _, matrix = self.run((*tokens, token))
@@ -67,6 +76,11 @@ class Reference:
             penalty = max(trust) if len(local) > 10 else -float(matrix[-1, self.images].sum())
             logits[token] = score - self.options.penalty * penalty
         return logits, min(places, key=lambda place: (-places.count(place), place))
+
+    def others(self, tokens: list[int], rejected: list[int]) -> bool:
+        """Return whether a token is left behind these once the chosen one is rejected, too."""
+        possible = {token for token, score in enumerate(self.run(tuple(tokens))[0].tolist()) if score > -math.inf}
+        return len(possible - {*rejected}) > 1
 
     def answer(self, steps: int) -> tuple[tuple[int, ...], torch.Tensor, list[int], dict[int, list[int]]]:
         """Return the tokens, their log-probabilities, the trusted tokens, and what was rejected where."""
@@ -80,7 +94,13 @@ class Reference:
             logits, place = self.step(tuple(tokens))
             trusted.append(place)
             if rollbacks < self.options.rollbacks and place >= 10:
-                targets = [at for at in (place + 1, place) if times.get(at, 0) < self.options.candidates]
+                targets = [
+                    at
+                    for at in (place + 1, place)
+                    if times.get(at, 0) < self.options.candidates
+                    and at < len(tokens)
+                    and self.others(tokens[:at], rejected.get(at, []))
+                ]
                 if trusted.count(place) > self.options.threshold and targets and targets[0] < len(tokens):
                     target, rollbacks = targets[0], rollbacks + 1
                     times[target] = times.get(target, 0) + 1
@@ -144,6 +164,35 @@ def test_an_answer_returns_where_one_that_is_cut_does(
     options = Opera(threshold=1, rollbacks=rollbacks, candidates=2)
     choice = answer(make_engine("qwen2_vl"), messages, options, sampling=LONG)
     rejected = check(choice, Reference(load_plain("qwen2_vl"), messages, options), 20)
+    assert rejected, "the case returns somewhere"
+
+
+LETTERS = "([a-c]{1,3} xyxyxyxy )+"
+
+
+def follows(engine: steering.Engine, grammar: Grammar) -> Follows:
+    """Return a grammar's masks, of a matcher that reads each text from its beginning."""
+
+    def mask(tokens: tuple[int, ...]) -> torch.Tensor:
+        matcher = engine.core._grammars.start(grammar)
+        for token in tokens:
+            matcher.advance(token)
+        return engine.core.runner.choice._masks.possible([matcher])[0]
+
+    return mask
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_answer_returns_only_to_where_its_grammar_leaves_another_token(
+    seed: int, make_engine: MakeEngine, load_plain: LoadPlain
+) -> None:
+    """Most tokens of these answers are the only possible ones."""
+    engine, grammar = make_engine("qwen2_vl"), Grammar.regex(LETTERS)
+    messages = families.example_messages("qwen2_vl", 1, seed=seed)
+    options = Opera(threshold=1, rollbacks=6, candidates=2)
+    sampling = replace(LONG, max_tokens=24)
+    choice = answer(engine, messages, options, sampling=sampling, grammar=grammar)
+    rejected = check(choice, Reference(load_plain("qwen2_vl"), messages, options, follows(engine, grammar)), 24)
     assert rejected, "the case returns somewhere"
 
 
@@ -220,16 +269,33 @@ def test_sampling_without_a_seed_returns_nowhere_and_says_so(make_engine: MakeEn
 
 def test_returns_are_counted_by_place() -> None:
     history = Retrospection(candidates=2, threshold=1)
-    tokens = list(range(100, 120))
+    tokens, many = list(range(100, 120)), [1000] * 20
     once = [None, *range(11), 10, *range(40, 47)]
-    assert history.returned(once, tokens)
+    assert history.returned(once, tokens, many)
     assert history.excluded == ((11, (111,)),)
-    assert history.returned(once, [*tokens[:11], 7, *tokens[12:]])
+    assert history.returned(once, [*tokens[:11], 7, *tokens[12:]], many)
     assert history.excluded == ((11, (111, 7)),)
-    assert history.returned(once, tokens), "then the token before"
+    assert history.returned(once, tokens, many), "then the token before"
     assert history.excluded == ((10, (110,)),)
-    assert not history.returned([None, *range(18)], tokens)
-    assert not history.returned([None, 3, 3, 3, 3], tokens[:5]), "early tokens are no summaries"
+    assert not history.returned([None, *range(18)], tokens, many)
+    assert not history.returned([None, 3, 3, 3, 3], tokens[:5], many[:5]), "early tokens are no summaries"
+
+
+def test_nothing_returns_to_a_token_that_was_the_only_one() -> None:
+    once, tokens = [None, *range(11), 10, *range(40, 47)], list(range(100, 120))
+    forced = [1000] * 11 + [1] + [1000] * 8
+    history = Retrospection(candidates=3, threshold=1)
+    assert history.returned(once, tokens, forced)
+    assert history.excluded == ((10, (110,)),), "the place before, which had others"
+    two = [2 if at in (10, 11) else 1000 for at in range(20)]
+    history = Retrospection(candidates=3, threshold=1)
+    assert history.returned(once, tokens, two)
+    assert history.excluded == ((11, (111,)),)
+    assert history.returned(once, [*tokens[:11], 7, *tokens[12:]], two), (
+        "then the token before, since no third one is allowed"
+    )
+    assert history.excluded == ((10, (110,)),)
+    assert not Retrospection(candidates=3, threshold=1).returned(once, tokens, [1] * 20)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
