@@ -48,5 +48,6 @@ def run(options: PairsOptions) -> None:
     if gate["auroc"] is not None:
         print(
             "on other examples: AUROC {:.3f} ({:.3f} to {:.3f})".format(*gate["auroc"])
-            + f', open for {gate["open_when"][0]:.0%} of "when" and {gate["open_not"][0]:.0%} of "not"'
+            + ', open for {:.0%} ({:.0%} to {:.0%}) of "when"'.format(*gate["open_when"])
+            + ' and {:.0%} ({:.0%} to {:.0%}) of "not"'.format(*gate["open_not"])
         )

@@ -265,7 +265,8 @@ def area_with_interval(
 ) -> tuple[float, tuple[float, float]] | None:
     """Return `area` with its 95 % bootstrap interval over the resamples in which it is defined.
 
-    None if there is nothing to compare.
+    None if there is nothing to compare. Where every pair compares alike, no resample differs: the interval is then Wilson's,
+    of as many independent pairs as there are.
     """
     whole_area = area(values, is_wanted, strata)
 
@@ -274,7 +275,13 @@ def area_with_interval(
         drawn = areas(times, values, is_wanted, strata)
         return drawn[~np.isnan(drawn)]
 
-    return None if np.isnan(whole_area) else (whole_area, interval(np.arange(len(is_wanted)), statistic=of))
+    if np.isnan(whole_area):
+        return None
+    if whole_area in (0.0, 1.0):
+        parts = [np.ones(len(values), bool)] if strata is None else [strata == stratum for stratum in np.unique(strata)]
+        pairs = sum(min(int(is_wanted[part].sum()), int((~is_wanted)[part].sum())) for part in parts)
+        return whole_area, wilson(whole_area * pairs, pairs)
+    return whole_area, interval(np.arange(len(is_wanted)), statistic=of)
 
 
 def areas(times: np.ndarray, values: np.ndarray, is_wanted: np.ndarray, strata: np.ndarray | None = None) -> np.ndarray:

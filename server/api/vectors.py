@@ -68,7 +68,7 @@ def list_vectors() -> Response:
         {
             "object": "list",
             "data": [vector_or_error(serving, name) for name in serving.store.names()],
-            "dictionaries": [_dictionary_or_error(serving, name) for name in serving.store.dictionaries()],
+            "dictionaries": [_dictionary_or_error(serving, name) for name in serving.store.dictionaries(every=True)],
         }
     )
 

@@ -53,7 +53,8 @@ def register(to: typer.Typer) -> None:
 def list_vectors(config: Config = None, model: Model = None, vectors: Folders = None) -> None:
     """Show all vectors that a server with these settings would offer.
 
-    A server uses the first file of a name that was made for its model; a damaged one hides the rest.
+    A server uses the first file of a name that was made for its model; a damaged one hides the rest. Sparse dictionaries
+    come last.
     """
     from steering import SteeringVector, VectorError
     from steering.vectors.candidates import CANDIDATES
@@ -77,6 +78,15 @@ def list_vectors(config: Config = None, model: Model = None, vectors: Folders = 
     ):
         with suppress(VectorError, OSError):
             rows.append((path.stem, "candidate", *_columns(SteeringVector.load(path)), str(path.parent)))
+    for name in store.dictionaries(every=True):
+        try:
+            dictionary = store.dictionary(name)
+        except (VectorError, OSError) as error:
+            rows.append((f"sae:{name}/", "no", "sae-dictionary", *[None] * 4, str(error)))
+            continue
+        names = f"sae:{name}/0 to {dictionary.features - 1}"
+        folder = str(Path(dictionary.folder).parent)
+        rows.append((names, "yes", "sae-dictionary", str(dictionary.layer), None, None, dictionary.model, folder))
     show(("NAME", "USED", "KIND", "LAYERS", "PUBLISHED", "CALIBRATED", "MODEL", "FOLDER"), rows)
 
 

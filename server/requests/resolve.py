@@ -31,7 +31,7 @@ from steering import (
     Tools,
     VectorStore,
 )
-from steering.protocol.readout import cheap, readout_options
+from steering.protocol.readout import REGISTRY, cheap, readout_options
 
 MESSAGE_FIELDS = {"role", "tool_calls", "tool_call_id"}
 """Fields of a message, besides its content, that the engine is always given."""
@@ -218,6 +218,12 @@ def diagnose_of(
         if option.written:
             options |= option.keywords(getattr(wire, name))
     diagnose = Diagnose(include, earlier=earlier, **options)
+    requested = {readout.name for readout in diagnose.readouts}
+    for name in diagnose.given:
+        if name in REGISTRY and name not in requested:
+            raise Inapplicable(
+                f"'diagnostics.{name}' goes with {name!r} in 'diagnostics.include'.", param=f"diagnostics.{name}"
+            )
     for readout in diagnose.readouts:
         if readout.name not in readouts:
             beside = readout.name not in include and readout.name in type(wire).model_fields

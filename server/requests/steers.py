@@ -103,9 +103,10 @@ def _term(form: GateForm, place: str, store: VectorStore) -> GateTerm:
                 param=f"{place}.above",
             )
         if (layer, measure) != (defaults["layer"], defaults["measure"]):
+            known = "is a feature of a dictionary" if "gate" not in vector.info else "was calibrated as a condition"
             raise Inapplicable(
-                f"'{place}.above' is required: {vector.name!r} was calibrated as a condition at layer {defaults['layer']} "
-                f"by {defaults['measure']}.",
+                f"'{place}.above' is required: {vector.name!r} {known} at layer {defaults['layer']}, measured by "
+                f"{defaults['measure']}.",
                 param=f"{place}.above",
             )
         bound = defaults["threshold"]

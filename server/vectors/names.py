@@ -21,7 +21,7 @@ def looked_up(diagnose: Diagnose, store: VectorStore) -> Diagnose:
     try:
         return diagnose.looked_up(store)
     except VectorError as error:
-        raise VectorError(str(error), param="diagnostics", code=error.code) from error
+        raise VectorError(str(error), param=error.param or "diagnostics", code=error.code) from error
 
 
 def has_defaults(model: type[BaseModel], store: VectorStore, fingerprint: str) -> bool:

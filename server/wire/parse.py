@@ -104,5 +104,7 @@ def explain(error: ValidationError) -> BadRequest:
         # pydantic's sentence is kept for a choice of words, since it quotes them.
         statement = problem["msg"].replace("Input should", "must") if kind == "literal_error" else reason(problem)
         param = param or _FIELDS_OF.get(kind, "")
+        if (field := context.get("of_field")) is not None:  # of an object, about one of its fields
+            param = f"{param}.{field}" if param else str(field)
         message = sentence(param, statement, value, show=kind not in _SELF_EXPLAINING)
     return BadRequest(message, param or None, _CODES.get(kind, "invalid_value"))

@@ -241,18 +241,26 @@ class SteeringForm(Strict):
     @model_validator(mode="after")
     def _one_form(self) -> Self:
         mixed = sorted(self.model_fields_set - {"vectors", "when"})
+        if self.vectors is not None and self.until is not None:
+            raise PydanticCustomError(
+                "until",
+                "cannot be combined with 'vectors'; it is for the strength of one 'vector'",
+                {"of_field": "until"},
+            )
         if self.vectors is not None and mixed:
             raise PydanticCustomError(
                 "forms",
                 "'vectors' cannot be combined with {keys}; set them for each vector",
-                {"keys": ", ".join(mixed)},
+                {"keys": ", ".join(mixed), "of_field": mixed[0]} if len(mixed) == 1 else {"keys": ", ".join(mixed)},
             )
         if self.auto is not None and self.toward != "auto":
             raise PydanticCustomError(
-                "auto", "'auto' goes with 'toward': 'auto', not with '{way}'", {"way": self.toward}
+                "auto", "cannot be combined with 'toward': '{way}'", {"way": self.toward, "of_field": "auto"}
             )
         if self.until is not None and self.toward == "auto":
-            raise PydanticCustomError("until", "'until' goes with 'toward': vision or text, not with 'auto'")
+            raise PydanticCustomError("until", "cannot be combined with 'toward': 'auto'", {"of_field": "until"})
         if self.control is not None and self.until is None:
-            raise PydanticCustomError("control", "'control' goes with 'until'")
+            raise PydanticCustomError(
+                "control", "is for a strength that follows a number, and needs 'until'", {"of_field": "control"}
+            )
         return self

@@ -32,6 +32,9 @@ They are its cosine, its length along it (the direction's activation) in units o
 logistic probe, whose weights the direction is, and the activation of a sparse dictionary's feature, whose row it is.
 """
 
+RANGES = {"cosine": (-1.0, 1.0), "probe": (0.0, 1.0)}
+"""The least and the greatest value of a measure that has them."""
+
 
 @dataclass(frozen=True)
 class GateTerm:
@@ -70,8 +73,16 @@ class GateTerm:
                 f"'steering.when.measure': {self.vector.name!r} is no feature of a sparse dictionary at layer {self.layer}.",
                 param="steering.when.measure",
             )
+        param = f"steering.when.{'below' if self.below else 'above'}"
         if not math.isfinite(self.threshold):
-            raise RequestError("'steering.when.above' must be a finite number.", param="steering.when.above")
+            raise RequestError(f"'{param}' must be a finite number.", param=param)
+        least, most = RANGES.get(self.measure, (-math.inf, math.inf))
+        if not least <= self.threshold <= most:
+            raise RequestError(
+                f"'{param}' must be from {least:g} to {most:g} for the measure {self.measure}, which nothing exceeds; got "
+                f"{self.threshold:g}.",
+                param=param,
+            )
 
     def value(self, states: torch.Tensor) -> float:
         """Return the measure of a prompt's states, (layers, d)."""

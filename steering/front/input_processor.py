@@ -79,9 +79,25 @@ def read_prompt(mllm: MLLM, request: Request, length: int) -> Prompt:
         if request.chat_template_kwargs:
             texts.append(json.dumps(request.chat_template_kwargs, ensure_ascii=False))
         TextBounds.of(mllm, length).check(texts)
+        _check_inserted(mllm, request, length)
         count_ahead(mllm, texts, length, None if request.clamp else request.sampling.max_tokens)
         room = _room_for_prompt(mllm, request, length)
         return build_prompt(mllm, _with_short_ids(mllm, request).chat, request.reply, options_of(request), room)
+
+
+def _check_inserted(mllm: MLLM, request: Request, length: int) -> None:
+    """Raise RequestError, naming the intervention, for a text of its own that alone fills the context."""
+    for intervention in request.asked.values():
+        tokens = (
+            sum(len(ids) for ids in mllm.tokenizer(list(intervention.texts)).input_ids) if intervention.texts else 0
+        )
+        if tokens >= length:
+            param = ".".join(intervention.path)
+            raise RequestError(
+                f"'{param}' inserts a text of {tokens} tokens, and this model's maximum context length is {length} tokens.",
+                param=param,
+                code="context_length_exceeded",
+            )
 
 
 def _room_for_prompt(mllm: MLLM, request: Request, length: int) -> int:

@@ -68,10 +68,11 @@ class Dola(Options):
 
     def check(self, mllm: MLLM, prompt: Prompt) -> None:
         count = mllm.num_layers
-        if self.premature is not None and (not self.premature or not {*self.premature} <= {*range(count)}):
+        different = self.premature is None or len({*self.premature}) == len(self.premature)
+        if self.premature is not None and not (different and self.premature and {*self.premature} <= {*range(count)}):
             raise RequestError(
-                f"'dola.premature' must be numbers from 0, the embeddings, to {count - 1}, one layer before the last; got "
-                f"{shown(self.premature)}.",
+                f"'dola.premature' must be different numbers from 0, the embeddings, to {count - 1}, before the last layer; "
+                f"got {shown(self.premature)}.",
                 param="dola.premature",
             )
         if self.normalise and mllm.final_norm is None:
@@ -82,7 +83,7 @@ class Dola(Options):
     def candidates(self, mllm: MLLM) -> list[int]:
         """Return the numbers of the candidate states, in order."""
         if self.premature is not None:
-            return sorted({*self.premature})
+            return sorted(self.premature)
         return bucket(self.bucket, mllm.num_layers, bool(getattr(mllm.model.config, "tie_word_embeddings", False)))
 
     def report(self, measured: Any) -> dict[str, Any]:

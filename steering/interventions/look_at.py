@@ -52,9 +52,10 @@ class LookAt(Options):
     def check(self, mllm: MLLM, prompt: Prompt) -> None:
         check_layers(self.layers, mllm.num_layers, "look_at.layers")
         heads = mllm.text_config.num_attention_heads
-        if self.heads is not None and (not self.heads or not {*self.heads} <= {*range(heads)}):
+        different = self.heads is None or len({*self.heads}) == len(self.heads)
+        if self.heads is not None and not (different and self.heads and {*self.heads} <= {*range(heads)}):
             raise RequestError(
-                f"'look_at.heads' must be numbers of heads from 0 to {heads - 1}; got {shown(self.heads)}.",
+                f"'look_at.heads' must be different numbers of heads from 0 to {heads - 1}; got {shown(self.heads)}.",
                 param="look_at.heads",
             )
         images = prompt.layout.images

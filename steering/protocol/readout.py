@@ -246,6 +246,13 @@ class Diagnose:
                 code="too_many_maps",
             )
         positions = len(layout.spans), tokens
+        for name, choice in self.activations.items():
+            if choice.columns(len(layout.spans))[0] > sum(positions):
+                raise must(
+                    f"diagnostics.{name}.positions",
+                    f"begin within the prompt's {positions[0]} tokens and the answer's {tokens} at most",
+                    list(choice.positions),
+                )
         size = sum(choice.size(mllm.num_layers, *positions) for choice in self.activations.values())
         size *= mllm.hidden_size * mllm.dtype.itemsize
         if size > MAX_BYTES:

@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, PlainValidator
 from safetensors.torch import save
 
-from steering.errors import RequestError
+from steering.errors import RequestError, VectorError
 from steering.measures import mean, nan_to_none
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Layout
@@ -60,6 +60,8 @@ def _choice(value: Any) -> StateChoice:
         return value
     fields = _fields(value, StatesForm, OF_STATES)
     layers = fields.get("layers", "all")
+    if isinstance(layers, str) and layers != "all":
+        raise must(f"{OF_STATES}.layers", 'be "all" or a list of whole numbers', layers)
     if layers != "all":
         layers = whole_numbers(f"{OF_STATES}.layers", layers)
     return StateChoice(None if layers == "all" else layers, _positions(fields, OF_STATES))
@@ -157,8 +159,8 @@ def _feature_choice(value: Any) -> FeatureChoice:
         raise must(f"{OF_FEATURES}.top", f"be a whole number from 1 to {MOST_TOP}", top)
     if ids is not None:
         ids = whole_numbers(f"{OF_FEATURES}.ids", ids)
-        if not 1 <= len(ids) <= MOST_TOP or min(ids) < 0:
-            raise must(f"{OF_FEATURES}.ids", f"be 1 to {MOST_TOP} whole numbers of at least 0", list(ids))
+        if not 1 <= len(ids) <= MOST_TOP or min(ids) < 0 or len({*ids}) < len(ids):
+            raise must(f"{OF_FEATURES}.ids", f"be 1 to {MOST_TOP} different whole numbers of at least 0", list(ids))
     return FeatureChoice(dictionary, _positions(fields, OF_FEATURES), int(top), ids)
 
 
@@ -196,7 +198,12 @@ def _look_up(value: FeatureChoice, store: VectorStore) -> FeatureChoice:
     if name is None:
         only = store.dictionaries()
         name = only[0] if len(only) == 1 else None
-    return replace(value, dictionary=store.dictionary(name)) if isinstance(name, str) else value
+    if not isinstance(name, str):
+        return value
+    try:
+        return replace(value, dictionary=store.dictionary(name))
+    except VectorError as error:
+        raise VectorError(str(error), param=f"{OF_FEATURES}.dictionary", code=error.code) from error
 
 
 FEATURES = ReadoutOption(

@@ -33,6 +33,8 @@ _BIASES = {
 """The tensors of each architecture, (features,), beside W_enc, W_dec and b_dec."""
 _HOOKS = re.compile(r"blocks\.([0-9]+)\.hook_resid_(pre|post)|(?:model\.)?(?:language_model\.)?layers\.([0-9]+)")
 _EPS = 1e-5
+PIECE = 1024
+"""The rows of a tensor that are checked at once."""
 NORMS = "norms of W_dec"
 
 
@@ -122,6 +124,20 @@ def is_dictionary(folder: Path) -> bool:
     return bool(NAME.fullmatch(folder.name)) and (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
 
 
+def resembles_dictionary(folder: Path) -> bool:
+    """Return True for a folder that holds a dictionary's files, or one of them, whatever its name."""
+    return (folder / CONFIG).is_file() or (folder / WEIGHTS).is_file()
+
+
+def check_files(folder: Path) -> None:
+    """Raise VectorError for a folder that resembles a dictionary, where it lacks a file or no request can give its name."""
+    if not NAME.fullmatch(folder.name):
+        raise _bad(folder.name, f"its folder's name does not match {NAME.pattern}")
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise _bad(folder.name, f"it has no {name}")
+
+
 def _layer(hook: str, name: str) -> int:
     """Return the layer after which the residual stream is read, by the names of TransformerLens or of transformers."""
     match = _HOOKS.fullmatch(hook)
@@ -141,7 +157,7 @@ def _normalized(value: Any) -> str:
 
 
 def _check_shapes(dictionary: SparseDictionary) -> None:
-    """Raise VectorError unless the file has the tensors of its architecture in the configuration's shapes."""
+    """Raise VectorError unless the file has the tensors of its architecture in the configuration's shapes, all finite."""
     width, features = dictionary.width, dictionary.features
     shapes: Mapping[str, list[int]] = {
         "W_enc": [width, features],
@@ -157,6 +173,11 @@ def _check_shapes(dictionary: SparseDictionary) -> None:
                     raise _bad(dictionary.name, f"its {WEIGHTS} has no tensor {name!r}")
                 if (actual := file.get_slice(name).get_shape()) != shape:
                     raise _bad(dictionary.name, f"its {name} has shape {actual}, not {shape}")
+            for name in shapes:  # in pieces, because a large one takes gigabytes
+                tensor = file.get_slice(name)
+                pieces = (tensor[first : first + PIECE] for first in range(0, shapes[name][0], PIECE))
+                if not all(bool(piece.isfinite().all()) for piece in pieces):
+                    raise _bad(dictionary.name, f"its {name} holds numbers that are not finite")
     except SafetensorError as error:
         raise _bad(dictionary.name, f"its {WEIGHTS} is damaged") from error
 

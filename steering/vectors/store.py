@@ -9,7 +9,7 @@ from pathlib import Path
 
 from steering.errors import RequestError, VectorError
 from steering.vectors.info import NAME
-from steering.vectors.sparse import SparseDictionary, feature_of, is_dictionary
+from steering.vectors.sparse import SparseDictionary, check_files, feature_of, is_dictionary, resembles_dictionary
 from steering.vectors.vector import SteeringVector
 
 PIN = "@"
@@ -102,16 +102,21 @@ class VectorStore:
         SteeringVector.from_bytes(data)
         return data
 
-    def dictionaries(self) -> list[str]:
-        """Return the names of the sparse dictionaries, sorted."""
+    def dictionaries(self, every: bool = False) -> list[str]:
+        """Return the names of the sparse dictionaries, sorted; with `every`, also those without a file or a usable name."""
+        is_listed = resembles_dictionary if every else is_dictionary
         folders = [path for folder in self.folders if folder.is_dir() for path in folder.iterdir()]
-        return sorted({path.name for path in folders if is_dictionary(path)})
+        return sorted({path.name for path in folders if is_listed(path)})
 
     def dictionary(self, name: str) -> SparseDictionary:
         """Return the sparse dictionary of that name; raise VectorError (code "unknown_dictionary") if there is none."""
-        for folder in self.folders:
+        listed = name in self.dictionaries(every=True)  # a name with separators would leave the folders
+        for folder in self.folders if listed else ():
             if is_dictionary(folder / name):
                 return SparseDictionary.load(folder / name)
+        for folder in self.folders if listed else ():
+            if resembles_dictionary(folder / name):
+                check_files(folder / name)
         available = ", ".join(self.dictionaries()) or "none"
         raise VectorError(f"There is no dictionary {name[:128]!r}; available: {available}.", code="unknown_dictionary")
 

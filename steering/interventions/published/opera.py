@@ -145,7 +145,7 @@ class Retrospection:
         """
 
         def open_to_others(target: int) -> bool:
-            return target < len(tokens) and allowed[target] > len(self._excluded.get(target, ())) + 1
+            return allowed[target] > len(self._excluded.get(target, ())) + 1
 
         counts: dict[int, int] = defaultdict(int)
         for number, place in enumerate(trusted):
@@ -155,7 +155,7 @@ class Retrospection:
             targets = [
                 target
                 for target in (place + 1, place)
-                if self._times[target] < self._candidates and open_to_others(target)
+                if self._times[target] < self._candidates and (target >= number or open_to_others(target))
             ]
             if counts[place] <= self._threshold or place < EARLY or not targets or targets[0] >= number:
                 continue
