@@ -92,7 +92,8 @@ def _check_inserted(mllm: MLLM, request: Request, length: int) -> None:
             sum(len(ids) for ids in mllm.tokenizer(list(intervention.texts)).input_ids) if intervention.texts else 0
         )
         if tokens >= length:
-            param = ".".join(intervention.path)
+            fields = (name for name, value in vars(intervention).items() if value in intervention.texts)
+            param = ".".join((*intervention.path, *list(fields)[:1]))
             raise RequestError(
                 f"'{param}' inserts a text of {tokens} tokens, and this model's maximum context length is {length} tokens.",
                 param=param,

@@ -10,7 +10,8 @@ and LlamaAttention in its modeling_llama.py, llava_llama.py and only_sample.py),
 the only one that it uses:
 
 - text is everything but pictures and the prompt's first token. In each head the weights of text, and those of pictures,
-  above their mean plus standard deviation (n - 1) are set to 0, in the entropies and in the output;
+  above their mean plus standard deviation (n - 1) are set to 0, in the entropies and in the output. The prompt's first token
+  counts in neither entropy, and keeps its weight in the output;
 - entropies are of weights divided by their sum, with 1e-6 within the logarithm. An undefined entropy is 0 for text and
   infinite for pictures;
 - the output e of the remaining heads skips all layers before the last one. There it becomes x = norm(e) + 0.2 * h, with h

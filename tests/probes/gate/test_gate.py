@@ -154,6 +154,25 @@ def test_examples_become_a_condition_that_opens_and_closes_a_gate(
     engine.stop()
 
 
+def test_the_examples_of_the_page_build_a_condition(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four examples of a kind are reported on, which even where all are told apart shows little more than chance."""
+    monkeypatch.chdir(tmp_path)
+    page = blocks(ROOT / "docs" / "conditions.md")
+    (writes,) = (block.text for block in page if block.language == "python")
+    (builds,) = (shlex.split(block.text) for block in page if block.language == "sh")
+    exec(writes, {})
+    rows = [json.loads(line) for line in Path("colours.jsonl").read_text().splitlines()]
+    assert len(rows) == 32
+    status, printed, problem = run(rows, *builds[5:])
+    assert status == 0, problem
+    gate = steering.SteeringVector.load(tmp_path / ".helmsight" / "vectors" / "about-colours.safetensors").info["gate"]
+    assert gate["examples"] == [4, 4]
+    for share, kind in ((gate["open_when"], "when"), (gate["open_not"], "not")):
+        assert "{:.0%} ({:.0%} to {:.0%}) of".format(*share) + f' "{kind}"' in printed
+    if gate["auroc"][0] == 1:
+        assert gate["auroc"][1:] == pytest.approx([4 / (4 + 1.959964**2), 1.0])
+
+
 def test_a_logistic_probe_becomes_a_condition(run: Run, model: steering.MLLM, tmp_path: Path) -> None:
     status, printed, problem = run(examples(), "--seed", "3", "--learner", "probe")
     assert status == 0, problem

@@ -11,7 +11,7 @@ from PIL import Image
 
 from probes.answering.base import Question, Reply
 from probes.answering.odds import log_odds
-from probes.harness.bootstrap import best_accuracies, ranked
+from probes.harness.bootstrap import area_with_interval, best_accuracies, ranked
 from probes.harness.comparison import BASELINE, compare
 from probes.image_qa.yes_no import YesNo, part
 from steering import See
@@ -71,6 +71,18 @@ def test_questions_without_a_score_are_left_out_of_both() -> None:
 )
 def test_log_odds_of_yes(first: list[tuple[str, float]], odds: float | None) -> None:
     assert log_odds(first) == (None if odds is None else pytest.approx(odds))
+
+
+@pytest.mark.parametrize(("wanted", "others"), [(4, 4), (6, 40), (40, 6)])
+def test_the_area_of_samples_that_are_all_told_apart_is_not_certain(wanted: int, others: int) -> None:
+    """Its bound is Wilson's of so many of so many independent pairs, n / (n + z^2)."""
+    values = np.concatenate([np.arange(wanted) + 100.0, np.arange(others)])
+    is_wanted, pairs = np.arange(wanted + others) < wanted, min(wanted, others)
+    least = pairs / (pairs + 1.959964**2)
+    assert area_with_interval(values, is_wanted) == (1.0, (pytest.approx(least), 1.0))
+    assert area_with_interval(-values, is_wanted) == (0.0, (0.0, pytest.approx(1 - least)))
+    strata = np.arange(wanted + others) % 2
+    assert area_with_interval(values, is_wanted, strata) == (1.0, (pytest.approx(least), 1.0))
 
 
 def test_a_benchmark_tells_a_habit_from_an_ability() -> None:

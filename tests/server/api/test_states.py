@@ -86,6 +86,13 @@ def test_too_many_states_are_refused(client: FlaskClient) -> None:
     assert (response.status_code, response.json["error"]["param"]) == (400, "diagnostics.states.positions")
 
 
+def test_options_of_a_readout_that_is_not_included_are_refused(client: FlaskClient) -> None:
+    response = ask(client, QUESTION, diagnostics={"include": ["focus"], "states": {"layers": [1]}})
+    error = response.json["error"]
+    assert (response.status_code, error["param"]) == (400, "diagnostics.states")
+    assert error["message"] == "'diagnostics.states' goes with 'states' in 'diagnostics.include'."
+
+
 def test_the_oldest_files_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer_files, "KEPT_BYTES", 10)
     files = AnswerFiles()

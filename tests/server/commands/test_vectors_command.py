@@ -17,6 +17,7 @@ import steering
 from server.cli import main
 from steering import SteeringVector
 from tests.server.fakes import checkpoint
+from tests.steering.vectors.made import dictionary
 
 LAYERS, WIDTH = 4, 6
 FINGERPRINT = "0123456789abcdef" * 2
@@ -76,6 +77,18 @@ def test_vectors_are_listed_and_shown(run: Run, folder: Path) -> None:
     shown = json.loads(run("show", "a")[1])
     assert (shown["name"], shown["layers"], shown["fingerprint"]) == ("a", [1, 3], FINGERPRINT)
     assert "no steering vector 'nobody'" in refused(run("show", "nobody"))
+
+
+def test_dictionaries_are_listed_last(run: Run, folder: Path) -> None:
+    dictionary(folder / "layer1", 8)
+    dictionary(folder / "broken", 8)
+    (folder / "broken" / "cfg.json").write_text("{}")
+    status, out, _ = run("list")
+    assert status == 0
+    *_, broken, listed = out.splitlines()
+    assert listed.split()[:8] == ["sae:layer1/0", "to", "39", "yes", "sae-dictionary", "1", "-", "-"]
+    assert broken.split()[:3] == ["sae:broken/", "no", "sae-dictionary"]
+    assert "its cfg.json has no 'd_in'" in broken or "cannot be used" in broken
 
 
 def test_the_list_tells_what_is_used_and_what_its_strength_is(run: Run, folder: Path, tmp_path: Path) -> None:

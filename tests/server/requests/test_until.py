@@ -61,7 +61,7 @@ def test_the_course_is_in_applied_and_its_summary_in_the_journal(client: FlaskCl
 
 
 def test_a_gate_that_is_closed_leaves_no_loop(client: FlaskClient) -> None:
-    for above, moves in ((2.0, False), (-2.0, True)):
+    for above, moves in ((1.0, False), (-1.0, True)):
         when = {"vector": "modality-preference", "above": above}
         entry = followed(client, {"attention_ratio": 1.0}, strength=0.5, when=when)
         assert ("until" in entry) is moves is entry["gate"]["open"]
@@ -75,8 +75,10 @@ def test_a_gate_that_is_closed_leaves_no_loop(client: FlaskClient) -> None:
         ({"until": {"attention_ratio": 0.5, "image_share": 0.5}}, "steering.until"),
         ({"until": {"attention_ratio": 1.5}}, "steering.until.attention_ratio"),
         ({"until": {"attention_ratio": "high"}}, "steering.until.attention_ratio"),
-        ({"until": {"attention_ratio": 0.5}, "toward": "auto"}, "steering"),
-        ({"control": {"gain": 1}}, "steering"),
+        ({"until": {"attention_ratio": 0.5}, "toward": "auto"}, "steering.until"),
+        ({"until": {"attention_ratio": 0.5}, "vectors": [{"name": "modality-preference"}]}, "steering.until"),
+        ({"auto": {"criterion": "drop"}}, "steering.auto"),
+        ({"control": {"gain": 1}}, "steering.control"),
         ({"until": {"attention_ratio": 0.5}, "control": {"gain": -1}}, "steering.control.gain"),
         ({"until": {"attention_ratio": 0.5}, "control": {"range": [0, 9]}}, "steering.control.range"),
         ({"until": {"attention_ratio": 0.5}, "control": {"range": [0.5, 1]}, "strength": 0.1}, "steering.strength"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from flask.testing import FlaskClient
+from safetensors.torch import load_file, save_file
 
 import steering
 from server.app import create_app
@@ -44,6 +45,52 @@ def test_dictionaries_are_listed(client: FlaskClient, made: SparseDictionary, tm
     }
     assert other["matches"] is False
     assert "it is of 'None', not of the residual stream" in damaged["error"]
+
+
+def test_dictionaries_that_cannot_be_used_are_listed_with_their_error(
+    client: FlaskClient, made: SparseDictionary, tmp_path: Path
+) -> None:
+    infinite = dictionary(tmp_path / "infinite", made.width, LAYER)
+    tensors = load_file(Path(infinite.folder) / "sae_weights.safetensors")
+    tensors["W_enc"][1, 2] = torch.nan
+    save_file(tensors, Path(infinite.folder) / "sae_weights.safetensors")
+    dictionary(tmp_path / "My Dictionary", made.width, LAYER)
+    dictionary(tmp_path / "weightless", made.width, LAYER)
+    (tmp_path / "weightless" / "sae_weights.safetensors").unlink()
+    (tmp_path / "previous").mkdir()  # a folder without any file of a dictionary is none
+    listed: Any = client.get("/v1/steering/vectors").json
+    errors = {card["name"]: card.get("error", "") for card in listed["dictionaries"]}
+    assert errors.pop("layer4") == ""
+    assert "its W_enc holds numbers that are not finite" in errors.pop("infinite")
+    assert "its folder's name does not match" in errors.pop("My Dictionary")
+    assert "it has no sae_weights.safetensors" in errors.pop("weightless")
+    assert errors == {}
+    refused = ask(client, QUESTION, steering={"when": {"vector": "sae:infinite/2"}})
+    assert (refused.status_code, refused.json["error"]["code"]) == (400, "bad_dictionary")
+
+
+def test_a_feature_is_held_to_the_magnitudes_that_it_adds(
+    client: FlaskClient, made: SparseDictionary, engine: steering.Engine
+) -> None:
+    """It has no published weight; scale 6 of a small row is little beside the states, and 1000 times the limit is not."""
+    size = float(made.direction(5).abs().mean() / steering.magnitudes(engine)[LAYER])
+    assert 6 * size < 6, "the row is small beside the states"
+    for scale, status in ((6.0, 200), (5.9 / size, 200), (6.1 / size, 400)):
+        asked = {"steering": {"vectors": [{"name": "sae:layer4/5", "scale": scale}]}, "max_tokens": 1}
+        response = ask(client, data_uri(), QUESTION, **asked)
+        assert response.status_code == status, (scale, response.text)
+    error = response.json["error"]
+    assert (error["code"], error["param"]) == ("steering_strength_exceeded", "steering.vectors[0].scale")
+    assert f"with 'sae:layer4/5' a size of at most {6 / size:.3g}" in error["message"]
+    assert "published" not in error["message"]
+
+
+def test_a_feature_at_another_layer_was_not_calibrated(client: FlaskClient, made: SparseDictionary) -> None:
+    response = ask(client, QUESTION, steering={"when": {"vector": "sae:layer4/5", "layer": 2}})
+    error = response.json["error"]
+    assert (response.status_code, error["param"]) == (400, "steering.when.above")
+    assert "'sae:layer4/5' is a feature of a dictionary at layer 4" in error["message"]
+    assert "calibrated" not in error["message"]
 
 
 def test_a_request_steers_by_a_feature_and_reads_it(
@@ -97,7 +144,12 @@ def test_a_request_steers_by_a_feature_and_reads_it(
         ),
         (
             {"diagnostics": {"include": ["features"], "features": {"dictionary": "x"}}},
-            "diagnostics",
+            "diagnostics.features.dictionary",
+            "unknown_dictionary",
+        ),
+        (
+            {"diagnostics": {"include": ["features"], "features": {"dictionary": "../outside/layer4"}}},
+            "diagnostics.features.dictionary",
             "unknown_dictionary",
         ),
         ({"diagnostics": {"include": ["features"], "features": {"ids": [40]}}}, "diagnostics.features.ids", None),

@@ -110,9 +110,18 @@ def test_groups_of_conditions_are_joined() -> None:
 def test_invalid_conditions_are_refused() -> None:
     weights = [torch.ones(2) for _ in range(3)]
     vector = SteeringVector("across", torch.ones(2, 2), *weights, (0,), "f")
+    probe = replace(vector, info={"gate": {"bias": [0.0, 0.0]}})
+    for threshold, measured, measure in (
+        (1.0, vector, "cosine"),
+        (-1.0, vector, "cosine"),
+        (5.0, vector, "projection"),
+    ):
+        assert GateTerm(measured, 0, threshold, measure).threshold == threshold
     for wrong, param in (
         ({"layer": 2}, "layer"), ({"measure": "angle"}, "measure"), ({"threshold": float("nan")}, "above"),
-        ({"measure": "probe"}, "measure"),
+        ({"measure": "probe"}, "measure"), ({"threshold": 5.0}, "above"), ({"threshold": -1.01, "below": True}, "below"),
+        ({"measure": "probe", "threshold": 1e308, "vector": probe}, "above"),
+        ({"measure": "probe", "threshold": -0.1, "vector": probe}, "above"),
     ):  # fmt: skip
         with pytest.raises(RequestError) as error:
             GateTerm(**{"vector": vector, "layer": 0, "threshold": 0.0, **wrong})

@@ -354,7 +354,10 @@ def test_impossible_requests_are_refused(make_engine: Any) -> None:
     with pytest.raises(RequestError, match="must be at least 2, the first layer"):
         engine.submit(Request(with_image, interventions=[Pai(last_layer=1)]))
     with pytest.raises(ContextOverflow):  # the twin's prompt is longer
-        engine.submit(Request(with_image, Sampling(max_tokens=5), interventions=[Icd(instruction="No! " * 80)]))
+        engine.submit(Request(with_image, Sampling(max_tokens=5), interventions=[Icd(instruction="No! " * 20)]))
+    with pytest.raises(RequestError, match=r"'contrast.instruction' inserts a text of [0-9]+ tokens") as long:
+        engine.submit(Request(with_image, Sampling(max_tokens=5), interventions=[Icd(instruction="No! " * 200)]))
+    assert (long.value.param, long.value.code) == ("contrast.instruction", "context_length_exceeded")
     with pytest.raises(RequestError, match="twins count"):
         make_engine("qwen2_vl", slots=3).submit(Request(with_image, interventions=[Vcd()], n=2))
     with pytest.raises(RequestError, match="without its images"):  # its processor wants one in every prompt

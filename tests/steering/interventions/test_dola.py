@@ -310,7 +310,7 @@ def test_wrong_settings_name_their_field(make: Callable[[], object], param: str)
     check_refused(make, param)
 
 
-@pytest.mark.parametrize("premature", [[], [99]])
+@pytest.mark.parametrize("premature", [[], [99], [1, 1]])
 def test_states_that_the_model_does_not_have_are_refused(premature: list[int], make_engine: MakeEngine) -> None:
     with pytest.raises(steering.RequestError) as refused:
         only(make_engine("qwen2_vl"), chat("qwen2_vl"), Dola(premature=premature))

@@ -254,6 +254,7 @@ def test_wrong_settings_name_their_field(make: Callable[[], object], param: str)
         ("qwen2_vl", LookAt(box=[0.5, 0, 0.5, 1]), "look_at.box"),
         ("qwen2_vl", LookAt(layers=[7]), "look_at.layers"),
         ("qwen2_vl", LookAt(heads=[64]), "look_at.heads"),
+        ("qwen2_vl", LookAt(heads=[1, 1]), "look_at.heads"),
         ("idefics3", LookAt(box=[0, 0, 1, 1]), "look_at.box"),
     ],
 )

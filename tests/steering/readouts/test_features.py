@@ -114,8 +114,12 @@ def test_a_store_gives_the_dictionary_that_is_named_and_the_only_one_without_a_n
         ({"dictionary": 3}, "'diagnostics.features.dictionary' must be a string; got 3."),
         ({"dictionary": "a"}, "'diagnostics.features.dictionary' must be a SparseDictionary"),
         ({"top": 0}, "'diagnostics.features.top' must be a whole number from 1 to 100; got 0."),
-        ({"ids": [-1]}, "'diagnostics.features.ids' must be 1 to 100 whole numbers of at least 0; got [-1]."),
-        ({"ids": []}, "'diagnostics.features.ids' must be 1 to 100 whole numbers of at least 0; got []."),
+        ({"ids": [-1]}, "'diagnostics.features.ids' must be 1 to 100 different whole numbers of at least 0; got [-1]."),
+        (
+            {"ids": [3, 3]},
+            "'diagnostics.features.ids' must be 1 to 100 different whole numbers of at least 0; got [3, 3].",
+        ),
+        ({"ids": []}, "'diagnostics.features.ids' must be 1 to 100 different whole numbers of at least 0; got []."),
         ({"positions": [3, 3]}, "'diagnostics.features.positions' must be [from, to] with 0 <= from < to; got [3, 3]."),
     ],
 )

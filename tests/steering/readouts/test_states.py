@@ -102,11 +102,12 @@ def test_states_have_the_dtype_of_the_model(dtype: torch.dtype, root: Path) -> N
     [
         ("all", "'diagnostics.states' must be an object; got 'all'."),
         ({"layer": [1]}, "'diagnostics.states.layer' is unknown; allowed: layers, positions."),
-        ({"layers": "some"}, "'diagnostics.states.layers' must be a list of whole numbers; got 'some'."),
+        ({"layers": "some"}, "'diagnostics.states.layers' must be \"all\" or a list of whole numbers; got 'some'."),
         ({"layers": [99]}, "'diagnostics.states.layers' must be different layer numbers from 0 to 2; got [99]."),
         ({"positions": "first"}, 'must be "last", "generated" or [from, to]; got \'first\'.'),
         ({"positions": [True, 2]}, 'must be "last", "generated" or [from, to]; got [True, 2].'),
         ({"positions": [3, 3]}, "must be [from, to] with 0 <= from < to; got [3, 3]."),
+        ({"positions": [100_000, 100_001]}, "'diagnostics.states.positions' must begin within the prompt's "),
     ],
 )
 def test_a_wrong_choice_is_refused_by_name(wanted: Any, problem: str, make_engine: MakeEngine) -> None:
