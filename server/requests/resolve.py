@@ -152,7 +152,7 @@ def _interventions(
             with skipping.of(name):
                 _supported(name, "", name, serving)
                 if isinstance(field.form, SteeringForm):
-                    steering = steers.steering_of(field.form, serving, settings, pictures, skipping.may(name))
+                    steering = steers.steering_of(field.form, serving, settings, pictures, name in skipping.weak)
                     resolved += [] if steering is None else [steering]
     return skipping.one_contrast(resolved)
 

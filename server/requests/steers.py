@@ -117,8 +117,8 @@ def ungated(
 ) -> InterventionSpec | None:
     """Return the steering of a request, None if nothing is steered.
 
-    `images` is the number of images, None if unknown. With `lenient`, inapplicable steering may be skipped; then a
-    preference between modalities requires an image.
+    `images` is the number of images, None if unknown. With `lenient`, as for a preset's steering, a preference
+    between modalities requires an image.
     """
     if wire.toward == "auto":
         auto = _short(wire, serving.store)
