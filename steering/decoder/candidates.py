@@ -18,7 +18,7 @@ class Candidates:
 
     Its rows are those of the first slot, then those of the second. slots: (n,). positions: (n,), the column behind each
     slot's last token, which is in the pool. columns: how many columns are read, at least max(positions) + 1. Of the hooks,
-    those that read attention are called.
+    those that read attention are called, with the tokens' own values alone.
     """
 
     pool: KVPool

@@ -247,7 +247,7 @@ class Diagnose:
             )
         positions = len(layout.spans), tokens
         for name, choice in self.activations.items():
-            if choice.columns(len(layout.spans))[0] > sum(positions):
+            if isinstance(choice.positions, tuple) and choice.positions[0] >= sum(positions):
                 raise must(
                     f"diagnostics.{name}.positions",
                     f"begin within the prompt's {positions[0]} tokens and the answer's {tokens} at most",

@@ -133,14 +133,10 @@ class Passes:
 
         slots, positions, rope_delta: (n,). positions: the columns that the tokens would have. hook: of n * each rows.
         """
-        last, each = (
-            self._pool.length - 1,
-            tokens.shape[1],
-        )  # of an answer that has ended, the last may be its own column
-        columns = columns_of(
-            [min(sequence.length + 2, last + 1) for sequence in sequences], self._pool, slots.device.type
-        )
-        step = Candidates(self._pool, slots, positions.clamp(max=last), each, columns.longest, Hooks.of([hook]))
+        last = self._pool.length - 1  # of an answer that has ended, this may be its own column
+        lengths = [min(sequence.length + 2, last + 1) for sequence in sequences]
+        columns, each = columns_of(lengths, self._pool, slots.device.type).longest, tokens.shape[1]
+        step = Candidates(self._pool, slots, positions.clamp(max=last), each, columns, Hooks.of([hook]))
         rope = (positions + rope_delta).repeat_interleave(each)
         self._decode_tokens(tokens.reshape(-1, 1), rope[:, None], step)
         step.hooks.settle(step.positions)
