@@ -179,6 +179,7 @@ def _check_strengths(steers: Sequence[Steer], params: Sequence[str], serving: Se
     """
     nominal: defaultdict[tuple[str, int], float] = defaultdict(float)
     added = torch.zeros(serving.capabilities.layers)
+    most = SLACK * limit
     for steer, param in zip(steers, params, strict=True):
         vector, size = steer.vector, abs(steer.scale)
         unit = vector.published or 0.0
@@ -190,7 +191,16 @@ def _check_strengths(steers: Sequence[Steer], params: Sequence[str], serving: Se
             )
         serving.engine.check_steer(steer)
         index = list(steer.touched_layers)
-        added[index] += size * vector.sizes(serving.magnitudes)[index]
+        sizes = vector.sizes(serving.magnitudes)[index]
+        largest, layer = max(zip(sizes.tolist(), index, strict=True), default=(0.0, 0))
+        if size * largest > most:
+            raise _exceeded(
+                f"'{param}' must be at most {most / largest:.3g} in size for {vector.name!r}, whose strength 1 adds "
+                f"{largest:.3g} times the mean magnitude of the model's states at layer {layer} (at most {most:g}, "
+                f"whatever a vector says its strength is); got {size:g}.",
+                param,
+            )
+        added[index] += size * sizes
         for layer in index:
             nominal[vector.name, layer] += size * unit
             if nominal[vector.name, layer] > limit * (1 + 1e-9):
@@ -199,15 +209,11 @@ def _check_strengths(steers: Sequence[Steer], params: Sequence[str], serving: Se
                     f"together, which is {limit:g} in published units.",
                     "steering.vectors",
                 )
-    if float(added.max()) > SLACK * limit:
+    if float(added.max()) > most:
         layer = int(added.argmax())
-        most = SLACK * limit
-        largest = abs(steers[0].scale) * most / float(added[layer])
-        alone = f"; with {steers[0].vector.name!r} a size of at most {largest:.3g}" if len(steers) == 1 else ""
         raise _exceeded(
             f"'steering' would add {float(added[layer]):.3g} times the mean magnitude of the model's states at layer "
-            f"{layer}; at most {most:g} is allowed, whatever a vector says its strength is"
-            f"{alone}.",
+            f"{layer}; at most {most:g} is allowed, whatever a vector says its strength is.",
             params[0] if len(params) == 1 else "steering.vectors",
         )
 

@@ -81,7 +81,7 @@ def test_a_feature_is_held_to_the_magnitudes_that_it_adds(
         assert response.status_code == status, (scale, response.text)
     error = response.json["error"]
     assert (error["code"], error["param"]) == ("steering_strength_exceeded", "steering.vectors[0].scale")
-    assert f"with 'sae:layer4/5' a size of at most {6 / size:.3g}" in error["message"]
+    assert f"must be at most {6 / size:.3g} in size for 'sae:layer4/5'" in error["message"]
     assert "published" not in error["message"]
 
 

@@ -160,7 +160,7 @@ def test_the_logits_of_the_salient_parts_are_added(
             {"dola": {"premature": [8]}},
             "dola.premature",
             "invalid_value",
-            "must be numbers from 0, the embeddings, to 7",
+            "must be different numbers from 0, the embeddings, to 7",
         ),
         ({"dola": {"bucket": "mid"}}, "dola.bucket", "invalid_value", "must be one of low, high; got 'mid'."),
         (

@@ -110,7 +110,7 @@ def test_groups_of_conditions_are_joined() -> None:
 def test_invalid_conditions_are_refused() -> None:
     weights = [torch.ones(2) for _ in range(3)]
     vector = SteeringVector("across", torch.ones(2, 2), *weights, (0,), "f")
-    probe = replace(vector, info={"gate": {"bias": [0.0, 0.0]}})
+    probe = replace(vector, info={"gate": {"layer": 0, "threshold": 0.5, "measure": "probe", "bias": [0.0, 0.0]}})
     for threshold, measured, measure in (
         (1.0, vector, "cosine"),
         (-1.0, vector, "cosine"),
