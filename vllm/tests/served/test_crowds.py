@@ -14,7 +14,7 @@ import requests
 import steering
 from served import asked
 from served.conftest import connected
-from served.serving import counters, served
+from served.serving import counters, served, steps_of
 from steering import Generate, Icd, Request, RequestError, Sampling, Steer, SteeringVector, Vcd
 from steering.vllm.client import VllmClient
 
@@ -90,13 +90,17 @@ def test_abandoned_answers_leave_nothing_behind(few: VllmClient, own: steering.E
                     next(chunks)
         completion.cancel()
     assert idle(url_of(few))
+    few.generate([asked.request(0)])  # workers hear with the next step of what has ended
+    counts, values = steps_of(url_of(few)), counters(url_of(few))
+    assert (counts["kept"], counts["pairs"], values["vllm:kv_cache_usage_perc"]) == (0, 0, 0.0)
+    assert counts["running"] <= 1  # the answer just now
     after = asked.contrasted(vector, 2)
     found = dict(zip(after, few.generate(after.values()), strict=True))
     assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in after.items()}))
 
 
 def test_a_pair_that_can_never_fit_is_refused(few: VllmClient) -> None:
-    body = Request(list(asked.conversation(0, images=3)), Sampling(max_tokens=100), [Icd()])
+    body = Request(list(asked.conversation(0, images=3)), Sampling(max_tokens=None), [Icd()])  # to the context's end
     with pytest.raises(RequestError, match="tokens of the cache"):
         few.generate([body, body])
 
