@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 import steering
 from steering.model.calibration import Calibration
@@ -25,6 +27,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def made(family: str, folder: Path) -> Path:
     """Return the folder of a family's model with a vector and a calibration."""
     built = families.build(family, folder, layers=LAYERS, text=FAMILIES[family])
+    name_as_published(built)
     mllm, drawn = steering.load(built, device="cpu"), torch.Generator().manual_seed(0)
     (folder / "vectors").mkdir()
     weights = (torch.ones(LAYERS) for _ in range(3))
@@ -33,3 +36,14 @@ def made(family: str, folder: Path) -> Path:
     vector.save(folder / "vectors" / "modality-preference.safetensors")
     Calibration(mllm.fingerprint).with_divergence(torch.rand(LAYERS, 200, generator=drawn), samples=1).save(folder)
     return folder
+
+
+def name_as_published(folder: Path) -> None:
+    """Name a model's tensors as published checkpoints do: vLLM does not know all names that newer transformers write."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    named = {
+        re.sub(r"^model\.vision_tower\.(?!vision_model\.)", "model.vision_tower.vision_model.", name): tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(named, file, metadata={"format": "pt"})

@@ -11,8 +11,9 @@ from served import asked
 from served.conftest import connected
 from served.models import FAMILIES, made
 from served.serving import served
-from steering import Inapplicable
+from steering import Inapplicable, RequestError, VectorStore
 from tests.steering.parallel.asking import requests
+from tests.steering.vllm.test_answers import more_requests
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -21,14 +22,20 @@ def test_answers_of_other_families(family: str, tmp_path: Path, work: Path) -> N
     own = steering.Engine(steering.load(folder, device="cpu"), slots=8, threads=1)
     with served(folder, work, "--enforce-eager") as url, connected(own, folder, url) as client:
         listed = {}
-        for name, request in requests(own.mllm).items():
+        vector = VectorStore(folder / "vectors").get("modality-preference")
+        for name, request in (requests(own.mllm) | more_requests(vector, min(own.mllm.stop_ids))).items():
             try:
                 client.inspect(request)
             except Inapplicable:
                 continue
             if name != "sampled":
                 listed[name] = request
-        assert {"steered", "icd", "think", "grammar"} <= listed.keys()
+        assert {"steered", "read", "several vectors", "icd", "vcd", "think", "grammar"} <= listed.keys()
+        if family == "llava":
+            for name in ("generate", "all of sage but see"):
+                with pytest.raises(RequestError, match="no patches") as refused:
+                    client.generate([listed.pop(name)])
+                assert refused.value.param == "sage.generate"
         pending = {name: client.submit(request) for name, request in listed.items()}
         found = {name: completion.result() for name, completion in pending.items()}
     assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in listed.items()}))
