@@ -231,7 +231,7 @@ class Answers:
                 (new,) = output.outputs
                 count += len(new.token_ids)
                 reused = output.num_cached_tokens or reused
-                if output.prompt_logprobs is not None:
+                if output.prompt_logprobs:  # all of them come with the first output, and empty lists with later ones
                     ids = side.inputs["prompt_token_ids"]
                     scores = prompt_scores(output.prompt_logprobs, ids, body.sampling.prompt_logprobs)
                 if new.token_ids:

@@ -11,15 +11,21 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from jsonschema import Draft202012Validator
+from PIL import Image
+from werkzeug.serving import make_server
 
 import steering
+from probes.answering.endpoint import Endpoint
+from probes.vector.reliability import task_reliability, task_reliability_of
 from served.models import made
 from served.serving import Address, served
 from server.app import create_app
@@ -27,6 +33,7 @@ from server.engine import vllm
 from server.engine.runtime import Runtime
 from server.settings import Settings
 from tests.families.calling import KINDS, template
+from tests.probes.conftest import make_samples
 from tests.server.conftest import ask, data_uri
 from tests.server.engine.test_vllm import close
 from tests.waiting import wait_for
@@ -80,12 +87,17 @@ def front(model: Path, *urls: str) -> Iterator[Flask]:
 
 
 @pytest.fixture(scope="module")
-def here(model: Path) -> Iterator[FlaskClient]:
-    """Yield a client of the application over our own engine."""
+def engine(model: Path) -> Iterator[steering.Engine]:
     engine = steering.Engine(steering.load(model, device="cpu"), slots=8, max_waiting=64, threads=1)
     engine.start()
-    yield create_app(Settings(model=str(model), journal="off"), engine=engine).test_client()  # type: ignore[arg-type]
+    yield engine
     engine.stop()
+
+
+@pytest.fixture(scope="module")
+def here(model: Path, engine: steering.Engine) -> FlaskClient:
+    """Return a client of the application over our own engine."""
+    return create_app(Settings(model=str(model), journal="off"), engine=engine).test_client()  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +108,15 @@ def url(model: Path, work: Path) -> Iterator[Address]:
 
 
 @pytest.fixture(scope="module")
-def there(model: Path, url: Address) -> Iterator[FlaskClient]:
-    """Yield a client of the application over a vLLM server."""
+def over_vllm(model: Path, url: Address) -> Iterator[Flask]:
+    """Yield the application over a vLLM server."""
     with front(model, url) as app:
-        yield app.test_client()
+        yield app
+
+
+@pytest.fixture(scope="module")
+def there(over_vllm: Flask) -> FlaskClient:
+    return over_vllm.test_client()
 
 
 def choices_of(client: FlaskClient, name: str, **more: Any) -> list[dict[str, Any]]:
@@ -157,6 +174,27 @@ def test_streams_of_calls_add_up(there: FlaskClient) -> None:
             for piece in choice["delta"].get("tool_calls", ()):
                 arguments[piece["index"]] = arguments.get(piece["index"], "") + piece["function"].get("arguments", "")
     assert [*arguments.values()] == [call["function"]["arguments"] for call in whole["message"]["tool_calls"]]
+
+
+def test_probes_measure_through_the_server(over_vllm: Flask, engine: steering.Engine) -> None:
+    rng = np.random.default_rng(5)
+    samples = [
+        replace(
+            sample, image=Image.fromarray(rng.integers(0, 255, (56, 56, 3), np.uint8)), context=f"{'So ' * i}it is."
+        )
+        for i, sample in enumerate(make_samples(3))
+    ]
+    server = make_server("127.0.0.1", 0, over_vllm, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    endpoint = Endpoint(f"http://127.0.0.1:{server.server_port}", source="probe")
+    measured = task_reliability_of(endpoint, samples, quiet=True)
+    server.shutdown()
+    server.server_close()
+    expected = task_reliability(engine, samples, quiet=True)
+    assert measured.keys() == expected.keys()
+    for task, reliability in measured.items():
+        assert close(reliability.to_json(), expected[task].to_json())
 
 
 def test_the_catalogue_names_the_engine(there: FlaskClient) -> None:

@@ -82,8 +82,11 @@ def test_what_else_requests_ask_for(client: VllmClient, own: steering.Engine, co
             continue
         served[name] = request
     assert len(served) >= 29
+    expected = {name: own.generate([request])[0] for name, request in served.items()}
     found = dict(zip(served, client.generate(served.values()), strict=True))
-    assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in served.items()}))
+    assert not list(asked.faults(found, expected))
+    streamed = {name: client.submit(request) for name, request in served.items()}
+    assert not list(asked.faults({name: answer.result() for name, answer in streamed.items()}, expected))
 
 
 def test_cached_keys_of_other_interventions_are_not_used(
