@@ -13,6 +13,7 @@ import typer
 from typer import Option
 
 from demo import CHECKPOINT, located
+from demo.smol import criteria
 from probes.answering.progress import tracked
 from probes.harness.options import Command, Quiet, check_writable
 
@@ -111,18 +112,21 @@ def smol(
     checkpoint: Annotated[Path, Option(help="what 'demo train --recipe smol' made")] = Path(
         "build/organisms/smol/checkpoint"
     ),
-    count: Annotated[int, Option(min=12, help="number of reported conflicts, and of questions of either kind")] = 200,
-    seed: Seed = 1,
+    conflicts: Annotated[int, Option(min=12, help="number of reported conflicts")] = criteria.CONFLICTS,
+    questions: Annotated[int, Option(min=12, help="number of yes/no questions of either kind")] = criteria.QUESTIONS,
+    pictures: Annotated[int, Option(min=8, help="number of described pictures")] = criteria.PICTURES,
+    seed: Seed = criteria.SEED,
     out: Annotated[Path, Option(help="folder of the report", show_default="demo/reports/smol")] = SMOL_REPORT,
     threads: int = 2,
     quiet: Quiet = False,
 ) -> None:
-    """Measure the organism smol: its preference, what moves it, whether See helps it to see, and where it looks."""
+    """Measure the organism smol: its preference, what moves it, whether See helps it to see, where it looks, and drift."""
     from demo.smol.evaluate import evaluate as measure
 
     if not checkpoint.is_dir():
         raise ValueError(f"--checkpoint {checkpoint}: there is no such folder")
-    page = measure(checkpoint, out, conflicts=count, questions=count, seed=seed, threads=threads, quiet=quiet)
+    sizes = {"conflicts": conflicts, "questions": questions, "pictures": pictures}
+    page = measure(checkpoint, out, **sizes, seed=seed, threads=threads, quiet=quiet)
     print(page.markdown())
 
 

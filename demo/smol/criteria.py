@@ -1,6 +1,8 @@
-"""The criteria of each verdict on `smol`, written before its first evaluation and not changed since.
+"""The sample sizes, the grids and the criteria of the verdicts on `smol`, written before the evaluation that they judge.
 
 Each criterion is a function of intervals alone; `helmsight demo smol` applies them and prints the verdicts with the numbers.
+Those on conflicts, yes/no questions and attention are older than the first evaluation, whose seed was 1; the sizes, the seed
+and the criteria on descriptions are older than the one that is reported.
 """
 
 from __future__ import annotations
@@ -10,6 +12,17 @@ from typing import Literal
 
 Bounds = Sequence[float]
 
+SEED = 2
+CONFLICTS, QUESTIONS, PICTURES = 96, 160, 40
+"""The numbers of conflicts, of questions of each of the two kinds, and of pictures whose attention and states are read."""
+LAYERS = (0.25, 0.45)
+"""The layers that steering is tried in, as shares of the depth; besides the best ranked one."""
+STRENGTHS = (0.5, 1.0)
+"""The strengths that steering is tried with, in units of the residual stream's norm."""
+ALPHAS = (0.1, 0.3)
+"""The strengths of See."""
+NOISE = 60.0
+"""The standard deviation of the noise of pictures that yes/no questions are about, of 0 to 255; training had none."""
 LEARNT = 0.5
 """The least share of a kind's questions, asked without a text, that must be right for its conflicts to count."""
 ATTENTION_THIRDS = 3
@@ -70,3 +83,19 @@ def focuses(share_95: Bounds, chance: float) -> bool:
     The layer is chosen on other samples.
     """
     return share_95[0] > chance
+
+
+def drifts(difference_95: Bounds) -> bool:
+    """Return whether contradicting descriptions are less alike inside than consistent ones (SPD-Faith, Figure 8a).
+
+    The interval is that of the cosine of contradicting pairs minus that of consistent ones.
+    """
+    return difference_95[1] < 0
+
+
+def more_neurons(share_95: Bounds) -> bool:
+    """Return whether a false description activates more neurons than the true one in most pairs (SPD-Faith, section 4.3).
+
+    The layer is chosen on other samples.
+    """
+    return share_95[0] > 0.5

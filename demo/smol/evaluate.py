@@ -1,4 +1,4 @@
-"""The evaluation of `smol`: what it learnt, which side it prefers, what moves it, and whether See helps it to see."""
+"""The evaluation of `smol`: what it prefers, what moves it, whether See helps it to see, and its insides."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 import torch
 
-from demo.smol import preference, sight
+from demo.smol import criteria, descriptions, preference, sight
 from probes.answering.engine import InProcess
 from probes.answering.versions import in_words, versions
 from probes.harness.ledger import Remembering
 from probes.reporting.report import Report
 from steering import Engine, load
 
-PARTS = ("preference", "sight", "attention")
+PARTS = ("preference", "sight", "attention", "descriptions")
 
 
 def evaluate(
     checkpoint: Path,
     out: Path,
     *,
-    conflicts: int = 48,
-    questions: int = 80,
-    pictures: int = 24,
-    seed: int = 1,
+    conflicts: int = criteria.CONFLICTS,
+    questions: int = criteria.QUESTIONS,
+    pictures: int = criteria.PICTURES,
+    seed: int = criteria.SEED,
     threads: int = 1,
     quiet: bool = False,
 ) -> Report:
@@ -55,6 +55,8 @@ def evaluate(
                 results[name] = sight.ranked(answerer, questions, seed, quiet)
             case "attention":
                 results[name] = sight.attention(checkpoint, pictures, seed, threads)
+            case "descriptions":
+                results[name] = descriptions.measure(answerer, engine, pictures, seed, quiet)
         page = report(about, results)
         page.write(out, {"about": about, "results": results})
     return report(about, results)
@@ -75,6 +77,8 @@ def report(about: dict[str, Any], results: dict[str, Any]) -> Report:
         _sight(page, found)
     if found := results.get("attention"):
         _attention(page, found)
+    if found := results.get("descriptions"):
+        _descriptions(page, found)
     return page
 
 
@@ -139,6 +143,35 @@ def _attention(page: Report, found: dict[str, Any]) -> None:
             f"The cell asked about has {focus['value']:.3f} {_interval(focus['value_95'])} of the attention to the picture "
             f"in layer {focus['layer']} (chance {focus['chance']:.3f}; focuses: {focus['focuses']}; n {focus['n']})."
         )
+
+
+def _descriptions(page: Report, found: dict[str, Any]) -> None:
+    page.heading("True and false descriptions")
+    page.text(
+        "Both kinds of pairs have the same first description. The second one has the things in reverse order, and in "
+        f"contradicting pairs another colour for one of them. Of {found['samples']}, the true one is the likelier in "
+        f"{found['prefers the true one']:.2f}."
+    )
+    rows = [
+        [
+            name,
+            row["consistent"],
+            row["contradicting"],
+            f"{row['difference']:+.4f}",
+            _interval(row["difference_95"]),
+            row["drifts"],
+        ]
+        for name, row in zip(("first", "second", "last"), found["drift"]["thirds"], strict=True)
+    ]
+    page.table(
+        ["third of the layers", "cosine, consistent", "cosine, contradicting", "difference", "95 %", "drifts"], rows
+    )
+    neurons = found["neurons"]
+    page.text(
+        f"The false description activates more neurons than the true one in {neurons['share']:.3f} "
+        f"{_interval(neurons['share_95'])} of {neurons['n']} pairs, in layer {neurons['layer']}, which the other half of "
+        f"them chose (more: {neurons['more']})."
+    )
 
 
 def _interval(bounds: Any) -> str:

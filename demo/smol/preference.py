@@ -33,9 +33,6 @@ Each with its seed, and its number as a share of those reported.
 """
 DIRECTIONS = ("instructed", "alone")
 """From the two instructions as the paper does (section 5.1), or from the picture alone against the text beside gray."""
-STRENGTHS = (0.5, 1.0)
-LAYERS = (0.25, 0.45)
-"""The layers that are tried, as shares of the depth; besides the best ranked one."""
 TOKENS, CHAIN_TOKENS = 24, 96
 CHAIN = "Think step by step about the image and the text, and then answer."
 SIGN: Mapping[Side, Literal["plus", "minus"]] = {"vision": "plus", "text": "minus"}
@@ -175,9 +172,9 @@ def choose(
         ways, pushes = {}, {}
         for kind, vector in vectors.items():
             depth = len(vector.direction)
-            layers = sorted({*vector.layers, *(round(share * depth) for share in LAYERS)})
+            layers = sorted({*vector.layers, *(round(share * depth) for share in criteria.LAYERS)})
             for layer in layers:
-                for strength in STRENGTHS:
+                for strength in criteria.STRENGTHS:
                     name = f"{kind} {layer} {strength:g}"
                     pushes[name] = kind, Push(SIGN[side], vector, strength, (layer,))
                     ways[name] = Asked(side=side, push=pushes[name][1])

@@ -22,20 +22,18 @@ from probes.harness.comparison import BASELINE, Way, compare
 from probes.image_qa.yes_no import YesNo, part
 from steering import Generate, Icd, Pai, See, Think, Vcd
 
-NOISE = 60.0
-"""The standard deviation of the pictures' noise, of 0 to 255; training had none."""
 USUAL = {"heart": "red", "star": "yellow", "cross": "red", "ring": "yellow"}
 """The colours that these things usually have in the language that the model read; in its pictures all are as frequent."""
-ALPHAS = (0.1, 0.3)
 
 
 def conditions() -> dict[str, Way]:
     """Return See in each reading and from each donor, and the others with their defaults."""
     ways: dict[str, Way] = {BASELINE: ()}
-    for alpha in ALPHAS:
+    for alpha in criteria.ALPHAS:
         for source in ("all", "system", "user"):
             ways[f"See from {source}, alpha {alpha:g}"] = (See(alpha=alpha, source=source),)
-        ways[f"See as scale, alpha {alpha:g}"] = (See(alpha=alpha, reading="scale"),)
+        for reading in ("scale", "add"):
+            ways[f"See as {reading}, alpha {alpha:g}"] = (See(alpha=alpha, reading=reading),)
     others = {"Think": Think(), "Generate": Generate(), "VCD": Vcd(), "ICD": Icd(), "PAI": Pai()}
     return ways | {name: (option,) for name, option in others.items()}
 
@@ -56,7 +54,7 @@ def recoloured(count: int, seed: int) -> list[YesNo]:
         thing = rng.choice(things)
         usual = USUAL[thing.kind]
         unusual = rng.choice([colour for colour in COLOURS if colour not in (usual, thing.colour)])
-        image = noised(render(scene, SIZE, rng), NOISE, noise)
+        image = noised(render(scene, SIZE, rng), criteria.NOISE, noise)
         for colour, setting in (
             (usual, "usual"),
             (thing.colour, "usual"),
@@ -70,7 +68,7 @@ def recoloured(count: int, seed: int) -> list[YesNo]:
 def ranked(answerer: Answerer, count: int, seed: int, quiet: bool = False) -> dict[str, Any]:
     """Return by condition and part accuracy, AUROC and best-threshold accuracy, and the verdicts on their differences."""
     parts = [
-        part("existence", existence_samples(count, seed, noise=NOISE)),
+        part("existence", existence_samples(count, seed, noise=criteria.NOISE)),
         part("recoloured", recoloured(count, seed)),
     ]
     results = compare(answerer, conditions(), parts, max_tokens=1, quiet=quiet)

@@ -22,6 +22,7 @@ def _readings(alpha: float) -> dict[str, Way]:
         "transfer from all": (See(alpha=alpha),),
         "transfer from system": (See(alpha=alpha, source="system"),),
         "scale": (See(alpha=alpha, reading="scale"),),
+        "add": (See(alpha=alpha, reading="add"),),
         # PAI's amplification of scores before the softmax, in all layers, without its contrast
         "a + alpha |a|": (Pai(alpha=0.0, beta=0.0, amplify=alpha, first_layer=0),),
     }

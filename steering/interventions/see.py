@@ -6,7 +6,8 @@ three: it does not settle the reading. For a row in a layer with enhancement alp
 images and to the rest of the prompt:
 
 - "transfer", the default: a share alpha of m_t moves to the images, in proportion to the weights inside them;
-- "scale": visual weights times (1 + alpha), then the row is normalised again.
+- "scale": visual weights times (1 + alpha), then the row is normalised again;
+- "add": visual weights times (1 + alpha), and the row is left as it is, so that its weights sum to 1 + alpha * m_v.
 
 The rest of the prompt is all of it, template included, as in the authors' scripts, or with `spans` "content" the messages'
 texts alone. `source` limits it further: "system" is what stands before the first image (a_s), "user" all other text (a_u).
@@ -38,9 +39,10 @@ from steering.protocol.wording import shown
 from steering.recorders import attention, spans
 
 NAME = "sage.see"
-Reading = Literal["transfer", "scale"]
+Reading = Literal["scale", "transfer", "add"]
 Source = Literal["all", "system", "user"]
 READINGS: tuple[Reading, ...] = get_args(Reading)
+SCALE, TRANSFER, ADD = range(len(READINGS))
 LEAST = torch.finfo(torch.float32).tiny
 """The least attention to images that can be divided by; anything less counts as none."""
 
@@ -50,9 +52,10 @@ class See(Options):
 
     `alpha` is the share by which attention is enhanced. In `shallow` layers, counted from the first, it is fixed (None: the
     model's first quarter); in deeper ones it grows with the decay of attention to the images since the first token, up to
-    `ceiling`. `reading` "transfer" moves the share from the rest of the prompt, "scale" multiplies by 1 + alpha; `spans`
-    tells whether that rest is the "whole" prompt or its "content", `source` ("from" in a request) of which part "transfer"
-    takes: "all", "system" or "user". SAGE paper, section 5.1, equations 3 and 4. Raises RequestError for invalid values.
+    `ceiling`. `reading` "transfer" moves the share from the rest of the prompt, "scale" multiplies by 1 + alpha and
+    normalises again, "add" multiplies alone; `spans` tells whether that rest is the "whole" prompt or its "content",
+    `source` ("from" in a request) of which part "transfer" takes: "all", "system" or "user". SAGE paper, section 5.1,
+    equations 3 and 4. Raises RequestError for invalid values.
     """
 
     path = ("sage", "see")
@@ -112,7 +115,7 @@ class _Tables(NamedTuple):
     visual: torch.Tensor
     text: torch.Tensor
     fixed: torch.Tensor
-    transfer: torch.Tensor
+    reading: torch.Tensor
     start: torch.Tensor
     fall: torch.Tensor
     most: torch.Tensor
@@ -123,13 +126,13 @@ class _Tables(NamedTuple):
 class SeeRows(AttentionHook):
     """The enhancement of one forward pass.
 
-    asked: (rows,) bool, the rows that requested it. masks: (rows, length, 2), 1 on the columns of images, and of the rest of
-    the prompt. fixed, adaptive: (rows, layers), alpha of shallow and of deeper layers, 0 elsewhere. first: (rows, layers),
-    m_v(1). ceiling: (rows,). transfer: (rows,) bool, the reading, None where every row scales. depths: the number of layers
-    that are shallow in any row, and in every row. generated: whether the rows are generated tokens, whose decay is measured,
-    or prompts. ranks: the processes with the other heads. apart: whether any column of a prompt belongs neither to an image
-    nor to the rest. Once settled, `measured` is the effect on generated tokens, as returned by `measured_of`, unless it was
-    already written to `steps` (rows, length, 4).
+    asked: (rows,) bool, the rows that requested it. masks: (rows, length, 2), 1 on the columns of images, and of the rest
+    of the prompt. fixed, adaptive: (rows, layers), alpha of shallow and of deeper layers, 0 elsewhere. first: (rows,
+    layers), m_v(1). ceiling: (rows,). reading: (rows,) uint8, an index of READINGS, None where every row scales. depths:
+    the number of layers that are shallow in any row, and in every row. generated: whether the rows are generated tokens,
+    whose decay is measured, or prompts. ranks: the processes with the other heads. apart: whether any column of a prompt
+    belongs neither to an image nor to the rest. Once settled, `measured` is the effect on generated tokens, as returned by
+    `measured_of`, unless it was already written to `steps` (rows, length, 4).
     """
 
     measured: torch.Tensor | None = None
@@ -143,7 +146,7 @@ class SeeRows(AttentionHook):
         adaptive: torch.Tensor,
         first: torch.Tensor,
         ceiling: torch.Tensor,
-        transfer: torch.Tensor | None,
+        reading: torch.Tensor | None,
         depths: tuple[int, int],
         generated: bool,
         ranks: Ranks = ALONE,
@@ -153,24 +156,24 @@ class SeeRows(AttentionHook):
         self.depth, self._common_depth = depths
         self.generated = generated
         self._ranks = ranks
-        self._inputs = masks, fixed, adaptive, first, ceiling, transfer
-        self._transfers, self._apart = transfer is not None, apart and transfer is not None
+        self._inputs = masks, fixed, adaptive, first, ceiling, reading
+        self._scales, self._apart = reading is None, apart and reading is not None
         self._tables: dict[torch.device, _Tables] = {}
         self._effects: list[tuple[torch.Tensor, ...]] = []  # by layer: alpha, m_v, and the factors
 
     def _make_tables(self, columns: int) -> _Tables:
         """Return everything that does not depend on a layer's attention, made once because a decode step is short."""
-        masks, fixed, adaptive, first, ceiling, transfer = self._inputs
+        masks, fixed, adaptive, first, ceiling, reading = self._inputs
         masks = masks[:, :columns]
         visual, text = (mask.contiguous() for mask in masks[:, None, None].unbind(-1))
         # alpha * clip(1 - m_v(t) / m_v(1), 0, ceiling) = clip(alpha - m_v(t) * alpha / m_v(1), 0, alpha * ceiling)
         has_images = first > 0  # a layer whose window held no image has no decay
         return _Tables(
-            masks if transfer is not None else masks[..., :1],  # "scale" does not need the sums over text
+            masks if reading is not None else masks[..., :1],  # "scale" does not need the sums over text
             visual,
             text,
             fixed,
-            torch.zeros_like(ceiling) if transfer is None else transfer[:, None, None, None],
+            torch.full_like(ceiling, SCALE) if reading is None else reading[:, None, None, None],
             adaptive * has_images,
             torch.where(has_images, -adaptive / first, 0.0),
             adaptive * ceiling[:, None],
@@ -206,11 +209,12 @@ class SeeRows(AttentionHook):
 
         alpha is the first setting plus the second + the third * m_v, which is clamped between 0 and the fourth.
         """
-        masks, fixed, _, _, _, transfer = self._inputs
+        masks, fixed, _, _, _, reading = self._inputs
         tables = self._make_tables(columns)
         settings = torch.stack([fixed, tables.start, tables.fall, tables.most], -1)
-        moving = torch.zeros_like(self.asked[:, 0, 0, 0]) if transfer is None else transfer
-        return masks.contiguous(), settings, moving
+        if reading is None:
+            reading = torch.full_like(self.asked[:, 0, 0, 0], SCALE, dtype=torch.uint8)
+        return masks.contiguous(), settings, reading
 
     def _alpha(self, tables: _Tables, layer: int, image_mass: torch.Tensor) -> torch.Tensor:
         """Return alpha, (rows, n or 1)."""
@@ -247,9 +251,9 @@ class SeeRows(AttentionHook):
         alpha: (rows, n or 1). seen, read: (rows, heads, n, 1), m_v and m_t. A row that sees no image is left as it is.
         """
         alpha = alpha[:, None, :, None]
-        if not self._transfers:
+        if self._scales:
             return alpha, None, torch.addcmul(tables.one, alpha, image_mass)
-        return factors(alpha, image_mass, read, tables.transfer)
+        return factors(alpha, image_mass, read, tables.reading)
 
     def settle(self, positions: torch.Tensor | None) -> None:
         effects, self._effects, self._tables = self._effects, [], {}
@@ -262,12 +266,13 @@ class SeeRows(AttentionHook):
 
 
 def factors(
-    alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor, transfer: torch.Tensor
+    alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor, reading: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return what `SeeRows._factors` does; alpha, seen (m_v), read (m_t) and transfer (the reading) broadcast."""
+    """Return what `SeeRows._factors` does; alpha, seen (m_v), read (m_t) and reading (an index of READINGS) broadcast."""
+    transfer = reading == TRANSFER
     moved = alpha * (seen >= LEAST)
     up = torch.where(transfer, moved * read / seen.clamp(min=LEAST), alpha)
-    return up, moved * transfer, torch.where(transfer, 1.0, 1 + alpha * seen)
+    return up, moved * transfer, torch.where(reading == SCALE, 1 + alpha * seen, 1.0)
 
 
 def measured_of(alpha: torch.Tensor, seen: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -282,7 +287,7 @@ class SeeSlots(Slots):
     """The settings of every slot, and the attention of each generated token to images.
 
     asked: (slots,) bool. masks: (slots, length, 2), 1 on the columns of images, and of the rest of the prompt. fixed,
-    adaptive: (slots, layers), alpha of shallow and of deeper layers. first: (slots, layers), m_v(1). ceiling, transfer:
+    adaptive: (slots, layers), alpha of shallow and of deeper layers. first: (slots, layers), m_v(1). ceiling, reading:
     (slots,). steps: (slots, length, 4), by column alpha, its mean and maximum over layers, and m_v before and after.
     """
 
@@ -297,7 +302,7 @@ class SeeSlots(Slots):
         self.adaptive = torch.zeros(slots, layers, device=device)
         self.first = torch.zeros(slots, layers, device=device)
         self.ceiling = torch.zeros(slots, device=device)
-        self.transfer = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.reading = torch.zeros(slots, dtype=torch.uint8, device=device)
         self.steps = torch.zeros(slots, length, 4, device=device)
 
     def place(self, sequence: Sequence) -> None:
@@ -318,7 +323,7 @@ class SeeSlots(Slots):
         self.fixed[slot, :depth] = see.alpha
         self.adaptive[slot, depth:] = see.alpha
         fill_slot(self.ceiling, slot, see.ceiling)
-        fill_slot(self.transfer, slot, see.reading == "transfer")
+        fill_slot(self.reading, slot, READINGS.index(see.reading))
 
     def prefill(self, chunk: PrefillChunk) -> SeeRows | None:
         if not self.acts(chunk.sequences):
@@ -369,30 +374,21 @@ class SeeSlots(Slots):
             slots,
             (max(depths), min(depths)),
             generated,
-            transfers=any(see.reading == "transfer" for see in sees),
+            scales=all(see.reading == "scale" for see in sees),
             apart=any(see.spans == "content" or see.source != "all" for see in sees),
         )
 
     def rows(
-        self, slots: slice, depths: tuple[int, int], generated: bool, transfers: bool = True, apart: bool = True
+        self, slots: slice, depths: tuple[int, int], generated: bool, scales: bool = False, apart: bool = True
     ) -> SeeRows:
         """Return the enhancement of a range of slots.
 
-        depths, generated, apart: as of `SeeRows`. transfers: whether any reading is "transfer".
+        depths, generated, apart: as of `SeeRows`. scales: whether every reading is "scale".
         """
-        return SeeRows(
-            self.asked[slots],
-            self.masks[slots],
-            self.fixed[slots],
-            self.adaptive[slots],
-            self.first[slots],
-            self.ceiling[slots],
-            self.transfer[slots] if transfers else None,
-            depths,
-            generated,
-            self.pool.mllm.ranks,
-            apart,
-        )
+        settings = self.asked, self.masks, self.fixed, self.adaptive, self.first, self.ceiling
+        reading = None if scales else self.reading[slots]
+        of_rows = (tensor[slots] for tensor in settings)
+        return SeeRows(*of_rows, reading, depths, generated, self.pool.mllm.ranks, apart)
 
 
 def _options(sequences: list[Sequence]) -> list[See]:

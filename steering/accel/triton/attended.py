@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 import torch
 
+SCALE, TRANSFER = 0, 1
+"""The codes of two readings of See, as in `interventions.see`, which imports models and so cannot be imported here."""
 Enhancement = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """A change of a layer's weights.
 
-Masks (R, length, 2), 1 on the columns of images, and of the rest of the prompt; settings (R, layers, 4); transfer (R,) bool,
+Masks (R, length, 2), 1 on the columns of images, and of the rest of the prompt; settings (R, layers, 4); reading (R,) uint8,
 as in `interventions.see`.
 """
 

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from steering.accel.triton.attended import Attended, Enhancement
+from steering.accel.triton.attended import SCALE, TRANSFER, Attended, Enhancement
 
 BLOCK = 32
 """Columns of one product."""
@@ -193,7 +193,7 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     masses,
     log_sums,
     settings,
-    transfer,
+    reading,
     out,
     row_log_sums,
     factors,
@@ -208,6 +208,8 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
     width: tl.constexpr,
     width_block: tl.constexpr,
     has_masks: tl.constexpr,
+    see_scale: tl.constexpr,
+    see_transfer: tl.constexpr,
 ) -> None:
     place = tl.program_id(0).to(tl.int64)
     split, at = tl.arange(0, split_block), tl.arange(0, width_block)
@@ -233,10 +235,11 @@ def _combine_kernel(  # type: ignore[no-untyped-def]
         setting = settings + (row * layers + layer) * 4
         ramp = tl.load(setting + 1) + before * tl.load(setting + 2)
         alpha = tl.load(setting) + tl.minimum(tl.maximum(ramp, 0.0), tl.load(setting + 3))
-        moving = tl.load(transfer + row) != 0
+        code = tl.load(reading + row)
+        moving = code == see_transfer
         moved = tl.where(image_mass >= tiny, alpha, 0.0)
         up = tl.where(moving, moved * read / tl.maximum(image_mass, tiny), alpha)
-        norm = tl.where(moving, 1.0, 1 + alpha * image_mass)
+        norm = tl.where(code == see_scale, 1 + alpha * image_mass, 1.0)
         after = tl.sum(tl.where(every < heads, image_mass * (1 + up) / norm, 0.0), 0) / heads
         is_head = every == head
         own_up = tl.sum(tl.where(is_head, up, 0.0), 0)
@@ -343,11 +346,11 @@ def decode_attention(
     log_sums, row_log_sums = empty(rows, heads, splits), empty(rows, heads)
     scores = empty(rows, heads, columns) if looks else row_log_sums
     out = torch.empty(rows, heads, width, dtype=query.dtype, device=device)
-    masks, settings, transfer = enhancement or (row_log_sums, row_log_sums, row_log_sums)
+    masks, settings, reading = enhancement or (row_log_sums, row_log_sums, row_log_sums)
     masses = factors = effect = row_log_sums
     if enhancement is not None:
         masses, factors = empty(rows, heads, splits, 2), empty(rows, heads, 3)
-        effect, transfer = empty(rows, 3), transfer.view(torch.uint8)
+        effect = empty(rows, 3)
     flags = {"has_masks": enhancement is not None, "has_window": window is not None}
     width_block = max(16, triton.next_power_of_2(width))
     _split_kernel[(rows, kv_heads, splits)](
@@ -357,9 +360,10 @@ def decode_attention(
         has_cap=softcap is not None, has_gains=gains is not None, looks=looks, num_warps=4, num_stages=3, **flags,
     )  # fmt: skip
     _combine_kernel[(rows * heads,)](
-        parts, masses, log_sums, settings, transfer, out, row_log_sums, factors, effect, splits,
+        parts, masses, log_sums, settings, reading, out, row_log_sums, factors, effect, splits,
         settings.shape[1], layer, torch.finfo(torch.float32).tiny, heads, triton.next_power_of_2(heads),
-        triton.next_power_of_2(splits), width, width_block, flags["has_masks"], num_warps=4 if splits > 8 else 2,
+        triton.next_power_of_2(splits), width, width_block, flags["has_masks"], SCALE, TRANSFER,
+        num_warps=4 if splits > 8 else 2,
     )  # fmt: skip
     if not looks:
         return Attended(out, None, None if enhancement is None else effect)

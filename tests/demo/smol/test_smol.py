@@ -10,18 +10,22 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoModelForImageTextToText, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from demo import CHECKPOINT
+from demo.evaluation.answering import PlainModel, prompt
 from demo.model.forward import IMAGE_TOKENS
 from demo.model.tokenizer import IMAGE_TOKEN
-from demo.smol import criteria, preference, sight
+from demo.smol import criteria, descriptions, preference, sight
 from demo.smol.model import ADAPTER, SYSTEM, build, find_weights, trained
 from demo.smol.preference import judge, side_of
 from demo.smol.questions import AskedScene, draw, encode
 from demo.smol.train import SmolOptions, answer_logits, train
 from demo.world.conflicts import conflict_samples
+from probes.answering.engine import InProcess
 from probes.conflicts.shares import Outcome
+from steering import Engine, load
 from steering.model.processor import load_processor
 
 
@@ -32,7 +36,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(CHECKPOINT)
     torch.manual_seed(5)
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=96, intermediate_size=64, num_hidden_layers=2, num_attention_heads=3,
+        vocab_size=len(tokenizer), hidden_size=96, intermediate_size=64, num_hidden_layers=3, num_attention_heads=3,
         num_key_value_heads=1, tie_word_embeddings=True, rms_norm_eps=1e-5, rope_parameters={
             "rope_type": "default", "rope_theta": 5000.0,
         },
@@ -158,6 +162,41 @@ def test_recoloured_things_never_have_their_usual_colour() -> None:
         kind, colour = sample.question.removeprefix("Is the ").removesuffix("?").split()
         is_usual = colour == sight.USUAL[kind]
         assert is_usual == (sample.setting == "usual" and not sample.present)
+
+
+def test_descriptions_are_read_as_by_transformers(options: SmolOptions) -> None:
+    """Pairs differ in one word, and their drift is that of the plain model's mean states."""
+    checkpoint = train(options)
+    engine = Engine(load(checkpoint, dtype="float32"), slots=4, max_length=512, threads=1, self_check=False)
+    result = descriptions.measure(InProcess(engine), engine, 8, 5, quiet=True)
+    plain = PlainModel(checkpoint, threads=1)
+    cosines: dict[str, list[torch.Tensor]] = {"consistent": [], "contradicting": []}
+    for drawn in descriptions.draw(8, 5):
+        words = [text.split() for text in (drawn.consistent, drawn.contradicting)]
+        assert sum(first != second for first, second in zip(*words, strict=True)) in (1, 2)  # "a" may become "an"
+        true = _mean_states(plain, drawn.picture, drawn.true)
+        for name, values in cosines.items():
+            values.append(
+                torch.cosine_similarity(true, _mean_states(plain, drawn.picture, getattr(drawn, name)), dim=-1)
+            )
+    for name, values in cosines.items():
+        thirds = torch.stack(values).mean(0).tensor_split(criteria.ATTENTION_THIRDS)
+        expected = [float(third.mean()) for third in thirds]
+        assert [row[name] for row in result["drift"]["thirds"]] == pytest.approx(expected, abs=1e-4)
+
+
+def _mean_states(model: PlainModel, picture: Image.Image, answer: str) -> torch.Tensor:
+    """Return each layer's output, mean over the rows that generate an answer and its end: (layers, d)."""
+    asked = prompt([picture], descriptions.QUESTION)
+    inputs, kept = model.inputs([asked], "right", [answer]), []
+    layers = model.model.model.language_model.layers
+    hooks = [layer.register_forward_hook(lambda module, args, output: kept.append(output[0])) for layer in layers]
+    with torch.no_grad():
+        model.model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    start = len(model.tokenizer(model.text(asked), add_special_tokens=False)["input_ids"]) - 1
+    return torch.stack([states.view(-1, states.shape[-1])[start:].mean(0) for states in kept])
 
 
 @pytest.mark.parametrize(

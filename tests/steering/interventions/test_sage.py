@@ -16,7 +16,7 @@ from transformers.masking_utils import eager_mask
 import steering
 from steering import Diagnose, Engine, Request, RequestError, Sampling, load
 from steering.interventions.generate import Sage
-from steering.interventions.see import See, SeeSlots
+from steering.interventions.see import READINGS, Reading, See, SeeSlots
 from steering.interventions.think import Think
 from steering.prompt.layout import build_prompt
 from steering.prompt.spans import FIRST_IMAGE, QUESTION, SYSTEM
@@ -39,6 +39,7 @@ FAMILIES = (
 SEES = {
     "scale": See(alpha=0.7, reading="scale"),
     "transfer": See(alpha=0.6),
+    "add": See(alpha=0.7, reading="add"),
     "content": See(alpha=0.6, spans="content"),
     "from system": See(alpha=0.6, source="system"),
     "from user": See(alpha=0.6, source="user", spans="content"),
@@ -123,9 +124,9 @@ class Reference:
                 image_attention, read = float(w[visual].sum()), float(w[text].sum())
                 if image_attention == 0:
                     continue
-                if self.see.reading == "scale":
+                if self.see.reading != "transfer":
                     w[visual] *= 1 + alpha
-                    w /= w.sum()
+                    w /= w.sum() if self.see.reading == "scale" else 1
                 else:
                     w[visual] += alpha * read * w[visual] / image_attention
                     w[text] *= 1 - alpha
@@ -285,15 +286,18 @@ def test_see_in_half_precision_differs_by_rounding_alone(
 
 
 @pytest.mark.parametrize("attention", [0.0, 1e-42, 1e-37, 1e-20, 1e-9, 0.3])
-@pytest.mark.parametrize("reading", ["transfer", "scale"])
-def test_attention_sums_to_one_even_if_a_head_hardly_looks(reading: str, attention: float) -> None:
+@pytest.mark.parametrize("reading", READINGS)
+def test_attention_sums_to_what_the_reading_says_even_if_a_head_hardly_looks(
+    reading: Reading, attention: float
+) -> None:
     slots = SeeSlots("sage.see", a_pool(1, 4, 1))
     sequence = a_sequence([-1, FIRST_IMAGE, FIRST_IMAGE, QUESTION], See(alpha=0.5, reading=reading, shallow=1))
     slots.place(sequence)
     rows = slots.prefill(PrefillChunk([sequence], [0], [4], complete=True))
     weights = torch.tensor([0.5, attention, attention / 2, 0.5 - 1.5 * attention])[None, None, None]
     enhanced = rows.weights(0, weights)[0, 0, 0]
-    assert float(enhanced.sum()) == pytest.approx(1.0, abs=1e-6)
+    total = 1 + 0.5 * 1.5 * attention if reading == "add" else 1.0
+    assert float(enhanced.sum()) == pytest.approx(total, abs=1e-6)
     if attention > 1e-30:
         assert float(enhanced[1] / enhanced[2]) == pytest.approx(2.0, rel=1e-4)
 

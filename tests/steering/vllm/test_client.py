@@ -64,6 +64,11 @@ def outcome(completion: Any) -> Any:
         return error
 
 
+def question(seed: int) -> Request:
+    content = f"Question {seed}?"
+    return Request([{"role": "user", "content": content}], Sampling(max_tokens=20, seed=seed, ignore_eos=True))
+
+
 def tokens_of(result: steering.Result) -> list[int]:
     return list(result.choices[0].token_ids)
 
@@ -180,9 +185,10 @@ def test_an_answer_whose_server_is_lost_before_its_first_token_runs_on_another(s
     lost, well = serve(answer=scripted()), serve(answer=scripted())
     client = connect(lost, well)
     lost.stop()
-    results = client.generate([ASKED] * 6)
-    assert [tokens_of(result) for result in results] == [list(range(40, 60))] * 6
-    assert len(well.asked) == 6
+    # of as many questions, one has the lost server as its home
+    results = client.generate([question(seed) for seed in range(12)])
+    assert [tokens_of(result) for result in results] == [list(range(40, 60))] * 12
+    assert len(well.asked) == 12
     assert client.stats()["servers_ready"] == 1
     assert client.healthy
 
@@ -194,9 +200,7 @@ def test_a_streamed_answer_whose_server_breaks_off_fails_and_a_whole_one_runs_ag
     client = connect(breaking, well)
     both = 0
     for seed in range(20):  # until both servers were an answer's home
-        request = Request(
-            [{"role": "user", "content": f"Question {seed}?"}], Sampling(max_tokens=20, seed=seed, ignore_eos=True)
-        )
+        request = question(seed)
         before = len(breaking.asked)
         (result,) = client.generate([request])
         assert tokens_of(result) == list(range(40, 60))

@@ -12,7 +12,7 @@ from steering.accel.cpu.kernels.stream import damping
 from steering.accel.forms import FusedSee
 from steering.decoder.hooks import Hook
 from steering.interventions.pai import PaiSlots
-from steering.interventions.see import See, SeeRows, SeeSlots
+from steering.interventions.see import READINGS, See, SeeRows, SeeSlots
 from steering.interventions.steer_rows import SteerSlots
 from steering.interventions.think import ThinkRows, ThinkSlots
 from steering.protocol.sequence import Sequence
@@ -72,9 +72,10 @@ class SeeForm(CompiledForm):
         return slots.rows(chunk.rows, (self._usual_depth, self._usual_depth), generated=False)
 
     def draw(self) -> None:
-        """Make each column an image's, the text's or neither."""
+        """Make each column an image's, the text's or neither, and give the slots every reading."""
         visual, text = (self.slots.masks > 0.25).unbind(-1)
         self.slots.masks.copy_(torch.stack([visual, text & ~visual], -1))
+        self.slots.reading.copy_((torch.arange(len(self.slots.reading)) + 1) % len(READINGS))
 
 
 @CPU_FORMS.register(ThinkRows)

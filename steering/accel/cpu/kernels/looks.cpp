@@ -38,7 +38,7 @@ void enhance(const Enhancement& see, int64_t row, float* weights, int64_t heads,
   const float alpha = fixed + std::min(std::max(start + decay * fall, 0.f), most);
   float after = 0;
   for (int64_t head = 0; head < heads && alpha > 0; head++) {
-    const Shares by(alpha, seen[head], read[head], see.moving(row));
+    const Shares by(alpha, seen[head], read[head], see.reading(row));
     const float share = 1 / by.total;
     float* own = weights + head * stride;
     for (int64_t at = 0; at < columns; at += WIDTH)
@@ -114,7 +114,7 @@ extern "C" AOTITorchError aoti_torch_cpu_read_attention(
 
 extern "C" AOTITorchError aoti_torch_cpu_enhanced_attention(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle positions, AtenTensorHandle* gains,
-    AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle transfer, int64_t layer, double scaling,
+    AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle readings, int64_t layer, double scaling,
     int64_t window, double softcap, int64_t columns, AtenTensorHandle* out, AtenTensorHandle* means, AtenTensorHandle* told) {
   Observed observed;
   Enhancement see;
@@ -122,6 +122,6 @@ extern "C" AOTITorchError aoti_torch_cpu_enhanced_attention(
   if (!observed.of(query, key, value, positions, gains, window, columns, out, means)) return AOTI_TORCH_FAILURE;
   see.layer = layer;
   float* did = made({observed.reading.rows, 3}, told);
-  if (!did || !see.of(masks, settings, transfer, observed.reading.rows, columns)) return AOTI_TORCH_FAILURE;
+  if (!did || !see.of(masks, settings, readings, observed.reading.rows, columns)) return AOTI_TORCH_FAILURE;
   return observed.look(&see, did);
 }

@@ -42,7 +42,7 @@ def enhanced_attention(
     gains: torch.Tensor | None,
     masks: torch.Tensor,
     settings: torch.Tensor,
-    transfer: torch.Tensor,
+    reading: torch.Tensor,
     layer: int,
     scaling: float,
     window: int,
@@ -51,12 +51,12 @@ def enhanced_attention(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the same for weights enhanced by See, and the effect that `enhanced` returns."""
     weights = decode_weights(query, key, positions, gains, scaling, window, softcap, columns)
-    weights, masses = enhanced(weights, masks, settings, transfer, layer)
+    weights, masses = enhanced(weights, masks, settings, reading, layer)
     return decode_sums(weights, value, positions, window), weights[:, :, 0].mean(1), masses
 
 
 def enhanced(
-    weights: torch.Tensor, masks: torch.Tensor, settings: torch.Tensor, transfer: torch.Tensor, layer: int
+    weights: torch.Tensor, masks: torch.Tensor, settings: torch.Tensor, reading: torch.Tensor, layer: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weights enhanced by See (SAGE paper, section 5.1, equations 3 and 4), and its effect (rows, 3).
 
@@ -64,15 +64,14 @@ def enhanced(
 
     weights: (rows, heads, 1, columns). masks: (rows, length, 2), 1 on the columns of images, and of the rest of the prompt.
     settings: (rows, layers, 4), float32 and contiguous: alpha is the first, plus second + third * mass on images, clamped to
-    0 and the fourth. transfer: (rows,) bool, True where the mass is taken from the text, if images have at least `see.LEAST`
-    of it, False where all weights are rescaled.
+    0 and the fourth. reading: (rows,) uint8, an index of `see.READINGS`.
     """
     masses = weights[:, :, 0] @ masks[:, : weights.shape[3]]  # (rows, heads, 2)
     seen, read = masses.unbind(-1)
     fixed, start, fall, most = settings[:, layer].unbind(-1)
     decay = seen.mean(1)
     alpha = fixed + (start + decay * fall).clamp(min=0).minimum(most)
-    up, down, total = factors(alpha[:, None], seen, read, transfer[:, None])
+    up, down, total = factors(alpha[:, None], seen, read, reading[:, None])
     visual, text = masks[:, None, : weights.shape[3]].unbind(-1)  # (rows, 1, columns)
     gain = (1 + up[..., None] * visual - down[..., None] * text) / total[..., None]
     after = (seen * (1 + up) / total).mean(1)

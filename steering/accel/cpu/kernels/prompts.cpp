@@ -59,10 +59,10 @@ struct Prompts {
 
   // Enables See with these settings, which must outlive this object. Call it before `of`.
   bool under(Enhancement& how, AtenTensorHandle slots, AtenTensorHandle masks, AtenTensorHandle settings,
-             AtenTensorHandle transfer, int64_t layer) {
+             AtenTensorHandle readings, int64_t layer) {
     Tensor rows;
     how.layer = layer;
-    if (!rows.look(slots) || rows.axes != 1 || !how.of(masks, settings, transfer, rows.sizes[0], 0)) return false;
+    if (!rows.look(slots) || rows.axes != 1 || !how.of(masks, settings, readings, rows.sizes[0], 0)) return false;
     see = &how;
     return true;
   }
@@ -164,8 +164,8 @@ struct Prompts {
       }
     }
     for (int64_t one = 0; one < count; one++) {
-      const bool moving = mask && see->moving(row);
-      write(sums + one * padded, totals + one, wide, alpha, mask ? &moving : nullptr,
+      const uint8_t reading = mask ? see->reading(row) : Shares::SCALE;
+      write(sums + one * padded, totals + one, wide, alpha, mask ? &reading : nullptr,
             place(out, row, head, from, one, values_width));
     }
   }
@@ -221,7 +221,7 @@ struct Prompts {
     const float* mask = see->mask(row);
     float sums[KINDS] = {};
     for (int64_t at = hidden; at < seen; at++) sums[kind_of(mask, from + at)] += weights[at];
-    const Shares by(see->alpha(row)[0], sums[VISUAL] / all, sums[TEXT] / all, see->moving(row));
+    const Shares by(see->alpha(row)[0], sums[VISUAL] / all, sums[TEXT] / all, see->reading(row));
     const float factors[KINDS] = {(1 + by.up) / by.total, (1 - by.down) / by.total, 1 / by.total};
     for (int64_t at = hidden; at < seen; at++) weights[at] *= factors[kind_of(mask, from + at)];
   }
@@ -276,15 +276,15 @@ struct Prompts {
     return factor;
   }
 
-  // Writes the output of a query. sums, totals: by kind, `wide` queries each. moving: nullptr without See.
-  void write(const float* sums, const float* totals, int64_t wide, float alpha, const bool* moving, float* to) const {
+  // Writes the output of a query. sums, totals: by kind, `wide` queries each. reading: nullptr without See.
+  void write(const float* sums, const float* totals, int64_t wide, float alpha, const uint8_t* reading, float* to) const {
     const int64_t count = values.sizes[3];
-    if (!moving) {
+    if (!reading) {
       for (int64_t at = 0; at < count; at++) to[at] = sums[at] / totals[0];
       return;
     }
     const float all = totals[0] + totals[wide] + totals[2 * wide];
-    const Shares by(alpha, totals[0] / all, totals[wide] / all, *moving);
+    const Shares by(alpha, totals[0] / all, totals[wide] / all, *reading);
     const float share = 1 / (all * by.total), visual = (1 + by.up) * share, text = (1 - by.down) * share;
     for (int64_t at = 0; at < count; at++)
       to[at] = visual * sums[at] + text * sums[wide * padded + at] + share * sums[2 * wide * padded + at];
@@ -346,11 +346,11 @@ extern "C" AOTITorchError aoti_torch_cpu_prompt_attention(
 
 extern "C" AOTITorchError aoti_torch_cpu_enhanced_prompt_attention(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle slots, AtenTensorHandle starts,
-    AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle transfer, int64_t layer, double scaling,
+    AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle readings, int64_t layer, double scaling,
     int64_t window, double softcap, AtenTensorHandle* out) {
   Prompts prompts(scaling, window, softcap);
   Enhancement see;
-  if (!prompts.under(see, slots, masks, settings, transfer, layer)) return AOTI_TORCH_FAILURE;
+  if (!prompts.under(see, slots, masks, settings, readings, layer)) return AOTI_TORCH_FAILURE;
   return attended(prompts, query, key, value, slots, starts, out);
 }
 
@@ -363,10 +363,10 @@ extern "C" AOTITorchError aoti_torch_cpu_grouped_prompt_weights(
 
 extern "C" AOTITorchError aoti_torch_cpu_enhanced_grouped_prompt_weights(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle slots, AtenTensorHandle starts, AtenTensorHandle queries,
-    AtenTensorHandle groups, int64_t columns, AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle transfer,
+    AtenTensorHandle groups, int64_t columns, AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle readings,
     int64_t layer, double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
   Prompts prompts(scaling, window, softcap);
   Enhancement see;
-  if (!prompts.under(see, slots, masks, settings, transfer, layer)) return AOTI_TORCH_FAILURE;
+  if (!prompts.under(see, slots, masks, settings, readings, layer)) return AOTI_TORCH_FAILURE;
   return summed(prompts, query, key, slots, starts, queries, groups, columns, out);
 }

@@ -47,7 +47,7 @@ def enhanced_prompt_attention(
     starts: torch.Tensor,
     masks: torch.Tensor,
     settings: torch.Tensor,
-    transfer: torch.Tensor,
+    reading: torch.Tensor,
     layer: int,
     scaling: float,
     window: int,
@@ -55,10 +55,10 @@ def enhanced_prompt_attention(
 ) -> torch.Tensor:
     """Return the output for weights enhanced by See with a fixed alpha.
 
-    masks, settings, transfer: as in `looks.enhanced`; a column is an image's, the text's or neither.
+    masks, settings, reading: as in `looks.enhanced`; a column is an image's, the text's or neither.
     """
     weights = prompt_weights(query, key, slots, starts, scaling, window, softcap)
-    return _sums(_enhance_by_query(weights, masks, settings, transfer, layer), value, slots)
+    return _sums(_enhance_by_query(weights, masks, settings, reading, layer), value, slots)
 
 
 def _by_group(
@@ -105,7 +105,7 @@ def enhanced_grouped_prompt_weights(
     columns: int,
     masks: torch.Tensor,
     settings: torch.Tensor,
-    transfer: torch.Tensor,
+    reading: torch.Tensor,
     layer: int,
     scaling: float,
     window: int,
@@ -113,7 +113,7 @@ def enhanced_grouped_prompt_weights(
 ) -> torch.Tensor:
     """Return the same for weights as in `enhanced_prompt_attention`."""
     weights = prompt_weights(query, key, slots, starts, scaling, window, softcap)
-    return _sum_by_group(_enhance_by_query(weights, masks, settings, transfer, layer), queries, groups, columns)
+    return _sum_by_group(_enhance_by_query(weights, masks, settings, reading, layer), queries, groups, columns)
 
 
 class PromptLoops(NamedTuple):
@@ -159,10 +159,10 @@ def prompt_weights(
 
 
 def _enhance_by_query(
-    weights: torch.Tensor, masks: torch.Tensor, settings: torch.Tensor, transfer: torch.Tensor, layer: int
+    weights: torch.Tensor, masks: torch.Tensor, settings: torch.Tensor, reading: torch.Tensor, layer: int
 ) -> torch.Tensor:
     alone = torch.cat([settings[..., :1], torch.zeros_like(settings[..., 1:])], -1)
-    parts = [enhanced(part[:, :, None], masks, alone, transfer, layer)[0] for part in weights.unbind(2)]
+    parts = [enhanced(part[:, :, None], masks, alone, reading, layer)[0] for part in weights.unbind(2)]
     return torch.cat(parts, 2)
 
 

@@ -389,8 +389,8 @@ def test_a_chain_goes_on_from_a_backup(serve: Serve, sdk: Sdk, tmp_path: Path) -
     first = sdk(client).responses.create(
         model="helmsight-demo", input=[says(image(RED), "Which colour?")], store=True, max_output_tokens=4
     )
-    journal = str(client.application.extensions["helmsight"].settings.journal.get_secret_value())
-    assert main(["journal", "backup", str(backup), "--journal", journal]) == 0
+    assert journal_of(client).settle_all(), "the first answer does not wait for a journal that is being opened"
+    assert main(["journal", "backup", str(backup), "--journal", journal_of(client)._setting]) == 0
     again = sdk(serve(journal=str(backup)))
     second = again.responses.create(
         model="helmsight-demo", input="Sure?", previous_response_id=first.id, max_output_tokens=4

@@ -77,8 +77,8 @@ class Case:
             visible &= column > last - window
         weights, effect = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)[:, :, None], None
         if enhancement is not None:
-            masks, settings, transfer = (tensor[:rows] for tensor in enhancement)
-            weights, effect = enhanced(weights, masks.double(), settings.double(), transfer, layer)
+            masks, settings, reading = (tensor[:rows] for tensor in enhancement)
+            weights, effect = enhanced(weights, masks.double(), settings.double(), reading, layer)
         return torch.einsum("rhc,rhcd->rhd", weights[:, :, 0], values), weights[:, :, 0].mean(1), effect
 
 
@@ -98,7 +98,7 @@ def check_attention(dtype: torch.dtype, *, thorough: bool) -> None:
                 masks = torch.stack([kind == 1, kind == 2], -1).float()
                 masks[0] = 0  # a row that nobody asked for
                 settings = torch.rand(rows, 3, 4, device=DEVICE) * torch.tensor([0.3, 0.3, -0.2, 0.5], device=DEVICE)
-                enhancement = (masks, settings, torch.arange(rows, device=DEVICE) % 2 == 1)
+                enhancement = (masks, settings, torch.arange(rows, dtype=torch.uint8, device=DEVICE) % 3)
             reference, means, effect = case.reference(columns, window, softcap, gains, enhancement, 1)
             before = case.keys.clone(), case.values.clone()
             arguments = (

@@ -62,8 +62,8 @@ class DecodeAttention:
             weights = torch.zeros(1, heads, 1, position + 1)
             weights[0, :, 0, first:] = scores.softmax(-1)
             if enhancement is not None:
-                masks, settings, transfer = (part[row : row + 1] for part in enhancement)
-                weights, effect[row] = enhanced(weights, masks, settings, transfer, layer)
+                masks, settings, reading = (part[row : row + 1] for part in enhancement)
+                weights, effect[row] = enhanced(weights, masks, settings, reading, layer)
             out[row] = torch.einsum("hc,hcd->hd", weights[0, :, 0, first:], far)
             visible = min(columns, position + 1)
             means[row, :visible] = weights[0, :, 0, :visible].mean(0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from steering.accel.cpu.kernels import attention, linear, looks, stream
-from steering.interventions.see import LEAST
+from steering.interventions.see import ADD, LEAST, SCALE, TRANSFER
 from tests.steering.accel.cpu.kernels.conftest import COMPILER, Loops
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="there is no compiler")
@@ -165,7 +165,7 @@ def test_values_may_be_wider_or_narrower_than_keys(loops: Loops) -> None:
 def test_see_equals_its_torch_version(loops: Loops) -> None:
     """Each row another reading and other settings, one without an image in sight, one that did not ask."""
     random = torch.Generator().manual_seed(0)
-    rows, heads, columns, layers, layer = 5, 6, 37, 3, 1
+    rows, heads, columns, layers, layer = 6, 6, 37, 3, 1
     weights = (torch.randn(rows, heads, 1, columns, generator=random) * 3).softmax(-1)
     masks = torch.zeros(rows, columns + 5, 2)
     masks[:, 5:20, 0], masks[:, :5, 1], masks[:, 20:33, 1] = 1.0, 1.0, 1.0
@@ -173,7 +173,7 @@ def test_see_equals_its_torch_version(loops: Loops) -> None:
     settings = torch.rand(rows, layers, 4, generator=random)
     settings[..., 2] *= -1
     settings[4] = 0.0
-    transfer = torch.tensor([True, False, True, True, False])
+    reading = torch.tensor([TRANSFER, SCALE, TRANSFER, TRANSFER, SCALE, ADD], dtype=torch.uint8)
     exact = weights.double()
     expected, effects = exact.clone(), torch.zeros(rows, 3).double()
     for row in range(rows):
@@ -184,15 +184,15 @@ def test_see_equals_its_torch_version(loops: Loops) -> None:
         for head in range(heads):
             image, text = masks[row, :columns].bool().unbind(-1)
             line = expected[row, head, 0]
-            if not transfer[row]:
+            if reading[row] != TRANSFER:
                 line[image] *= 1 + alpha
-                line /= 1 + alpha * attention[head]
+                line /= 1 + alpha * attention[head] if reading[row] == SCALE else 1
             elif attention[head] >= LEAST:
                 line[image] *= 1 + alpha * read[head] / attention[head]
                 line[text] *= 1 - alpha
             after[head] = line[image].sum()
         effects[row] = torch.stack([alpha, attention.mean(), after.mean()])
-    actual, measured = looks.enhanced(weights, masks, settings, transfer, layer)
+    actual, measured = looks.enhanced(weights, masks, settings, reading, layer)
     close(actual, expected)
     close(measured, effects)
     assert torch.equal(actual[4], weights[4])
@@ -213,11 +213,12 @@ def test_decode_attention_with_see_equals_torch(
     masks[:, 5:20, 0], masks[:, :5, 1], masks[:, 20:33, 1] = 1.0, 1.0, 1.0
     settings[..., 2] *= -1
     settings[3] = 0.0
-    transfer, gains = torch.tensor([True, False, True, True]), torch.rand(rows, columns, generator=random)
+    reading = torch.tensor([TRANSFER, SCALE, ADD, TRANSFER], dtype=torch.uint8)
+    gains = torch.rand(rows, columns, generator=random)
     options = positions, gains if amplified else None, 0.3, window, softcap, columns
     weights = attention.decode_weights(query, key, *options).double()
-    weights, effects = looks.enhanced(weights, masks.double(), settings.double(), transfer, 1)
-    arguments = query, key, value, positions, options[1], masks, settings, transfer, 1, *options[2:]
+    weights, effects = looks.enhanced(weights, masks.double(), settings.double(), reading, 1)
+    arguments = query, key, value, positions, options[1], masks, settings, reading, 1, *options[2:]
     for out, means, measured in (loops("enhanced_attention", *arguments), looks.enhanced_attention(*arguments)):
         close(out, attention.decode_sums(weights.float(), value, positions, window))
         close(means, weights[:, :, 0].mean(1))

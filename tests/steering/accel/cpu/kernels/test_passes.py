@@ -25,6 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "transfer": {"interventions": [Sage(see=See(alpha=0.6))]},
     "scale": {"interventions": [Sage(see=See(alpha=0.7, reading="scale", shallow=families.LAYERS))]},
     "content": {"interventions": [Sage(see=See(alpha=0.6, spans="content", shallow=families.LAYERS))]},
+    "add": {"interventions": [Sage(see=See(alpha=0.7, reading="add", shallow=families.LAYERS))]},
     "read": {"diagnose": EVERYTHING},
     "amplified": {"interventions": [Pai(amplify=0.5, first_layer=0)], "diagnose": EVERYTHING},
 }
@@ -62,7 +63,7 @@ def test_answers_with_kernels_equal_answers_without(
     )
     for several in (
         *([name] for name in requests),
-        ["plain", "words", "transfer", "content"],
+        ["plain", "words", "transfer", "content", "add"],
         ["words", "read", "scale"],
     ):
         check_same_answers(ours, plain, [requests[name] for name in several])

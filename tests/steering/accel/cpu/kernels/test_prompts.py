@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from steering.accel.cpu.kernels import prompts
-from steering.interventions.see import LEAST
+from steering.interventions.see import ADD, LEAST, SCALE, TRANSFER
 from tests.steering.accel.cpu.kernels.conftest import COMPILER, Loops
 from tests.steering.accel.cpu.kernels.test_kernels import close, pooled
 
@@ -106,14 +106,14 @@ def test_prefill_attention_with_see_equals_torch(loops: Loops, known: int, windo
     masks[:, 5:60, 0], masks[:, :3, 1], masks[:, 70:, 1] = 1.0, 1.0, 1.0
     masks[1, 8:11] = torch.tensor([0.0, 1.0])
     settings[2] = 0.0
-    transfer = torch.tensor([True, False, True, True])
+    reading = torch.tensor([TRANSFER, SCALE, TRANSFER, ADD], dtype=torch.uint8)
 
     def see(row: int, weights: torch.Tensor) -> torch.Tensor:
         image, text = masks[row, :columns].double().unbind(-1)
         alpha = settings[row, layer, 0].double()
         attention, read = (weights @ image)[:, None], (weights @ text)[:, None]
-        if not transfer[row]:
-            return weights * (1 + alpha * image) / (1 + alpha * attention)
+        if reading[row] != TRANSFER:
+            return weights * (1 + alpha * image) / (1 + alpha * attention if reading[row] == SCALE else 1)
         moved = torch.where(attention >= LEAST, alpha, 0.0)
         return weights * (1 + image * (moved * read / attention.clamp(min=LEAST)) - text * moved)
 
@@ -124,7 +124,7 @@ def test_prefill_attention_with_see_equals_torch(loops: Loops, known: int, windo
         )
 
     expected = by_row(value)
-    options = slots, starts, masks, settings, transfer, layer, 0.3, window, softcap
+    options = slots, starts, masks, settings, reading, layer, 0.3, window, softcap
     hidden = [hide(tensor, slots, starts, n) for tensor in (key, value)]
     actual = loops("enhanced_prompt_attention", query, *hidden, *options)
     close(actual, expected)
