@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """By family, how its text model differs from that of other tests: vLLM's kernel for CPUs takes heads of 32 at least."""
 
+PIXELS = 84 * 84
+"""The pixels of the tests' pictures."""
+
 
 def made(family: str, folder: Path) -> Path:
     """Return the folder of a family's model with a vector and a calibration."""
     built = families.build(family, folder, layers=LAYERS, text=FAMILIES[family])
     name_as_published(built)
+    keep_sizes(built)
     mllm, drawn = steering.load(built, device="cpu"), torch.Generator().manual_seed(0)
     (folder / "vectors").mkdir()
     weights = (torch.ones(LAYERS) for _ in range(3))
@@ -47,3 +52,12 @@ def name_as_published(folder: Path) -> None:
         for name, tensor in tensors.items()
     }
     save_file(named, file, metadata={"format": "pt"})
+
+
+def keep_sizes(folder: Path) -> None:
+    """Let pictures of the tests keep their size: Pillow, here, and torchvision, in vLLM, resize them slightly differently."""
+    file = folder / "preprocessor_config.json"
+    config = json.loads(file.read_text())
+    if "longest_edge" in config["size"]:
+        config["size"]["longest_edge"] = PIXELS
+        file.write_text(json.dumps(config))
