@@ -55,7 +55,7 @@ def name_as_published(folder: Path) -> None:
 
 
 def keep_sizes(folder: Path) -> None:
-    """Let pictures of the tests keep their size: Pillow, here, and torchvision, in vLLM, resize them slightly differently."""
+    """Let pictures of the tests keep their size: Pillow, here, and torchvision, in vLLM, resize slightly differently."""
     file = folder / "preprocessor_config.json"
     config = json.loads(file.read_text())
     if "longest_edge" in config["size"]:
