@@ -108,7 +108,7 @@ def faults(found: Mapping[str, steering.Result], expected: Mapping[str, steering
 def said_by_vllm(result: steering.Result) -> list[Any]:
     """Return the comparable parts of a result without what vLLM servers do not return.
 
-    That are the distribution behind a prompt's states, and the shares of tokens that gain under Generate.
+    These are the distribution behind a prompt's states, and the shares of tokens that gain under Generate.
     """
     answers = [None if answer is None else answer | {"next_logprobs": None} for answer in said(result)]
     return without_gains(answers)

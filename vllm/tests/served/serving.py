@@ -27,7 +27,7 @@ def environment_folder() -> Path:
 
 
 class Address(str):
-    """The address of a server that runs in this process group."""
+    """The address of a server, which runs in a process group of its own."""
 
     __slots__ = ("killed", "process")
 
