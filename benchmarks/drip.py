@@ -64,7 +64,7 @@ class Drips:
 
 
 def _drip(port: int, count: int, counts: Any) -> None:
-    async def one(number: int) -> None:
+    async def connect(number: int) -> None:
         await asyncio.sleep(number / count)  # spread over a second
         while True:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -78,7 +78,7 @@ def _drip(port: int, count: int, counts: Any) -> None:
             writer.close()
 
     async def drip() -> None:
-        await asyncio.gather(*(one(number) for number in range(count)))
+        await asyncio.gather(*(connect(number) for number in range(count)))
 
     raise_file_limit()
     asyncio.run(drip())

@@ -20,7 +20,7 @@ from steering.bench.asking import chat, noise
 QUESTION = "What do you see in this picture?"
 
 
-def asked(size: int, tokens: int) -> Request:
+def request_of(size: int, tokens: int) -> Request:
     """Return a request with a new picture and an answer of `tokens` tokens."""
     return Request(chat(QUESTION, noise((size, size))), Sampling(max_tokens=tokens, ignore_eos=True))
 
@@ -34,7 +34,7 @@ def seconds(engine: steering.Engine, requests: Sequence[Request]) -> float:
 
 def rows(engine: steering.Engine, size: int, tokens: int, repeats: int) -> Iterator[tuple[str, str]]:
     """Yield names and values of the figures; speeds are the best of the repeats, as other programs only slow them down."""
-    seconds(engine, [asked(size, 2)])  # the first prompt allocates the slots
+    seconds(engine, [request_of(size, 2)])  # the first prompt allocates the slots
     stats = engine.stats()
     slots, length = int(stats["slots"]), stats["kv_max_tokens"] / stats["slots"]
     a_token = stats["kv_bytes"] / stats["kv_max_tokens"]
@@ -44,7 +44,9 @@ def rows(engine: steering.Engine, size: int, tokens: int, repeats: int) -> Itera
     yield f"all of it for {slots} slots, MiB", f"{(stats['kv_bytes'] + stats['state_bytes']) / 2**20:,.0f}"
 
     def speed(requests: int, tokens: int) -> float:
-        return requests / min(seconds(engine, [asked(size, tokens) for _ in range(requests)]) for _ in range(repeats))
+        return requests / min(
+            seconds(engine, [request_of(size, tokens) for _ in range(requests)]) for _ in range(repeats)
+        )
 
     yield f"pictures of {size} x {size} a second, with their prompts", f"{speed(2 * slots, 1):,.1f}"
     for at_once in sorted({1, min(4, slots), slots}):

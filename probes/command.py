@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
     app.command("probe", cls=Command)(with_flags(probe, model_flags()))
     app.command("prepare", cls=Command)(with_flags(prepare, model_flags(named=False)))
     benchmarks = typer.Typer(no_args_is_help=True)
-    for one in BENCHMARKS:
-        benchmark.register(benchmarks, one)
+    for entry in BENCHMARKS:
+        benchmark.register(benchmarks, entry)
     app.add_typer(benchmarks, name="eval")
     app.command("reproduce", cls=Command)(with_flags(reproduce, loading_flags()))

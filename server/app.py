@@ -98,10 +98,10 @@ def open_journal(settings: Settings) -> Journal:
 
     Raises SettingsError if it is to hold numbers that no readout has.
     """
-    known = with_numbers()
-    if unknown := [name for name in settings.journal_readouts if name not in known]:
+    allowed = with_numbers()
+    if unknown := [name for name in settings.journal_readouts if name not in allowed]:
         raise SettingsError(
-            f"setting 'journal_readouts': must be readouts that have numbers: {', '.join(known)}; got {unknown[0][:64]!r}"
+            f"setting 'journal_readouts': must be readouts that have numbers: {', '.join(allowed)}; got {unknown[0][:64]!r}"
         )
     journal = Journal(
         settings.journal.get_secret_value(),
@@ -142,15 +142,15 @@ def _begin() -> None:
     log.debug("begun: %s %s", request.method, request.path, extra={"fields": {"event": "begun", **g.notes}})
 
 
-def grouped(asked: Request) -> str:
+def grouped(request: Request) -> str:
     """Return the route of a request for metrics and logs.
 
     It is the rule, not the path, since clients could create any number of time series by paths; pages and their files are
     grouped, since nobody needs one series for each.
     """
-    if asked.url_rule is None:
+    if request.url_rule is None:
         return "unknown"
-    return "pages" if asked.blueprint == page.blueprint.name else asked.url_rule.rule
+    return "pages" if request.blueprint == page.blueprint.name else request.url_rule.rule
 
 
 def _finish(response: Response) -> Response:

@@ -76,13 +76,13 @@ def command(name: str) -> Any:
     module, about = COMMANDS[name]
     app = typer.Typer(callback=_root)
     import_module(module).register(app)
-    made = typer.main.get_group(app).commands[name]
-    made.help = made.help or about
-    return made
+    click_command = typer.main.get_group(app).commands[name]
+    click_command.help = click_command.help or about
+    return click_command
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version  # noqa: PLC0415 -- takes time, like the next ones
 
         print(f"helmsight {version('helmsight')}")

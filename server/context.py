@@ -74,5 +74,5 @@ class AppContext:
 
 def context() -> AppContext:
     """Return the context of the application that serves the current request."""
-    found: AppContext = current_app.extensions["helmsight"]
-    return found
+    app_context: AppContext = current_app.extensions["helmsight"]
+    return app_context

@@ -272,8 +272,8 @@ class Settings(ModelSettings):
     def _known_engine(cls, engine: str) -> str:
         kind, _, urls = engine.partition("=")
         addresses = [url.strip().rstrip("/") for url in urls.split(",")] if urls else []
-        known = not urls if engine in ("own", "vllm") else kind == "vllm" and addresses
-        if not known or not all(re.fullmatch(r"https?://[^\s/]+(/\S*)?", address) for address in addresses):
+        valid = not urls if engine in ("own", "vllm") else kind == "vllm" and addresses
+        if not valid or not all(re.fullmatch(r"https?://[^\s/]+(/\S*)?", address) for address in addresses):
             raise ValueError(f"must be own, vllm, or vllm=http://host:8000[,http://...]; got {engine[:128]!r}")
         if len({*addresses}) < len(addresses):
             raise ValueError("must not name a server twice")
@@ -309,8 +309,8 @@ class Settings(ModelSettings):
         text = journal.get_secret_value()
         if not text.strip():
             raise ValueError("must be a path, a URL, or off")
-        scheme, found, _ = text.partition("://")
-        if found and scheme.partition("+")[0] not in ("sqlite", "postgresql", "postgres"):
+        scheme, separator, _ = text.partition("://")
+        if separator and scheme.partition("+")[0] not in ("sqlite", "postgresql", "postgres"):
             raise ValueError("a URL must begin with postgresql:// or sqlite:///")
         return journal
 
@@ -320,10 +320,10 @@ class Settings(ModelSettings):
         keys = [key.get_secret_value() for key in self.api_keys]
         if self.api_key_file:
             lines = Path(self.api_key_file).expanduser().read_text().splitlines()
-            found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-            if not found:
+            file_keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+            if not file_keys:
                 raise SettingsError(f"api_key_file {self.api_key_file!r} holds no key")
-            keys += found
+            keys += file_keys
         return tuple(keys)
 
     @property

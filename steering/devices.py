@@ -26,8 +26,8 @@ def free_bytes(device: torch.device) -> int | None:
     """Return the memory that can be allocated on a device, including torch's own cache; None where it is unknown."""
     if device.type != "cuda":
         return None
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + kept
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
 
 
 def lost(error: BaseException, devices: Iterable[torch.device]) -> bool:

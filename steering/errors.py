@@ -30,11 +30,11 @@ class Inapplicable(RequestError):
 class ContextOverflow(RequestError):
     """Prompt and answer do not fit into the context length; `at_least` where counting stopped before the prompt's end."""
 
-    def __init__(self, limit: int, asked: int, prompt: int, at_least: bool = False):
+    def __init__(self, limit: int, requested: int, prompt: int, at_least: bool = False):
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, you requested "
-            f"{'at least ' if at_least else ''}{asked} tokens "
-            f"({prompt} in the messages, {asked - prompt} in the completion). Please reduce the length of the messages "
+            f"{'at least ' if at_least else ''}{requested} tokens "
+            f"({prompt} in the messages, {requested - prompt} in the completion). Please reduce the length of the messages "
             "or the completion.",
             param="messages",
             code="context_length_exceeded",

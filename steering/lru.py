@@ -23,10 +23,10 @@ class ByteBoundedLRU(Generic[Value]):
     def get(self, key: bytes) -> Value | None:
         """Return the value, if it is kept."""
         with self._lock:
-            found = self._entries.get(key)
-            if found is not None:
+            value = self._entries.get(key)
+            if value is not None:
                 self._entries.move_to_end(key)
-            return found
+            return value
 
     def keep(self, key: bytes, value: Value) -> None:
         """Keep a value, unless it is larger than the capacity."""

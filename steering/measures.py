@@ -23,20 +23,22 @@ def divergence(mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
     return (p.exp() * (p - q)).sum(-1)
 
 
-def known(values: torch.Tensor) -> list[Any]:
+def nan_to_none(values: torch.Tensor) -> list[Any]:
     """Return values (n, ...) as lists, with None for NaN, which marks numbers that do not exist."""
-    found: list[Any] = values.tolist()
-    return _without_nan(found) if bool(values.isnan().any()) else found
+    nested: list[Any] = values.tolist()
+    return _without_nan(nested) if bool(values.isnan().any()) else nested
 
 
-def _without_nan(found: list[Any]) -> list[Any]:
-    return [_without_nan(one) if isinstance(one, list) else None if math.isnan(one) else one for one in found]
+def _without_nan(values: list[Any]) -> list[Any]:
+    return [
+        _without_nan(value) if isinstance(value, list) else None if math.isnan(value) else value for value in values
+    ]
 
 
 def mean(values: Sequence[float | None]) -> float | None:
     """Return the mean of the numbers that exist, None where there are none."""
-    found = [value for value in values if value is not None]
-    return sum(found) / len(found) if found else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:

@@ -75,11 +75,11 @@ class PartState:
         )
 
 
-def lacking(interventions: Collection[str], given: Collection[PartState]) -> list[str]:
-    """Return in words what interventions do without and still work, of the parts in `given`."""
+def lacking(interventions: Collection[str], states: Collection[PartState]) -> list[str]:
+    """Return in words what interventions do without and still work, of the parts in `states`."""
     return [
         f"{state.part.serves}: {state.part.without}, since this model has no calibration for it ({state.part.command})"
-        for state in given
+        for state in states
         if state.part.degrades and not state.there and not state.part.interventions.isdisjoint(interventions)
     ]
 
@@ -89,10 +89,10 @@ def states(measured: Collection[str]) -> list[PartState]:
     return [PartState(part, part.measured in measured) for part in PARTS]
 
 
-def table(given: Collection[PartState], model: str) -> list[str]:
+def table(states: Collection[PartState], model: str) -> list[str]:
     """Return the lines that `doctor` and `prepare` show, with advice on missing parts."""
     lines = []
-    for state in given:
+    for state in states:
         lines.append(f"{'ok' if state.there else 'warning':8} {'prepared':9} {state.said}")
         if not state.there:
             lines.append(f"{'':18} -> {advice(state.part, model)}")

@@ -92,19 +92,19 @@ def _alone(engine: Engine, bodies: Sequence[Mapping[str, Any]], clients: int) ->
     prepared = {id(request): engine.processor.prepare(request, 0) for request in requests}
     prepare = engine.processor.prepare
 
-    def known(request: Request, number: int, *model: object) -> tuple[Add, OutputProcessor]:
+    def lookup(request: Request, number: int, *model: object) -> tuple[Add, OutputProcessor]:
         add, outputs = prepared[id(request)]
         return replace(add, number=number), outputs
 
-    def asked(request: Request) -> int:
+    def run(request: Request) -> int:
         with engine.turn() as turn:
             return turn.submit(request).result().completion_tokens
 
-    engine.processor.prepare = known  # type: ignore[method-assign]  # a server prepares in another process
+    engine.processor.prepare = lookup  # type: ignore[method-assign]  # a server prepares in another process
     try:
         with ThreadPoolExecutor(clients) as pool:
             begun = time.perf_counter()
-            return sum(pool.map(asked, requests)) / (time.perf_counter() - begun)
+            return sum(pool.map(run, requests)) / (time.perf_counter() - begun)
     finally:
         engine.processor.prepare = prepare  # type: ignore[method-assign]
 

@@ -83,9 +83,9 @@ class Simulation:
         self._tokens_to_come: dict[Sequence, int] = {}  # tokens of the answer that are still to come
         self._new: dict[Sequence, int] = {}  # tokens of pictures that are not encoded yet
 
-    def run(self, asked: list[Arrival]) -> Outcome:
+    def run(self, arrivals: list[Arrival]) -> Outcome:
         """Answer all requests and return the figures."""
-        coming = sorted(asked, key=lambda arrival: arrival.at)[::-1]
+        coming = sorted(arrivals, key=lambda arrival: arrival.at)[::-1]
         every: list[Seen] = []
         while coming or self._scheduler.waiting or self._scheduler.running or self._scheduler.filling:
             if not (self._scheduler.waiting or self._scheduler.running or self._scheduler.filling):
@@ -93,7 +93,7 @@ class Simulation:
             while coming and coming[-1].at <= self.now:
                 every.append(self._enqueue(coming.pop()))
             self._step()
-        return outcome(every, self.now - min(arrival.at for arrival in asked))
+        return outcome(every, self.now - min(arrival.at for arrival in arrivals))
 
     def _enqueue(self, arrival: Arrival) -> Seen:
         prompt = cast(Any, SimpleNamespace(length=arrival.tokens))

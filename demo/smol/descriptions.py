@@ -59,7 +59,9 @@ def measure(answerer: Answerer, engine: Engine, count: int, seed: int, quiet: bo
     word (SPD-Faith Bench paper, section 4.3).
     """
     drawn = draw(count, seed)
-    replies = evaluate.read(answerer, [one.sample(one.consistent, one.contradicting) for one in drawn], quiet=quiet)
+    replies = evaluate.read(
+        answerer, [triple.sample(triple.consistent, triple.contradicting) for triple in drawn], quiet=quiet
+    )
     parted = evaluate.separated(replies)["neuron_ratio"]
     return {
         "samples": count,
@@ -72,9 +74,9 @@ def measure(answerer: Answerer, engine: Engine, count: int, seed: int, quiet: bo
 def _drift(engine: Engine, drawn: Sequence[Descriptions]) -> dict[str, Any]:
     """Return the mean cosine of both kinds of pairs and their difference, in the thirds of the layers."""
     answers = [
-        (one.sample(one.true, text).chat(), text)
-        for one in drawn
-        for text in (one.true, one.consistent, one.contradicting)
+        (triple.sample(triple.true, text).chat(), text)
+        for triple in drawn
+        for text in (triple.true, triple.consistent, triple.contradicting)
     ]
     read = list(traces(engine, answers))
     pairs = {

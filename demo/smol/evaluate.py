@@ -71,33 +71,33 @@ def report(about: dict[str, Any], results: dict[str, Any]) -> Report:
         "or on attention. The criteria of the verdicts are functions in `demo/smol/criteria.py`, committed before the first "
         "evaluation. Intervals are of 95 %; the ways to steer were chosen on other conflicts than those reported."
     )
-    if found := results.get("preference"):
-        _preference(page, found)
-    if found := results.get("sight"):
-        _sight(page, found)
-    if found := results.get("attention"):
-        _attention(page, found)
-    if found := results.get("descriptions"):
-        _descriptions(page, found)
+    if section := results.get("preference"):
+        _preference(page, section)
+    if section := results.get("sight"):
+        _sight(page, section)
+    if section := results.get("attention"):
+        _attention(page, section)
+    if section := results.get("descriptions"):
+        _descriptions(page, section)
     return page
 
 
-def _preference(page: Report, found: dict[str, Any]) -> None:
+def _preference(page: Report, section: dict[str, Any]) -> None:
     page.heading("Conflicts of picture and text")
-    right = ", ".join(f"{task} {share:.2f}" for task, share in found["right by task without a text"].items())
+    right = ", ".join(f"{task} {share:.2f}" for task, share in section["right by task without a text"].items())
     page.text(f"Right without a text, by task (tasks below one half are left out): {right}.")
     rows = []
-    for name, row in found["conditions"].items():
+    for name, row in section["conditions"].items():
         columns = [f"{row[key]:.3f} ({row[f'{key}_95'][0]:.3f} to {row[f'{key}_95'][1]:.3f})"
                    for key in ("s_vision", "s_text", "s_others")]  # fmt: skip
         rows.append([name, *columns, row["n"]])
     page.table(["condition", "follows the picture", "follows the text", "neither", "n"], rows)
-    for side, way in found["chosen"].items():
+    for side, way in section["chosen"].items():
         page.text(
             f"Toward {side}: direction {way['direction']}, layer {way['layer']}, strength {way['strength']:g}; "
             f"{way['tuning']:.3f} on the conflicts that chose it."
         )
-    verdicts = found["verdicts"]
+    verdicts = section["verdicts"]
     page.text(f"It prefers: **{verdicts['prefers']}**. Steering wins (row 7): **{verdicts['steering wins']}**.")
     rows = [
         [name, row["difference"], _interval(row["difference_95"]), row.get("moves") or f"best other: {row['other']}"]
@@ -107,15 +107,15 @@ def _preference(page: Report, found: dict[str, Any]) -> None:
     page.table(["condition", "difference", "95 %", "verdict"], rows)
 
 
-def _sight(page: Report, found: dict[str, Any]) -> None:
+def _sight(page: Report, section: dict[str, Any]) -> None:
     page.heading("Yes/no questions about noisy pictures")
     for part in ("existence", "recoloured"):
         page.heading(part, 3)
         rows = []
-        for name, result in found["conditions"].items():
+        for name, result in section["conditions"].items():
             row = result[part]["all"]
             cells = [_measured(row[metric]) for metric in ("accuracy", "auroc", "best_accuracy", "yes")]
-            rows.append([name, *cells, found["verdicts"].get(name, {}).get(part, "")])
+            rows.append([name, *cells, section["verdicts"].get(name, {}).get(part, "")])
         page.table(["condition", "accuracy", "AUROC", "best accuracy", "yes", "verdict"], rows)
 
 
@@ -126,31 +126,31 @@ def _measured(row: dict[str, Any]) -> str:
     return f"{text}, {row['difference']:+.3f} {_interval(row['difference_95'])}" if row.get("difference_95") else text
 
 
-def _attention(page: Report, found: dict[str, Any]) -> None:
+def _attention(page: Report, section: dict[str, Any]) -> None:
     page.heading("Attention of the rows that answer")
     rows = []
-    for name, span in found["spans"].items():
+    for name, span in section["spans"].items():
         cells = [f"{t['value']:.3f} {_interval(t['value_95'])}{' sink' if t['sink'] else ''}" for t in span["thirds"]]
         rows.append([name, span["fair"], *cells])
     page.table(["span", "share of the tokens", "first third of the layers", "second", "last"], rows)
-    slope = found["picture along the answer"]
+    slope = section["picture along the answer"]
     page.text(
         f"Attention to the picture changes by {slope['slope']:+.5f} {_interval(slope['slope_95'])} a token of a description "
-        f"(decays: {slope['decays']}; {found['samples']} descriptions)."
+        f"(decays: {slope['decays']}; {section['samples']} descriptions)."
     )
-    if focus := found.get("focus"):
+    if focus := section.get("focus"):
         page.text(
             f"The cell asked about has {focus['value']:.3f} {_interval(focus['value_95'])} of the attention to the picture "
             f"in layer {focus['layer']} (chance {focus['chance']:.3f}; focuses: {focus['focuses']}; n {focus['n']})."
         )
 
 
-def _descriptions(page: Report, found: dict[str, Any]) -> None:
+def _descriptions(page: Report, section: dict[str, Any]) -> None:
     page.heading("True and false descriptions")
     page.text(
         "Both kinds of pairs have the same first description. The second one has the things in reverse order, and in "
-        f"contradicting pairs another colour for one of them. Of {found['samples']}, the true one is the likelier in "
-        f"{found['prefers the true one']:.2f}."
+        f"contradicting pairs another colour for one of them. Of {section['samples']}, the true one is the likelier in "
+        f"{section['prefers the true one']:.2f}."
     )
     rows = [
         [
@@ -161,12 +161,12 @@ def _descriptions(page: Report, found: dict[str, Any]) -> None:
             _interval(row["difference_95"]),
             row["drifts"],
         ]
-        for name, row in zip(("first", "second", "last"), found["drift"]["thirds"], strict=True)
+        for name, row in zip(("first", "second", "last"), section["drift"]["thirds"], strict=True)
     ]
     page.table(
         ["third of the layers", "cosine, consistent", "cosine, contradicting", "difference", "95 %", "drifts"], rows
     )
-    neurons = found["neurons"]
+    neurons = section["neurons"]
     page.text(
         f"The false description activates more neurons than the true one in {neurons['share']:.3f} "
         f"{_interval(neurons['share_95'])} of {neurons['n']} pairs, in layer {neurons['layer']}, which the other half of "

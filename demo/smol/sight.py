@@ -105,13 +105,13 @@ def attention(checkpoint: Path, count: int, seed: int, threads: int = 1) -> dict
             fair[name].append(float(np.mean([len(own) / (row + 1) for row in rows])))
             if name == "picture":
                 slopes.append(float(np.polyfit(range(len(rows)), by_layer.mean(0).numpy(), 1)[0]))
-        made = open_question(rng, scene, "color")
-        if made is None or made.cell is None:
+        scene_question = open_question(rng, scene, "color")
+        if scene_question is None or scene_question.cell is None:
             continue
-        ((question, answer),) = made.turns
+        ((question, answer),) = scene_question.turns
         weights, columns, rows = _rows(model, picture, question, answer)
         image = weights[:, rows[0]][:, columns["picture"]]  # (layers, cells), of the row that decides the first word
-        focus.append((image[:, made.cell] / image.sum(-1)).tolist())
+        focus.append((image[:, scene_question.cell] / image.sum(-1)).tolist())
     return _summary(shares, fair, slopes, np.array(focus))
 
 

@@ -130,9 +130,9 @@ def measure(model: Any, tokenizer: Any, images: Any, options: SmolOptions) -> di
         wrong[places] = logits.argmax(-1) != labels[:, 1:][places]
         question = (labels[:, 1:] != -100).int()  # numbers the answers of a row: one begins where the mask rises
         question = (question.diff(dim=1, prepend=question.new_zeros(len(question), 1)) > 0).cumsum(1)
-        for row, seen in enumerate(pictures):
+        for row, scene in enumerate(pictures):
             failed = set(question[row][wrong[row]].tolist())
-            for number, example in enumerate(seen.examples, 1):
+            for number, example in enumerate(scene.examples, 1):
                 counts[example.kind][0] += number not in failed
                 counts[example.kind][1] += 1
     return {kind: (right, of) for kind, (right, of) in counts.items() if of}

@@ -59,15 +59,15 @@ class Muon:
         """Update the matrices from the gradients, which are the same on every rank."""
         for (rows, columns), indices in self.by_shape.items():
             share = -(-len(indices) // self.ranks)
-            mine = []
+            own_updates = []
             for place, i in enumerate(indices):
                 gradient = self.parameters[i].grad
                 assert gradient is not None
                 self.buffers[i].mul_(self.momentum).add_(gradient)
                 if place // share == self.rank:
                     update = gradient + self.momentum * self.buffers[i]
-                    mine.append(update if update.shape[0] == rows else update.T)
-            updates = orthogonalise(torch.stack(mine)) if mine else torch.empty(0, rows, columns)
+                    own_updates.append(update if update.shape[0] == rows else update.T)
+            updates = orthogonalise(torch.stack(own_updates)) if own_updates else torch.empty(0, rows, columns)
             if self.ranks > 1:
                 padded = updates.new_zeros(share, rows, columns)
                 padded[: len(updates)] = updates
@@ -83,5 +83,5 @@ class Muon:
         return self.buffers
 
     def load_state_dict(self, buffers: list[Tensor]) -> None:
-        for mine, saved in zip(self.buffers, buffers, strict=True):
-            mine.copy_(saved)
+        for buffer, saved in zip(self.buffers, buffers, strict=True):
+            buffer.copy_(saved)

@@ -27,11 +27,11 @@ class Organism:
     settings: Mapping[str, Any]
 
 
-def organism_options(name: str, **given: Any) -> TrainingOptions:
+def organism_options(name: str, **overrides: Any) -> TrainingOptions:
     """Return the options of a recipe, overridden by the given ones; raise ValueError for an unknown name."""
     if name not in ORGANISMS:
         raise ValueError(f"--organism {name}: unknown recipe; known are {', '.join(ORGANISMS)}")
-    chosen = {"folder": FOLDER / name, "ranks": 1, **ORGANISMS[name].settings, **given}
+    chosen = {"folder": FOLDER / name, "ranks": 1, **ORGANISMS[name].settings, **overrides}
     return TrainingOptions(organism=name, **chosen)
 
 

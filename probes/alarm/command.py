@@ -56,16 +56,16 @@ def _options(
 
     if keep:
         check_keep(setup)
-    kept = None
+    stored = None
     if from_journal:
         if "journal" not in defaults.draw:
             raise ValueError("--from-journal needs the server's part of helmsight")
         if data is not None:
             raise ValueError("--from-journal and --data are mutually exclusive")
-        kept = FromJournal(defaults.draw["journal"], journal, since)
+        stored = FromJournal(defaults.draw["journal"], journal, since)
     elif journal is not None or since is not None:
         raise ValueError("--journal and --since need --from-journal")
-    return AlarmOptions(data, tuple(noise), defaults.draw.get("alarm"), keep, replace, kept)
+    return AlarmOptions(data, tuple(noise), defaults.draw.get("alarm"), keep, replace, stored)
 
 
 def _run(options: AlarmOptions, session: Session) -> Findings:

@@ -24,7 +24,9 @@ from steering.readouts.alarm import AlarmReadout, numbers_of
 from steering.readouts.envelope import summary
 
 NAMES = tuple(
-    name for name, one in REGISTRY.items() if one.scalars and one.part_of is None and name != AlarmReadout.name
+    name
+    for name, readout in REGISTRY.items()
+    if readout.scalars and readout.part_of is None and name != AlarmReadout.name
 )
 """The readouts that have numbers for the journal."""
 
@@ -54,7 +56,7 @@ class Judged:
     values: Mapping[str, np.ndarray]
 
     def of(self, chosen: np.ndarray) -> Judged:
-        values = {name: one[chosen] for name, one in self.values.items()}
+        values = {name: column[chosen] for name, column in self.values.items()}
         return Judged(self.wrong[chosen], self.part[chosen], self.alike[chosen], values)
 
 
@@ -66,19 +68,21 @@ def ask(answerer: Answerer, samples: Sequence[Checked], *, seed: int = 0, quiet:
             yield Question(sample.chat(), max_tokens=MAX_TOKENS, diagnose=Diagnose(frozenset(NAMES)))
 
     parts = [sample.part for sample in samples]
-    said = list(replies(answerer, questions(), parts, title="Answers", quiet=quiet))
-    rows = [numbers(reply) for reply in said]
+    answers = list(replies(answerer, questions(), parts, title="Answers", quiet=quiet))
+    rows = [numbers(reply) for reply in answers]
     names = dict.fromkeys(name for row in rows for name in row)
     values = {name: np.array([_number(row.get(name)) for row in rows]) for name in names}
-    wrong = [not sample.right(reply.text) for sample, reply in zip(samples, said, strict=True)]
-    known = {name: one for name, one in values.items() if np.isfinite(one).any() and len(np.unique(one)) > 1}
-    tell(answerer, _told(samples, said, rows, wrong, seed))
-    return Judged(np.array(wrong), np.array(parts), np.array([sample.alike for sample in samples]), known)
+    wrong = [not sample.right(reply.text) for sample, reply in zip(samples, answers, strict=True)]
+    varying = {
+        name: column for name, column in values.items() if np.isfinite(column).any() and len(np.unique(column)) > 1
+    }
+    tell(answerer, _answer_rows(samples, answers, rows, wrong, seed))
+    return Judged(np.array(wrong), np.array(parts), np.array([sample.alike for sample in samples]), varying)
 
 
-def _told(
+def _answer_rows(
     samples: Sequence[Checked],
-    said: Sequence[Reply],
+    answers: Sequence[Reply],
     rows: Sequence[Mapping[str, Any]],
     wrong: Sequence[bool],
     seed: int,
@@ -89,7 +93,7 @@ def _told(
     whether that is wrong, and the numbers read beside it.
     """
     deciding = set(split(len(samples), seed)[0].tolist())
-    for number, (sample, reply, read, false) in enumerate(zip(samples, said, rows, wrong, strict=True)):
+    for number, (sample, reply, read, false) in enumerate(zip(samples, answers, rows, wrong, strict=True)):
         yield {
             "part": sample.part, "sample": number, "id": sample.id, "alike": sample.alike,
             "half": "deciding" if number in deciding else "reported", "questions": [sample.question],
@@ -100,8 +104,8 @@ def _told(
 
 def numbers(reply: Reply) -> dict[str, Any]:
     """Return the numbers that the journal would keep of an answer's readouts."""
-    said = summary(reply.diagnostics) if reply.diagnostics else {}
-    return {name: said.get(name) for name in numbers_of(NAMES)}
+    values = summary(reply.diagnostics) if reply.diagnostics else {}
+    return {name: values.get(name) for name in numbers_of(NAMES)}
 
 
 def _number(value: Any) -> float:
@@ -150,7 +154,7 @@ def fit(judged: Judged, among: Sequence[str] | None = None) -> Alarm | None:
     from statsmodels.genmod.families import Binomial  # noqa: PLC0415 -- takes a second
     from statsmodels.genmod.generalized_linear_model import GLM  # noqa: PLC0415
 
-    names = [name for name, one in judged.values.items() if among is None or name in among]
+    names = [name for name in judged.values if among is None or name in among]
     names = [name for name in names if np.nanstd(judged.values[name]) > 0]
     if not names:
         return None
@@ -174,26 +178,26 @@ def select(judged: Judged, among: Sequence[str], seed: int = 0) -> list[str]:
     The sum is fitted on four fifths of the answers and tested on the fifth. A number that only tells what kind of question
     is asked would cost more than it gains.
     """
-    left = [name for name in among if name in judged.values]
+    candidates = [name for name in among if name in judged.values]
     folds = np.array_split(np.random.default_rng(seed).permutation(len(judged.wrong)), FOLDS)
     parts = [(judged.of(np.setdiff1d(np.arange(len(judged.wrong)), fold)), judged.of(fold)) for fold in folds]
     chosen: list[str] = []
     best = 0.5
-    while left:
-        areas = {name: float(np.mean([_tried(*part, [*chosen, name]) for part in parts])) for name in left}
-        name = max(areas, key=lambda one: areas[one])
+    while candidates:
+        areas = {name: float(np.mean([_tried(*part, [*chosen, name]) for part in parts])) for name in candidates}
+        name = max(areas, key=lambda candidate: areas[candidate])
         if areas[name] < best + GAIN:
             break
         best = areas[name]
         chosen.append(name)
-        left.remove(name)
+        candidates.remove(name)
     return chosen
 
 
 def _tried(fitted: Judged, other: Judged, names: Sequence[str]) -> float:
-    found = fit(fitted, names)
+    alarm = fit(fitted, names)
     return (
-        0.5 if found is None or other.wrong.all() or not other.wrong.any() else area(scores(found, other), other.wrong)
+        0.5 if alarm is None or other.wrong.all() or not other.wrong.any() else area(scores(alarm, other), other.wrong)
     )
 
 
@@ -206,7 +210,7 @@ def evaluate(judged: Judged, *, among: Sequence[str] | None = None, seed: int = 
     fitted, tested = halves(judged, seed)
     combined = fit(fitted)
     alarm = fit(fitted, select(fitted, numbers_of() if among is None else among, seed))
-    signs = {name: _sign(fitted, one) for name, one in fitted.values.items()}
+    signs = {name: _sign(fitted, column) for name, column in fitted.values.items()}
     parts = ["all", *dict.fromkeys(judged.part)]
     report: dict[str, Any] = {}
     for part in parts:
@@ -216,8 +220,10 @@ def evaluate(judged: Judged, *, among: Sequence[str] | None = None, seed: int = 
         if min(wrong, len(half.wrong) - wrong) < LEAST:
             continue
         scored = {name: signs[name] * half.values[name] for name in signs}
-        scored |= {name: scores(one, half) for name, one in (("combination", combined), ("alarm", alarm)) if one}
-        report[part]["auroc"] = {name: _areas(half, one) for name, one in scored.items()}
+        scored |= {
+            name: scores(scorer, half) for name, scorer in (("combination", combined), ("alarm", alarm)) if scorer
+        }
+        report[part]["auroc"] = {name: _areas(half, column) for name, column in scored.items()}
         report[part]["alarm"] = alarm and _raised(half, alarm)
     return {
         "parts": report, "signs": signs, "combination": combined and asdict(combined),
@@ -229,21 +235,24 @@ def measure(alarm: Alarm, half: Judged) -> tuple[dict[str, Any], dict[str, Any]]
     """Return the areas and rates of an alarm on answers, and the rates as a model's calibration stores them."""
     wrong = int(half.wrong.sum())
     areas = _areas(half, scores(alarm, half))
-    found = {"answers": len(half.wrong), "wrong": wrong, "auroc": areas, "alarm": _raised(half, alarm)}
-    return found, _rates({**found, "auroc": {"alarm": found["auroc"]}})
+    report = {"answers": len(half.wrong), "wrong": wrong, "auroc": areas, "alarm": _raised(half, alarm)}
+    return report, _rates({**report, "auroc": {"alarm": report["auroc"]}})
 
 
-def _rates(found: Mapping[str, Any]) -> dict[str, Any]:
+def _rates(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rates of the alarm as a model's calibration stores them."""
-    told = {"right": (found["alarm"], "false_alarms"), "wrong": (found["alarm"], "caught")}
-    told |= {"area": (found["auroc"]["alarm"], "auroc"), "alike": (found["auroc"]["alarm"], "alike")}
-    return {name: None if one[key] is None else [one[key], *one[f"{key}_95"]] for name, (one, key) in told.items()}
+    sources = {"right": (report["alarm"], "false_alarms"), "wrong": (report["alarm"], "caught")}
+    sources |= {"area": (report["auroc"]["alarm"], "auroc"), "alike": (report["auroc"]["alarm"], "alike")}
+    return {
+        name: None if group[key] is None else [group[key], *group[f"{key}_95"]]
+        for name, (group, key) in sources.items()
+    }
 
 
 def _sign(fitted: Judged, values: np.ndarray) -> int:
     """Return 1 if wrong answers have the greater values, -1 if they have the smaller ones."""
-    known = np.isfinite(values)
-    return -1 if area(values[known], fitted.wrong[known]) < 0.5 else 1
+    finite = np.isfinite(values)
+    return -1 if area(values[finite], fitted.wrong[finite]) < 0.5 else 1
 
 
 def _areas(half: Judged, values: np.ndarray) -> dict[str, Any]:
@@ -251,14 +260,14 @@ def _areas(half: Judged, values: np.ndarray) -> dict[str, Any]:
 
     `best_accuracy` is that of telling wrong answers by the number, at the threshold that makes it greatest.
     """
-    known = np.flatnonzero(np.isfinite(values))
-    values, wrong, alike = values[known], half.wrong[known], half.alike[known]
-    found: dict[str, Any] = {"n": len(known)}
+    finite = np.flatnonzero(np.isfinite(values))
+    values, wrong, alike = values[finite], half.wrong[finite], half.alike[finite]
+    areas: dict[str, Any] = {"n": len(finite)}
     for name, strata in (("auroc", None), ("alike", alike)):
-        one = area_with_interval(values, wrong, strata)
-        found |= {name: one and one[0], f"{name}_95": one and list(one[1])}
-    best = ranked(values.tolist(), wrong.tolist(), range(len(known)))["best_accuracy"]
-    return found | {"best_accuracy": best["value"], "best_accuracy_95": best["value_95"]}
+        measured = area_with_interval(values, wrong, strata)
+        areas |= {name: measured and measured[0], f"{name}_95": measured and list(measured[1])}
+    best = ranked(values.tolist(), wrong.tolist(), range(len(finite)))["best_accuracy"]
+    return areas | {"best_accuracy": best["value"], "best_accuracy_95": best["value_95"]}
 
 
 def _raised(half: Judged, alarm: Alarm) -> dict[str, Any]:
@@ -272,9 +281,9 @@ def _raised(half: Judged, alarm: Alarm) -> dict[str, Any]:
         "caught": (raised & half.wrong, half.wrong),
         "precision": (raised & half.wrong, raised),
     }
-    found: dict[str, Any] = {}
+    rates: dict[str, Any] = {}
     for name, (counted, of) in shares.items():
         total = int(of.sum())
-        found[name] = None if not total else float(counted.sum() / total)
-        found[f"{name}_95"] = None if not total else list(wilson(float(counted.sum()), total))
-    return found
+        rates[name] = None if not total else float(counted.sum() / total)
+        rates[f"{name}_95"] = None if not total else list(wilson(float(counted.sum()), total))
+    return rates

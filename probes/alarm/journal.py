@@ -11,7 +11,7 @@ import numpy as np
 
 from probes.alarm.evaluate import FALSE_ALARMS, Judged, halves, measure, scores
 from probes.answering.versions import in_words, versions
-from probes.calibration.measure import known
+from probes.calibration.measure import calibration_of
 from probes.calibration.run import check_place
 from probes.harness.benchmark import Findings
 from probes.harness.session import Session
@@ -55,16 +55,16 @@ def choose(alarm: Alarm, judged: Judged, seed: int = 0) -> tuple[Alarm, dict[str
     deciding, reported = halves(judged, seed)
     right = scores(alarm, deciding)[~deciding.wrong]
     chosen = replace(alarm, threshold=float(np.quantile(right, 1 - FALSE_ALARMS)), answers=len(deciding.wrong))
-    found, rates = measure(chosen, reported)
-    return replace(chosen, raised=rates), found
+    measured, rates = measure(chosen, reported)
+    return replace(chosen, raised=rates), measured
 
 
-def nothing(found: Mapping[str, Any]) -> str | None:
+def nothing(measured: Mapping[str, Any]) -> str | None:
     """Return why the intervals of a measurement say nothing, None if they say that the alarm tells wrong answers."""
-    low = found["auroc"]["auroc_95"][0]
+    low = measured["auroc"]["auroc_95"][0]
     if low <= 0.5:
         return f"the interval of its AUROC begins at {low:.2f}, and 0.5 is chance"
-    caught, false = found["alarm"]["caught_95"][0], found["alarm"]["false_alarms_95"][1]
+    caught, false = measured["alarm"]["caught_95"][0], measured["alarm"]["false_alarms_95"][1]
     if caught <= false:
         return f"it may be raised on only {caught:.2f} of the wrong answers, and on as many as {false:.2f} of the right ones"
     return None
@@ -77,7 +77,7 @@ def run(
     if session.engine is None:
         raise ValueError("--from-journal needs a model in this process, not --base-url")
     setup, engine = session.setup, session.engine
-    before = known(engine)
+    before = calibration_of(engine)
     if before.alarm is None:
         raise ValueError(
             f"{session.model} has no alarm, whose threshold could be chosen: run 'helmsight eval alarm --keep' first"
@@ -85,8 +85,8 @@ def run(
     if keep:
         check_place(engine.mllm.fingerprint, setup.model.calibrations, "alarm", replaced=replaced)
     judged = of_rows(source(journal, since), engine.mllm.name, list(before.alarm.numbers))
-    alarm, found = choose(before.alarm, judged, setup.seed)
-    why = nothing(found)
+    alarm, measured = choose(before.alarm, judged, setup.seed)
+    why = nothing(measured)
     if keep and why is not None:
         raise ValueError(f"--keep: the threshold {alarm.threshold:.3f} says nothing: {why}. Judge more answers.")
     about = {
@@ -95,28 +95,30 @@ def run(
     }  # fmt: skip
     if keep:
         replace(before, alarm=alarm).keep(setup.model.calibrations)
-    page = report(about, before.alarm, alarm, found, why)
-    return Findings(page, about, {}, {"alarm": asdict(alarm), "before": before.alarm.threshold, "measured": found})
+    page = report(about, before.alarm, alarm, measured, why)
+    return Findings(page, about, {}, {"alarm": asdict(alarm), "before": before.alarm.threshold, "measured": measured})
 
 
-def report(about: Mapping[str, Any], before: Alarm, alarm: Alarm, found: Mapping[str, Any], why: str | None) -> Report:
+def report(
+    about: Mapping[str, Any], before: Alarm, alarm: Alarm, measured: Mapping[str, Any], why: str | None
+) -> Report:
     """Return the report of a choice."""
     page = Report(f"The threshold of the alarm of {about['model']}")
     page.facts({"Data": about["data"], "Model": about["model"], "Versions": in_words(about["versions"])})
     page.text(READING)
     rows: list[list[object]] = [["threshold", alarm.threshold], ["threshold before", before.threshold]]
-    rows += [[name, Measured(found["auroc"][key], found["auroc"][f"{key}_95"]) if found["auroc"][key] is not None else None]
-             for name, key in (("AUROC", "auroc"), ("AUROC, alike", "alike"))]  # fmt: skip
     rows += [
-        [name, Measured(found["alarm"][key], found["alarm"][f"{key}_95"]) if found["alarm"][key] is not None else None]
-        for name, key in (
-            ("raised on right answers", "false_alarms"),
-            ("raised on wrong answers", "caught"),
-            ("wrong of those raised", "precision"),
+        [name, None if measured[group][key] is None else Measured(measured[group][key], measured[group][f"{key}_95"])]
+        for name, group, key in (
+            ("AUROC", "auroc", "auroc"),
+            ("AUROC, alike", "auroc", "alike"),
+            ("raised on right answers", "alarm", "false_alarms"),
+            ("raised on wrong answers", "alarm", "caught"),
+            ("wrong of those raised", "alarm", "precision"),
         )
     ]
     page.table(["figure", "value"], rows)
-    page.text(f"{found['answers']} answers were measured, {found['wrong']} of them wrong.")
+    page.text(f"{measured['answers']} answers were measured, {measured['wrong']} of them wrong.")
     if why is not None:
         page.text(f"This threshold says nothing: {why}.")
     return page

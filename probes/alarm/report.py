@@ -22,24 +22,24 @@ regression on those numbers that the `alarm` readout reads beside every answer a
 half. The alarm's threshold has {100 * (1 - FALSE_ALARMS):g} % of that half's right answers below it."""
 
 
-def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
-    """Return the report of a run; `found` is the result of `evaluate`."""
+def report(about: Mapping[str, Any], results: Mapping[str, Any]) -> Report:
+    """Return the report of a run; `results` are those of `evaluate`."""
     page = Report(f"Which numbers tell wrong answers on {about['model']}")
     page.facts(
         {"Data": about["data"], **left_out(about), "Model": about["model"], "Versions": in_words(about["versions"])}
     )
     page.text(READING)
-    parts = {name: one for name, one in found["parts"].items() if "auroc" in one}
+    parts = {name: result for name, result in results["parts"].items() if "auroc" in result}
     names = list(parts["all"]["auroc"])
     order = sorted(names, key=lambda name: -(parts["all"]["auroc"][name]["auroc"] or 0))
     page.heading("All answers")
     page.text(f"{parts['all']['answers']} answers, {parts['all']['wrong']} of them wrong.")
     rows: list[list[object]] = []
     for name in order:
-        one = parts["all"]["auroc"][name]
-        sign = {1: "+", -1: "-"}.get(found["signs"].get(name, 0), "")
-        measures = (_measured(one, measure) for measure in ("auroc", "alike", "best_accuracy"))
-        rows.append([name, sign, *measures, one["n"]])
+        areas = parts["all"]["auroc"][name]
+        sign = {1: "+", -1: "-"}.get(results["signs"].get(name, 0), "")
+        measures = (_measured(areas, measure) for measure in ("auroc", "alike", "best_accuracy"))
+        rows.append([name, sign, *measures, areas["n"]])
     page.table(["number", "sign", "AUROC", "alike", "best accuracy", "answers"], rows)
     values = {name: parts["all"]["auroc"][name]["auroc"] for name in order}
     intervals = {name: tuple(parts["all"]["auroc"][name]["auroc_95"]) for name in order}
@@ -48,17 +48,17 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
     page.table(
         ["part", "answers", "wrong", "raised on right", "raised on wrong", "wrong of those raised"],
         [
-            [part, one["answers"], one["wrong"], *(_measured(one["alarm"], name) for name in _SHARES)]
-            for part, one in parts.items()
-            if one["alarm"] is not None
+            [part, result["answers"], result["wrong"], *(_measured(result["alarm"], name) for name in _SHARES)]
+            for part, result in parts.items()
+            if result["alarm"] is not None
         ],
     )
     page.heading("By part")
     page.table(
         ["number", *parts],
-        [[name, *(_measured(one["auroc"].get(name), "auroc") for one in parts.values())] for name in order],
+        [[name, *(_measured(result["auroc"].get(name), "auroc") for result in parts.values())] for name in order],
     )
-    if few := [name for name, one in found["parts"].items() if "auroc" not in one]:
+    if few := [name for name, result in results["parts"].items() if "auroc" not in result]:
         page.text(f"Too few right or wrong answers to tell: {', '.join(few)}.")
     return page
 
@@ -66,5 +66,5 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
 _SHARES = ("false_alarms", "caught", "precision")
 
 
-def _measured(one: Mapping[str, Any] | None, name: str) -> Measured | None:
-    return None if one is None or one[name] is None else Measured(one[name], one[f"{name}_95"])
+def _measured(areas: Mapping[str, Any] | None, name: str) -> Measured | None:
+    return None if areas is None or areas[name] is None else Measured(areas[name], areas[f"{name}_95"])

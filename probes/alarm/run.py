@@ -11,10 +11,10 @@ from probes.alarm import journal
 from probes.alarm.evaluate import ask, check_enough, evaluate
 from probes.alarm.report import report
 from probes.alarm.samples import Checked, load
-from probes.calibration.measure import known
+from probes.calibration.measure import calibration_of
 from probes.calibration.run import check_place
 from probes.harness.benchmark import Findings
-from probes.harness.missing import check_there, whole
+from probes.harness.missing import check_there, decodable
 from probes.harness.options import check_writable
 from probes.harness.session import Session, Setup
 from steering.model.alarm import Alarm
@@ -50,14 +50,14 @@ class AlarmOptions:
         if self.data is None and self.demo is None and self.kept is None:
             raise ValueError("--data is needed: the demo world, which draws questions, is not installed")
 
-    def draw(self, setup: Setup, left: list[str]) -> list[Checked]:
-        """Return the questions, those of a file shuffled by the seed; questions left out are added to `left`."""
+    def draw(self, setup: Setup, skipped: list[str]) -> list[Checked]:
+        """Return the questions, those of a file shuffled by the seed; questions left out are added to `skipped`."""
         if self.data is None:
             assert self.demo is not None
             return list(self.demo(setup.limit, setup.seed, self.noises))
-        found = load(self.data, left)
-        random.Random(setup.seed).shuffle(found)
-        return whole(found, setup.limit, lambda sample: sample.images, left)
+        samples = load(self.data, skipped)
+        random.Random(setup.seed).shuffle(samples)
+        return decodable(samples, setup.limit, lambda sample: sample.images, skipped)
 
     def origin(self, questions: int, seed: int) -> str:
         """Return the number of questions, their source and seed in words."""
@@ -80,26 +80,26 @@ def check_keep(setup: Setup) -> None:
 def run(options: AlarmOptions, session: Session) -> Findings:
     """Ask every question, and evaluate how well the readouts show wrong answers."""
     if options.kept is not None:
-        kept = options.kept
-        return journal.run(kept.source, session, kept.place, kept.since, options.keep, options.replace)
+        stored = options.kept
+        return journal.run(stored.source, session, stored.place, stored.since, options.keep, options.replace)
     if session.endpoint is not None and not session.endpoint.is_helmsight:
         raise ValueError(f"{session.model} is not a Helmsight server: no other server reports readouts.")
     setup, folder = session.setup, session.setup.model.calibrations
     if options.keep and session.engine is not None:
         check_place(session.engine.mllm.fingerprint, folder, "alarm", replaced=options.replace)
-    left: list[str] = []
-    samples = options.draw(setup, left)
+    skipped: list[str] = []
+    samples = options.draw(setup, skipped)
     check_enough(len(samples))
-    found = evaluate(ask(session.answerer, samples, seed=setup.seed, quiet=setup.quiet), seed=setup.seed)
+    results = evaluate(ask(session.answerer, samples, seed=setup.seed, quiet=setup.quiet), seed=setup.seed)
     about = {
         "model": session.model, "data": options.origin(len(samples), setup.seed), "questions": len(samples),
-        "left_out": len(left),
+        "left_out": len(skipped),
         "seed": setup.seed, "versions": session.versions,
     }  # fmt: skip
     if options.keep and session.engine is not None:
-        if found["alarm"] is None:
+        if results["alarm"] is None:
             raise ValueError("--keep: all numbers that an alarm can use are the same for these answers")
-        calibration = replace(known(session.engine), alarm=Alarm.of(found["alarm"]))
+        calibration = replace(calibration_of(session.engine), alarm=Alarm.of(results["alarm"]))
         calibration.keep(folder)
         session.engine.calibrate(calibration)
-    return Findings(report(about, found), about, {}, found)
+    return Findings(report(about, results), about, {}, results)

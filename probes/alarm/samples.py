@@ -36,26 +36,26 @@ class Checked:
 
     def right(self, answer: str) -> bool:
         """Return whether an answer holds an accepted one."""
-        said = f" {_words(answer)} "
-        return any(f" {_words(one)} " in said for one in self.accepted)
+        words = f" {_words(answer)} "
+        return any(f" {_words(accepted)} " in words for accepted in self.accepted)
 
 
 def _words(text: str) -> str:
     return " ".join(re.findall(r"[\w']+", text.casefold()))
 
 
-def load(file: str | Path, left: list[str] | None = None) -> list[Checked]:
+def load(file: str | Path, skipped: list[str] | None = None) -> list[Checked]:
     """Return samples from JSON Lines.
 
     A row has `images` (paths relative to the file, or one), `question`, `answer` (or several that count), and `part` if they
-    are of several benchmarks. Rows that lack something are left out and added to `left`. Raises ValueError that names the
+    are of several benchmarks. Rows that lack something are left out and added to `skipped`. Raises ValueError that names the
     invalid file and row.
     """
     path = Path(file)
-    found = rows.made(path, rows.read(path), partial(_checked, path.parent), left)
-    if not found:
+    samples = rows.parse(path, rows.read(path), partial(_checked, path.parent), skipped)
+    if not samples:
         raise ValueError(f"{path} holds no samples.")
-    return found
+    return samples
 
 
 def _checked(folder: Path, row: Mapping[str, Any], number: int) -> Checked:

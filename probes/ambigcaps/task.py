@@ -37,7 +37,9 @@ def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) 
 
     texts = {file.suffix: file for file in data if file.suffix in (".en", ".tr")}
     if not texts:
-        return [sample for file in data for pair in rows.made(file, rows.read(file), both, left_out) for sample in pair]
+        return [
+            sample for file in data for pair in rows.parse(file, rows.read(file), both, left_out) for sample in pair
+        ]
     image_files = [file for file in data if file not in texts.values()]
     if len(texts) != 2 or len(image_files) != 1:
         raise ValueError("--data needs NAME.en, NAME.tr and a file of image names, one per line")
@@ -47,7 +49,7 @@ def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) 
         counts = ", ".join(f"{files[name]} has {len(file_lines)}" for name, file_lines in lines.items())
         raise ValueError(f"--data needs as many lines in each file; {counts}")
     table = [dict(zip(lines, row, strict=True)) for row in zip(*lines.values(), strict=True)]
-    return [sample for pair in rows.made(image_files[0], table, both, left_out) for sample in pair]
+    return [sample for pair in rows.parse(image_files[0], table, both, left_out) for sample in pair]
 
 
 def _parts(samples: Sequence[Translated]) -> list[SampleSet[Translated]]:

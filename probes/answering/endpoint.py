@@ -83,7 +83,7 @@ class Endpoint:
         )
         self.vectors: tuple[str, ...] = tuple(entry["vectors"]) if self.is_helmsight else ()
         self.fingerprint: str | None = entry["fingerprint"] if self.is_helmsight else None
-        self._parts = {one["part"]: bool(one["there"]) for one in entry.get("prepared", ())}
+        self._parts = {part["part"]: bool(part["there"]) for part in entry.get("prepared", ())}
         self._preset = json.dumps(entry["fields"], sort_keys=True) if entry.get("preset") else None
 
     def prepared(self) -> list[PartState]:
@@ -117,17 +117,19 @@ class Endpoint:
         A vector stands for the server's of that name. Raises ValueError if a question cannot be asked or is refused, after
         the replies before it; questions not begun by then are not asked.
         """
-        mine = threading.local()
+        thread_local = threading.local()
         pending: deque[Future[Reply]] = deque()
         with contextlib.ExitStack() as sessions:  # one per thread: requests does not promise thread safety
 
             def begin() -> None:
-                mine.session = sessions.enter_context(self._session())
+                thread_local.session = sessions.enter_context(self._session())
 
             workers = ThreadPoolExecutor(self.concurrency, "helmsight-endpoint", begin)
             try:
                 for question in questions:
-                    pending.append(workers.submit(lambda one: self._reply(mine.session, one), question))
+                    pending.append(
+                        workers.submit(lambda question: self._reply(thread_local.session, question), question)
+                    )
                     while pending and (pending[0].done() or len(pending) >= 2 * self.concurrency):
                         yield pending.popleft().result()
                 while pending:
@@ -172,9 +174,9 @@ class Endpoint:
             diagnostics, auto, logprobs, odds = None, None, None, None
             if question.odds:
                 first = ((choice.get("logprobs") or {}).get("content") or [{}])[0].get("top_logprobs") or ()
-                odds = log_odds((one["token"], float(one["logprob"])) for one in first) if first else None
+                odds = log_odds((token["token"], float(token["logprob"])) for token in first) if first else None
             if question.logprobs:
-                logprobs = [float(one["logprob"]) for one in choice["logprobs"]["content"]]
+                logprobs = [float(token["logprob"]) for token in choice["logprobs"]["content"]]
             if self.is_helmsight and question.diagnose is not None:
                 diagnostics = choice["diagnostics"]
                 for name in question.diagnose.include:
@@ -189,9 +191,9 @@ class Endpoint:
     def _body(self, question: Question) -> dict[str, Any]:
         chat, interventions = question.chat, question.interventions
         if not self.is_helmsight:
-            for said in (one for one in interventions if one.only_chat):
-                chat = said.chat(chat)
-            interventions = tuple(one for one in interventions if not one.only_chat)
+            for intervention in (intervention for intervention in interventions if intervention.only_chat):
+                chat = intervention.chat(chat)
+            interventions = tuple(intervention for intervention in interventions if not intervention.only_chat)
         messages = [{**message, "content": self._content(message["content"])} for message in chat]
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": question.max_tokens}
         if self.is_helmsight:
@@ -276,7 +278,7 @@ class Endpoint:
     def _send(self, session: requests.Session, method: str, path: str, body: Any = None) -> requests.Response:
         """Return the last response, whatever its status; a redirect, which would turn a POST into a GET, is not followed."""
         url, limits = self.base_url + path, (min(10.0, self.timeout), self.timeout)
-        left = ATTEMPTS // 2
+        attempts = ATTEMPTS // 2
         try:
             while True:
                 try:
@@ -288,10 +290,10 @@ class Endpoint:
                         response.raw = io.BytesIO(_content(response, until))
                     return response
                 except (ProtocolError, DecodeError):  # a break within the body, which the adapter does not retry
-                    left -= 1
-                    if not left:
+                    attempts -= 1
+                    if not attempts:
                         raise
-                time.sleep(BACKOFF * 2 ** (ATTEMPTS // 2 - left))
+                time.sleep(BACKOFF * 2 ** (ATTEMPTS // 2 - attempts))
         except (requests.RequestException, HTTPError) as error:
             system = re.search(r"\[Errno -?\d+\] ([^'\")]+)", str(error))
             why = f"{system[1]}; is the server running?" if system else _short(str(error))

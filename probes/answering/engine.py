@@ -53,33 +53,36 @@ class InProcess:
         ways: deque[Reliability | Surprise | None] = deque()
 
         def requests() -> Iterator[Request]:
-            for question, found in self._measured(questions):
-                ways.append(found)
-                yield decide(self.engine, self._request(question, found))
+            for question, decision in self._measured(questions):
+                ways.append(decision)
+                yield decide(self.engine, self._request(question, decision))
 
         for result in self.engine.stream(requests()):
-            choice, found = result.choices[0], ways.popleft()
-            auto = None if found is None else {"toward": found.toward, **found.report()}
-            logprobs = None if choice.logprobs is None else [one.logprob for one in choice.logprobs]
+            choice, decision = result.choices[0], ways.popleft()
+            auto = None if decision is None else {"toward": decision.toward, **decision.report()}
+            logprobs = None if choice.logprobs is None else [token.logprob for token in choice.logprobs]
             first = choice.logprobs[0].top if choice.logprobs else ()
-            odds = log_odds((one.token, one.logprob) for one in first) if first else None
+            odds = log_odds((token.token, token.logprob) for token in first) if first else None
             yield Reply(choice.text, choice.diagnostics, auto, logprobs, odds)
 
     def _measured(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Reliability | Surprise | None]]:
         """Yield every question with the decision of "auto" for it, None if the direction is stated."""
-        rest = iter(questions)
-        while part := list(itertools.islice(rest, self.AUTO_AT_ONCE)):
-            criteria = [one.push.criterion if one.push and one.push.toward == "auto" else None for one in part]
-            found: list[Reliability | Surprise | None] = [None] * len(part)
+        remaining = iter(questions)
+        while part := list(itertools.islice(remaining, self.AUTO_AT_ONCE)):
+            criteria = [
+                question.push.criterion if question.push and question.push.toward == "auto" else None
+                for question in part
+            ]
+            decisions: list[Reliability | Surprise | None] = [None] * len(part)
             for criterion in dict.fromkeys(criteria):
                 if criterion is not None:
-                    own = [i for i, one in enumerate(criteria) if one == criterion]
+                    own = [i for i, other in enumerate(criteria) if other == criterion]
                     ways = find(self.engine, [part[i].chat for i in own], criterion)
                     for i, way in enumerate(ways):
-                        found[own[i]] = way
-            yield from zip(part, found, strict=True)
+                        decisions[own[i]] = way
+            yield from zip(part, decisions, strict=True)
 
-    def _request(self, question: Question, found: Reliability | Surprise | None) -> Request:
+    def _request(self, question: Question, decision: Reliability | Surprise | None) -> Request:
         steers: tuple[Steer, ...] = ()
         if (push := question.push) is not None:
             if isinstance(push.vector, str):
@@ -88,7 +91,7 @@ class InProcess:
                 steers = (Steer(push.vector, SIGNS[push.toward] * push.strength, push.layers),)
             else:
                 auto = Auto(push.vector, push.strength, push.layers)
-                steers = (auto.stated(push.toward) if found is None else auto.steer(found),)
+                steers = (auto.stated(push.toward) if decision is None else auto.steer(decision),)
         return request(
             with_picture(self.engine.mllm, question.chat),
             (*steers, *question.interventions),

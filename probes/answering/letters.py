@@ -22,14 +22,14 @@ class _Forms:
 
 @lru_cache
 def _forms(letters: str) -> _Forms:
-    either, one = f"[{letters}{letters.lower()}]", f"[{letters}]"
-    marked = rf"[*_\"'`(\[]*(?:(?i:option)\s+)?({one})\b"
+    either, capital = f"[{letters}{letters.lower()}]", f"[{letters}]"
+    marked = rf"[*_\"'`(\[]*(?:(?i:option)\s+)?({capital})\b"
     return _Forms(
         leading=re.compile(rf"[\s*_\"'`(\[]*({either})(?=[\s*_\"'`]*(?:$|[.:;,)\]])|\n|\s+-)"),
         called=re.compile(rf"\b(?i:answer|option|choice)(?:\s+(?i:is|would be|should be))?\s*[:=]?\s*{marked}"),
-        set_off=re.compile(rf"(?<!\w)\(?({one})(?:\)|\.(?=\s|$)|:(?=\s))"),
+        set_off=re.compile(rf"(?<!\w)\(?({capital})(?:\)|\.(?=\s|$)|:(?=\s))"),
         stated=re.compile(rf"\b(?i:answer\s+is)\s*:?\s*{marked}"),
-        joined=re.compile(rf"(?<!\w)\(?({one})\)?,?\s*(?:\band\b|\bor\b|&|/)\s*\(?({one})(?!\w)"),
+        joined=re.compile(rf"(?<!\w)\(?({capital})\)?,?\s*(?:\band\b|\bor\b|&|/)\s*\(?({capital})(?!\w)"),
     )
 
 
@@ -45,19 +45,19 @@ def letter(answer: str, options: Sequence[str]) -> str | None:
     text = _conclusion(answer).strip()
     if closing := _closing(text, options, forms):
         return closing
-    if found := forms.leading.match(text):
-        return found[1].upper()
+    if match := forms.leading.match(text):
+        return match[1].upper()
     for name, option in zip(letters, options, strict=True):  # "A red" is a choice, in "A dog" A is an article
         if re.match(rf"{name}\s+{re.escape(option)}(?!\w)", text, re.IGNORECASE):
             return name
     for pattern in (forms.called, forms.set_off):
-        places = {found.start(1): found[1] for found in pattern.finditer(text)}
-        said = {*places.values()}
+        places = {match.start(1): match[1] for match in pattern.finditer(text)}
+        chosen = {*places.values()}
         for pair in forms.joined.finditer(text):  # "both A and C." sets off only C but chooses two
             if {pair.start(1), pair.start(2)} & places.keys():
-                said.update(pair.groups())
-        if said:
-            return said.pop() if len(said) == 1 else None
+                chosen.update(pair.groups())
+        if chosen:
+            return chosen.pop() if len(chosen) == 1 else None
     return _option_in(text, options)
 
 
@@ -83,9 +83,9 @@ def _closing(text: str, options: Sequence[str], forms: _Forms) -> str | None:
     if not stated:
         return None
     chosen = stated[-1][1]
-    rest = re.sub(r"^\W+|\W+$", "", text[stated[-1].end() :])
+    following = re.sub(r"^\W+|\W+$", "", text[stated[-1].end() :])
     option = re.sub(r"^\W+|\W+$", "", options[ascii_uppercase.index(chosen)])
-    if rest and rest.lower() != option.lower():
+    if following and following.lower() != option.lower():
         return None
     in_one_sentence = len(stated) > 1 and not re.search(r"[.!?\n]", text[stated[-2].end() : stated[-1].start()])
     return None if in_one_sentence and stated[-2][1] != chosen else chosen
@@ -93,10 +93,10 @@ def _closing(text: str, options: Sequence[str], forms: _Forms) -> str | None:
 
 def _option_in(text: str, options: Sequence[str]) -> str | None:
     """Return the only option with its text in the answer; longer options are blanked first ("light blue" before "blue")."""
-    rest, found = text, []
+    remaining, letters = text, []
     for index in sorted(range(len(options)), key=lambda i: -len(options[i])):
         pattern = re.compile(rf"(?<!\w){re.escape(options[index].strip())}(?!\w)", re.IGNORECASE)
-        if pattern.search(rest):
-            found.append(ascii_uppercase[index])
-            rest = pattern.sub(" ", rest)
-    return found[0] if len(found) == 1 else None
+        if pattern.search(remaining):
+            letters.append(ascii_uppercase[index])
+            remaining = pattern.sub(" ", remaining)
+    return letters[0] if len(letters) == 1 else None

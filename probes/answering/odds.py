@@ -23,8 +23,8 @@ def log_odds(alternatives: Iterable[tuple[str, float]]) -> float | None:
     masses = {word: [value for token, value in pairs if token.strip().lower() == word] for word in ("yes", "no")}
     if not any(masses.values()):
         return None
-    rest = 1 - sum(math.exp(value) for _, value in pairs)
-    least = min(*(value for _, value in pairs), math.log(max(rest, math.exp(LEAST))))
+    remaining = 1 - sum(math.exp(value) for _, value in pairs)
+    least = min(*(value for _, value in pairs), math.log(max(remaining, math.exp(LEAST))))
     yes, no = (_total(values) if values else least for values in masses.values())
     return yes - no
 

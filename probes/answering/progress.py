@@ -122,16 +122,16 @@ def tracked(items: Iterable[T], total: int, title: str, *, unit: str, quiet: boo
 
 def _words(count: Count, seconds: float, before: str = "") -> str:
     """Return the number kept and the remaining time in words."""
-    left = count.left(seconds) if count.done < count.total else None
+    remaining = count.left(seconds) if count.done < count.total else None
     words = [f"{count.kept} kept"] if count.kept else []
-    words += [f"{_time(left)} left"] if left is not None else []
+    words += [f"{_time(remaining)} left"] if remaining is not None else []
     return before * bool(words) + ", ".join(words)
 
 
 def _time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{remainder:02}" if hours else f"{minutes}:{remainder:02}"
 
 
 def _bars(file: TextIO) -> Bars:
@@ -140,5 +140,5 @@ def _bars(file: TextIO) -> Bars:
     from rich.progress import Progress as Bars  # noqa: PLC0415
 
     text = TextColumn("{task.description}", markup=False)
-    left = TextColumn("{task.fields[left]}", markup=False)
-    return Bars(text, BarColumn(), MofNCompleteColumn(), left, console=Console(file=file))
+    remaining = TextColumn("{task.fields[left]}", markup=False)
+    return Bars(text, BarColumn(), MofNCompleteColumn(), remaining, console=Console(file=file))

@@ -9,13 +9,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 @cache
 def _versions() -> Mapping[str, str]:
-    found = {}
+    versions = {}
     for package in ("helmsight", "torch", "transformers"):
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+            versions[package] = "unknown"
+    return versions
 
 
 def versions() -> dict[str, str]:
@@ -23,6 +23,6 @@ def versions() -> dict[str, str]:
     return dict(_versions())
 
 
-def in_words(known: Mapping[str, str]) -> str:
+def in_words(versions: Mapping[str, str]) -> str:
     """Return the name and version of each package in one line."""
-    return ", ".join(f"{name} {one}" for name, one in known.items())
+    return ", ".join(f"{name} {number}" for name, number in versions.items())

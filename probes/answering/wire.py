@@ -16,20 +16,24 @@ def fields(interventions: Iterable[Options]) -> dict[str, Any]:
 
     A member of a group, such as a stage of SAGE, that was not requested is sent as off, since its default there may be on.
     """
-    said: dict[str, Any] = {}
-    for one in interventions:
-        unset = {field.alias or name for name, field in type(one).model_fields.items() if field.default is None}
-        given = {name: value for name, value in one.settings().items() if value is not None or name not in unset}
-        head, *rest = one.path
-        if rest:
-            said.setdefault(head, _all_off(head))[rest[0]] = given
+    body: dict[str, Any] = {}
+    for intervention in interventions:
+        unset = {
+            field.alias or name for name, field in type(intervention).model_fields.items() if field.default is None
+        }
+        settings = {
+            name: value for name, value in intervention.settings().items() if value is not None or name not in unset
+        }
+        head, *tail = intervention.path
+        if tail:
+            body.setdefault(head, _all_off(head))[tail[0]] = settings
         else:
-            said[head] = given
-    return said
+            body[head] = settings
+    return body
 
 
 def _all_off(group: str) -> dict[str, Any]:
-    paths = [asked.path for asked, _ in REGISTRY.values()]
+    paths = [intervention.path for intervention, _ in REGISTRY.values()]
     return {path[1]: False for path in paths if path[0] == group}
 
 
@@ -42,17 +46,17 @@ def steering(push: Push, name: str) -> dict[str, Any]:
     return {"vector": name, "toward": push.toward, "strength": push.strength, **layers, **auto}
 
 
-def diagnostics(asked: Diagnose) -> dict[str, Any]:
+def diagnostics(diagnose: Diagnose) -> dict[str, Any]:
     """Return the request's field for readouts; raise ValueError for a drift from an answer that no server knows."""
-    if asked.earlier is not None:
+    if diagnose.earlier is not None:
         raise ValueError("A drift from an answer of this process cannot be asked of a server.")
     options = {name: option for name, option in readout_options().items() if option.written}
-    given = {name: option.wire(asked) for name, option in options.items()}
-    return {"include": sorted(asked.include)} | {
-        name: value for name, value in given.items() if value != options[name].at_rest
+    values = {name: option.wire(diagnose) for name, option in options.items()}
+    return {"include": sorted(diagnose.include)} | {
+        name: value for name, value in values.items() if value != options[name].at_rest
     }
 
 
 def _criterion(criterion: Criterion) -> dict[str, Any]:
-    given = {"criterion": criterion.name, "bound": criterion.bound, "one_degraded": criterion.one_degraded}
-    return {name: value for name, value in given.items() if value is not None}
+    values = {"criterion": criterion.name, "bound": criterion.bound, "one_degraded": criterion.one_degraded}
+    return {name: value for name, value in values.items() if value is not None}

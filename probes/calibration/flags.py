@@ -45,14 +45,14 @@ class Answered:
         return np.array([f"{task} {severity}" for task, severity in zip(self.task, self.severity, strict=True)])
 
     def part(self, chosen: np.ndarray) -> Answered:
-        values = {name: one[chosen] for name, one in self.values.items()}
+        values = {name: column[chosen] for name, column in self.values.items()}
         return Answered(self.right[chosen], self.task[chosen], self.severity[chosen], values)
 
     def raised(self, thresholds: Thresholds) -> dict[str, np.ndarray]:
         """Return for each flag whether it is raised, 0 or 1: (answers,)."""
         rows = zip(*(self.values[name].tolist() for name in ("attention", "activation", "agreement")), strict=True)
-        found = [thresholds.flags(*row) for row in rows]
-        return {flag: np.array([one[flag] for one in found], float) for flag in FLAGS}
+        raised = [thresholds.flags(*row) for row in rows]
+        return {flag: np.array([flags[flag] for flags in raised], float) for flag in FLAGS}
 
 
 def ask(engine: Engine, samples: Sequence[ConflictSample], seed: int = 0, quiet: bool = False) -> Answered:
@@ -114,13 +114,13 @@ def choose(answers: Answered) -> tuple[float, float, float]:
     are the same quantile of the right answers' numbers.
     """
     right = {name: values[answers.right] for name, values in answers.values.items()}
-    looked, said, agreed = right["attention"], right["activation"], right["agreement"]
+    looked, activated, agreed = right["attention"], right["activation"], right["agreement"]
 
     def blind(share: float) -> np.ndarray:
-        return (looked < np.quantile(looked, share)) & (said < np.quantile(said, share))
+        return (looked < np.quantile(looked, share)) & (activated < np.quantile(activated, share))
 
     share = _greatest(np.linspace(0, 1, 201), lambda share: blind(share).mean())
-    attention, activation = float(np.quantile(looked, share)), float(np.quantile(said, share))
+    attention, activation = float(np.quantile(looked, share)), float(np.quantile(activated, share))
     looks = looked >= attention
     agreement = _greatest(np.sort(agreed), lambda least: (looks & (agreed < least)).mean())
     return attention, activation, agreement
@@ -143,8 +143,10 @@ def _rates(answers: Answered, raised: np.ndarray) -> dict[str, Any]:
         if len(some)
     }
     like = area_of(raised, answers, answers.alike)
-    found = {name: [round(x, 4) for x in one] for name, one in (rates | ({"area": like} if like else {})).items()}
-    return found | {"separates": like is not None and like[1] > 0.5}
+    rounded = {
+        name: [round(x, 4) for x in values] for name, values in (rates | ({"area": like} if like else {})).items()
+    }
+    return rounded | {"separates": like is not None and like[1] > 0.5}
 
 
 def right_and_wrong(right: np.ndarray, raised: np.ndarray) -> list[tuple[str, np.ndarray]]:
@@ -154,5 +156,5 @@ def right_and_wrong(right: np.ndarray, raised: np.ndarray) -> list[tuple[str, np
 
 def area_of(values: np.ndarray, answers: Answered, strata: np.ndarray | None = None) -> list[float] | None:
     """Return the area of wrong answers against right ones with its interval; None if there is nothing to compare."""
-    found = area_with_interval(values, ~answers.right, strata)
-    return None if found is None else [found[0], *found[1]]
+    area = area_with_interval(values, ~answers.right, strata)
+    return None if area is None else [area[0], *area[1]]

@@ -49,12 +49,12 @@ def _rates(page: Report, thresholds: Thresholds) -> None:
         "chance). So neither the kind of the question nor the noise can separate them."
     )
     rows = [
-        (flag, *(_range(found.get(name)) for name in ("right", "wrong", "area")), found["separates"])
-        for flag, found in thresholds.raised.items()
+        (flag, *(_range(rates.get(name)) for name in ("right", "wrong", "area")), rates["separates"])
+        for flag, rates in thresholds.raised.items()
     ]
     page.table(["flag", "on right answers", "on wrong answers", "among alike questions", "above chance"], rows)
-    for flag, found in thresholds.raised.items():
-        if not found["separates"]:
+    for flag, rates in thresholds.raised.items():
+        if not rates["separates"]:
             page.text(
                 f"{flag} does NOT tell wrong answers from right ones to alike questions on this model: it only describes "
                 "the maps."
@@ -93,5 +93,5 @@ def _groups(
     page.table([heading[3:], "answers", "right", *columns], rows)
 
 
-def _range(found: Sequence[float] | None) -> str | None:
-    return None if found is None else f"{found[0]:.3f} ({found[1]:.3f} to {found[2]:.3f})"
+def _range(rate: Sequence[float] | None) -> str | None:
+    return None if rate is None else f"{rate[0]:.3f} ({rate[1]:.3f} to {rate[2]:.3f})"

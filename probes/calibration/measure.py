@@ -31,7 +31,9 @@ def calibrate_think(engine: Engine, samples: Sequence[ConflictSample], quiet: bo
         for sample in tracked(samples, len(samples), "Divergence", unit="samples", quiet=quiet)
     )
     values = [result.choices[0].divergence for result in engine.generate(requests)]
-    return known(engine).with_divergence(torch.cat([value for value in values if value is not None], 1), len(samples))
+    return calibration_of(engine).with_divergence(
+        torch.cat([value for value in values if value is not None], 1), len(samples)
+    )
 
 
 def calibrate_sinks(engine: Engine, samples: Sequence[ConflictSample], quiet: bool = False) -> Calibration:
@@ -52,7 +54,7 @@ def calibrate_sinks(engine: Engine, samples: Sequence[ConflictSample], quiet: bo
                 maps.append(torch.tensor(patches["rho"]).unflatten(1, tuple(image["grid"])))
     if not maps:
         raise ValueError("No sample holds an image whose tokens are a grid.")
-    return known(engine).with_sinks(attraction(maps), len(maps))
+    return calibration_of(engine).with_sinks(attraction(maps), len(maps))
 
 
 def calibrate_flags(
@@ -63,7 +65,7 @@ def calibrate_flags(
     Raises ValueError if these are all right or all wrong.
     """
     answers = flags.ask(engine, samples, seed, quiet)
-    return replace(known(engine), flags=flags.calibrate(answers)), answers
+    return replace(calibration_of(engine), flags=flags.calibrate(answers)), answers
 
 
 def calibrate_surprise(
@@ -82,9 +84,9 @@ def calibrate_surprise(
             bar.advance(by=len(part))
     if not values:
         raise ValueError("No sample has a text context of two tokens.")
-    return known(engine).with_surprise(torch.tensor(values))
+    return calibration_of(engine).with_surprise(torch.tensor(values))
 
 
-def known(engine: Engine) -> Calibration:
+def calibration_of(engine: Engine) -> Calibration:
     """Return the model's earlier calibration, to which a new measurement is added."""
     return engine.mllm.calibration or Calibration(engine.mllm.fingerprint)

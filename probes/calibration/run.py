@@ -61,27 +61,27 @@ def run(options: CalibrationOptions) -> None:
         _flags(options, folder, engine, samples)
         return
     calibration = _MEASURES[options.part](engine, samples, options.quiet)
-    print("\n".join(_said(options.part, calibration, calibration.keep(folder))))
+    print("\n".join(_summary(options.part, calibration, calibration.keep(folder))))
     engine.calibrate(calibration)
 
 
-def _said(part: CalibrationPart, found: Calibration, path: Path) -> list[str]:
+def _summary(part: CalibrationPart, calibration: Calibration, path: Path) -> list[str]:
     if part == "surprise":
-        bound = f"{found.surprise:.2f} nats"
-        return [f"{path}: {SURPRISE:.0%} of {found.contexts} contexts surprise by at most {bound}"]
+        bound = f"{calibration.surprise:.2f} nats"
+        return [f"{path}: {SURPRISE:.0%} of {calibration.contexts} contexts surprise by at most {bound}"]
     if part == "sinks":
         return [
-            f"{path}: attention to places of {found.images} images, greatest by layer, in average patches",
+            f"{path}: attention to places of {calibration.images} images, greatest by layer, in average patches",
             *(
                 f"layer {layer:>3}  {max(max(row) for row in places):.2f}"
-                for layer, places in enumerate(found.sinks or ())
+                for layer, places in enumerate(calibration.sinks or ())
             ),
         ]
     return [
-        f"{path}: divergence on {found.tokens} tokens of {found.samples} prompts",
+        f"{path}: divergence on {calibration.tokens} tokens of {calibration.samples} prompts",
         *(
             f"layer {layer:>3}  0.9 quantile {quantiles[90]:.4f}"
-            for layer, quantiles in enumerate(found.divergence or ())
+            for layer, quantiles in enumerate(calibration.divergence or ())
         ),
     ]
 

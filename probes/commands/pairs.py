@@ -81,8 +81,8 @@ def build(
     """
     log_warnings()
     defaults: Defaults = context.obj
-    asked = ModelOptions.of(defaults, **model)
-    asked.check()
+    model_options = ModelOptions.of(defaults, **model)
+    model_options.check()
     if (pairs is None) == (gate is None):
         raise ValueError("give --pairs for a vector, or --gate for a condition")
     if gate is not None and (score is not None or strengths):
@@ -102,7 +102,7 @@ def build(
         of_file = run.run if gate is None else gates.run
         of_file(
             run.PairsOptions(
-                model=asked,
+                model=model_options,
                 pairs=source,
                 name=called,
                 sides=sides,

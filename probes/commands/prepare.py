@@ -56,12 +56,12 @@ def prepare(
     """
     log_warnings()
     defaults: Defaults = context.obj
-    asked = ModelOptions.of(defaults, model, **loading)
+    model_options = ModelOptions.of(defaults, model, **loading)
     drawn = Data.of(defaults, mc2, images, tasks, seed)
     with goes_on():
         from probes.prepare import run as preparing
 
         options = preparing.PrepareOptions(
-            asked, drawn, samples, calibration_samples, questions, data, tuple(only or ()), report, quiet,
+            model_options, drawn, samples, calibration_samples, questions, data, tuple(only or ()), report, quiet,
         )  # fmt: skip
         raise typer.Exit(int(not preparing.run(options, defaults)))

@@ -123,7 +123,7 @@ def probe(
     parts: dict[CalibrationPart, bool] = {
         "flags": calibrate_flags, "sinks": calibrate_sinks, "surprise": calibrate_surprise, "sage": calibrate_sage,
     }  # fmt: skip
-    measured = next((one for one, asked in parts.items() if asked), None)
+    measured = next((kind for kind, chosen in parts.items() if chosen), None)
     if part is None and json is not None:
         raise ValueError(
             "--json goes with 'probe reliability'; the numbers of a probe are in report.json in the folder of --report"
@@ -135,17 +135,19 @@ def probe(
     if part is None and markdown is not None and measured != "flags":
         raise ValueError("--markdown goes with --calibrate-flags; the report of a probe is in the folder of --report")
     defaults: Defaults = context.obj
-    asked = ModelOptions.of(defaults, **model)
+    model_options = ModelOptions.of(defaults, **model)
     data = Data.of(defaults, mc2, images, tasks, seed)
     with goes_on():
         if part is not None:
             from probes.vector import reliability
 
-            reliability.run(asked, data, samples, json, quiet, base_url)
+            reliability.run(model_options, data, samples, json, quiet, base_url)
         elif measured is not None:
             from probes.calibration import run as calibration
 
-            calibration.run(calibration.CalibrationOptions(measured, asked, data, samples, replace, markdown, quiet))
+            calibration.run(
+                calibration.CalibrationOptions(measured, model_options, data, samples, replace, markdown, quiet)
+            )
         else:
             from probes.vector import run as building
             from probes.vector.build import Recipe
@@ -153,7 +155,7 @@ def probe(
 
             building.run(
                 building.ProbeOptions(
-                    model=asked,
+                    model=model_options,
                     data=data,
                     name=name,
                     recipe=Recipe(wording, position, weight_size, weight_states),
@@ -164,7 +166,7 @@ def probe(
                     budget=building.budget_of(budget or ()),
                     states=states,
                     out=_candidate(out, name, defaults, use=use),
-                    used_from=None if out is not None else (*defaults.vectors(), Path(asked.path) / "vectors"),
+                    used_from=None if out is not None else (*defaults.vectors(), Path(model_options.path) / "vectors"),
                     use=use,
                     folder=report or Path("build/probe") / name,
                     force=force,

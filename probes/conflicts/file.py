@@ -65,7 +65,7 @@ def load(
     return samples
 
 
-def whole(
+def decodable(
     samples: Iterable[ConflictSample], count: int, max_broken: float = MAX_MISSING, left_out: list[str] | None = None
 ) -> list[ConflictSample]:
     """Return the first `count` samples, or fewer, whose pictures decode.

@@ -70,7 +70,7 @@ class Data:
             unknown, available = ", ".join(sorted(self.tasks - tasks)), ", ".join(sorted(tasks))
             raise ValueError(f"--tasks: unknown {unknown}; there are {available}")
         selected = [sample for sample in samples if not self.tasks or sample.task in self.tasks]
-        chosen = file.whole(selected, count, left_out=left_out) if self.mc2 else selected[:count]
+        chosen = file.decodable(selected, count, left_out=left_out) if self.mc2 else selected[:count]
         if len(chosen) < count:
             logging.getLogger(__name__).warning("There are only %d samples; %d were requested.", len(chosen), count)
         return chosen

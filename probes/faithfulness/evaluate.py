@@ -50,37 +50,37 @@ def read(answerer: Answerer, samples: Sequence[ForcedAnswerSample], *, quiet: bo
                 yield Question(sample.chat(), diagnose=READ, logprobs=True, force=getattr(sample, side))
 
     parts = [f"{side} answers" for _ in samples for side in SIDES]
-    found = list(replies(answerer, questions(), parts, title="Given answers", quiet=quiet))
-    return {side: found[number :: len(SIDES)] for number, side in enumerate(SIDES)}
+    answers = list(replies(answerer, questions(), parts, title="Given answers", quiet=quiet))
+    return {side: answers[number :: len(SIDES)] for number, side in enumerate(SIDES)}
 
 
-def compared(found: By) -> dict[str, Any]:
+def compared(answers: By) -> dict[str, Any]:
     """Return the readouts by layer and by step, of either side, and their difference."""
-    residual = {side: [(reply.diagnostics or {}).get("residual", {}) for reply in found[side]] for side in SIDES}
-    decay = {side: [(reply.diagnostics or {}).get("decay", {}) for reply in found[side]] for side in SIDES}
+    residual = {side: [(reply.diagnostics or {}).get("residual", {}) for reply in answers[side]] for side in SIDES}
+    decay = {side: [(reply.diagnostics or {}).get("decay", {}) for reply in answers[side]] for side in SIDES}
     by_layer = {name: _paired(residual, itemgetter(name)) for name in LAYERED}
     scalars = {
-        "logprob": {side: _moments(np.array([_mean_logprob(one) for one in found[side]])) for side in SIDES},
-        "vision_slope": _paired(decay, lambda said: [said["slope"]]),
-        "vision_share": _paired(decay, lambda said: [float(np.mean(said["vision"]))]),
+        "logprob": {side: _moments(np.array([_mean_logprob(reply) for reply in answers[side]])) for side in SIDES},
+        "vision_slope": _paired(decay, lambda readout: [readout["slope"]]),
+        "vision_share": _paired(decay, lambda readout: [float(np.mean(readout["vision"]))]),
     }
     shares = {span: _paired(decay, partial(_by_layer, span)) for span in SPANS}
-    maps = [((reply.diagnostics or {}).get("flags") or {}).get("concentration", {}) for reply in found["faithful"]]
-    preferred = [_sum_logprob(a) > _sum_logprob(b) for a, b in zip(*(found[side] for side in SIDES), strict=True)]
+    maps = [((reply.diagnostics or {}).get("flags") or {}).get("concentration", {}) for reply in answers["faithful"]]
+    preferred = [_sum_logprob(a) > _sum_logprob(b) for a, b in zip(*(answers[side] for side in SIDES), strict=True)]
     return {
         "samples": len(preferred),
         "prefers_faithful": float(np.mean(preferred)),
         "by_layer": by_layer,
         "scalars": scalars,
         "shares_by_layer": shares,
-        "maps": {name: _moments(np.array([_number(one.get(name)) for one in maps])) for name in MAPS},
-        "decay": {side: decay_curve(found[side]) for side in SIDES},
+        "maps": {name: _moments(np.array([_number(values.get(name)) for values in maps])) for name in MAPS},
+        "decay": {side: decay_curve(answers[side]) for side in SIDES},
     }
 
 
-def _by_layer(span: str, said: Mapping[str, Any]) -> list[float | None]:
+def _by_layer(span: str, readout: Mapping[str, Any]) -> list[float | None]:
     """Return the mean over steps of a span's share in every layer."""
-    steps = said["by_layer"][span]
+    steps = readout["by_layer"][span]
     return [None] * len(steps[0]) if any(None in step for step in steps) else np.mean(steps, 0).tolist()
 
 
@@ -97,13 +97,13 @@ def _sum_logprob(reply: Reply) -> float:
 
 
 def _paired(
-    said: Mapping[str, Sequence[Mapping[str, Any]]], value: Callable[[Mapping[str, Any]], Sequence[float | None]]
+    readouts: Mapping[str, Sequence[Mapping[str, Any]]], value: Callable[[Mapping[str, Any]], Sequence[float | None]]
 ) -> dict[str, Any] | None:
     """Return means (layers,) of either side, and the mean difference with its interval in every layer.
 
-    None if an answer lacks such numbers. said: a readout of every answer, by side.
+    None if an answer lacks such numbers. readouts: one of every answer, by side.
     """
-    sides = [[value(one) for one in said[side]] for side in SIDES]
+    sides = [[value(readout) for readout in readouts[side]] for side in SIDES]
     if any(None in row for side in sides for row in side):
         return None
     faithful, unfaithful = (np.array(side, dtype=float) for side in sides)
@@ -117,20 +117,20 @@ def _paired(
 
 
 def _moments(values: np.ndarray) -> dict[str, Any]:
-    known = values[np.isfinite(values)]
-    if not len(known):
+    finite = values[np.isfinite(values)]
+    if not len(finite):
         return {"mean": None, "mean_95": None}
-    return {"mean": float(known.mean()), "mean_95": list(interval(known))}
+    return {"mean": float(finite.mean()), "mean_95": list(interval(finite))}
 
 
-def decay_curve(said: Sequence[Reply]) -> dict[str, Any]:
+def decay_curve(answers: Sequence[Reply]) -> dict[str, Any]:
     """Return the mean shares of attention by generated token (Figure 7), up to the steps that LEAST of the answers reach."""
-    of = [reply.diagnostics["decay"] for reply in said if reply.diagnostics]
-    lengths = [len(one["vision"]) for one in of]
+    of = [reply.diagnostics["decay"] for reply in answers if reply.diagnostics]
+    lengths = [len(shares["vision"]) for shares in of]
     steps = int(np.quantile(lengths, 1 - LEAST, method="lower")) if lengths else 0
     curve: dict[str, Any] = {"steps": steps}
     for span in SPANS:
-        reached = [[one[span][step] for one in of if len(one[span]) > step] for step in range(steps)]
+        reached = [[shares[span][step] for shares in of if len(shares[span]) > step] for step in range(steps)]
         curve[span] = [float(np.mean(values)) for values in reached]
     curve["answers"] = [sum(length > step for length in lengths) for step in range(steps)]
     return curve
@@ -142,24 +142,24 @@ def apart(engine: Engine, samples: Sequence[ForcedAnswerSample]) -> dict[str, An
     It is the cosine similarity of the mean states of their rows (section 4.3); the control is that of two faithful answers
     to different questions of one kind. Both are (layers,) means with their intervals.
     """
-    said = {
+    side_traces = {
         side: list(traces(engine, ((sample.chat(), getattr(sample, side)) for sample in samples))) for side in SIDES
     }
     kinds: dict[str, list[Trace]] = {}
-    for sample, trace in zip(samples, said["faithful"], strict=True):
+    for sample, trace in zip(samples, side_traces["faithful"], strict=True):
         kinds.setdefault(sample.kind, []).append(trace)
-    found = {
-        "same question": list(map(alike, *said.values())),
+    similarities = {
+        "same question": list(map(alike, *side_traces.values())),
         "other questions": [alike(a, b) for own in kinds.values() for a, b in pairwise(own)],
     }
     return {
         name: {"mean": np.mean(rows, 0).tolist(), "mean_95": [list(interval(layer)) for layer in np.transpose(rows)]}
-        for name, rows in found.items()
+        for name, rows in similarities.items()
         if rows
     }
 
 
-def separated(found: By, *, seed: int = 0) -> dict[str, Any]:
+def separated(answers: By, *, seed: int = 0) -> dict[str, Any]:
     """Return by readout how well it separates the two sides, in the layer that separates them best.
 
     `share` is the share of pairs in which the unfaithful answer has the greater value (0.5: no separation), with its
@@ -168,7 +168,7 @@ def separated(found: By, *, seed: int = 0) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name in LAYERED:
         rows = [
-            np.array([reply.diagnostics["residual"][name] for reply in found[side] if reply.diagnostics], dtype=float)
+            np.array([reply.diagnostics["residual"][name] for reply in answers[side] if reply.diagnostics], dtype=float)
             for side in SIDES
         ]
         if len(rows[0]) < 4 or rows[0].shape != rows[1].shape:

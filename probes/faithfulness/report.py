@@ -27,14 +27,14 @@ Both answers to every question are forced, and read while they are generated. Di
 minus the faithful one's, means over samples with 95 % bootstrap intervals, not corrected for the number of layers."""
 
 
-def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
-    """Return the report of a run; `found` holds the results of `evaluate`, by their parts."""
+def report(about: Mapping[str, Any], results: Mapping[str, Any]) -> Report:
+    """Return the report of a run; `results` are those of `evaluate`, by their parts."""
     page = Report(f"Faithful and unfaithful answers on {about['model']}")
     page.facts(
         {"Data": about["data"], **left_out(about), "Model": about["model"], "Versions": in_words(about["versions"])}
     )
     page.text(READING)
-    read = found["read"]
+    read = results["read"]
     page.text(
         f"{read['samples']} samples. The faithful answer is the more probable one in {100 * read['prefers_faithful']:.1f} % "
         "of them."
@@ -43,11 +43,11 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
     for name in LAYERED:
         if read["by_layer"][name] is not None:
             _by_layer(page, name, read["by_layer"][name])
-    _separated(page, found["separated"])
+    _separated(page, results["separated"])
     _shares(page, read["shares_by_layer"])
     _decay(page, read["decay"])
-    if found.get("apart"):
-        _apart(page, found["apart"])
+    if results.get("apart"):
+        _apart(page, results["apart"])
     return page
 
 
@@ -57,47 +57,51 @@ def _scalars(page: Report, scalars: Mapping[str, Any], maps: Mapping[str, Any]) 
     logprob = scalars["logprob"]
     rows.append(["log-probability of a token, nats", *(_moment(logprob[side]) for side in SIDES), None])
     for name, what in (("vision_share", "attention to the images, share"), ("vision_slope", "its slope a token")):
-        if (one := scalars[name]) is not None:
-            change = Measured(one["difference"][0], one["difference_95"][0], signed=True)
-            rows.append([what, one["faithful"][0], one["unfaithful"][0], change])
+        if (scalar := scalars[name]) is not None:
+            change = Measured(scalar["difference"][0], scalar["difference_95"][0], signed=True)
+            rows.append([what, scalar["faithful"][0], scalar["unfaithful"][0], change])
     page.table(["", *SIDES, "difference"], rows)
     page.text(
-        f"For faithful answers, the strongest fifth of the patches holds {_said(maps['attention'])} of the attention and "
-        f"{_said(maps['activation'])} of the token activation map (a flat map: 0.2); the two correlate at "
-        f"{_said(maps['agreement'])}."
+        f"For faithful answers, the strongest fifth of the patches holds {_in_words(maps['attention'])} of the attention "
+        f"and {_in_words(maps['activation'])} of the token activation map (a flat map: 0.2); the two correlate at "
+        f"{_in_words(maps['agreement'])}."
     )
 
 
-def _said(one: Mapping[str, Any]) -> str:
-    return "-" if one["mean"] is None else f"{one['mean']:.3f} ({one['mean_95'][0]:.3f} to {one['mean_95'][1]:.3f})"
+def _in_words(moment: Mapping[str, Any]) -> str:
+    return (
+        "-"
+        if moment["mean"] is None
+        else f"{moment['mean']:.3f} ({moment['mean_95'][0]:.3f} to {moment['mean_95'][1]:.3f})"
+    )
 
 
-def _moment(one: Mapping[str, Any]) -> Measured | None:
-    return None if one["mean"] is None else Measured(one["mean"], one["mean_95"])
+def _moment(moment: Mapping[str, Any]) -> Measured | None:
+    return None if moment["mean"] is None else Measured(moment["mean"], moment["mean_95"])
 
 
-def _by_layer(page: Report, name: str, one: Mapping[str, Any]) -> None:
+def _by_layer(page: Report, name: str, readout: Mapping[str, Any]) -> None:
     page.heading(TITLES[name], 3)
-    layers = range(len(one["difference"]))
-    intervals = [(low, high) for low, high in one["difference_95"]]
+    layers = range(len(readout["difference"]))
+    intervals = [(low, high) for low, high in readout["difference_95"]]
     page.plot(
         name.replace("_", "-"),
-        plots.curves(layers, {"unfaithful - faithful": one["difference"]}, xlabel="layer", ylabel="difference",
+        plots.curves(layers, {"unfaithful - faithful": readout["difference"]}, xlabel="layer", ylabel="difference",
                      intervals={"unfaithful - faithful": intervals}),
         f"{TITLES[name]}: unfaithful minus faithful answers, by layer.",
     )  # fmt: skip
     page.table(
         ["layer", *SIDES, "difference"],
         [
-            [layer, one["faithful"][layer], one["unfaithful"][layer],
-             Measured(one["difference"][layer], one["difference_95"][layer], signed=True)]
+            [layer, readout["faithful"][layer], readout["unfaithful"][layer],
+             Measured(readout["difference"][layer], readout["difference_95"][layer], signed=True)]
             for layer in layers
         ],
     )  # fmt: skip
 
 
-def _separated(page: Report, found: Mapping[str, Any]) -> None:
-    if not found:
+def _separated(page: Report, separated: Mapping[str, Any]) -> None:
+    if not separated:
         return
     page.heading("What tells the two apart")
     page.text(
@@ -105,16 +109,17 @@ def _separated(page: Report, found: Mapping[str, Any]) -> None:
         "in the layer that separates the other half best; 0.5 is chance."
     )
     rows = [
-        [TITLES[name], one["layer"], Measured(one["share"], one["share_95"]), one["n"]] for name, one in found.items()
+        [TITLES[name], result["layer"], Measured(result["share"], result["share_95"]), result["n"]]
+        for name, result in separated.items()
     ]
     page.table(["readout", "layer", "share", "n"], rows)
 
 
 def _shares(page: Report, shares: Mapping[str, Any]) -> None:
-    if any(one is None for one in shares.values()):
+    if any(sides is None for sides in shares.values()):
         return
     page.heading("Attention by layer (Figures 7, 17 to 20)")
-    series = {f"{span}, {side}": one[side] for span, one in shares.items() for side in SIDES}
+    series = {f"{span}, {side}": sides[side] for span, sides in shares.items() for side in SIDES}
     layers = range(len(next(iter(series.values()))))
     page.plot(
         "shares", plots.curves(layers, series, xlabel="layer", ylabel="share of attention"),
@@ -142,14 +147,15 @@ def _apart(page: Report, apart: Mapping[str, Any]) -> None:
         "faithful answers to different questions of one kind."
     )
     layers = range(len(next(iter(apart.values()))["mean"]))
-    intervals = {name: [(low, high) for low, high in one["mean_95"]] for name, one in apart.items()}
+    means = {name: similarity["mean"] for name, similarity in apart.items()}
+    intervals = {name: [(low, high) for low, high in similarity["mean_95"]] for name, similarity in apart.items()}
     page.plot(
         "drift",
-        plots.curves(layers, {name: one["mean"] for name, one in apart.items()}, xlabel="layer", ylabel="cosine similarity",
-                     intervals=intervals),
+        plots.curves(layers, means, xlabel="layer", ylabel="cosine similarity", intervals=intervals),
         "Cosine similarity of two answers' mean states by layer.",
     )  # fmt: skip
     rows = [
-        [layer, *(Measured(one["mean"][layer], one["mean_95"][layer]) for one in apart.values())] for layer in layers
+        [layer, *(Measured(similarity["mean"][layer], similarity["mean_95"][layer]) for similarity in apart.values())]
+        for layer in layers
     ]
     page.table(["layer", *apart], rows)

@@ -12,7 +12,7 @@ from probes.faithfulness.evaluate import apart, compared, read, separated
 from probes.faithfulness.report import report
 from probes.faithfulness.samples import ForcedAnswerSample, load
 from probes.harness.benchmark import Findings
-from probes.harness.missing import check_there, whole
+from probes.harness.missing import check_there, decodable
 from probes.harness.session import Session, Setup
 
 
@@ -29,14 +29,14 @@ class ToldOptions:
         if self.data is None and self.demo is None:
             raise ValueError("--data is needed: the demo world, which draws samples, is not installed")
 
-    def draw(self, setup: Setup, left: list[str]) -> list[ForcedAnswerSample]:
-        """Return the samples, those of a file shuffled by the seed; samples left out are added to `left`."""
+    def draw(self, setup: Setup, skipped: list[str]) -> list[ForcedAnswerSample]:
+        """Return the samples, those of a file shuffled by the seed; samples left out are added to `skipped`."""
         if self.data is None:
             assert self.demo is not None
             return list(self.demo(setup.limit, setup.seed, self.noise))
-        found = load(self.data, left)
-        random.Random(setup.seed).shuffle(found)
-        return whole(found, setup.limit, lambda sample: sample.images, left)
+        samples = load(self.data, skipped)
+        random.Random(setup.seed).shuffle(samples)
+        return decodable(samples, setup.limit, lambda sample: sample.images, skipped)
 
     def origin(self, samples: int, seed: int) -> str:
         """Return the number of samples, their source and seed in words."""
@@ -53,15 +53,15 @@ def run(options: ToldOptions, session: Session) -> Findings:
             f'{session.model} is not a Helmsight server: no other server accepts a forced answer ("force").'
         )
     setup = session.setup
-    left: list[str] = []
-    samples = options.draw(setup, left)
-    said = read(session.answerer, samples, quiet=setup.quiet)
-    found: dict[str, Any] = {"read": compared(said), "separated": separated(said, seed=setup.seed)}
+    skipped: list[str] = []
+    samples = options.draw(setup, skipped)
+    answers = read(session.answerer, samples, quiet=setup.quiet)
+    results: dict[str, Any] = {"read": compared(answers), "separated": separated(answers, seed=setup.seed)}
     if session.engine is not None:
-        found["apart"] = apart(session.engine, samples)
+        results["apart"] = apart(session.engine, samples)
     about = {
         "model": session.model, "data": options.origin(len(samples), setup.seed), "samples": len(samples),
-        "left_out": len(left),
+        "left_out": len(skipped),
         "noise": options.noise, "seed": setup.seed, "versions": session.versions,
     }  # fmt: skip
-    return Findings(report(about, found), about, {}, found)
+    return Findings(report(about, results), about, {}, results)

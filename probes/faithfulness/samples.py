@@ -31,23 +31,23 @@ class ForcedAnswerSample:
         return chat(self.images, self.question)
 
 
-def load(file: str | Path, left: list[str] | None = None) -> list[ForcedAnswerSample]:
+def load(file: str | Path, skipped: list[str] | None = None) -> list[ForcedAnswerSample]:
     """Return samples from JSON Lines.
 
     A row has `images` (paths relative to the file, or one), `question`, `faithful`, `unfaithful`, and `kind` if there are
-    several kinds. Rows that lack something are left out and added to `left`. Raises ValueError that names the invalid file
-    and row.
+    several kinds. Rows that lack something are left out and added to `skipped`. Raises ValueError that names the invalid
+    file and row.
     """
     path = Path(file)
-    found = rows.made(path, rows.read(path), partial(_sample, path.parent), left)
-    if not found:
+    samples = rows.parse(path, rows.read(path), partial(_sample, path.parent), skipped)
+    if not samples:
         raise ValueError(f"{path} holds no samples.")
-    return found
+    return samples
 
 
 def _sample(folder: Path, row: Mapping[str, Any], number: int) -> ForcedAnswerSample:
     names, question, *answers = (rows.texts(row, name) for name in ("images", "question", "faithful", "unfaithful"))
-    if any(len(one) > 1 for one in (question, *answers)):
+    if any(len(texts) > 1 for texts in (question, *answers)):
         raise ValueError("'question', 'faithful' and 'unfaithful' must be strings")
     (faithful,), (unfaithful,) = answers
     if faithful == unfaithful:

@@ -39,5 +39,5 @@ def different(examples: Iterable[GateExample], path: Path) -> list[GateExample]:
 def _example(number: int, row: object, folder: Path) -> GateExample:
     if not isinstance(row, dict) or len(row) != 1 or next(iter(row)) not in ("when", "not"):
         raise ValueError(f"it must be an object with one of the keys 'when' and 'not': {SHOWN}")
-    ((key, given),) = row.items()
-    return GateExample(prompt_of(given, key, folder), key == "when")
+    ((key, value),) = row.items()
+    return GateExample(prompt_of(value, key, folder), key == "when")

@@ -135,7 +135,7 @@ class Estimate:
 
 
 def estimates(
-    found: Tallies,
+    tallies: Tallies,
     scores: Scores,
     plain: Tallies | None = None,
     *,
@@ -153,7 +153,7 @@ def estimates(
     too. clusters: the cluster of each sample; samples of one cluster (questions about one picture) are drawn together.
     """
     shares = shares or {}
-    count = len(next(iter(found.values())))
+    count = len(next(iter(tallies.values())))
     group_of = np.arange(count) if clusters is None else number_clusters(clusters)
     groups = int(group_of.max()) + 1
     drawn = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), RESAMPLES)
@@ -166,7 +166,7 @@ def estimates(
             scores({name: drawn @ values for name, values in grouped.items()}),
         )
 
-    grouped, values, resampled = measured(found)
+    grouped, values, resampled = measured(tallies)
     out = {}
     for name, value in values.items():
         share = shares.get(name)
@@ -185,9 +185,9 @@ def estimates(
         )
         if name in shares and shares[name].fixed:
             ours, theirs, samples = (
-                found[shares[name].counted],
+                tallies[shares[name].counted],
                 plain[shares[name].counted],
-                found[shares[name].of].sum(),
+                tallies[shares[name].of].sum(),
             )
             turned = float((ours != theirs).sum() / samples) if samples else None
             out[name] = replace(out[name], p=mcnemar(ours, theirs), turned=turned)
@@ -334,10 +334,10 @@ def best_accuracies(times: np.ndarray, values: np.ndarray, is_yes: np.ndarray) -
     threshold is chosen on the same samples, so the accuracy is an upper bound of one that is set beforehand.
     """
     order = np.argsort(values, kind="stable")
-    weights, wanted = times[:, order], is_yes[order]
+    weights, positive = times[:, order], is_yes[order]
     # Right answers with the threshold behind the first k samples: the no among these and the yes among the others.
-    right = np.cumsum(np.where(wanted, -weights, weights), axis=1)
-    right = np.concatenate([np.zeros((len(times), 1)), right], 1) + (weights * wanted).sum(1, keepdims=True)
+    right = np.cumsum(np.where(positive, -weights, weights), axis=1)
+    right = np.concatenate([np.zeros((len(times), 1)), right], 1) + (weights * positive).sum(1, keepdims=True)
     ends = np.flatnonzero(np.diff(values[order], append=np.inf)) + 1  # no threshold parts equal values
     return right[:, [0, *ends]].max(1) / weights.sum(1)
 

@@ -46,12 +46,12 @@ class PromptChange:
         if self.text:
             content = last["content"]
             parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-            asked = max(i for i, part in enumerate(parts) if part["type"] == "text" and part.get("span") != "context")
-            words = parts[asked]["text"]
+            index = max(i for i, part in enumerate(parts) if part["type"] == "text" and part.get("span") != "context")
+            words = parts[index]["text"]
             end = "\n" if words.endswith("\n") else ""
-            parts[asked] = {**parts[asked], "text": f"{words.rstrip()}\n{self.text}{end}"}
+            parts[index] = {**parts[index], "text": f"{words.rstrip()}\n{self.text}{end}"}
             last = {**last, "content": parts}
-        solved = [turn for asked, answer in self.shots for turn in (*asked, {"role": "assistant", "content": answer})]
+        solved = [turn for turns, answer in self.shots for turn in (*turns, {"role": "assistant", "content": answer})]
         return [*solved, *before, last]
 
     def scored(self, replies: Sequence[Reply]) -> list[Reply]:
@@ -180,15 +180,15 @@ def compare(
     return measured(ask_all(answerer, conditions, parts, max_tokens=max_tokens, changes=changes, quiet=quiet))
 
 
-def measured(asked: Mapping[str, Sequence[PartAnswered]]) -> dict[str, Any]:
+def measured(answers: Mapping[str, Sequence[PartAnswered]]) -> dict[str, Any]:
     """Return the metrics, as `compare` does, of the answers that `ask_all` returned."""
-    plain = asked[BASELINE]
+    plain = answers[BASELINE]
     return {
         name: {
             answered.part.name: answered.measured(None if name == BASELINE else beside)
             for answered, beside in zip(now, plain, strict=True)
         }
-        for name, now in asked.items()
+        for name, now in answers.items()
     }
 
 

@@ -19,13 +19,13 @@ prove that there is no difference, a share's difference has its score interval (
 difference of 0 has none."""
 
 
-def power(page: Report, found: Mapping[str, Any], part: str, metric: str, what: str) -> None:
+def power(page: Report, results: Mapping[str, Any], part: str, metric: str, what: str) -> None:
     """Report the detectable difference of a metric that is a share of the samples (`what`).
 
-    found: the result of `compare`.
+    results: those of `compare`.
     """
-    turned = {name: scores[part]["all"][metric]["turned"] for name, scores in found.items() if name != BASELINE}
-    samples = found[BASELINE][part]["all"]["samples"]
+    turned = {name: scores[part]["all"][metric]["turned"] for name, scores in results.items() if name != BASELINE}
+    samples = results[BASELINE][part]["all"]["samples"]
     if not turned:
         return
     most = max(turned, key=lambda name: turned[name])
@@ -43,7 +43,7 @@ def power(page: Report, found: Mapping[str, Any], part: str, metric: str, what: 
 
 
 def table(
-    page: Report, found: Mapping[str, Any], part: str, metrics: Sequence[str] | Mapping[str, str],
+    page: Report, results: Mapping[str, Any], part: str, metrics: Sequence[str] | Mapping[str, str],
     settings: Sequence[str] = ("all",), differences: bool = True,
 ) -> None:  # fmt: skip
     """Add a row per condition and setting, with a column per metric.
@@ -66,8 +66,8 @@ def table(
             for setting in settings
         ]
 
-    page.table(head, rows(found, _value))
-    other_conditions = {name: scores for name, scores in found.items() if name != BASELINE}
+    page.table(head, rows(results, _value))
+    other_conditions = {name: scores for name, scores in results.items() if name != BASELINE}
     if differences and other_conditions:
         page.text("Differences to the baseline:")
         page.table(head, rows(other_conditions, _difference))

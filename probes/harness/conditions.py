@@ -28,7 +28,7 @@ Conditions = dict[str, Way]
 """The interventions by the name of their condition."""
 
 
-def known() -> Conditions:
+def default_conditions() -> Conditions:
     """Return the baseline, SAGE, and every other intervention with its defaults, if it has defaults for all its options."""
     return {BASELINE: (), "SAGE": (See(), Think(), Generate()), **others()}
 
@@ -168,13 +168,13 @@ class Wanted:
         try:
             return tuple(with_vectors(entry, get) if isinstance(entry, Options) else entry for entry in way)
         except (SteeringError, ValueError, OSError) as error:
-            if self.patterns is not None or name not in known():  # somebody has named it
+            if self.patterns is not None or name not in default_conditions():  # somebody has named it
                 raise
             session.lack(f"{name} is left out: {error}")
             return None
 
     def _chosen(self, steered: Conditions) -> Conditions:
-        others = {BASELINE: ()} if self.only_own else known() | steered
+        others = {BASELINE: ()} if self.only_own else default_conditions() | steered
         return chosen(others | dict(self.own), self.patterns, self.more)
 
 

@@ -58,7 +58,7 @@ def check_there(data: Iterable[str]) -> None:
             raise ValueError(f"--data: there is no {path}")
 
 
-def whole(
+def decodable(
     samples: Iterable[S], count: int, sources: Callable[[S], Sequence[Source]], left_out: list[str] | None = None
 ) -> list[S]:
     """Return the first `count` samples, or fewer, whose pictures decode.

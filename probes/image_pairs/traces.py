@@ -33,12 +33,12 @@ class Trace:
 def traces(engine: Engine, answers: Iterable[tuple[Chat, str]]) -> Iterator[Trace]:
     """Yield the trace of every answer that is given to a chat, in their order."""
 
-    def asked() -> Iterator[Request]:
+    def requests() -> Iterator[Request]:
         for chat, answer in answers:
             read = Diagnose(frozenset({"drift", "residual"}))
             yield request(chat, sampling=Sampling(), diagnose=read, forced=answer)
 
-    for result in engine.stream(asked()):
+    for result in engine.stream(requests()):
         choice = result.choices[0]
         assert choice.answer_states is not None
         assert choice.diagnostics is not None

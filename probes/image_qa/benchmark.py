@@ -68,12 +68,12 @@ def listed(
         own: dict[str, Way] = dict.fromkeys(NAMES, ()) if baselines else {}
         if only_own and (its_own := task().conditions) is not None:
             own |= its_own()
-        wanted = replace(
+        selection = replace(
             Wanted.of(conditions, condition, defaults.vectors, own),
             vector=vector, automatic=automatic, only_own=only_own,
         )  # fmt: skip
         draw = defaults.draw.get(name)
-        return ListOptions(name, wanted, tuple(data or ()), images, noise, max_tokens, draw, baselines)
+        return ListOptions(name, selection, tuple(data or ()), images, noise, max_tokens, draw, baselines)
 
     def run(options: ListOptions, session: Session) -> Findings:
         from probes.image_qa.run import run

@@ -30,9 +30,9 @@ def _questions(file: Path, folder: Path, left_out: list[str] | None) -> list[Yes
     settings = [setting for setting in get_args(Strategy) if setting in file.stem]
     if len(settings) != 1:
         raise ValueError(f"{file}: its name must hold one of {', '.join(get_args(Strategy))}")
-    return rows.made(file, table, partial(_question, folder=folder, setting=settings[0]), left_out)
+    return rows.parse(file, table, partial(_question, folder=folder, setting=settings[0]), left_out)
 
 
 def _question(row: Mapping[str, Any], number: int, folder: Path, setting: str) -> YesNo:
     image = rows.image(folder, rows.text(row, "image"))
-    return YesNo(image, rows.text(row, "text"), rows.told(row["label"]), setting, id=rows.named(image, number))
+    return YesNo(image, rows.text(row, "text"), rows.yes_or_no(row["label"]), setting, id=rows.named(image, number))

@@ -32,7 +32,7 @@ def read(file: Path) -> list[Any]:
     return rows
 
 
-def made(
+def parse(
     file: Path, rows: Sequence[Any], make: Callable[[Mapping[str, Any], int], T], left_out: list[str] | None = None
 ) -> list[T]:
     """Return what `make` returns for each row and its number, from 1.
@@ -104,7 +104,7 @@ def coco(folder: Path, number: str | int) -> Path:
     )
 
 
-def told(value: Any) -> bool:
+def yes_or_no(value: Any) -> bool:
     """Return whether a file's answer is yes; raise ValueError for neither yes nor no, Incomplete if there is none."""
     if value is None:
         raise Incomplete("it has no answer")

@@ -11,7 +11,7 @@ from typing import Any
 from probes.harness.benchmark import Findings
 from probes.harness.comparison import compare
 from probes.harness.conditions import Wanted
-from probes.harness.missing import check_there, whole
+from probes.harness.missing import check_there, decodable
 from probes.harness.session import Session, Setup
 from probes.image_qa.baselines import NAMES, SHOTS
 from probes.image_qa.report import report
@@ -58,7 +58,7 @@ class ListOptions:
         if not samples:
             raise ValueError(f"{', '.join(self.data)}: it holds no samples of {task.title}")
         random.Random(setup.seed).shuffle(samples)
-        return whole(samples, setup.limit + more, lambda sample: [sample.image], left_out), ""
+        return decodable(samples, setup.limit + more, lambda sample: [sample.image], left_out), ""
 
     def origin(self, samples: int, unit: str, scenes: str, seed: int) -> str:
         """Return the number of samples, their source and seed in words."""

@@ -72,7 +72,7 @@ def _questions(file: Path) -> Iterable[_Asked]:
             )
             continue
         try:
-            group.questions.append((answers[0].strip(), rows.told(answers[1])))
+            group.questions.append((answers[0].strip(), rows.yes_or_no(answers[1])))
         except ValueError as error:
             raise ValueError(f"{file}, line {number}: not a question of MME: {error}") from error
     return groups.values()

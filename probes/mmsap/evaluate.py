@@ -12,7 +12,7 @@ import numpy as np
 from probes.answering.base import Answerer, Chat, Reply
 from probes.harness.comparison import PartAnswered, SampleSet, Way, ask_all, measured
 from probes.mmsap import scoring
-from probes.mmsap.samples import PARTS, SapSample, asked
+from probes.mmsap.samples import PARTS, SapSample, questions_per_run
 
 MAX_TOKENS = 24
 TOTAL = "total"
@@ -44,7 +44,7 @@ def evaluate(
     parts = [
         SampleSet(
             part, [sample for sample in samples if sample.part == part], chats, tally, scoring.scores, scoring.SHARES,
-            setting=lambda sample: sample.subtask, cluster=_picture, each=runs * asked(part),
+            setting=lambda sample: sample.subtask, cluster=_picture, each=runs * questions_per_run(part),
         )
         for part in PARTS
     ]  # fmt: skip

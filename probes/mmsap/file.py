@@ -47,7 +47,7 @@ def load(data: str | Path, images: str | Path | None = None, left_out: list[str]
     samples = []
     for file in files:
         make = partial(_sample, stem=file.stem, folder=Path(images) if images else file.parent)
-        samples += rows.made(file, rows.read(file), make, left_out)
+        samples += rows.parse(file, rows.read(file), make, left_out)
     if not samples:
         raise ValueError(f"{place} holds no questions")
     return samples

@@ -99,6 +99,6 @@ def _subtasks(page: Report, conditions: Mapping[str, Any]) -> None:
         for subtask, scores in conditions[BASELINE][part].items():
             if subtask != "all":
                 values = (scores_by_part[part][subtask]["sa"] for scores_by_part in conditions.values())
-                first, *rest = [Measured(score["value"], score["value_95"]) for score in values]
-                rows.append([TITLES[part], subtask, scores["samples"], first, *(score.value for score in rest)])
+                first, *others = [Measured(score["value"], score["value_95"]) for score in values]
+                rows.append([TITLES[part], subtask, scores["samples"], first, *(score.value for score in others)])
     page.table(["part", "subtask", "n", *conditions], rows)

@@ -11,7 +11,7 @@ from typing import Any
 
 from probes.harness.benchmark import Findings
 from probes.harness.conditions import Wanted
-from probes.harness.missing import check_there, whole
+from probes.harness.missing import check_there, decodable
 from probes.harness.session import Session, Setup
 from probes.mmsap import file
 from probes.mmsap.evaluate import evaluate
@@ -53,7 +53,7 @@ class SapOptions:
             place[id(sample)] = (placed[sample.part] + 0.5) / sizes[sample.part]
             placed[sample.part] += 1
         samples.sort(key=lambda sample: place[id(sample)])
-        return whole(samples, setup.limit, lambda sample: [sample.image], left_out)
+        return decodable(samples, setup.limit, lambda sample: [sample.image], left_out)
 
     def origin(self, samples: Sequence[SapSample], seed: int) -> str:
         """Return the number of samples by part, their source and seed in words."""

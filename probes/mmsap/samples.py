@@ -59,6 +59,6 @@ class SapSample:
         return [{"role": "user", "content": [image, {"type": "text", "text": text}]}]
 
 
-def asked(part: Part) -> int:
+def questions_per_run(part: Part) -> int:
     """Return the number of questions that a sample of that part has in one run."""
     return 2 if part == "know" else 1

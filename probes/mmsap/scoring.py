@@ -20,7 +20,7 @@ import numpy as np
 from probes.answering.base import Reply
 from probes.answering.letters import letter
 from probes.harness.bootstrap import Share, Tallies, ratio
-from probes.mmsap.samples import SapSample, asked
+from probes.mmsap.samples import SapSample, questions_per_run
 from steering.interventions.refusal import REFUSAL
 
 Verdict = Literal["right", "wrong", "refused", "unread"]
@@ -51,7 +51,7 @@ def verdict(answer: str, options: Sequence[str], right: str | None) -> Verdict:
 
 def tallies(sample: SapSample, replies: Sequence[Reply], seed: int) -> list[dict[str, float]]:
     """Return what the replies to `sample.chats` add, run by run, to the sums from which `scores` computes metrics."""
-    per_run = asked(sample.part)
+    per_run = questions_per_run(sample.part)
     return [
         _run(sample, [reply.text for reply in replies[i : i + per_run]], i // per_run, seed)
         for i in range(0, len(replies), per_run)

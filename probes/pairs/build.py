@@ -52,32 +52,34 @@ def build(
     count = engine.mllm.num_layers
     if layers is not None and (not layers or any(not 0 <= layer < count for layer in layers)):
         raise ValueError(f"'layers' must be layer numbers from 0 to {count - 1}; got {list(layers)}.")
-    asked = json.dumps(
+    inputs = json.dumps(
         [engine.mllm.fingerprint, str(engine.mllm.quantization or engine.mllm.dtype), *(pair.digest for pair in pairs)]
     )
-    key = hashlib.sha256(asked.encode()).hexdigest()
+    key = hashlib.sha256(inputs.encode()).hexdigest()
     if learner != "mean":
         state = None
-    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    pair_states: list[tuple[torch.Tensor, torch.Tensor]] = []
     tally = Tally() if state is None else Tally.resumed(state, key)
     with Tracker("Reading the pairs", {"": len(pairs)}, unit="pairs", quiet=quiet) as progress:
         progress.advance(by=tally.count, kept=True)
-        rest = pairs[tally.count :]
-        states = _states(engine, rest)
-        for pair, toward, away in zip(rest, states, states, strict=True):
+        unread = pairs[tally.count :]
+        states = _states(engine, unread)
+        for pair, toward, away in zip(unread, states, states, strict=True):
             both = (toward.double().abs() + away.double().abs()) / 2
             tally.add(toward, away, both, pair.digest.encode())
             if learner != "mean":
-                kept.append((toward, away))
+                pair_states.append((toward, away))
             progress.advance()
             if state is not None and (tally.count % _KEEP_EVERY == 0 or tally.count == len(pairs)):
                 tally.save(state, key)
     about = {"sides": list(sides), "recipe": {"position": -1, "size": "queries", "states": "instructed"}}
-    made = made_of(engine, tally, name=name, layers=layers, size="queries", states="instructed", about=about, kind=KIND)
+    vector = made_of(
+        engine, tally, name=name, layers=layers, size="queries", states="instructed", about=about, kind=KIND
+    )
     if learner == "mean":
-        return made
-    of_pairs = PairStates(*(torch.stack(side).double().numpy() for side in zip(*kept, strict=True)))
-    return learned(made, learner, of_pairs, layers, seed)
+        return vector
+    of_pairs = PairStates(*(torch.stack(side).double().numpy() for side in zip(*pair_states, strict=True)))
+    return learned(vector, learner, of_pairs, layers, seed)
 
 
 def too_few(pairs: Sequence[PromptPair], held_back: int = 0) -> list[str]:
@@ -85,19 +87,19 @@ def too_few(pairs: Sequence[PromptPair], held_back: int = 0) -> list[str]:
 
     held_back: the number of further pairs that were reserved for its calibration.
     """
-    found = verdict.too_few(len(pairs), "different pairs", held_back)
+    reasons = verdict.too_few(len(pairs), "different pairs", held_back)
     pictures = {picture for pair in pairs for prompt in (pair.toward, pair.away) for picture in prompt.pictures}
     if 0 < len(pictures) < LEAST_PICTURES:
         shown = "one image" if len(pictures) == 1 else f"{len(pictures)} images"
-        found.append(f"All pairs show {shown}; at least {LEAST_PICTURES} different images are needed.")
-    return found
+        reasons.append(f"All pairs show {shown}; at least {LEAST_PICTURES} different images are needed.")
+    return reasons
 
 
 def _states(engine: Engine, pairs: Sequence[PromptPair]) -> Iterator[torch.Tensor]:
     """Yield the states (layers, d) of either side of each pair, from its file or read by the engine."""
     sides = [side for pair in pairs for side in (pair.toward, pair.away)]
-    asked = (reading(with_picture(engine.mllm, side.chat()), -1) for side in sides if isinstance(side, PairedPrompt))
-    answers = engine.stream(asked)
+    requests = (reading(with_picture(engine.mllm, side.chat()), -1) for side in sides if isinstance(side, PairedPrompt))
+    answers = engine.stream(requests)
     shape = engine.mllm.num_layers, engine.mllm.hidden_size
     for side in sides:
         states = side.read() if isinstance(side, KeptStates) else state_of(next(answers))

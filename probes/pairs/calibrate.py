@@ -69,8 +69,8 @@ class SidePoint:
         """Return the part of each budget that the point spends."""
         both = (self.toward, self.away)
         return {
-            "others": max(one.others for one in both) - plain.others,
-            "repetition": max(one.repetition for one in both) - plain.repetition,
+            "others": max(side.others for side in both) - plain.others,
+            "repetition": max(side.repetition for side in both) - plain.repetition,
         }
 
     def affordable(self, plain: SideShares) -> bool:
@@ -136,8 +136,10 @@ def calibrate(
         "curve": [point.to_json() | {"strength": round(point.strength / chosen.strength, 3)} for point in curve],
         "others_tried": [point.to_json() for point in points if point.layer != chosen.layer],
     }
-    found = {"calibration": calibration, "published": chosen.strength}
-    return replace(vector, weight=vector.weight * chosen.strength, layers=(chosen.layer,), info=vector.info | found)
+    calibrated = {"calibration": calibration, "published": chosen.strength}
+    return replace(
+        vector, weight=vector.weight * chosen.strength, layers=(chosen.layer,), info=vector.info | calibrated
+    )
 
 
 def choose(points: Sequence[SidePoint], plain: SideShares, ranking: Sequence[int]) -> SidePoint:
@@ -179,12 +181,11 @@ def _ask(
         for push in pushes
     )
     parts = ["plain" if push is None else f"steered {push.toward}" for _ in tests for push in pushes]
-    texts = [one.text for one in replies(answerer, questions, parts, title="Calibrating", quiet=quiet)]
-    found = []
+    texts = [reply.text for reply in replies(answerer, questions, parts, title="Calibrating", quiet=quiet)]
+    shares = []
     for number in range(len(pushes)):
-        said = texts[number :: len(pushes)]
-        sides = [test.side(text, rule) for test, text in zip(tests, said, strict=True)]
-        found.append(SideShares(
-            len(said), sides.count("toward") / len(said), sides.count("away") / len(said), fmean(map(repetition, said))
-        ))  # fmt: skip
-    return found
+        answers = texts[number :: len(pushes)]
+        sides = [test.side(text, rule) for test, text in zip(tests, answers, strict=True)]
+        toward, away = (sides.count(side) / len(sides) for side in ("toward", "away"))
+        shares.append(SideShares(len(sides), toward, away, fmean(map(repetition, answers))))
+    return shares

@@ -56,8 +56,8 @@ class PairedPrompt:
     @property
     def digest(self) -> str:
         """A digest of all that the model reads: a picture counts by its bytes, wherever they lie."""
-        told = json.dumps(self.messages, sort_keys=True, default=lambda _: None)
-        return hashlib.sha256(told.encode()).hexdigest()
+        text = json.dumps(self.messages, sort_keys=True, default=lambda _: None)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Check:
 
     def side(self, answer: str, rule: Rule) -> Literal["toward", "away"] | None:
         """Return the side of an answer; None if it is neither's, or both's."""
-        toward, away = (_said(answer, text, rule) for text in (self.toward, self.away))
+        toward, away = (_matches(answer, text, rule) for text in (self.toward, self.away))
         if toward == away:
             return None
         return "toward" if toward else "away"
@@ -133,12 +133,12 @@ def read_lines(path: Path, read: Callable[[int, object, Path], T], items: str, s
 
     Empty lines are skipped. Raises ValueError that names the first invalid line; `items` and `shown` say what a file holds.
     """
-    made = []
+    parsed = []
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 try:
-                    made.append(read(number, json.loads(line), path.parent))
+                    parsed.append(read(number, json.loads(line), path.parent))
                 except UnicodeDecodeError:
                     raise ValueError(f"{path}, line {number}: it is not UTF-8 text") from None
                 except json.JSONDecodeError as error:
@@ -146,9 +146,9 @@ def read_lines(path: Path, read: Callable[[int, object, Path], T], items: str, s
                     raise ValueError(f"{path}, line {number}: {why}") from None
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"{path}, line {number}: {error}") from None
-    if not made:
+    if not parsed:
         raise ValueError(f"{path} holds no {items}: write {shown}, a line each")
-    return made
+    return parsed
 
 
 def different(pairs: Iterable[PromptPair]) -> list[PromptPair]:
@@ -169,11 +169,11 @@ def _pair(number: int, row: object, folder: Path) -> PromptPair:
     return PromptPair(number, toward, away, _test(row, folder))
 
 
-def _side(given: object, place: str, folder: Path) -> PairedPrompt | KeptStates:
-    match given:
-        case {"states": str(source), **rest} if not rest:
+def _side(value: object, place: str, folder: Path) -> PairedPrompt | KeptStates:
+    match value:
+        case {"states": str(source), **others} if not others:
             return KeptStates.of(source, place, folder)
-    return prompt_of(given, place, folder)
+    return prompt_of(value, place, folder)
 
 
 def _test(row: Mapping[str, Any], folder: Path) -> Check | None:
@@ -183,8 +183,8 @@ def _test(row: Mapping[str, Any], folder: Path) -> Check | None:
         return None
     expect = row["expect"]
     match expect:
-        case {"toward": str(one), "away": str(other)} if one.strip() and other.strip() and len(expect) == 2:
-            toward, away = one.strip(), other.strip()
+        case {"toward": str(first), "away": str(other)} if first.strip() and other.strip() and len(expect) == 2:
+            toward, away = first.strip(), other.strip()
         case _:
             raise ValueError('\'expect\' must be {"toward": text, "away": text}')
     if toward.casefold() == away.casefold():
@@ -192,37 +192,37 @@ def _test(row: Mapping[str, Any], folder: Path) -> Check | None:
     return Check(prompt_of(row["question"], "question", folder), toward, away)
 
 
-def prompt_of(given: object, place: str, folder: Path) -> PairedPrompt:
+def prompt_of(value: object, place: str, folder: Path) -> PairedPrompt:
     """Return the prompt of a line's JSON, a list of messages or a text; raises ValueError that names the place."""
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    if not isinstance(given, list) or not given:
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
         raise ValueError(f"{place!r} must be a list of messages, or the user's text as a string")
-    messages = tuple(_message(one, f"{place}[{i}]", folder) for i, one in enumerate(given))
+    messages = tuple(_message(message, f"{place}[{i}]", folder) for i, message in enumerate(value))
     if messages[-1]["role"] != "user":
         raise ValueError(f"the last message of {place!r} must be the user's: states are read where the answer begins")
     return PairedPrompt(messages)
 
 
-def _message(given: object, place: str, folder: Path) -> dict[str, Any]:
-    if not isinstance(given, dict) or set(given) != {"role", "content"} or given["role"] not in ROLES:
+def _message(value: object, place: str, folder: Path) -> dict[str, Any]:
+    if not isinstance(value, dict) or set(value) != {"role", "content"} or value["role"] not in ROLES:
         raise ValueError(f"'{place}' must have a 'role' of {', '.join(ROLES)} and a 'content', nothing else")
-    content = given["content"]
+    content = value["content"]
     if isinstance(content, str) and content.strip():
-        return {"role": given["role"], "content": content}
+        return {"role": value["role"], "content": content}
     if not isinstance(content, list) or not content:
         raise ValueError(f"'{place}.content' must be a string or a list of parts, not empty")
-    parts = [_part(one, f"{place}.content[{i}]", folder) for i, one in enumerate(content)]
-    return {"role": given["role"], "content": parts}
+    parts = [_part(part, f"{place}.content[{i}]", folder) for i, part in enumerate(content)]
+    return {"role": value["role"], "content": parts}
 
 
-def _part(given: object, place: str, folder: Path) -> dict[str, Any]:
-    match given:
-        case {"type": "text", "text": str(text), **rest} if not rest:
+def _part(value: object, place: str, folder: Path) -> dict[str, Any]:
+    match value:
+        case {"type": "text", "text": str(text), **others} if not others:
             return {"type": "text", "text": text}
-        case {"type": "image", "image": str(source), **rest} if not rest:
+        case {"type": "image", "image": str(source), **others} if not others:
             return _picture(source, place, folder)
-        case {"type": "image_url", "image_url": {"url": str(source)}, **rest} if not rest:
+        case {"type": "image_url", "image_url": {"url": str(source)}, **others} if not others:
             return _picture(source, place, folder)
     raise ValueError(
         f'\'{place}\' must be {{"type": "text", "text": ...}} or {{"type": "image", "image": path or data: URL}}'
@@ -264,9 +264,9 @@ class _Source:
 
 @lru_cache(maxsize=4096)
 def _checked(data: Path | bytes) -> str:
-    whole = data if isinstance(data, bytes) else data.read_bytes()
-    opened(whole)
-    return hashlib.sha256(whole).hexdigest()
+    content = data if isinstance(data, bytes) else data.read_bytes()
+    opened(content)
+    return hashlib.sha256(content).hexdigest()
 
 
 @lru_cache(maxsize=16)
@@ -285,9 +285,9 @@ def _decoded(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": parts}
 
 
-def _said(answer: str, text: str, rule: Rule) -> bool:
-    found = re.escape(text)
-    words = rf"(?<!\w){found}(?!\w)"
+def _matches(answer: str, text: str, rule: Rule) -> bool:
+    escaped = re.escape(text)
+    words = rf"(?<!\w){escaped}(?!\w)"
     if rule == "begins":
         return re.match(rf"\W*?{words}", answer, re.IGNORECASE) is not None
     return re.search(words, answer, re.IGNORECASE) is not None

@@ -49,7 +49,7 @@ class PairStates:
         return PairStates(self.toward[list(rows)], self.away[list(rows)])
 
     @property
-    def wanted(self) -> np.ndarray:
+    def is_toward(self) -> np.ndarray:
         """True for the first half of `both`."""
         return np.arange(2 * len(self)) < len(self)
 
@@ -70,7 +70,7 @@ def learn(learner: Learner, states: PairStates, seed: int = 0) -> np.ndarray:
         along = (states.both * unit).sum(-1)
         return unit * along.std(0, ddof=1)[:, None]
     if learner == "probe":
-        return np.stack([fit(states.both[:, layer], states.wanted)[0] for layer in layers])
+        return np.stack([fit(states.both[:, layer], states.is_toward)[0] for layer in layers])
     if learner == "pca":
         axes = np.stack([_component(states.both[:, layer]) for layer in layers])
         return axes * np.where((axes * difference).sum(-1) < 0, -1.0, 1.0)[:, None]
@@ -121,24 +121,24 @@ class HeldOut:
         """Return the measurement for these layers; of equal ones that with the greater distance between the sides wins."""
         order = [*range(len(states))]
         random.Random(seed).shuffle(order)
-        held, rest = (states.of(rows) for rows in (order[: len(order) // 4], order[len(order) // 4 :]))
-        wanted, directions = held.wanted, learn(learner, rest, seed)
-        along = (held.both * directions).sum(-1)
+        held_out, training = (states.of(rows) for rows in (order[: len(order) // 4], order[len(order) // 4 :]))
+        is_toward, directions = held_out.is_toward, learn(learner, training, seed)
+        along = (held_out.both * directions).sum(-1)
         accuracy = None
         if learner == "iti":
             accuracy = [0.0] * directions.shape[0]
             for layer in layers:
-                weights, bias = fit(rest.both[:, layer], rest.wanted)
-                accuracy[layer] = float(((held.both[:, layer] @ weights + bias > 0) == wanted).mean())
+                weights, bias = fit(training.both[:, layer], training.is_toward)
+                accuracy[layer] = float(((held_out.both[:, layer] @ weights + bias > 0) == is_toward).mean())
 
         def quality(layer: int) -> tuple[float, float]:
             own = along[:, layer]
-            spread = np.sqrt((own[wanted].var() + own[~wanted].var()) / 2)
-            apart = float((own[wanted].mean() - own[~wanted].mean()) / max(spread, 1e-12))
-            return (area(own, wanted) if accuracy is None else accuracy[layer], apart)
+            spread = np.sqrt((own[is_toward].var() + own[~is_toward].var()) / 2)
+            apart = float((own[is_toward].mean() - own[~is_toward].mean()) / max(spread, 1e-12))
+            return (area(own, is_toward) if accuracy is None else accuracy[layer], apart)
 
         ranking = sorted(layers, key=quality, reverse=True)
-        return cls(len(held), ranking, area_with_interval(along[:, ranking[0]], wanted), accuracy)
+        return cls(len(held_out), ranking, area_with_interval(along[:, ranking[0]], is_toward), accuracy)
 
     def to_json(self) -> dict[str, Any]:
         """Return the measurement as a vector stores it."""
@@ -158,12 +158,12 @@ def learned(
     direction = torch.from_numpy(learn(learner, states, seed))
     magnitude = torch.from_numpy(np.abs(states.both).mean((0, -1)))
     size = direction.abs().mean(-1)
-    held = None
+    held_out = None
     if learner == "actadd":
         ranking = list(layers or range(count))
     else:
-        held = HeldOut.of(learner, states, seed, layers or range(count))
-        ranking = held.ranking
+        held_out = HeldOut.of(learner, states, seed, layers or range(count))
+        ranking = held_out.ranking
     published = magnitude / size.clamp(min=1e-30)
     weight = torch.ones_like(published) if learner == "iti" else torch.where(size > 0, published, 0.0)
     along = torch.from_numpy(((states.toward - states.away) * _unit(direction.numpy())).sum(-1))
@@ -173,7 +173,7 @@ def learned(
         "score": (size / spread.clamp(min=1e-12)).tolist() if len(states) > 1 else [0.0] * count,
         "published": float(weight[ranking[0]] / published[ranking[0]]),
         "std": "over pairs, of their difference along the direction, per dimension",
-        "learner": {"name": learner, "seed": seed, **({} if held is None else {"held_out": held.to_json()})},
+        "learner": {"name": learner, "seed": seed, **({} if held_out is None else {"held_out": held_out.to_json()})},
     }
     return replace(
         vector, direction=direction.float(), weight=weight.float(), mean_abs=size.float(), std=spread.float(),
@@ -183,8 +183,8 @@ def learned(
 
 def doubtful(vector: SteeringVector) -> list[str]:
     """Return a sentence where a learned direction does not tell held-out pairs apart."""
-    held = vector.info.get("learner", {}).get("held_out")
-    if held is None or (held["auroc"] is not None and held["auroc"][1] > 0.5):
+    held_out = vector.info.get("learner", {}).get("held_out")
+    if held_out is None or (held_out["auroc"] is not None and held_out["auroc"][1] > 0.5):
         return []
-    shown = "unknown" if held["auroc"] is None else "{:.2f} ({:.2f} to {:.2f})".format(*held["auroc"])
+    shown = "unknown" if held_out["auroc"] is None else "{:.2f} ({:.2f} to {:.2f})".format(*held_out["auroc"])
     return [f"The direction does not tell held-out pairs apart: AUROC {shown}; 0.5 is chance."]

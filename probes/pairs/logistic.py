@@ -8,8 +8,8 @@ STEPS = 100
 TOLERANCE = 1e-10
 
 
-def fit(states: np.ndarray, wanted: np.ndarray, ridge: float = 1.0) -> tuple[np.ndarray, float]:
-    """Return weights (d,) and bias of P(wanted) = 1 / (1 + exp(-(w x + b))) for states (samples, d).
+def fit(states: np.ndarray, positive: np.ndarray, ridge: float = 1.0) -> tuple[np.ndarray, float]:
+    """Return weights (d,) and bias of P(positive) = 1 / (1 + exp(-(w x + b))) for states (samples, d).
 
     It minimises sum log loss + ridge / 2 |w'|^2, with w' the weights of states that are centred and divided by the root of
     their mean square, so that the penalty means the same for every layer; of these, ridge 1 is scikit-learn's C = 1.
@@ -23,7 +23,7 @@ def fit(states: np.ndarray, wanted: np.ndarray, ridge: float = 1.0) -> tuple[np.
     design = np.hstack([scaled @ axes.T, np.ones((len(states), 1))])
     penalty = np.full(design.shape[1], ridge)
     penalty[-1] = 0.0
-    labels = wanted.astype(float)
+    labels = positive.astype(float)
 
     def loss(weights: np.ndarray) -> float:
         logits = design @ weights

@@ -41,15 +41,15 @@ def report(vector: SteeringVector, model: str, data_from: str) -> tuple[Report, 
             ("agreement of as many pairs that have nothing in common", info["samples"] ** -0.5),
         ],
     )
-    if (held := learner.get("held_out")) is not None:
+    if (held_out := learner.get("held_out")) is not None:
         page.text(
             f"Learned from three quarters of the pairs, the direction of each layer was measured on the other "
-            f"{held['pairs']}, which chose the layer; then it was learned from all pairs."
+            f"{held_out['pairs']}, which chose the layer; then it was learned from all pairs."
         )
-        auroc = held["auroc"]
+        auroc = held_out["auroc"]
         page.table(
             ["AUROC of the sides' held-out states along the direction (0.5 = chance)", "pairs"],
-            [(None if auroc is None else Measured(auroc[0], (auroc[1], auroc[2])), held["pairs"])],
+            [(None if auroc is None else Measured(auroc[0], (auroc[1], auroc[2])), held_out["pairs"])],
         )
     layers(page, vector)
     _weights(page, vector)
@@ -72,14 +72,14 @@ def _weights(page: Report, vector: SteeringVector) -> None:
             f"strength 1.0 is {vector.info['published']:.4g} of the mean size of a state."
         )
         return
-    told = (
+    note = (
         "no answers were scored, so strength 1.0 is the published weight and NOT calibrated: try small strengths first"
     )
     if "calibration" in vector.info:
-        told = f"strength 1.0 is {vector.info['calibration']['factor']:g} of it, by the calibration below"
+        note = f"strength 1.0 is {vector.info['calibration']['factor']:g} of it, by the calibration below"
     page.text(
         "The published weight (modality-preference paper, equation 2) scales the direction to the norm of the states, here "
-        f"those of both sides' prompts; {told}."
+        f"those of both sides' prompts; {note}."
     )
     states, sizes = vector.info["magnitudes"]["states"]["instructed"], vector.info["magnitudes"]["direction"]["queries"]
     page.table(
@@ -91,18 +91,18 @@ def _weights(page: Report, vector: SteeringVector) -> None:
     )
 
 
-def _calibration(page: Report, found: dict[str, Any], sides: tuple[str, str]) -> None:
-    (low, high), factor = found["range"], found["factor"]
-    budget = ", ".join(f"{name} {value:g}" for name, value in found["budget"].items())
+def _calibration(page: Report, calibration: dict[str, Any], sides: tuple[str, str]) -> None:
+    (low, high), factor, rule = calibration["range"], calibration["factor"], calibration["score"]
+    budget = ", ".join(f"{name} {value:g}" for name, value in calibration["budget"].items())
     page.heading("Calibration")
     page.text(
-        f"Strength 1.0 is {factor:g} of the published weight at layer {found['layer']}; strengths from {low:g} to {high:g} "
-        f"stay within the damage budget ({budget}) on {found['samples']} questions of pairs that the vector was not built "
-        f"from. An answer counts for a side if it {found['score']} {_WITH[found['score']]} that side and not that of the "
-        f"other one. Answers {'are' if found['targets_reached'] else 'are NOT'} moved; "
-        f"{'within' if found['within_budget'] else 'NOT within'} the budget."
+        f"Strength 1.0 is {factor:g} of the published weight at layer {calibration['layer']}; strengths from {low:g} to "
+        f"{high:g} stay within the damage budget ({budget}) on {calibration['samples']} questions of pairs that the vector "
+        f"was not built from. An answer counts for a side if it {rule} {_WITH[rule]} that side and not that of the other "
+        f"one. Answers {'are' if calibration['targets_reached'] else 'are NOT'} moved; "
+        f"{'within' if calibration['within_budget'] else 'NOT within'} the budget."
     )
-    curve = found["curve"]
+    curve = calibration["curve"]
     page.plot(
         "effect",
         plots.curves(
@@ -119,13 +119,13 @@ def _calibration(page: Report, found: dict[str, Any], sides: tuple[str, str]) ->
         ),
         "Share of answers of each side by strength, steered toward the first side and away from it",
     )
-    plain = found["baseline"]["plain"]
+    plain = calibration["baseline"]["plain"]
     page.table(
         ["strength", "published", *(f"+: {side}" for side in sides), *(f"-: {side}" for side in sides),
          "neither, the worse of both", "repetition"],
         [
             (0.0, 0.0, *(plain[own] for own in ("toward", "away")) , *(plain[own] for own in ("toward", "away")),
-             plain["others"], found["baseline"]["repetition"]),
+             plain["others"], calibration["baseline"]["repetition"]),
             *(
                 (point["strength"], point["dose"],
                  *(point[way][own] for way in ("toward", "away") for own in ("toward", "away")),

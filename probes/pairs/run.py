@@ -114,7 +114,7 @@ def run(options: PairsOptions) -> None:
             engine.mllm, answerer, vector, tests, rule=options.score, strengths=options.strengths, layers=options.layers,
             quiet=options.quiet,
         )  # fmt: skip
-        doubts += [one for one in disagreement(vector) if one not in doubts] + unmoved(vector, options.sides)
+        doubts += [doubt for doubt in disagreement(vector) if doubt not in doubts] + unmoved(vector, options.sides)
     about = {name: value for name, value in vector.info.items() if name != "reliable"} | {"doubts": doubts}
     # Agreement of pairs is not enough to rely on: pairs agree wherever their words differ alike.
     if doubts or "calibration" in about:
@@ -146,8 +146,8 @@ def _split(options: PairsOptions, pairs: Sequence[PromptPair]) -> tuple[list[Pro
     if not able:
         raise ValueError(f"--score needs lines with 'question' and 'expect', but {options.pairs} has none")
     count = min(options.calibrated, len(able), max(1, len(pairs) // 3))
-    held = {pair.line for pair in random.Random(options.seed).sample(able, count)}
-    return [one for one in pairs if one.line not in held], [one for one in pairs if one.line in held]
+    reserved = {pair.line for pair in random.Random(options.seed).sample(able, count)}
+    return [pair for pair in pairs if pair.line not in reserved], [pair for pair in pairs if pair.line in reserved]
 
 
 def _print(vector: SteeringVector, path: Path) -> None:
@@ -157,8 +157,11 @@ def _print(vector: SteeringVector, path: Path) -> None:
     if info["doubts"]:
         print("NOT RELIABLE: " + " ".join(info["doubts"]))
     print(f"layer {layer}, the pairs agree by {info['agreement'][layer]:.3f} of 1, layers by score {info['ranking']}")
-    if "learner" in info and (held := info["learner"].get("held_out")) and held["auroc"] is not None:
-        print("held-out pairs: AUROC {:.3f} ({:.3f} to {:.3f})".format(*held["auroc"]) + f" of {held['pairs']} pairs")
+    if "learner" in info and (held_out := info["learner"].get("held_out")) and held_out["auroc"] is not None:
+        print(
+            "held-out pairs: AUROC {:.3f} ({:.3f} to {:.3f})".format(*held_out["auroc"])
+            + f" of {held_out['pairs']} pairs"
+        )
     if (calibration := info.get("calibration")) is None and info.get("learner", {}).get("name") == "iti":
         print("strength 1.0 = one sigma (the paper's alpha), NOT calibrated: its effect on answers was not measured")
         return

@@ -26,7 +26,7 @@ def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) 
     """
     return list(
         chain.from_iterable(
-            chain.from_iterable(rows.made(file, rows.read(file), partial(_questions, folder=images), left_out))
+            chain.from_iterable(rows.parse(file, rows.read(file), partial(_questions, folder=images), left_out))
             for file in data
         )
     )

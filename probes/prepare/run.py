@@ -86,14 +86,14 @@ def run(options: PrepareOptions, defaults: Defaults) -> bool:
             f"[{number}/{len(options.parts)}] {part.name}: {outcome} after {time.monotonic() - since:.1f} s", flush=True
         )
     print(f"\nprepared in {time.monotonic() - begun:.1f} s")
-    found = [state for state in states(_measured(options, engine)) if state.part in options.parts]
-    print("\n".join(_lines(found, failed, options.model.path)))
-    return all(state.there for state in found)
+    part_states = [state for state in states(_measured(options, engine)) if state.part in options.parts]
+    print("\n".join(_lines(part_states, failed, options.model.path)))
+    return all(state.there for state in part_states)
 
 
-def _lines(found: list[PartState], failed: Mapping[str, str], model: str) -> list[str]:
+def _lines(part_states: list[PartState], failed: Mapping[str, str], model: str) -> list[str]:
     """Return the lines of the table, and below it why parts could not be measured."""
-    return [*table(found, model), *(f"{name} could not be measured: {reason}" for name, reason in failed.items())]
+    return [*table(part_states, model), *(f"{name} could not be measured: {reason}" for name, reason in failed.items())]
 
 
 def _measured(options: PrepareOptions, engine: Engine) -> set[str]:
@@ -102,10 +102,10 @@ def _measured(options: PrepareOptions, engine: Engine) -> set[str]:
     names = set(() if mllm.calibration is None else mllm.calibration.parts)
     store = VectorStore(*options.model.vectors(), Path(options.model.path) / "vectors", fingerprint=mllm.fingerprint)
     try:
-        known = store.get(VECTOR)
+        vector = store.get(VECTOR)
     except (VectorError, OSError):
         return names
-    fits = known.fingerprint == mllm.fingerprint and known.positive is not None
+    fits = vector.fingerprint == mllm.fingerprint and vector.positive is not None
     return {*names, VECTOR_PART} if fits else names
 
 
@@ -114,10 +114,10 @@ def _steps(options: PrepareOptions, defaults: Defaults) -> dict[str, Callable[[]
 
     def calibrate(kind: CalibrationPart) -> None:
         count = options.questions if kind == "flags" else options.samples
-        asked = calibration.CalibrationOptions(
+        calibration_options = calibration.CalibrationOptions(
             kind, options.model, options.data, count, replace=False, markdown=None, quiet=options.quiet
         )
-        calibration.run(asked)
+        calibration.run(calibration_options)
 
     return {
         VECTOR_PART: lambda: _probe(options),
@@ -156,7 +156,7 @@ def _probe(options: PrepareOptions) -> None:
 def _alarm(options: PrepareOptions, defaults: Defaults) -> None:
     folder = options.folder / "alarm"
     setup = Setup(options.model, options.questions, options.data.seed, options.quiet, folder)
-    asked = alarm.AlarmOptions(options.alarm_data, tuple(NOISES), defaults.draw.get("alarm"), keep=True)
-    found = alarm.run(asked, Session(setup))
-    found.page.write(folder, {"about": found.about, **found.more})
+    alarm_options = alarm.AlarmOptions(options.alarm_data, tuple(NOISES), defaults.draw.get("alarm"), keep=True)
+    findings = alarm.run(alarm_options, Session(setup))
+    findings.page.write(folder, {"about": findings.about, **findings.more})
     print(f"report: {folder / 'report.html'}")

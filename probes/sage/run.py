@@ -10,7 +10,7 @@ from typing import Any
 
 from probes.harness.benchmark import Findings
 from probes.harness.conditions import Conditions
-from probes.harness.missing import whole
+from probes.harness.missing import decodable
 from probes.harness.session import Session, Setup
 from probes.image_qa import pope
 from probes.image_qa.yes_no import YesNo
@@ -55,7 +55,7 @@ class SageOptions:
         assert self.images is not None
         samples = pope.load(self.pope, self.images, left_out)
         random.Random(setup.seed).shuffle(samples)
-        return whole(samples, setup.limit, lambda sample: [sample.image], left_out), [], (), ""
+        return decodable(samples, setup.limit, lambda sample: [sample.image], left_out), [], (), ""
 
     def origin(self, questions: int, pairs: int, seed: int, scenes: str) -> str:
         """Return the number of samples, their source, scenes and seed in words."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from probes.answering.base import Answerer, Chat, Reply
 from probes.answering.progress import Tracker
-from probes.answering.talks import held
+from probes.answering.talks import hold
 from probes.harness.comparison import BASELINE, PartAnswered, SampleSet, measured
 from probes.harness.ledger import asked_text, tell
 from probes.spd.asking import SEVERAL, SINGLE, Manner, Part, Presentation, most, talk
@@ -66,7 +66,7 @@ def answer(
             try:
                 for part, chosen in pairs_by_manner[name].items():
                     talks = (talk(pair, part, manners[name], form) for pair in chosen)
-                    replies = held(answerer, talks, heard)
+                    replies = hold(answerer, talks, heard)
                     scored = sample_set(part, chosen, manners[name], form, replies, judge)
                     tallies = [scored.tally(*answers_of_pair) for answers_of_pair in zip(chosen, replies, strict=True)]
                     part_answered = answered[part][name] = PartAnswered(scored, replies, tallies)

@@ -90,8 +90,8 @@ class SpdOptions:
         pairs = list(loaded.pairs)
         random.Random(setup.seed).shuffle(pairs)
         alone = [pair for pair in pairs if pair.difficulty is not None][: setup.limit]
-        rest = [pair for pair in pairs if pair.difficulty is None][:several]
-        return Loaded([*alone, *rest], loaded.left_out), CATEGORIES
+        multiple = [pair for pair in pairs if pair.difficulty is None][:several]
+        return Loaded([*alone, *multiple], loaded.left_out), CATEGORIES
 
 
 def run(options: SpdOptions, session: Session) -> Findings:

@@ -11,7 +11,7 @@ from typing import Any
 from probes.harness.benchmark import Findings
 from probes.harness.comparison import BASELINE, measured
 from probes.harness.conditions import Wanted
-from probes.harness.missing import check_there, whole
+from probes.harness.missing import check_there, decodable
 from probes.harness.session import Session, Setup
 from probes.stme import file
 from probes.stme.answers import Scoring
@@ -69,7 +69,7 @@ class StmeOptions:
         selected = [sample for sample in samples if not self.tasks or sample.task in self.tasks]
         if not self.data:
             return selected[: setup.limit], 0
-        return whole(selected, setup.limit, lambda sample: sample.images, left_out), len(left_out)
+        return decodable(selected, setup.limit, lambda sample: sample.images, left_out), len(left_out)
 
     def origin(self, samples: Sequence[TargetSample], seed: int) -> str:
         """Return the number of samples, their source and seed in words."""

@@ -91,7 +91,7 @@ def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) 
     """
     return list(
         chain.from_iterable(
-            rows.made(file, rows.read(file), partial(_question, folder=images), left_out) for file in data
+            rows.parse(file, rows.read(file), partial(_question, folder=images), left_out) for file in data
         )
     )
 

@@ -31,7 +31,9 @@ class Agreement:
 
     def to_json(self) -> dict[str, Any]:
         """Return rows by name, such as "v2, -1", without the probe's own."""
-        rows = {name_of(key): [round(one, 4) for one in row] for key, row in self.cosines.items() if key != self.own}
+        rows = {
+            name_of(key): [round(cosine, 4) for cosine in row] for key, row in self.cosines.items() if key != self.own
+        }
         return {"own": name_of(self.own), "n": self.n, "cosines": rows}
 
 
@@ -66,10 +68,10 @@ def agreement(
     results = iter(tracked(engine.stream(requests()), total, "Wordings", unit="prompts", quiet=quiet))
     sums: dict[tuple[Wording, int], torch.Tensor] = {}
     for sample, swapped in queries:
-        read = {asked: state_of(next(results)).double() for asked in prompts(sample, swapped)}
+        read = {key: state_of(next(results)).double() for key in prompts(sample, swapped)}
         for wording, position in keys:
             vision, text = (read[prompt(sample, side, swapped, wording), position] for side in SIDES)
             sums[wording, position] = sums.get((wording, position), torch.zeros(())) + text - vision
     next(results, None)  # ends the stream, and closes its resources
-    cosines = {key: torch.cosine_similarity(one, sums[own], dim=-1).tolist() for key, one in sums.items()}
+    cosines = {key: torch.cosine_similarity(direction, sums[own], dim=-1).tolist() for key, direction in sums.items()}
     return Agreement(own, cosines, len(samples))

@@ -125,8 +125,8 @@ def grow(
         done = tally.count
         states = _states(engine, queries[done : sizes[-1]], recipe)
         for size in sizes:
-            for one in itertools.islice(states, size - tally.count):
-                tally.add(*one)
+            for query_states in itertools.islice(states, size - tally.count):
+                tally.add(*query_states)
                 bar.advance()
                 if state is not None and (tally.count % _KEEP_EVERY == 0 or tally.count == size):
                     tally.save(state, key)
@@ -142,9 +142,9 @@ def drawn(samples: Sequence[ConflictSample], seed: int) -> list[tuple[ConflictSa
 
 def _key(engine: Engine, queries: Sequence[tuple[ConflictSample, bool]], recipe: Recipe) -> str:
     """Return a key of everything that a saved tally must have been measured on; samples identify their pictures unopened."""
-    asked = [(sample.id, _prompts(sample, swapped, recipe)) for sample, swapped in queries]
+    prompts = [(sample.id, _prompts(sample, swapped, recipe)) for sample, swapped in queries]
     text = json.dumps(
-        [engine.mllm.fingerprint, str(engine.mllm.quantization or engine.mllm.dtype), recipe.position, asked]
+        [engine.mllm.fingerprint, str(engine.mllm.quantization or engine.mllm.dtype), recipe.position, prompts]
     )
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -200,8 +200,8 @@ def made_of(
             "states": {"plain": _rounded(direction.plain), "instructed": _rounded(direction.instructed)},
             "direction": {"queries": _rounded(direction.mean_abs), "mean": _rounded(direction.v.abs().mean(-1))},
             "l2": {
-                name: _rounded(one)
-                for name, one in zip(("direction", "plain", "instructed"), direction.lengths, strict=True)
+                name: _rounded(length)
+                for name, length in zip(("direction", "plain", "instructed"), direction.lengths, strict=True)
             },
         },
         "agreement": _rounded(direction.agreement),

@@ -160,10 +160,10 @@ def calibrate(
     measured = sweep.damage(best, baseline)
     layer = choose(measured, baseline, tried).layer
     # The range and the reader need the whole curve of that layer.
-    known = {(point.layer, point.strength) for point in measured}
-    rest = [point for point in points if point.layer == layer and (layer, point.strength) not in known]
+    places = {(point.layer, point.strength) for point in measured}
+    unmeasured = [point for point in points if point.layer == layer and (layer, point.strength) not in places]
     curve = sorted(
-        (point for point in [*measured, *sweep.damage(rest, baseline)] if point.layer == layer),
+        (point for point in [*measured, *sweep.damage(unmeasured, baseline)] if point.layer == layer),
         key=lambda point: point.strength,
     )
     chosen = choose(curve, baseline, tried)
@@ -317,8 +317,8 @@ def span(chosen: float, affordable: Mapping[float, bool]) -> list[float]:
     """Return the range of strengths around 1.0 (multiples of the chosen one) whose measured points are in budget."""
     within = {chosen}
     for side in (
-        sorted(one for one in affordable if one > chosen),
-        sorted((one for one in affordable if one < chosen), reverse=True),
+        sorted(strength for strength in affordable if strength > chosen),
+        sorted((strength for strength in affordable if strength < chosen), reverse=True),
     ):
         for strength in side:
             if not affordable[strength]:

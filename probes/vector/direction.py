@@ -170,9 +170,9 @@ class Tally:
     ) -> None:
         """Add a query's states (layers, d) under the two instructions and under none, and a digest of the model's input."""
         v = toward_text.double() - toward_vision.double()
-        read_states = [one.double() for one in (toward_text, toward_vision, plain)]
-        text, vision, without = (one.abs().mean(-1) for one in read_states)
-        lengths = [one.norm(dim=-1) for one in read_states]
+        read_states = [state.double() for state in (toward_text, toward_vision, plain)]
+        text, vision, without = (state.abs().mean(-1) for state in read_states)
+        lengths = [state.norm(dim=-1) for state in read_states]
         norms = lengths[2], (lengths[0] + lengths[1]) / 2
         values = (v, v.abs().mean(-1), v.norm(dim=-1), without, (text + vision) / 2, *norms)
         for name, value in zip(self._NAMES, values, strict=True):
@@ -187,7 +187,7 @@ class Tally:
         return Direction(
             difference.mean.float(), magnitude.mean.float(), magnitude.std.float(), plain.mean.float(),
             instructed.mean.float(), agreement.float(), self.count,
-            torch.stack([one.mean.float() for one in (norm, *lengths)]),
+            torch.stack([moment.mean.float() for moment in (norm, *lengths)]),
         )  # fmt: skip
 
     def save(self, path: Path, key: str) -> None:

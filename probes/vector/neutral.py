@@ -33,43 +33,43 @@ def chats(samples: Sequence[ConflictSample]) -> list[Chat]:
 
 
 def shift(
-    engine: Engine, asked: Sequence[Chat], steers: Sequence[Steer], *, title: str = "", quiet: bool = False
+    engine: Engine, chats: Sequence[Chat], steers: Sequence[Steer], *, title: str = "", quiet: bool = False
 ) -> list[float]:
     """Return for every steering the mean over chats of the next token's KL(unsteered || steered), in nats."""
 
     def requests() -> Iterator[Request]:
-        for chat in asked:
+        for chat in chats:
             for steering in ((), *((steer,) for steer in steers)):
                 yield request(chat, steering, states=True)
 
     total = torch.zeros(len(steers), dtype=torch.float64)
-    said = (result.choices[0].next_logprobs for result in engine.stream(requests()))
-    for _ in tracked(asked, len(asked), title, unit="prompts", quiet=quiet):
-        plain = next(said)
+    logprobs = (result.choices[0].next_logprobs for result in engine.stream(requests()))
+    for _ in tracked(chats, len(chats), title, unit="prompts", quiet=quiet):
+        plain = next(logprobs)
         for number in range(len(steers)):
-            steered = next(said)
+            steered = next(logprobs)
             assert plain is not None
             assert steered is not None
             # A token to which float32 gives zero probability adds nothing, instead of 0 * infinity.
             terms = plain.exp() * (plain - steered).nan_to_num()
             total[number] += terms.sum().double()
-    return (total / max(len(asked), 1)).tolist()
+    return (total / max(len(chats), 1)).tolist()
 
 
 def repetitions(
     answerer: Answerer,
-    asked: Sequence[Chat],
+    chats: Sequence[Chat],
     pushes: Sequence[Push | None],
     *,
     title: str = "",
     quiet: bool = False,
 ) -> list[float]:
     """Return the mean `repetition` of the answers for every push."""
-    questions = (Question(chat, push, MAX_TOKENS) for chat in asked for push in pushes)
-    parts = ["steered" if push else "plain" for _ in asked for push in pushes]
-    said = replies(answerer, questions, parts, title=title, quiet=quiet)
-    found = [repetition(reply.text) for reply in said]
-    return [sum(found[number :: len(pushes)]) / max(len(asked), 1) for number in range(len(pushes))]
+    questions = (Question(chat, push, MAX_TOKENS) for chat in chats for push in pushes)
+    parts = ["steered" if push else "plain" for _ in chats for push in pushes]
+    answers = replies(answerer, questions, parts, title=title, quiet=quiet)
+    values = [repetition(reply.text) for reply in answers]
+    return [sum(values[number :: len(pushes)]) / max(len(chats), 1) for number in range(len(pushes))]
 
 
 def repetition(text: str) -> float:

@@ -44,14 +44,14 @@ class Projection:
         plain = self.points["plain"]
         drawn = np.random.default_rng(0).integers(len(plain), size=(RESAMPLES, len(plain)))
         moved = {name: points - plain for name, points in self.points.items() if name != "plain"}
-        centres = {name: (one.mean(0), one[drawn].mean(1)) for name, one in moved.items()}
-        far = {name: [np.linalg.norm(one, axis=-1) for one in both] for name, both in centres.items()}
+        centres = {name: (change.mean(0), change[drawn].mean(1)) for name, change in moved.items()}
+        far = {name: [np.linalg.norm(centre, axis=-1) for centre in both] for name, both in centres.items()}
         sides = [f"instructed toward {side}" for side in SIDES]
         cosines = []
         for place in (0, 1):
-            one, other = (centres[name][place] for name in sides)
+            first, other = (centres[name][place] for name in sides)
             lengths = np.maximum(far[sides[0]][place] * far[sides[1]][place], np.finfo(float).tiny)
-            cosines.append((one * other).sum(-1) / lengths)
+            cosines.append((first * other).sum(-1) / lengths)
         return {
             "distance": {name: float(value) for name, (value, _) in far.items()},
             "distance_95": {name: list(bounds(drawn)) for name, (_, drawn) in far.items()},
@@ -85,21 +85,21 @@ def project(
 
     The states are read at the recipe's position in prompts of its wording.
     """
-    asked, recipe = settings(samples, seed), recipe or Recipe()
+    by_setting, recipe = settings(samples, seed), recipe or Recipe()
 
     def requests() -> Iterator[Request]:
-        for shown in asked.values():
+        for shown in by_setting.values():
             for sample, setting in shown:
                 yield reading(messages(sample, setting, swapped=False, wording=recipe.wording), recipe.position)
 
     states = []
-    total = len(asked) * len(samples)
+    total = len(by_setting) * len(samples)
     bar = tracked(engine.stream(requests()), total, "States", unit="prompts", quiet=quiet)
     for result in bar:
         states.append(state_of(result)[layer].clone())  # a view would keep every layer
     points, explained = components(torch.stack(states).numpy())
-    parts = np.split(points, len(asked))
-    return Projection(dict(zip(asked, parts, strict=True)), explained)
+    parts = np.split(points, len(by_setting))
+    return Projection(dict(zip(by_setting, parts, strict=True)), explained)
 
 
 def components(states: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
@@ -108,8 +108,8 @@ def components(states: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     points = np.zeros((len(states), 2))
     shares = np.zeros(2)
-    kept = min(2, len(sizes))
-    points[:, :kept] = left[:, :kept] * sizes[:kept]
+    count = min(2, len(sizes))
+    points[:, :count] = left[:, :count] * sizes[:count]
     if (total := float((sizes**2).sum())) > 0:
-        shares[:kept] = sizes[:kept] ** 2 / total
+        shares[:count] = sizes[:count] ** 2 / total
     return points, (float(shares[0]), float(shares[1]))

@@ -116,24 +116,24 @@ def run(
         model.check()
     if json_file is not None:
         check_writable(json_file.parent)
-    asked = data.draw(samples, data.seed)
+    drawn = data.draw(samples, data.seed)
     if base_url is None:
-        reliability = task_reliability(model.engine(quiet), asked, quiet=quiet)
+        reliability = task_reliability(model.engine(quiet), drawn, quiet=quiet)
     else:
         endpoint = Endpoint(base_url, model=None if model.default else model.path, source="probe")
-        reliability = task_reliability_of(endpoint, asked, quiet=quiet)
+        reliability = task_reliability_of(endpoint, drawn, quiet=quiet)
     if json_file is not None:
-        written = {task: one.to_json() for task, one in reliability.items()}
+        written = {task: result.to_json() for task, result in reliability.items()}
         write_atomically(json_file, (json.dumps(written, indent=2) + "\n").encode())
     rows = [
         (
             task,
-            *(one.votes.get(side, 0) for side in ("vision", "text", "none")),
-            one.drop_vision,
-            one.drop_text,
-            one.rests_on,
+            *(result.votes.get(side, 0) for side in ("vision", "text", "none")),
+            result.drop_vision,
+            result.drop_text,
+            result.rests_on,
         )
-        for task, one in reliability.items()
+        for task, result in reliability.items()
     ]
     columns = ("task", "votes for vision", "for text", "none", "drop without images", "without context", "rests on")
-    Summary(f"Which modality answers rest on: {len(asked)} samples, both orders", columns, [rows]).show()
+    Summary(f"Which modality answers rest on: {len(drawn)} samples, both orders", columns, [rows]).show()

@@ -109,17 +109,17 @@ def _of_several(info: dict[str, Any], value: float) -> float | None:
     return value if info["samples"] > 1 else None
 
 
-def _agreement(page: Report, found: Agreement) -> None:
+def _agreement(page: Report, agreement: Agreement) -> None:
     page.heading("Other wordings and positions")
     page.text(
-        f"Cosine of the direction with that of this probe's wording and position ({name_of(found.own)}), all from {found.n} "
-        "samples. Columns differ in the instruction toward the text and in the token that is read (-1 the last, -2 the one "
-        "before it)."
+        f"Cosine of the direction with that of this probe's wording and position ({name_of(agreement.own)}), all from "
+        f"{agreement.n} samples. Columns differ in the instruction toward the text and in the token that is read (-1 "
+        "the last, -2 the one before it)."
     )
-    others = [key for key in found.cosines if key != found.own]
+    others = [key for key in agreement.cosines if key != agreement.own]
     page.table(
         ["layer", *map(name_of, others)],
-        [(layer, *row) for layer, row in enumerate(zip(*(found.cosines[key] for key in others), strict=True))],
+        [(layer, *row) for layer, row in enumerate(zip(*(agreement.cosines[key] for key in others), strict=True))],
     )
 
 
@@ -166,20 +166,20 @@ def _states(page: Report, vector: SteeringVector, projection: Projection) -> Non
     )
 
 
-def _calibration(page: Report, found: dict[str, Any]) -> None:
-    low, high = found["range"]
-    factor = found["factor"]
-    budget = ", ".join(f"{name} {value:g}" for name, value in found["budget"].items())
+def _calibration(page: Report, calibration: dict[str, Any]) -> None:
+    low, high = calibration["range"]
+    factor = calibration["factor"]
+    budget = ", ".join(f"{name} {value:g}" for name, value in calibration["budget"].items())
     page.heading("Calibration")
     page.text(
-        f"Strength 1.0 is {factor:g} of the published weight at layer {found['layer']}, so {factor:g} in published units; "
-        f"strengths from {low:g} to {high:g} ({low * factor:g} to {high * factor:g} published) stay within the damage "
-        f"budget ({budget}) on {found['samples']} samples the vector was not built from. "
-        f"Targets {'reached' if found['targets_reached'] else 'NOT reached'}; "
-        f"{'within' if found['within_budget'] else 'NOT within'} the budget."
+        f"Strength 1.0 is {factor:g} of the published weight at layer {calibration['layer']}, so {factor:g} in published "
+        f"units; strengths from {low:g} to {high:g} ({low * factor:g} to {high * factor:g} published) stay within the "
+        f"damage budget ({budget}) on {calibration['samples']} samples the vector was not built from. "
+        f"Targets {'reached' if calibration['targets_reached'] else 'NOT reached'}; "
+        f"{'within' if calibration['within_budget'] else 'NOT within'} the budget."
     )
-    page.text(_side_effect(found))
-    curve = found["curve"]
+    page.text(_side_effect(calibration))
+    curve = calibration["curve"]
     strengths = [point["strength"] for point in curve]
     axes: dict[str, Any] = {
         "xlabel": "strength (calibrated)", "other_x": ("strength (published)", factor), "marks": {1.0: "default"},
@@ -206,7 +206,7 @@ def _calibration(page: Report, found: dict[str, Any]) -> None:
         plots.curves(strengths, damages, ylabel="share, or nats", **axes),
         "Damage by strength, the worse of both directions",
     )
-    base = found["baseline"]
+    base = calibration["baseline"]
     page.table(
         ["strength", "published", "Vision Ratio toward vision", "toward text", *damages,
          "context only, steered toward vision"],
@@ -222,9 +222,9 @@ def _calibration(page: Report, found: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-def _side_effect(found: dict[str, Any]) -> str:
+def _side_effect(calibration: dict[str, Any]) -> str:
     """Return the sentences on the accuracy that the budget bounds, and on the one that it does not."""
-    before, fall = found["baseline"]["context_accuracy"], found["chosen"]["cross_fall"]
+    before, fall = calibration["baseline"]["context_accuracy"], calibration["chosen"]["cross_fall"]
     lost = "was not measured" if fall is None else f"is {before - fall:.3f} at strength 1.0, {before:.3f} unsteered"
     return (
         "The budget bounds the accuracy without a conflict where the modality that is asked for is there: with the image "
@@ -233,5 +233,5 @@ def _side_effect(found: dict[str, Any]) -> str:
     )
 
 
-def _less(whole: float, fall: float | None) -> float | None:
-    return None if fall is None else whole - fall
+def _less(baseline: float, fall: float | None) -> float | None:
+    return None if fall is None else baseline - fall

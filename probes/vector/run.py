@@ -73,16 +73,16 @@ class ProbeOptions:
 def budget_of(parts: Sequence[str]) -> Budget:
     """Return the budget written as NAME=LIMIT; raise ValueError for any other form."""
     names = {field.name for field in fields(Budget)}
-    given = {}
+    limits = {}
     for part in parts:
         name, _, value = part.partition("=")
         try:
-            given[name] = float(value)
+            limits[name] = float(value)
         except ValueError:
-            given[name] = -1.0
-        if name not in names or not 0 <= given[name] < float("inf"):
+            limits[name] = -1.0
+        if name not in names or not 0 <= limits[name] < float("inf"):
             raise ValueError(f"--budget {part!r}: write NAME=LIMIT, with a name of {', '.join(sorted(names))}")
-    return Budget(**given)
+    return Budget(**limits)
 
 
 def run(options: ProbeOptions) -> None:
@@ -108,9 +108,9 @@ def run(options: ProbeOptions) -> None:
         refuse(options.out, doubtful)
     options.refuse_to_replace()  # keeps a file that another program wrote meanwhile
     current = _in_use(options, vector)
-    kept = _save(options, vector)
+    backup = _save(options, vector)
     _print_vector(vector, options.out)
-    _print_use(options, current, vector, kept)
+    _print_use(options, current, vector, backup)
 
 
 def _save(options: ProbeOptions, vector: SteeringVector) -> Path | None:
@@ -130,14 +130,14 @@ def _save(options: ProbeOptions, vector: SteeringVector) -> Path | None:
 def _in_use(options: ProbeOptions, vector: SteeringVector) -> SteeringVector | None:
     """Return the vector of this model that the name stands for, None if there is none or an output was named."""
     try:
-        found = VectorStore(*options.used_from or (), fingerprint=vector.fingerprint).get(options.name)
+        current = VectorStore(*options.used_from or (), fingerprint=vector.fingerprint).get(options.name)
     except (VectorError, OSError):
         return None
-    return found if found.fingerprint == vector.fingerprint else None
+    return current if current.fingerprint == vector.fingerprint else None
 
 
 def _print_use(
-    options: ProbeOptions, current: SteeringVector | None, vector: SteeringVector, kept: Path | None
+    options: ProbeOptions, current: SteeringVector | None, vector: SteeringVector, backup: Path | None
 ) -> None:
     """Print what the name stood for beside the new vector, and what it stands for now."""
     if options.used_from is None:
@@ -146,7 +146,7 @@ def _print_use(
         print("\n".join(aligned([("", "in use", "new"), *side_by_side(current, vector)])))
     name = options.name
     if options.use:
-        print(f"{name!r} stands for it from now on, in running servers, too; {undoing(options.out, kept)}")
+        print(f"{name!r} stands for it from now on, in running servers, too; {undoing(options.out, backup)}")
     else:
         now = (
             "for no vector of this model" if current is None else f"for the vector with digest {current.identity[:16]}"
@@ -176,13 +176,15 @@ def _measured(
             answerer=answerer, quiet=quiet,
         )  # fmt: skip
         doubtful = doubts(vector, instructed)
-    found = {
+    measurements = {
         "instructed": instructed.to_json(), "doubts": doubtful, "reliable": not doubtful,
         "warnings": warnings(vector, instructed),
         "agreement_across": agreeing.to_json(),
     }  # fmt: skip
     # Evaluations leave these samples out.
-    vector = replace(vector, info=vector.info | found | {"made_from": [sample.id for sample in (*used, *others)]})
+    vector = replace(
+        vector, info=vector.info | measurements | {"made_from": [sample.id for sample in (*used, *others)]}
+    )
     projection = None
     if options.states > 0:
         projection = project(engine, used[: options.states], vector.layers[0], options.recipe, seed=seed, quiet=quiet)

@@ -79,8 +79,8 @@ def too_few(count: int, what: str = "samples", held_back: int = 0) -> list[str]:
     """
     if count >= LEAST:
         return []
-    rest = f" besides the {held_back} held back for the calibration" if held_back else ""
-    return [f"There are too few {what}: {count}{rest}; at least {LEAST} are needed."]
+    besides = f" besides the {held_back} held back for the calibration" if held_back else ""
+    return [f"There are too few {what}: {count}{besides}; at least {LEAST} are needed."]
 
 
 def refuse(out: Path, doubtful: Sequence[str]) -> None:
@@ -107,19 +107,19 @@ def doubts(vector: SteeringVector, instructed: Followed) -> list[str]:
     Instructions that a model does not follow are a reason only as long as nothing shows that steering moves its answers: the
     paper's own models hardly follow them (Qwen2.5-VL .00, OneVision .03), and are steered.
     """
-    found = unfounded(vector)
+    reasons = unfounded(vector)
     moved = _moved(vector)
     if moved is None or moved < MOVED - 1e-9:
-        found += unfollowed(instructed)
+        reasons += unfollowed(instructed)
     if (calibration := vector.info.get("calibration")) is not None and moved is not None:
         vision, text = calibration["chosen"]["vision"], calibration["chosen"]["text"]
         if moved < MOVED - 1e-9:
-            found.append(
+            reasons.append(
                 f"Steering hardly moves the answers: S_v is {vision['s_vision']:.3f} toward vision and "
                 f"{text['s_vision']:.3f} toward text, S_t {vision['s_text']:.3f} and {text['s_text']:.3f} (differences of "
                 f"at least {MOVED} wanted)."
             )
-    return found
+    return reasons
 
 
 def warnings(vector: SteeringVector, instructed: Followed) -> list[str]:
@@ -139,14 +139,14 @@ def imprecise(vector: SteeringVector) -> list[str]:
     """Return a sentence if the calibration leaves a Vision Ratio open by more than `OPEN`."""
     calibration = vector.info["calibration"]
     ratios = {side: calibration["chosen"][side] for side in SIDES}
-    known = {side: shares for side, shares in ratios.items() if shares.get("vision_ratio_95") is not None}
-    if all(high - low <= OPEN for low, high in (shares["vision_ratio_95"] for shares in known.values())):
+    with_interval = {side: shares for side, shares in ratios.items() if shares.get("vision_ratio_95") is not None}
+    if all(high - low <= OPEN for low, high in (shares["vision_ratio_95"] for shares in with_interval.values())):
         return []
     intervals = " and ".join(
         "{:.3f} toward {} (95 % interval {:.3f} to {:.3f})".format(
             shares["vision_ratio"], side, *shares["vision_ratio_95"]
         )
-        for side, shares in known.items()
+        for side, shares in with_interval.items()
     )
     return [
         f"The calibration has {calibration['samples']} samples, too few to say how far it steers: Vision Ratio {intervals}."

@@ -25,7 +25,7 @@ def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) 
     """
     return list(
         chain.from_iterable(
-            rows.made(file, rows.read(file), partial(_question, folder=images), left_out) for file in data
+            rows.parse(file, rows.read(file), partial(_question, folder=images), left_out) for file in data
         )
     )
 
@@ -33,7 +33,7 @@ def load(data: Sequence[Path], images: Path, left_out: list[str] | None = None) 
 def _question(row: Mapping[str, Any], number: int, folder: Path) -> YesNo:
     image = rows.image(folder, rows.text(row, "image"))
     text = QUESTION.format(caption=rows.text(row, "caption"))
-    return YesNo(image, text, rows.told(row["label"]), str(row["relation"]), id=rows.named(image, number))
+    return YesNo(image, text, rows.yes_or_no(row["label"]), str(row["relation"]), id=rows.named(image, number))
 
 
 def _parts(samples: Sequence[YesNo]) -> list[SampleSet[YesNo]]:

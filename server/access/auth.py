@@ -90,10 +90,10 @@ def _holder(keys: KeyRing) -> Holder:
             code="missing_api_key",
             headers=_CHALLENGE,
         )
-    known = keys.holder(key.strip())
-    if known is None:
+    holder = keys.holder(key.strip())
+    if holder is None:
         raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=_CHALLENGE)
-    return known
+    return holder
 
 
 def _check_expiry(holder: Holder) -> None:

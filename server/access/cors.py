@@ -27,13 +27,13 @@ def headers(settings: Settings, origin: str | None) -> dict[str, str]:
     if not settings.cors_origin:
         return {}
     anyone = "*" in settings.cors_origin
-    found = {} if anyone else {"Vary": "Origin"}
+    cors_headers = {} if anyone else {"Vary": "Origin"}
     if origin is not None and (anyone or origin.lower() in settings.cors_origin):
-        found |= {
+        cors_headers |= {
             "Access-Control-Allow-Origin": "*" if anyone else origin,
             "Access-Control-Expose-Headers": ", ".join(SHOWN),
         }
-    return found
+    return cors_headers
 
 
 def _varying(response: Response) -> Response:

@@ -63,12 +63,12 @@ def host_name(url: str) -> str | None:
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises for an invalid port
-        found = parts.hostname
+        host = parts.hostname
     except ValueError:
         return None
-    if not found or parts.username is not None or parts.path.strip("/") or parts.query or parts.fragment:
+    if not host or parts.username is not None or parts.path.strip("/") or parts.query or parts.fragment:
         return None
-    return found.rstrip(".")
+    return host.rstrip(".")
 
 
 def is_address(name: str) -> bool:

@@ -64,15 +64,15 @@ class Limiter:
         if holder.rate is None:
             return {}
         with self._lock:
-            opens, left = self._window.get_window_stats(holder.rate, holder.group)
+            opens, remaining = self._window.get_window_stats(holder.rate, holder.group)
         seconds = max(0, math.ceil(opens - time.time()))
         until = datetime.fromtimestamp(time.time() + seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         return {
             "x-ratelimit-limit-requests": str(holder.rate.amount),
-            "x-ratelimit-remaining-requests": str(left),
+            "x-ratelimit-remaining-requests": str(remaining),
             "x-ratelimit-reset-requests": f"{seconds}s",
             "anthropic-ratelimit-requests-limit": str(holder.rate.amount),
-            "anthropic-ratelimit-requests-remaining": str(left),
+            "anthropic-ratelimit-requests-remaining": str(remaining),
             "anthropic-ratelimit-requests-reset": until,
         }
 
@@ -83,12 +83,12 @@ class Limiter:
             self._window.storage.reset()
 
     def _once(self, name: str) -> Callable[[], None]:
-        left = [name]
+        unreleased = [name]
 
         def leave() -> None:
             with self._lock:
-                if left:
-                    self._running[left.pop()] -= 1
+                if unreleased:
+                    self._running[unreleased.pop()] -= 1
                     self._running += Counter()  # drops zero counts
 
         return leave

@@ -64,7 +64,7 @@ class NamedKey(BaseModel):
     @property
     def digests(self) -> tuple[tuple[str, datetime | None], ...]:
         """Each accepted digest with the time until which it is accepted."""
-        return (self.digest, self.expires), *((one.digest, one.expires) for one in self.rotated)
+        return (self.digest, self.expires), *((old.digest, old.expires) for old in self.rotated)
 
     @field_validator("rate")
     @classmethod
@@ -110,10 +110,10 @@ def rotate(key: NamedKey, overlap: timedelta, expires: datetime | None) -> tuple
     The old key is accepted for `overlap` more, but never beyond its own expiry; keys that expired meanwhile are dropped.
     """
     now = datetime.now(UTC).replace(microsecond=0)
-    secret, kept = new_key(key.name, key.roles, key.rate, key.concurrent, expires)
+    secret, stored = new_key(key.name, key.roles, key.rate, key.concurrent, expires)
     ends = ((digest, now + overlap if end is None else min(end, now + overlap)) for digest, end in key.digests)
     rotated = tuple(RotatedKey(digest=digest, expires=end) for digest, end in ends if end > now)
-    return secret, kept.model_copy(update={"rotated": rotated})
+    return secret, stored.model_copy(update={"rotated": rotated})
 
 
 def digest_of(key: str) -> str:

@@ -84,7 +84,7 @@ class KeyRing:
     def holder(self, key: str) -> Holder | None:
         """Return the holder of this key, which may have expired; it is compared with every known one in constant time."""
         digest = digest_of(key)
-        matches = [holder for known, holder in (*self._plain, *self._current()) if hmac.compare_digest(digest, known)]
+        matches = [holder for other, holder in (*self._plain, *self._current()) if hmac.compare_digest(digest, other)]
         return matches[0] if matches else None
 
     def expiries(self) -> Mapping[str, datetime]:

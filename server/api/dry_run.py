@@ -78,14 +78,14 @@ class StandIns(ImageLoader):
         return Image.new("RGB", STAND_IN, "gray")
 
 
-def steers_of(asked: steering.InterventionSpec | None, pictured: bool | None) -> list[dict[str, Any]]:
+def steers_of(spec: steering.InterventionSpec | None, pictured: bool | None) -> list[dict[str, Any]]:
     """Return the planned effect of each steering vector; the direction, and so the sign, of `auto` is still open.
 
     `pictured` tells whether the request has an image, None if that is not known.
     """
-    if isinstance(asked, steering.Auto):
-        return [{**steering.planned(asked.stated("vision"), pictured), "toward": "auto", "scale": None}]
-    steers = asked.steers if isinstance(asked, steering.Steering) else ()
+    if isinstance(spec, steering.Auto):
+        return [{**steering.planned(spec.stated("vision"), pictured), "toward": "auto", "scale": None}]
+    steers = spec.steers if isinstance(spec, steering.Steering) else ()
     return [steering.planned(steer, pictured) for steer in steers]
 
 
@@ -101,8 +101,8 @@ def readouts_of(request: steering.Request) -> dict[str, Any] | None:
     if diagnose is None:
         return None
     options = {name: (option, option.wire(diagnose)) for name, option in readout_options().items() if option.written}
-    given = {name: value for name, (option, value) in options.items() if value != option.at_rest}
-    return {"include": sorted(readout.name for readout in diagnose.readouts), **given}
+    set_options = {name: value for name, (option, value) in options.items() if value != option.at_rest}
+    return {"include": sorted(readout.name for readout in diagnose.readouts), **set_options}
 
 
 def _check_auto(request: steering.Request, serving: Serving, skipping: Skipping, images: int | None) -> None:

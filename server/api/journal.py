@@ -67,7 +67,7 @@ def _filters() -> list[Parameter]:
         Parameter("preset", "The preset that the request named.", printable.copy, "sage"),
         Parameter("vector", "The name of a steering vector that was applied.", printable.copy, "modality-preference"),
         *(
-            Parameter(name, f"{words.about[0].upper()}{words.about[1:]}.", words.schema, words.known()[-1])
+            Parameter(name, f"{words.about[0].upper()}{words.about[1:]}.", words.schema, words.allowed()[-1])
             for name, words in WORDED.items()
         ),
         metadata_parameter(),
@@ -98,12 +98,12 @@ def _filters() -> list[Parameter]:
 )
 def list_rows() -> Response:
     """List rows, newest first: one page, or with `format=jsonl` or `csv` a stream of all (or of `limit`)."""
-    given = parameters((*FILTERS, *PAGING))
-    filters = filters_of(given)
-    before = _cursor(given["before"]) if "before" in given else None
-    if (form := word(given, "format", FORMATS)) != FORMATS[0]:
-        return _streamed(form, filters, integer(given, "limit", 2**31), before)
-    limit = integer(given, "limit", MAX_LIMIT) or 50
+    query = parameters((*FILTERS, *PAGING))
+    filters = filters_of(query)
+    before = _cursor(query["before"]) if "before" in query else None
+    if (form := word(query, "format", FORMATS)) != FORMATS[0]:
+        return _streamed(form, filters, integer(query, "limit", 2**31), before)
+    limit = integer(query, "limit", MAX_LIMIT) or 50
     with reading() as database, database.engine.connect() as connection:
         listed = page(connection, filters, limit, before, scalars())
     return json_response(
@@ -128,8 +128,8 @@ def list_rows() -> Response:
 )
 def summary() -> Response:
     """Summarise the matching rows in counts, means, quantiles and rates."""
-    given = parameters((*FILTERS, "bucket"))
-    filters, bucket = filters_of(given), integer(given, "bucket", LONGEST)
+    query = parameters((*FILTERS, "bucket"))
+    filters, bucket = filters_of(query), integer(query, "bucket", LONGEST)
     if bucket is not None and bucket % MINUTE:
         raise BadRequest(f"'bucket' must be a multiple of {MINUTE} seconds; got {bucket}.", "bucket")
     release = _begin_heavy()
@@ -163,9 +163,9 @@ def get_rows(identity: str) -> Response:
     return json_response({"object": "list", "data": rows})
 
 
-def filters_of(given: dict[str, str]) -> Filters:
+def filters_of(query: dict[str, str]) -> Filters:
     """Return the filters among the parameters; raises a 400 naming a wrong one."""
-    filters: dict[str, Any] = {name: given[name] for name in FILTERS if name in given and name != METADATA}
+    filters: dict[str, Any] = {name: query[name] for name in FILTERS if name in query and name != METADATA}
     for name, words in WORDED.items():
         if name in filters:
             try:
@@ -178,7 +178,7 @@ def filters_of(given: dict[str, str]) -> Filters:
     for name in ("since", "until"):
         if name in filters:
             filters[name] = _time(filters[name], name)
-    return Filters(**filters, metadata=metadata_of(given))
+    return Filters(**filters, metadata=metadata_of(query))
 
 
 def _time(text: str, name: str) -> float:
@@ -205,11 +205,11 @@ def _begin_heavy() -> Callable[[], None]:
             code="journal_busy",
             retry_after=max(PATIENCE, 1.0),
         )
-    held = [heavy]
+    unreleased = [heavy]
 
     def release() -> None:
-        if held:
-            held.pop().release()
+        if unreleased:
+            unreleased.pop().release()
 
     return release
 

@@ -20,22 +20,22 @@ def parameters(allowed: tuple[str, ...]) -> dict[str, str]:
 
     With `METADATA` among them, those of the form `metadata[key]` are allowed, too.
     """
-    given: dict[str, str] = {}
+    query: dict[str, str] = {}
     for name, values in request.args.lists():
         if name not in allowed and not (METADATA in allowed and _PAIR.fullmatch(name)):
-            known = f"allowed: {', '.join(allowed)}" if allowed else "this route has no parameters"
-            raise BadRequest(f"'{name[:64]}' is unknown; {known}.", name[:64], "unknown_parameter")
+            hint = f"allowed: {', '.join(allowed)}" if allowed else "this route has no parameters"
+            raise BadRequest(f"'{name[:64]}' is unknown; {hint}.", name[:64], "unknown_parameter")
         if len(values) > 1:
             raise BadRequest(f"'{name[:64]}' must be given once.", name[:64])
-        given[name] = values[0]
-    if METADATA in given:
+        query[name] = values[0]
+    if METADATA in query:
         raise BadRequest("'metadata' must be given as metadata[key]=value.", METADATA)
-    return given
+    return query
 
 
-def metadata_of(given: dict[str, str]) -> tuple[tuple[str, str], ...]:
+def metadata_of(query: dict[str, str]) -> tuple[tuple[str, str], ...]:
     """Return the pairs of metadata among the parameters; raises a 400 beyond OpenAI's bounds."""
-    pairs = [(found[1], value) for name, value in given.items() if (found := _PAIR.fullmatch(name))]
+    pairs = [(match[1], value) for name, value in query.items() if (match := _PAIR.fullmatch(name))]
     if len(pairs) > MAX_METADATA:
         raise BadRequest(f"'metadata' must have at most {MAX_METADATA} keys; got {len(pairs)}.", METADATA)
     for key, value in pairs:
@@ -48,22 +48,22 @@ def metadata_of(given: dict[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def integer(given: dict[str, str], name: str, largest: int) -> int | None:
+def integer(query: dict[str, str], name: str, largest: int) -> int | None:
     """Return a positive integer among the parameters, None if it is missing; raises a 400."""
-    if name not in given:
+    if name not in query:
         return None
-    text = given[name]
+    text = query[name]
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) <= largest):
         raise BadRequest(f"'{name}' must be an integer from 1 to {largest}; got {text[:64]!r}.", name)
     return int(text)
 
 
-def word(given: dict[str, str], name: str, words: tuple[str, ...]) -> str:
+def word(query: dict[str, str], name: str, words: tuple[str, ...]) -> str:
     """Return one of a few words among the parameters, by default the first; raises a 400."""
-    found = given.get(name, words[0])
-    if found not in words:
-        raise BadRequest(f"'{name}' must be one of {', '.join(words)}; got {found[:64]!r}.", name)
-    return found
+    value = query.get(name, words[0])
+    if value not in words:
+        raise BadRequest(f"'{name}' must be one of {', '.join(words)}; got {value[:64]!r}.", name)
+    return value
 
 
 def metadata_parameter() -> Parameter:

@@ -50,12 +50,12 @@ PAGING = [
 )
 def list_stored() -> Response:
     """List the stored answers of this key, the oldest first."""
-    given = parameters(("after", "limit", "order", "model", METADATA))
-    chosen = Chosen(caller().owner, CHAT.prefix, given.get("model"), metadata_of(given))
-    limit, order = integer(given, "limit", MAX_LIMIT) or LIMIT, word(given, "order", ORDERS)
+    query = parameters(("after", "limit", "order", "model", METADATA))
+    chosen = Chosen(caller().owner, CHAT.prefix, query.get("model"), metadata_of(query))
+    limit, order = integer(query, "limit", MAX_LIMIT) or LIMIT, word(query, "order", ORDERS)
     with stored() as database, database.engine.connect() as connection:
         try:
-            rows, more = page(connection, chosen, limit, given.get("after"), order == "desc")
+            rows, more = page(connection, chosen, limit, query.get("after"), order == "desc")
         except KeyError:
             raise BadRequest("'after' must be the id of a stored answer.", "after") from None
     return listed([shown(row) for row in rows], more)
@@ -73,17 +73,17 @@ def get_stored(identity: str) -> Response:
 @documented("Stored answers", StoredMessages, errors=(400, 404, 503), parameters=[_IDENTITY, *PAGING])
 def list_messages(identity: str) -> Response:
     """List the messages of a stored answer's request, without images."""
-    given = parameters(("after", "limit", "order"))
-    limit, order = integer(given, "limit", MAX_LIMIT) or LIMIT, word(given, "order", ORDERS)
-    found = of_caller(identity, lambda connection, owner: find(connection, owner, identity), messages)
+    query = parameters(("after", "limit", "order"))
+    limit, order = integer(query, "limit", MAX_LIMIT) or LIMIT, word(query, "order", ORDERS)
+    items = of_caller(identity, lambda connection, owner: find(connection, owner, identity), messages)
     if order == "desc":
-        found.reverse()
-    if (after := given.get("after")) is not None:
-        places = [number for number, message in enumerate(found) if message["id"] == after]
+        items.reverse()
+    if (after := query.get("after")) is not None:
+        places = [number for number, message in enumerate(items) if message["id"] == after]
         if not places:
             raise BadRequest("'after' must be the id of a message of this answer.", "after")
-        found = found[places[0] + 1 :]
-    return listed(found[:limit], len(found) > limit)
+        items = items[places[0] + 1 :]
+    return listed(items[:limit], len(items) > limit)
 
 
 @blueprint.post("/v1/chat/completions/<identity>")
@@ -94,12 +94,12 @@ def list_messages(identity: str) -> Response:
 def change_stored(identity: str) -> Response:
     """Replace the metadata of a stored answer, in the journal's rows, too."""
     parameters(())
-    given = parse(read_json(context()), StoredChange)
+    body = parse(read_json(context()), StoredChange)
     changed = of_caller(
-        identity, lambda connection, owner: change(connection, owner, identity, given.metadata), shown, writes=True,
+        identity, lambda connection, owner: change(connection, owner, identity, body.metadata), shown, writes=True,
         hint=" Metadata of any other answer are taken by POST /v1/diagnostics/{id}.",
     )  # fmt: skip
-    judge(identity, given.metadata)
+    judge(identity, body.metadata)
     return json_response(changed)
 
 
@@ -135,16 +135,16 @@ def of_caller(
     hint: str = "",
 ) -> Any:
     """Return what `show` makes of the caller's completion; raises a 404 if `find_it` returns None."""
-    found = None
+    completion = None
     if len(identity) <= MAX_ID and identity.isprintable() and identity.startswith(prefix):
         with stored() as database:
-            found = _within(database, find_it, writes)
-    if found is None:
+            completion = _within(database, find_it, writes)
+    if completion is None:
         raise ApiError(
             404, f'No answer is stored under this id for this key; only requests with "store": true are.{hint}',
             code="unknown_answer", param="id",
         )  # fmt: skip
-    return show(found)
+    return show(completion)
 
 
 def _within(database: Database, find_it: Callable[[Connection, str], Any], writes: bool) -> Any:

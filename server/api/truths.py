@@ -42,7 +42,7 @@ def change_rows(identity: str) -> Response:
     Pairs that are not named stay. A stored answer has them, too.
     """
     parameters(())
-    given = parse(read_json(context()), RowsChange).metadata or {}
+    pairs = parse(read_json(context()), RowsChange).metadata or {}
     if (journal := context().journal).enabled:
         journal.settle_all()
     changed = False
@@ -50,7 +50,7 @@ def change_rows(identity: str) -> Response:
         if len(identity) <= MAX_ID and identity.isprintable():
             try:
                 with database.writer.begin() as connection:
-                    changed = add_metadata(connection, identity, given, caller().name)
+                    changed = add_metadata(connection, identity, pairs, caller().name)
             except ValueError:
                 raise BadRequest(
                     f"'metadata' must have at most {MAX_METADATA} keys, with those that the answer has.", "metadata"
@@ -61,7 +61,7 @@ def change_rows(identity: str) -> Response:
             )
         with database.engine.connect() as connection:
             rows = answer(connection, identity, scalars())
-    judge(identity, given)
+    judge(identity, pairs)
     return json_response({"object": "list", "data": rows})
 
 

@@ -36,14 +36,14 @@ class BatchCondition:
     preset: str = ""
     as_asked: bool = False
 
-    def body(self, given: Mapping[str, Any], model: str, any_model: bool = False) -> dict[str, Any]:
+    def body(self, request_body: Mapping[str, Any], model: str, any_model: bool = False) -> dict[str, Any]:
         """Return the body of a request under this condition, for a server of this model.
 
         A request's own interventions give way to the condition's. A request for another model stays one, unless `any_model`.
         """
-        model_name = given.get("model")
+        model_name = request_body.get("model")
         own = not isinstance(model_name, str) or model_name in ("", model) or model_name.startswith(model + AT)
-        body = {name: value for name, value in given.items() if name not in WHOLE}
+        body = {name: value for name, value in request_body.items() if name not in WHOLE}
         if any_model and not own:
             body["model"], own = model, True
         if self.as_asked:
@@ -65,13 +65,13 @@ def read_conditions(path: Path, models: Collection[str], model: str) -> list[Bat
     """
     text = path.read_bytes()
     try:
-        given = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text.decode())
+        definitions = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text.decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid: {error}") from None
-    if not isinstance(given, dict) or not given:
+    if not isinstance(definitions, dict) or not definitions:
         raise ValueError(f'{path} must hold conditions by name, such as baseline = {{}} and vision = "@vision"')
     presets = sorted(name.removeprefix(model + AT) for name in models if name.startswith(model + AT))
-    return [_condition(path, name, value, presets) for name, value in given.items()]
+    return [_condition(path, name, value, presets) for name, value in definitions.items()]
 
 
 def _condition(path: Path, name: str, value: Any, presets: list[str]) -> BatchCondition:

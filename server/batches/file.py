@@ -124,21 +124,21 @@ def request_of(line: Line) -> BatchRequest:
 
     name = f"line {line.number}"
     try:
-        given = json.loads(line.text)
+        entry = json.loads(line.text)
     except (ValueError, RecursionError):
         return wrong("invalid_json_line", "is not valid JSON.")
-    if not isinstance(given, dict):
+    if not isinstance(entry, dict):
         return wrong("invalid_request", "is not a JSON object.")
-    if not isinstance(given.get("custom_id"), str) or not given["custom_id"]:
+    if not isinstance(entry.get("custom_id"), str) or not entry["custom_id"]:
         return wrong("missing_required_parameter", "needs a string as 'custom_id'.")
-    name = given["custom_id"]
-    if given.get("method", "POST") != "POST":
+    name = entry["custom_id"]
+    if entry.get("method", "POST") != "POST":
         return wrong("invalid_method", "must have the 'method' \"POST\".")
-    if given.get("url", URL) != URL:
-        return wrong("invalid_url", f"must have the 'url' {dumps(URL)}; got {dumps(given['url'])[:128]}.")
-    if not isinstance(given.get("body"), dict):
+    if entry.get("url", URL) != URL:
+        return wrong("invalid_url", f"must have the 'url' {dumps(URL)}; got {dumps(entry['url'])[:128]}.")
+    if not isinstance(entry.get("body"), dict):
         return wrong("missing_required_parameter", "needs an object as 'body'.")
-    return BatchRequest(name, given["body"])
+    return BatchRequest(name, entry["body"])
 
 
 def identity(*parts: Any) -> str:
@@ -177,7 +177,7 @@ def _message(error: Any) -> str | None:
 
 
 class ResponseFile:
-    """A file of rows that grows; those of an earlier run are kept, if `wanted` names their ids (None: all).
+    """A file of rows that grows; those of an earlier run are kept, if `row_ids` names their ids (None: all).
 
     A row that is to be asked `again` is dropped. Raises ValueError for rows of anything else, and for rows that are
     `outdated` for the reason returned, unless they are to be dropped (`replace`).
@@ -186,7 +186,7 @@ class ResponseFile:
     def __init__(
         self,
         path: Path,
-        wanted: Collection[str] | None = None,
+        row_ids: Collection[str] | None = None,
         *,
         replace: bool = False,
         again: Callable[[Mapping[str, Any]], bool] = lambda row: passing(answered_in(row)),
@@ -196,7 +196,7 @@ class ResponseFile:
         self.kept: set[str] = set()
         self._again, self._outdated = again, outdated
         if path.exists():
-            self._keep(wanted, replace)
+            self._keep(row_ids, replace)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
 
@@ -213,15 +213,15 @@ class ResponseFile:
         self._file.write(dumps(row).encode("utf-8", "surrogatepass") + b"\n")
         self._file.flush()
 
-    def _keep(self, wanted: Collection[str] | None, replace: bool) -> None:
+    def _keep(self, row_ids: Collection[str] | None, replace: bool) -> None:
         """Rewrite the file without rows that are to be asked again, and without a line that was cut."""
         temporary = self.path.with_name(f".{self.path.name}.kept")
         strange = 0
         outdated: list[str] = []
-        with self.path.open("rb") as file, temporary.open("wb") as kept:
+        with self.path.open("rb") as file, temporary.open("wb") as output:
             for line in lines_of(file):
                 kept_row = _row(line.text)
-                if kept_row is None or (wanted is not None and kept_row["id"] not in wanted):
+                if kept_row is None or (row_ids is not None and kept_row["id"] not in row_ids):
                     # A line of the requests that was no request may have been mended.
                     strange += kept_row is None or answered_in(kept_row).problem is None
                 elif kept_row["id"] not in self.kept and not self._again(kept_row):
@@ -229,10 +229,10 @@ class ResponseFile:
                         outdated.append(reason)
                         continue
                     self.kept.add(kept_row["id"])
-                    kept.write(line.text + b"\n")
+                    output.write(line.text + b"\n")
         if strange and not replace:
             temporary.unlink()
-            if wanted is None:
+            if row_ids is None:
                 raise ValueError(f"{self.path} has {strange} lines of something else; name another file")
             raise ValueError(
                 f"{self.path} has {strange} lines that answer other requests, or with another model; name another file, or "

@@ -36,7 +36,7 @@ def write_table(requests: Path, responses: Path, table: Path) -> int:
     columns = [
         *HEAD,
         *scalars(None, None),
-        *dict.fromkeys(METADATA + key for known in metadata.values() for key in known),
+        *dict.fromkeys(METADATA + key for pairs in metadata.values() for key in pairs),
     ]
     count = 0
     with table.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
@@ -93,6 +93,6 @@ def _rows(path: Path, metadata: Mapping[str, Mapping[str, Any]]) -> Iterator[dic
     with path.open("rb") as file:
         for line in lines_of(file):
             row = json.loads(line.text)
-            known = {METADATA + key: value for key, value in metadata.get(row["custom_id"], {}).items()}
+            pairs = {METADATA + key: value for key, value in metadata.get(row["custom_id"], {}).items()}
             for flat in flat_rows(row):
-                yield flat | known
+                yield flat | pairs

@@ -82,9 +82,9 @@ def run_batch(options: BatchOptions, transport: Transport) -> BatchSummary:
     """Answer every request that has no answer yet, and write the table if there is to be one."""
     conditions = _conditions(options, transport)
     parts = dict.fromkeys((condition.name or "" for condition in conditions), 0)
-    wanted: dict[str, str] = {}
+    row_conditions: dict[str, str] = {}
     for task in _tasks(options, conditions, transport):
-        wanted[task.row_id] = task.condition.name or ""
+        row_conditions[task.row_id] = task.condition.name or ""
         parts[task.condition.name or ""] += 1
     summary = BatchSummary()
 
@@ -93,15 +93,15 @@ def run_batch(options: BatchOptions, transport: Transport) -> BatchSummary:
 
     with (
         ResponseFile(
-            options.responses, wanted, replace=options.replace, outdated=transport.digests().difference
+            options.responses, row_conditions, replace=options.replace, outdated=transport.digests().difference
         ) as rows,
         Tracker("Batch", parts, quiet=options.quiet) as progress,
     ):
         summary.kept = len(rows.kept)
         for row_id in rows.kept:
-            progress.advance(wanted[row_id], kept=True)
-        left = (task for task in _tasks(options, conditions, transport) if task.row_id not in rows.kept)
-        for task, answered in in_order(left, ask, options.at_once or transport.at_once, Pace(options.rate)):
+            progress.advance(row_conditions[row_id], kept=True)
+        unanswered = (task for task in _tasks(options, conditions, transport) if task.row_id not in rows.kept)
+        for task, answered in in_order(unanswered, ask, options.at_once or transport.at_once, Pace(options.rate)):
             name = task.condition.name
             rows.write(row(task.row_id, task.custom_id, answered, **({} if name is None else {"condition": name})))
             summary.count(answered)
@@ -120,12 +120,12 @@ def _conditions(options: BatchOptions, transport: Transport) -> Sequence[BatchCo
 def _tasks(options: BatchOptions, conditions: Sequence[BatchCondition], transport: Transport) -> Iterator[BatchTask]:
     """Yield the requests in order, each under all conditions, which share its images and its prompt's cached prefix."""
     for request in requests_in(options.requests):
-        given, problem = request.body, request.problem
+        request_body, problem = request.body, request.problem
         try:
-            given = with_pictures(given, options.pictures)
+            request_body = with_pictures(request_body, options.pictures)
         except NoPicture as error:
             problem = Problem("invalid_image_url", str(error))
         for condition in conditions:
-            body = {} if problem else condition.body(given, transport.model, options.any_model)
+            body = {} if problem else condition.body(request_body, transport.model, options.any_model)
             row_id = identity(transport.identity, request.custom_id, condition.name, body)
             yield BatchTask(row_id, request.custom_id, condition, body, problem)

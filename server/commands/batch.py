@@ -57,7 +57,12 @@ def model_flags() -> list[inspect.Parameter]:
 
 
 def connected(
-    source: str, base_url: str | None, at_once: int | None, timeout: float, config: str | None, given: dict[str, Any]
+    source: str,
+    base_url: str | None,
+    at_once: int | None,
+    timeout: float,
+    config: str | None,
+    serve_flags: dict[str, Any],
 ) -> AbstractContextManager[Transport]:
     """Return the way to a server, or to a model that is loaded in this process.
 
@@ -66,7 +71,7 @@ def connected(
     """
     from server.batches import transport
 
-    flags = given_of(given)
+    flags = given_of(serve_flags)
     if base_url is not None:
         model = flags.pop("model", None)
         if flags:
@@ -106,7 +111,7 @@ def batch(
     replace_rows: Annotated[bool, Option("--replace", help="drop responses to other requests from OUT.jsonl")] = False,
     quiet: Quiet = False,
     config: Config = None,
-    **given: Any,
+    **serve_flags: Any,
 ) -> None:  # fmt: skip
     """Answer a file of requests in OpenAI's batch format.
 
@@ -128,15 +133,15 @@ def batch(
         quiet=quiet,
     )
     options.check()
-    with goes_on(), connected("batch", base_url, at_once, timeout, config, given) as transport:
+    with goes_on(), connected("batch", base_url, at_once, timeout, config, serve_flags) as transport:
         summary = run_batch(options, transport)
-    print(_said(summary, responses))
+    print(_summary_line(summary, responses))
     if summary.failed:
         print(f"helmsight: {summary.failed} requests failed; the first one: {summary.reason}", file=sys.stderr)
     if summary.failed and not summary.answered + summary.kept:
         raise typer.Exit(1)
 
 
-def _said(summary: BatchSummary, responses: Path) -> str:
-    kept = f", {summary.kept} kept from an earlier run" if summary.kept else ""
-    return f"{summary.answered} answers, {summary.failed} failures{kept}: {responses}"
+def _summary_line(summary: BatchSummary, responses: Path) -> str:
+    earlier = f", {summary.kept} kept from an earlier run" if summary.kept else ""
+    return f"{summary.answered} answers, {summary.failed} failures{earlier}: {responses}"

@@ -56,9 +56,9 @@ def bench(
     unknown = [name for name in section if name not in SECTIONS]
     if unknown:
         raise ValueError(f"there is no section {unknown[0]!r}: {', '.join(SECTIONS)}")
-    found = run(section or usual(), trial, lambda name: typer.echo(f"{name} ...", err=True))
-    page = as_page(found.machine, found.rows)
+    results = run(section or usual(), trial, lambda name: typer.echo(f"{name} ...", err=True))
+    page = as_page(results.machine, results.rows)
     if write is not None:
         write.with_suffix(".md").write_text(page, encoding="utf-8")
-        write.with_suffix(".json").write_text(as_json(found.machine, found.rows), encoding="utf-8")
+        write.with_suffix(".json").write_text(as_json(results.machine, results.rows), encoding="utf-8")
     sys.stdout.write(page)

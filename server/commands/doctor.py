@@ -29,7 +29,7 @@ def doctor(
     ] = True,
     json: Annotated[bool, Option("--json", help="write the findings as JSON")] = False,
     config: Config = None,
-    **given: Any,
+    **serve_flags: Any,
 ) -> None:
     """Check everything that a server with these settings depends on.
 
@@ -42,13 +42,15 @@ def doctor(
     from server.commands.findings import examine
 
     console, findings = Console(soft_wrap=True, highlight=False), []
-    for one in examine(given_of(given), os.environ, config, load):
-        findings.append(one)
+    for finding in examine(given_of(serve_flags), os.environ, config, load):
+        findings.append(finding)
         if not json:
-            console.print(Text.assemble((f"{one.state:8}", STYLES[one.state]), f" {one.part:9} {one.said}"))
-            if one.advice is not None:
-                console.print(Text(f"{'':18} -> {one.advice}"))
-    failed = any(one.state == "problem" for one in findings)
+            console.print(
+                Text.assemble((f"{finding.state:8}", STYLES[finding.state]), f" {finding.part:9} {finding.said}")
+            )
+            if finding.advice is not None:
+                console.print(Text(f"{'':18} -> {finding.advice}"))
+    failed = any(finding.state == "problem" for finding in findings)
     if json:
-        print(jsons.dumps({"ok": not failed, "findings": [asdict(one) for one in findings]}, indent=2))
+        print(jsons.dumps({"ok": not failed, "findings": [asdict(finding) for finding in findings]}, indent=2))
     raise typer.Exit(int(failed))

@@ -65,9 +65,9 @@ class Finding:
 
 
 def examine(
-    given: Mapping[str, Any], environ: Mapping[str, str], config: str | None, load: bool = True
+    flags: Mapping[str, Any], environ: Mapping[str, str], config: str | None, load: bool = True
 ) -> Iterator[Finding]:
-    """Yield every finding in the order of the page; `given` are flags of `serve`.
+    """Yield every finding in the order of the page; `flags` are those of `serve`.
 
     The model is loaded if `load` is true.
     """
@@ -77,7 +77,7 @@ def examine(
             "settings", "warning", f"{name} is not a setting", f"did you mean {meant}?" if meant else "unset it"
         )
     try:
-        settings = merged(given, environ, config)
+        settings = merged(flags, environ, config)
     except SettingsError as error:
         yield Finding("settings", "problem", str(error), "correct it; the checks that depend on settings were skipped")
         return
@@ -87,10 +87,12 @@ def examine(
     yield openmp(environ)
     yield compiler(settings)
     loaded: list[Capabilities] = []
-    yield from _guarded("model", lambda given: model(given, load, loaded), settings)
-    yield from _guarded("vectors", lambda given: vectors(given, loaded[0].fingerprint if loaded else None), settings)
-    yield from _guarded("presets", lambda given: presets(given, loaded[0] if loaded else None), settings)
-    yield from _guarded("prepared", lambda given: prepared(given, loaded[0] if loaded else None), settings)
+    yield from _guarded("model", lambda settings: model(settings, load, loaded), settings)
+    yield from _guarded(
+        "vectors", lambda settings: vectors(settings, loaded[0].fingerprint if loaded else None), settings
+    )
+    yield from _guarded("presets", lambda settings: presets(settings, loaded[0] if loaded else None), settings)
+    yield from _guarded("prepared", lambda settings: prepared(settings, loaded[0] if loaded else None), settings)
     yield from _guarded("journal", journal, settings)
     yield from _guarded("port", port, settings)
 
@@ -106,7 +108,7 @@ def _guarded(part: str, look: Callable[[Settings], Iterator[Finding]], settings:
 
 def keys(settings: Settings) -> Iterator[Finding]:
     """Yield the number of accepted keys if keys are required, and a warning if they should be."""
-    yield from (Finding("settings", "warning", said, "set --api-key") for said in warnings_for(settings))
+    yield from (Finding("settings", "warning", warning, "set --api-key") for warning in warnings_for(settings))
     if settings.asks_for_key:
         path = settings.named_key_file
         named = count(checked(Path(path).expanduser())) if path is not None else 0
@@ -114,9 +116,9 @@ def keys(settings: Settings) -> Iterator[Finding]:
         for name, expires in KeyRing(named=path).expiries().items():
             if expires < (now := datetime.now(UTC)) + SOON:
                 time = f"{expires:%Y-%m-%d %H:%M} UTC"
-                said = f"the key {name!r} expire{'s' if expires > now else 'd'} at {time}"
-                said += "" if expires > now else ": its requests are refused"
-                yield Finding("keys", "warning", said, f"helmsight keys rotate {name} --expires TIME --file {path}")
+                message = f"the key {name!r} expire{'s' if expires > now else 'd'} at {time}"
+                message += "" if expires > now else ": its requests are refused"
+                yield Finding("keys", "warning", message, f"helmsight keys rotate {name} --expires TIME --file {path}")
 
 
 def packages() -> Iterator[Finding]:
@@ -127,15 +129,15 @@ def packages() -> Iterator[Finding]:
         if required.marker is not None and not required.marker.evaluate({"extra": ""}):
             continue
         try:
-            found = metadata.version(required.name)
+            version = metadata.version(required.name)
         except metadata.PackageNotFoundError:
             yield Finding("packages", "problem", f"{required.name} is missing", f"pip install '{required}'")
             continue
-        if not required.specifier.contains(found, prereleases=True):
-            outside.append((required, found))
-    for required, found in outside:
-        said = f"{required.name} {found} is not among the tested versions, {required.specifier}"
-        yield Finding("packages", "warning", said, f"pip install '{required}'")
+        if not required.specifier.contains(version, prereleases=True):
+            outside.append((required, version))
+    for required, version in outside:
+        message = f"{required.name} {version} is not among the tested versions, {required.specifier}"
+        yield Finding("packages", "warning", message, f"pip install '{required}'")
     core = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
     yield Finding(
         "packages", "ok", f"helmsight {metadata.version('helmsight')}, Python {platform.python_version()}, {core}"
@@ -148,10 +150,10 @@ def device(settings: Settings) -> Iterator[Finding]:
 
     count = torch.cuda.device_count()
     if settings.device == "cpu" or (settings.device == "auto" and not count):
-        seen = next(iter(Path("/dev").glob("nvidia[0-9]*")), None)
-        if settings.device == "auto" and seen is not None:
+        gpu = next(iter(Path("/dev").glob("nvidia[0-9]*")), None)
+        if settings.device == "auto" and gpu is not None:
             advice = "install a torch built for CUDA, and a driver that it supports"
-            yield Finding("device", "warning", f"cpu: torch sees no GPU, although the machine has {seen}", advice)
+            yield Finding("device", "warning", f"cpu: torch sees no GPU, although the machine has {gpu}", advice)
         else:
             yield Finding("device", "ok", "cpu")
         return
@@ -168,21 +170,21 @@ def threads(settings: Settings) -> Iterator[Finding]:
     used, most = engine_threads(settings), resources.processors()
     quota = resources.cpu_quota()
     limit = "" if quota is None else f", and a control group's quota of {quota:g}"
-    said = f"{used} threads on {len(os.sched_getaffinity(0))} processors{limit}"
+    message = f"{used} threads on {len(os.sched_getaffinity(0))} processors{limit}"
     if used > most:
         advice = f"--threads {most}: more threads than processors slow every step down"
-        yield Finding("threads", "warning", said, advice)
+        yield Finding("threads", "warning", message, advice)
     else:
-        yield Finding("threads", "ok", said)
+        yield Finding("threads", "ok", message)
 
 
 def openmp(environ: Mapping[str, str]) -> Finding:
     """Return whether waiting OpenMP threads go to sleep soon."""
-    said = ", ".join(f"{name}={environ[name]}" for name in (*VARIABLES, "OMP_NUM_THREADS") if name in environ)
+    variables = ", ".join(f"{name}={environ[name]}" for name in (*VARIABLES, "OMP_NUM_THREADS") if name in environ)
     count = environ.get("GOMP_SPINCOUNT", "infinity" if environ.get("OMP_WAIT_POLICY", "").upper() == "ACTIVE" else "")
     spinning = "INFINIT" in count.upper()
     advice = "unset it: spinning threads take processor time from those that they wait for"
-    return Finding("openmp", "warning" if spinning else "ok", said or "nothing set", advice if spinning else None)
+    return Finding("openmp", "warning" if spinning else "ok", variables or "nothing set", advice if spinning else None)
 
 
 def compiler(settings: Settings) -> Finding:
@@ -191,9 +193,9 @@ def compiler(settings: Settings) -> Finding:
 
     if settings.compiled is False:
         return Finding("compiler", "ok", "not needed: steps run eagerly")
-    name, found = local.compiler()
-    if found is not None:
-        return Finding("compiler", "ok", f"{found}, which compiles steps")
+    name, path = local.compiler()
+    if path is not None:
+        return Finding("compiler", "ok", f"{path}, which compiles steps")
     return Finding("compiler", "warning", f"there is no {name}: steps run eagerly, which is slower", f"install {name}")
 
 
@@ -214,12 +216,12 @@ def model(settings: Settings, load: bool, loaded: list[Capabilities]) -> Iterato
     begun = time.monotonic()
     engine = local.load(settings if settings.compiled else settings.model_copy(update={"compiled": False}))
     loaded.append(engine.capabilities)
-    one, seconds = loaded[0], time.monotonic() - begun
-    if (said := local.cut_length(settings, one)) is not None:
-        yield Finding("model", "warning", said, "choose a smaller --max-length, or leave it out")
+    facts, seconds = engine.capabilities, time.monotonic() - begun
+    if (warning := local.cut_length(settings, facts)) is not None:
+        yield Finding("model", "warning", warning, "choose a smaller --max-length, or leave it out")
     yield Finding(
-        "model", "ok", f"{one.name}: {one.layers} layers, {one.quantization or one.dtype} on {one.device}, "
-        f"context of {one.context_length} tokens; loaded and self-checked in {seconds:.1f} s",
+        "model", "ok", f"{facts.name}: {facts.layers} layers, {facts.quantization or facts.dtype} on {facts.device}, "
+        f"context of {facts.context_length} tokens; loaded and self-checked in {seconds:.1f} s",
     )  # fmt: skip
     yield from _guarded("memory", lambda _: memory(engine), settings)
 
@@ -236,10 +238,10 @@ def memory(engine: ServedEngine) -> Iterator[Finding]:
     finally:
         engine.stop()
     slots, tokens = int(stats["slots"]), int(stats["kv_max_tokens"])
-    kept, state = stats["kv_bytes"], stats["state_bytes"] / 2**20
+    kv_bytes, state = stats["kv_bytes"], stats["state_bytes"] / 2**20
     yield Finding(
-        "memory", "ok", f"{slots} slots of {tokens // slots:,} tokens: {kept / 2**20:,.0f} MiB for keys and values "
-        f"({kept / tokens:,.0f} bytes a token), {state:,.0f} MiB for what is recorded and set",
+        "memory", "ok", f"{slots} slots of {tokens // slots:,} tokens: {kv_bytes / 2**20:,.0f} MiB for keys and values "
+        f"({kv_bytes / tokens:,.0f} bytes a token), {state:,.0f} MiB for what is recorded and set",
     )  # fmt: skip
 
 
@@ -262,9 +264,9 @@ def vectors(settings: Settings, fingerprint: str | None) -> Iterator[Finding]:
                 yield Finding("vectors", "warning", f"{file}: {one_sentence(error)}", "create it again, or remove it")
                 continue
             (fitting if fingerprint in (None, vector.fingerprint) else strange).append(file.stem)
-        said = ", ".join(fitting) or "none for this model"
+        names = ", ".join(fitting) or "none for this model"
         others = f"; of other models: {', '.join(strange)}" if strange else ""
-        yield Finding("vectors", "ok", f"{folder}: {said}{others}")
+        yield Finding("vectors", "ok", f"{folder}: {names}{others}")
 
 
 def presets(settings: Settings, capabilities: Capabilities | None) -> Iterator[Finding]:
@@ -285,16 +287,16 @@ def presets(settings: Settings, capabilities: Capabilities | None) -> Iterator[F
             try:
                 store.get(name)
             except (VectorError, OSError) as error:
-                said = f"{AT}{preset.name} ({preset.source}): {one_sentence(error)}"
+                message = f"{AT}{preset.name} ({preset.source}): {one_sentence(error)}"
                 yield Finding(
-                    "presets", "warning", said, "create that vector; until then the preset is used without it"
+                    "presets", "warning", message, "create that vector; until then the preset is used without it"
                 )
     if capabilities is None:
-        said = ", ".join(AT + name for name in own.own) or "none"
-        yield Finding("presets", "ok", f"from the settings: {said}; those of the model are unknown until it is loaded")
+        names = ", ".join(AT + name for name in own.own) or "none"
+        yield Finding("presets", "ok", f"from the settings: {names}; those of the model are unknown until it is loaded")
     else:
-        names = [AT + name for name in {**built_in(capabilities, store), **own.own}]
-        yield Finding("presets", "ok", ", ".join(names) or "none")
+        names = ", ".join(AT + name for name in {**built_in(capabilities, store), **own.own}) or "none"
+        yield Finding("presets", "ok", names)
 
 
 def prepared(settings: Settings, capabilities: Capabilities | None) -> Iterator[Finding]:
@@ -328,10 +330,10 @@ def journal(settings: Settings) -> Iterator[Finding]:
         return
     place = Place.of(setting)
     if place.path is not None:
-        folder = next(one for one in place.path.absolute().parents if one.is_dir())
+        folder = next(parent for parent in place.path.absolute().parents if parent.is_dir())
         if (free := shutil.disk_usage(folder).free) < ROOM:
-            said = f"{place.shown}: its disk has {free / 2**20:.0f} MiB left"
-            yield Finding("journal", "warning", said, "free disk space, or choose another path with --journal")
+            message = f"{place.shown}: its disk has {free / 2**20:.0f} MiB left"
+            yield Finding("journal", "warning", message, "free disk space, or choose another path with --journal")
     try:
         database = open_database(place, create=False, upgrade=False)
     except JournalError as error:

@@ -157,12 +157,12 @@ def export(
     from server.journal.reading.fields import cells, columns
     from server.journal.reading.parquet import check_parquet, write_parquet
     from server.journal.reading.queries import stream
-    from server.journal.reading.view import known
+    from server.journal.reading.view import view_numbers
 
     if format == "parquet":
         check_parquet(sys.stdout.isatty())
     with _opened(settings_of(config, journal=journal)) as database:
-        scalars = known(database)
+        scalars = view_numbers(database)
         chunks = stream(database, _chosen(filters), limit, scalars=scalars)
         if format == "parquet":
             write_parquet(sys.stdout.buffer, chunks)
@@ -193,8 +193,8 @@ def scores(
 
     with _opened(settings_of(config, journal=journal)) as database:
         rows = (row for chunk in stream(database, _chosen(filters)) for row in chunk)
-        sent, left = send(rows, to, url, os.environ)
-    print(f"{sent} scores sent" + (f"; {left} rows without a trace were left out" if left else ""))
+        sent, untraced = send(rows, to, url, os.environ)
+    print(f"{sent} scores sent" + (f"; {untraced} rows without a trace were left out" if untraced else ""))
 
 
 def prune(
@@ -226,12 +226,12 @@ def prune(
             with database.writer.begin() as connection:
                 more = retention.prune(connection, settings.journal_max_rows, before) >= retention.BATCH
         with database.engine.connect() as connection:
-            left = connection.execute(count).scalar_one()
+            remaining = connection.execute(count).scalar_one()
         if vacuum and database.place.path is not None:
             with closing(database.engine.raw_connection()) as raw:  # begins no transaction
                 raw.cursor().execute("VACUUM")
                 raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        print(f"{rows - left} rows deleted, {left} left")
+        print(f"{rows - remaining} rows deleted, {remaining} left")
 
 
 def summary(
@@ -244,25 +244,25 @@ def summary(
     from server.journal.summary import summarise
 
     with _opened(settings_of(config, journal=journal)) as database, database.engine.connect() as connection:
-        found = summarise(connection, _chosen(filters))
+        report = summarise(connection, _chosen(filters))
     if json:
-        print(jsons.dumps(found, indent=2, ensure_ascii=False))
+        print(jsons.dumps(report, indent=2, ensure_ascii=False))
         return
-    reasons = ", ".join(f"{number} {reason}" for reason, number in found["finish_reasons"].items())
-    sampled = "" if found["sampled"] == found["count"] else f"; the figures cover the newest {found['sampled']:,}"
-    broken = any(reason in UNFINISHED for reason in found["finish_reasons"])
-    whole = "; times and tokens cover completed answers only" if broken else ""
-    if found["sources"].keys() - {LIVE}:
-        whole = f"{whole}; {', '.join(f'{number} {source}' for source, number in found['sources'].items())}"
-    print(f"{found['count']} answers{f' ({reasons})' if reasons else ''}{sampled}{whole}")
+    reasons = ", ".join(f"{number} {reason}" for reason, number in report["finish_reasons"].items())
+    sampled = "" if report["sampled"] == report["count"] else f"; the figures cover the newest {report['sampled']:,}"
+    broken = any(reason in UNFINISHED for reason in report["finish_reasons"])
+    note = "; times and tokens cover completed answers only" if broken else ""
+    if report["sources"].keys() - {LIVE}:
+        note = f"{note}; {', '.join(f'{number} {source}' for source, number in report['sources'].items())}"
+    print(f"{report['count']} answers{f' ({reasons})' if reasons else ''}{sampled}{note}")
     values = ("count", "mean", "min", "p10", "p50", "p90", "max")
     groups = ("count", "attention_ratio", "focus_share", "decay_slope", "accuracy")
-    rates = [[name, flag["known"], flag["raised"]] for name, flag in found["flags"].items()]
-    rates.append(["focus on the target", found["focus"]["known"], found["focus"]["correct"]])
-    rates.append(["right, but focus wrong (IVM)", found["ivm"]["known"], found["ivm"]["implicit"]])
+    rates = [[name, flag["known"], flag["raised"]] for name, flag in report["flags"].items()]
+    rates.append(["focus on the target", report["focus"]["known"], report["focus"]["correct"]])
+    rates.append(["right, but focus wrong (IVM)", report["ivm"]["known"], report["ivm"]["implicit"]])
     for head, rows in (
-        (("value", *values), [[name, *(v[c] for c in values)] for name, v in found["values"].items() if v["count"]]),
-        (("intervention", *groups), [[g["intervention"], *(g[c] for c in groups)] for g in found["by_intervention"]]),
+        (("value", *values), [[name, *(v[c] for c in values)] for name, v in report["values"].items() if v["count"]]),
+        (("intervention", *groups), [[g["intervention"], *(g[c] for c in groups)] for g in report["by_intervention"]]),
         (("rate", "known", "true", "share"), [[*rate, rate[2] / rate[1]] for rate in rates if rate[1]]),
     ):
         if rows:

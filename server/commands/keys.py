@@ -72,15 +72,15 @@ def add(
     path = _file(file, config)
     with _alone(path):
         keys = _read(file, config, missing=True)
-        old = next((one for one in keys if one.name == name), None)
+        old = next((entry for entry in keys if entry.name == name), None)
         if old is not None and not replace:
             raise ValueError(f"{path} already has a key {name!r}; 'helmsight keys rotate {name}' makes a new one")
         if old is not None:  # rotating a key replaces its secret only
             role, rate = role or list(old.roles), old.rate if rate is None else rate
             concurrent = old.concurrent if concurrent is None else concurrent
         limits = None if rate == "any" else rate, concurrent or None
-        key, kept = new_key(name, role or (), *limits, _expiry(expires, old))
-        write(path, [*(one for one in keys if one.name != name), kept])
+        key, stored = new_key(name, role or (), *limits, _expiry(expires, old))
+        write(path, [*(entry for entry in keys if entry.name != name), stored])
     print(key)
     typer.echo(
         f"the key {name!r} is shown once: {path} stores only its digest; servers with --named-key-file {path} accept it "
@@ -109,10 +109,10 @@ def rotate(
     with _alone(path):
         keys = _read(file, config)
         old = _named(name, keys, path)
-        key, kept = named.rotate(old, accepted, _expiry(expires, old))
-        named.write(path, [kept if one.name == name else one for one in keys])
+        key, stored = named.rotate(old, accepted, _expiry(expires, old))
+        named.write(path, [stored if entry.name == name else entry for entry in keys])
     print(key)
-    until = max((one.expires for one in kept.rotated), default=None)
+    until = max((previous.expires for previous in stored.rotated), default=None)
     ends = "no longer" if until is None else f"until {_time(until)}"
     typer.echo(
         f"the new key {name!r} is shown once; servers with --named-key-file {path} accept it from now on, and the old one "
@@ -161,13 +161,13 @@ def _named(name: str, keys: tuple[NamedKey, ...], path: Path) -> NamedKey:
     raise ValueError(f"there is no key {name!r} in {path}; it has: {names}")
 
 
-def _expiry(given: str | None, old: NamedKey | None) -> datetime | None:
+def _expiry(text: str | None, old: NamedKey | None) -> datetime | None:
     """Return the expiry of a new key; raises ValueError if it is not given, and that of the key before was."""
-    if given is None and old is not None and old.expires is not None:
+    if text is None and old is not None and old.expires is not None:
         raise ValueError(
             f"the key {old.name!r} expires at {_time(old.expires)}: say with --expires when the new one does, or never"
         )
-    return None if given is None else expiry(given)
+    return None if text is None else expiry(text)
 
 
 def _until(time: datetime | None) -> str | None:

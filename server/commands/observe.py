@@ -53,7 +53,7 @@ def observe(
     timeout: Timeout = 300.0,
     quiet: Quiet = False,
     config: Config = None,
-    **given: Any,
+    **serve_flags: Any,
 ) -> None:  # fmt: skip
     """Read answers that another engine gave with the same weights: each is forced here, and its readouts are kept.
 
@@ -83,7 +83,7 @@ def observe(
         quiet=quiet,
     )
     options.check()
-    with connected("observe", base_url, at_once, timeout, config, given) as transport, _until_told() as stop:
+    with connected("observe", base_url, at_once, timeout, config, serve_flags) as transport, _until_told() as stop:
         report = run(options, transport, stop)
     print(report)
     if report.reason is not None:

@@ -18,9 +18,9 @@ def register(app: typer.Typer) -> None:
     app.command("serve", cls=Command, epilog=EPILOG)(flagged)
 
 
-def serve(config: Config = None, **given: Any) -> None:
+def serve(config: Config = None, **flags: Any) -> None:
     """Serve a model behind OpenAI's chat completions and Responses, and Anthropic's Messages."""
-    settings = settings_of(config, **given)
+    settings = settings_of(config, **flags)
     from server import serving
     from server.process.preflight import preflight
 

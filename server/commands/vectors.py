@@ -61,16 +61,16 @@ def list_vectors(config: Config = None, model: Model = None, vectors: Folders = 
     store, _ = _open(config, model, vectors, reading=True)
     rows: list[tuple[str | None, ...]] = []
     for name in store.names():
-        seen: set[str] = set()
+        hidden_by: set[str] = set()
         for path in dict.fromkeys(store.files(name)):  # a folder may be named twice
             try:
                 vector = SteeringVector.load(path)
             except (VectorError, OSError) as error:
-                seen.add("damaged")
+                hidden_by.add("damaged")
                 rows.append((name, "no", *[None] * 5, f"{path.parent}: {error}"))
                 continue
-            used = "no" if seen & {"damaged", vector.fingerprint} else "yes"
-            seen.add(vector.fingerprint)
+            used = "no" if hidden_by & {"damaged", vector.fingerprint} else "yes"
+            hidden_by.add(vector.fingerprint)
             rows.append((name, used, *_columns(vector), str(path.parent)))
     for path in sorted(
         path for folder in dict.fromkeys(store.folders) for path in (folder / CANDIDATES).glob("*.safetensors")
@@ -111,21 +111,21 @@ def use_candidate(
         print(f"WARNING: {warning}")
     if dry_run:
         return
-    kept = use(folder, name)
+    backup = use(folder, name)
     before = "none" if current is None else current.identity
     print(f"{name} changed: digest {before} before, {candidate.identity} now")
-    print(undoing(folder / f"{name}.safetensors", kept))
+    print(undoing(folder / f"{name}.safetensors", backup))
 
 
 def _columns(vector: SteeringVector) -> tuple[str | None, ...]:
     """Return kind, layers, strength 1 in published units, the calibrated range of strengths, and the model."""
-    published, known = vector.published, vector.calibrated_range
+    published, strengths = vector.published, vector.calibrated_range
     kind = vector.kind if vector.positive in ("text", None) else f"{vector.kind}, negated"
     return (
         f"{kind}, + {vector.info['sides'][0]}" if "sides" in vector.info else kind,
         ",".join(map(str, vector.layers)),
         None if published is None else f"{published:g}",
-        None if known is None else f"{known[0]:g} to {known[1]:g}",
+        None if strengths is None else f"{strengths[0]:g} to {strengths[1]:g}",
         vector.fingerprint[:16],
     )
 
@@ -153,7 +153,7 @@ def compose(
     store, registry = _open(config, model, vectors)
     # A vector that is only renamed keeps its calibration.
     parts = [store.get(name) if scale == 1 else scale * store.get(name) for name, scale in terms]
-    total = functools.reduce(lambda one, other: one + other, parts).named(out)
+    total = functools.reduce(lambda first, other: first + other, parts).named(out)
     if not total.delta(1.0).any():
         raise ValueError(f"--add {' '.join(add)} adds up to zero; change the scales")
     _add(registry(), total, replace)
@@ -266,7 +266,7 @@ def _open(
     from server.vectors.registry import Registry
 
     settings = settings_of(config, model=model, vectors=vectors)
-    for option, folder in (("--model", model), *(("--folder", one) for one in vectors or ())):
+    for option, folder in (("--model", model), *(("--folder", text) for text in vectors or ())):
         if reading and folder is not None and not Path(folder).expanduser().is_dir():
             raise ValueError(f"{option} {folder}: there is no such folder")
     store = vector_store(settings, Path(settings.model))

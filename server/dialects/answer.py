@@ -44,7 +44,7 @@ class Answer:
             model,
             f"fp_{fingerprint[:16]}",
             logprobs=bool(chat.logprobs),
-            nothing={name: given.nothing for name, given in chat.interventions.items()},
+            nothing={name: intervention.nothing for name, intervention in chat.interventions.items()},
             diagnostics=chat.diagnostics is not None,
             baseline=bool(chat.baseline),
             id=f"{prefix}{uuid.uuid4().hex}",

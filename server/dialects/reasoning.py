@@ -33,15 +33,15 @@ class ReasoningStream:
             else:
                 self._state = "after"
         if self._state == "inside":
-            reasoning, found, rest = text.partition(self._end)
-            if not found and not last:
-                kept = next((n for n in range(len(self._end) - 1, 0, -1) if text.endswith(self._end[:n])), 0)
-                reasoning, self._held = text[: len(text) - kept], text[len(text) - kept :]
+            reasoning, end_tag, answer = text.partition(self._end)
+            if not end_tag and not last:
+                overlap = next((n for n in range(len(self._end) - 1, 0, -1) if text.endswith(self._end[:n])), 0)
+                reasoning, self._held = text[: len(text) - overlap], text[len(text) - overlap :]
             if reasoning:
                 yield "reasoning", reasoning
-            if not found:
+            if not end_tag:
                 return
-            text, self._state = rest, "trailing"
+            text, self._state = answer, "trailing"
         if self._state == "trailing":  # templates put empty lines between reasoning and answer
             text = text.lstrip("\n")
             if not text:

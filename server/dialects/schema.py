@@ -18,8 +18,8 @@ _OPENAI = frozenset({"messages", "stream_options", "modalities", "audio", "max_t
 
 def with_chat_fields(form: type[Form], chats: type[ChatRequest], elsewhere: Collection[str]) -> type[Form]:
     """Return the model of a body with the fields of a chat completion, except those that a dialect names `elsewhere`."""
-    made: type[Form] = _with_chat_fields(form, chats, frozenset(elsewhere))  # the cache loses the type
-    return made
+    extended: type[Form] = _with_chat_fields(form, chats, frozenset(elsewhere))  # the cache loses the type
+    return extended
 
 
 @lru_cache(maxsize=16)

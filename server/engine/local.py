@@ -81,15 +81,15 @@ class LocalEngine:
         return Inspected(admitted.prompt.length, admitted.max_tokens)
 
     def calibration(self) -> Calibration | None:
-        known = self._client.mllm.calibration
-        if self._files is None or self._files.current() is known:
-            return known
+        calibration = self._client.mllm.calibration
+        if self._files is None or self._files.current() is calibration:
+            return calibration
         with self._refreshing:
-            known, now = self._client.mllm.calibration, self._files.current()
-            if now is not known:
+            calibration, now = self._client.mllm.calibration, self._files.current()
+            if now is not calibration:
                 self._client.calibrate(now)
                 self.capabilities = replace(self.capabilities, about=about(self._client.mllm))
-                log.warning("the calibration of %s changed: %s", self.capabilities.name, _difference(known, now))
+                log.warning("the calibration of %s changed: %s", self.capabilities.name, _difference(calibration, now))
         return now
 
     def stats(self) -> Mapping[str, float]:
@@ -118,7 +118,7 @@ class LocalEngine:
 def _difference(before: Calibration | None, after: Calibration | None) -> str:
     """Return the parts that differ and both digests, in words."""
     parts = [part for part in PARTS if getattr(before, part, None) != getattr(after, part, None)]
-    digests = [getattr(one, "digest", None) or "none" for one in (before, after)]
+    digests = [getattr(calibration, "digest", None) or "none" for calibration in (before, after)]
     return f"{', '.join(parts)}; digest {digests[0]} before, {digests[1]} now"
 
 
@@ -152,7 +152,7 @@ def capabilities_of(client: Client) -> Capabilities:
 
 def about(mllm: steering.MLLM) -> dict[str, Any]:
     """Return the details of a model that its page shows: its family, its self-check and its calibration."""
-    known = mllm.calibration
+    calibration = mllm.calibration
     return {
         "architecture": type(mllm.model).__name__,
         "family": mllm.model.config.model_type,
@@ -165,12 +165,16 @@ def about(mllm: steering.MLLM) -> dict[str, Any]:
             "margin": selfcheck.MARGIN if mllm.rounds else None,
         },
         "calibration": {
-            "digest": known and known.digest,
-            "think": known and known.divergence and {"samples": known.samples, "tokens": known.tokens},
-            "sinks": known and known.sinks and {"images": known.images},
-            "surprise": known and known.surprise and {"bound": known.surprise, "contexts": known.contexts},
-            "flags": known and known.flags and asdict(known.flags),
-            "alarm": known and known.alarm and asdict(known.alarm),
+            "digest": calibration and calibration.digest,
+            "think": calibration
+            and calibration.divergence
+            and {"samples": calibration.samples, "tokens": calibration.tokens},
+            "sinks": calibration and calibration.sinks and {"images": calibration.images},
+            "surprise": calibration
+            and calibration.surprise
+            and {"bound": calibration.surprise, "contexts": calibration.contexts},
+            "flags": calibration and calibration.flags and asdict(calibration.flags),
+            "alarm": calibration and calibration.alarm and asdict(calibration.alarm),
         },
     }
 
@@ -244,7 +248,7 @@ def make_engine(
     tell("comparing it with the plain model", None)
     threads = engine_threads(settings)
     log.info("%d CPU threads", threads)
-    made = partial(
+    build = partial(
         steering.Engine,
         mllm,
         slots=settings.slots,
@@ -264,16 +268,16 @@ def make_engine(
         died=died or end_process,
     )
     if settings.compiled is not None:
-        return made(compiled=settings.compiled)
+        return build(compiled=settings.compiled)
     pays = compilation.pays(mllm)
     try:
-        return made(compiled=pays)
+        return build(compiled=pays)
     except UnsupportedModel as reason:
         if not pays or mllm.device.type == "cpu":  # a CPU runs steps eagerly that cannot be compiled
             raise
         log.warning("decode steps are not captured as CUDA graphs and are slower: %s", reason)
     gc.collect()  # frees the first engine's KV cache, since memory does not hold two
-    return made(compiled=False)
+    return build(compiled=False)
 
 
 def calibrations_of(settings: Settings) -> Path | None:

@@ -82,10 +82,10 @@ def keep_what_is_loaded() -> None:
 def raise_file_limit() -> int:
     """Raise the limit of open files as far as allowed and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    target = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < target:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MOST_FILES if soft == resource.RLIM_INFINITY else soft
 
@@ -114,14 +114,14 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/
 
 def _groups(root: Path, own: Path) -> set[Path]:
     """Return the folders of this process's control group and its ancestors, for both cgroup versions."""
-    found = {root, root / "cpu"}
+    folders = {root, root / "cpu"}
     try:
         lines = own.read_text().splitlines()
     except OSError:
-        return found
+        return folders
     for line in lines:
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        number, _, remainder = line.partition(":")
+        controllers, _, path = remainder.partition(":")
         if number == "0" and not controllers:
             top = root
         elif "cpu" in controllers.split(","):
@@ -130,8 +130,8 @@ def _groups(root: Path, own: Path) -> set[Path]:
             continue
         below = Path(path.lstrip("/"))
         if ".." not in below.parts:  # such a group is outside its namespace's root and not visible here
-            found |= {top / one for one in (below, *below.parents)}
-    return found
+            folders |= {top / folder for folder in (below, *below.parents)}
+    return folders
 
 
 def _quota(folder: Path) -> float | None:

@@ -172,8 +172,8 @@ class Runtime:
         if draining:
             serving.engine.stop(drain=0)
         capabilities, slots = serving.capabilities, int(serving.engine.stats()["slots"])
-        if (said := local.cut_length(self.settings, capabilities)) is not None:
-            log.warning(said)
+        if (warning := local.cut_length(self.settings, capabilities)) is not None:
+            log.warning(warning)
         log.info(
             "model %s is ready after %.1f s: a context of %d tokens, %d slots, %s on %s",
             serving.name,

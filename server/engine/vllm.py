@@ -152,7 +152,7 @@ def wait_for(servers: Servers, launched: LaunchedServer | None = None) -> Server
     Others of the same model are used as soon as they are ready. Raises UnsupportedModel where servers serve different models
     or lack the plugin, Fault where the started one has ended for good.
     """
-    told = time.monotonic()
+    last_log = time.monotonic()
     while True:
         for server in servers:
             server.look()
@@ -160,8 +160,8 @@ def wait_for(servers: Servers, launched: LaunchedServer | None = None) -> Server
             return servers.facts()
         if launched is not None and launched.given_up:
             raise Fault("vllm serve ends before it is ready; its own log says why.")
-        if time.monotonic() - told > TOLD_EVERY:
-            told = time.monotonic()
+        if time.monotonic() - last_log > TOLD_EVERY:
+            last_log = time.monotonic()
             log.info("waiting for vLLM at %s", ", ".join(server.url for server in servers))
         time.sleep(PAUSE)
 

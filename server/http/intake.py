@@ -64,8 +64,8 @@ class Refused(Exception):
         if self.status >= 500 and self.status != 501:  # RFC 9112 requires 501 for a client's unknown coding
             kind = "server_error"
         error = {"message": str(self), "type": kind, "param": None, "code": self.code}
-        told = anthropic(error, self.status, request_id) if is_anthropic(path) else {"error": error}
-        return json.dumps(told, separators=(",", ":"))
+        body = anthropic(error, self.status, request_id) if is_anthropic(path) else {"error": error}
+        return json.dumps(body, separators=(",", ":"))
 
     def response(self, headers: Mapping[str, str], path: str = "") -> bytes:
         """Return the whole answer to a request for a path, with further headers."""
@@ -150,8 +150,8 @@ class Intake:
             return field(self.request, name)
         end = _END_OF_HEAD.search(self._buffer)
         line = re.compile(rb"\n%b:[ \t]*([!-~]+)[ \t]*\r?\n" % name.encode(), re.IGNORECASE)
-        found = line.search(self._buffer, 0, MAX_HEAD if end is None else end.end())
-        return None if found is None else found[1].decode()
+        match = line.search(self._buffer, 0, MAX_HEAD if end is None else end.end())
+        return None if match is None else match[1].decode()
 
     @property
     def path(self) -> str:
@@ -258,7 +258,7 @@ class Intake:
 
 def field(request: Request, name: str) -> str | None:
     """Return the first value of a request's header field."""
-    return next((value for found, value in request.headers if found == name.upper()), None)
+    return next((value for header, value in request.headers if header == name.upper()), None)
 
 
 def refused(error: Exception) -> Refused:

@@ -25,8 +25,8 @@ _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR | s
 
 def client_socket(environ: Mapping[str, Any]) -> socket.socket | None:
     """Return the client's connection if the WSGI server exposes it, as gunicorn and werkzeug do."""
-    found = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")
-    return found if isinstance(found, socket.socket) else None
+    connection = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")
+    return connection if isinstance(connection, socket.socket) else None
 
 
 @dataclass

@@ -69,8 +69,8 @@ def check(data: bytes) -> None:
 
 def _check_jpeg(data: bytes) -> None:
     at, segments, scans = 2, 0, 0
-    while found := _MARKER.search(data, at):
-        at, kind = found.end(), found[1][0]
+    while match := _MARKER.search(data, at):
+        at, kind = match.end(), match[1][0]
         if kind == _EOI and scans:
             return
         segments += 1
@@ -104,17 +104,17 @@ def ends_early(data: bytes, image: Image.Image) -> bool:
     interlaced = bool(image.info.get("interlace"))
     if not interlaced and any(last.tobytes()):
         return False
-    at, wanted, inflate = 8, 0, zlib.decompressobj()
+    at, missing, inflate = 8, 0, zlib.decompressobj()
     while at + 8 <= len(data) and not inflate.eof:
         size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
         body = data[at + 8 : at + 8 + size]
         if kind == b"IHDR":
-            wanted = _pixel_bytes(*image.size, bits=body[8] * _CHANNELS[body[9]], interlaced=interlaced)
+            missing = _pixel_bytes(*image.size, bits=body[8] * _CHANNELS[body[9]], interlaced=interlaced)
         while kind == b"IDAT" and body and not inflate.eof:
-            wanted -= len(inflate.decompress(body, _INFLATED))
+            missing -= len(inflate.decompress(body, _INFLATED))
             body = inflate.unconsumed_tail
         at += size + 12
-    return wanted > 0
+    return missing > 0
 
 
 def _pixel_bytes(width: int, height: int, bits: int, interlaced: bool) -> int:

@@ -71,11 +71,11 @@ def _get(url: str, param: str, deadline: float) -> HTTPResponse:
     if parts.scheme not in ("http", "https") or not host or parts.username or parts.password:
         raise _failed(param, "only plain http(s) URLs are allowed")
     port = port or (443 if parts.scheme == "https" else 80)
-    address = public_address(host, port, param, _left(deadline))
-    sock = socket.create_connection((address, port), timeout=_left(deadline))
+    address = public_address(host, port, param, _seconds_left(deadline))
+    sock = socket.create_connection((address, port), timeout=_seconds_left(deadline))
     try:
         if parts.scheme == "https":
-            sock.settimeout(_left(deadline))
+            sock.settimeout(_seconds_left(deadline))
             sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
         # Characters that HTTP does not allow are escaped, so that none of them can start a line.
         path = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe="!#$%&'()*+,/:;=?@[]~")
@@ -87,7 +87,7 @@ def _get(url: str, param: str, deadline: float) -> HTTPResponse:
             "User-Agent: helmsight",
             "Connection: close",
         )
-        sock.settimeout(_left(deadline))
+        sock.settimeout(_seconds_left(deadline))
         sock.sendall("\r\n".join((*lines, "", "")).encode("ascii"))
         response = HTTPResponse(_Timed(sock, deadline), method="GET")  # type: ignore[arg-type]
         response.begin()
@@ -111,7 +111,7 @@ class _Timed(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        self._sock.settimeout(_left(self._deadline))
+        self._sock.settimeout(_seconds_left(self._deadline))
         return self._sock.recv_into(buffer)
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ def is_public(address: str) -> bool:
     if isinstance(ip, ipaddress.IPv6Address):
         inner = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
         inner += [ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)] if ip in _NAT64 else []
-        if wrapped := [str(one) for one in inner if one is not None]:
+        if wrapped := [str(embedded) for embedded in inner if embedded is not None]:
             return all(map(is_public, wrapped))
         if ip not in _UNICAST:
             return False
@@ -172,7 +172,7 @@ def is_public(address: str) -> bool:
     return ip.is_global and not special
 
 
-def _left(deadline: float) -> float:
+def _seconds_left(deadline: float) -> float:
     """Return the seconds until the deadline; raises TimeoutError after it."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:

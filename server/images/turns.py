@@ -91,8 +91,8 @@ class PictureTurns:
         if not waiting and self._at_work < self._at_once:
             return
         wait = (waiting // self._at_once + 1) * self._seconds
-        kept = self._most // KEPT if group in self._waiting else 0
-        if waiting >= self._most - kept:
+        reserve = self._most // KEPT if group in self._waiting else 0
+        if waiting >= self._most - reserve:
             raise Busy(waiting, max(wait, 1.0))
         if self._longest is not None and wait > self._longest:
             raise Busy(waiting, max(wait - self._longest, 1.0), self._longest)

@@ -43,14 +43,14 @@ def back_up_pictures(journal: str, file: Path) -> tuple[Path, int, int]:
     Images that are no longer kept are deleted there. Return the folder, the number of images, and their bytes.
     """
     source, target = pictures_folder(journal), file.with_name(f"{file.name}.pictures")
-    kept = {path.name for path in source.iterdir() if CONTENT.fullmatch(path.name)} if source.is_dir() else set()
+    names = {path.name for path in source.iterdir() if CONTENT.fullmatch(path.name)} if source.is_dir() else set()
     for path in target.iterdir() if target.is_dir() else ():
-        if path.name not in kept and CONTENT.fullmatch(path.name):
+        if path.name not in names and CONTENT.fullmatch(path.name):
             path.unlink()
-    if kept:
+    if names:
         target.mkdir(mode=0o700, exist_ok=True)
     count = size = 0
-    for name in sorted(kept):
+    for name in sorted(names):
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
             if not (target / name).exists():
                 write_atomically(target / name, (source / name).read_bytes(), mode=0o600)
@@ -92,8 +92,14 @@ def _dump(url: URL, file: Path, secrets: tuple[str, ...]) -> None:
     """Have pg_dump write the journal's tables; the connection is in a file, since others see arguments of processes."""
     if (program := shutil.which("pg_dump")) is None:
         raise ValueError("a journal in PostgreSQL is backed up by pg_dump, which is not installed")
-    known = {"host": url.host, "port": url.port, "user": url.username, "dbname": url.database, "password": url.password}
-    options = {name: value for name, value in known.items() if value is not None} | dict(url.query)
+    connection = {
+        "host": url.host,
+        "port": url.port,
+        "user": url.username,
+        "dbname": url.database,
+        "password": url.password,
+    }
+    options = {name: value for name, value in connection.items() if value is not None} | dict(url.query)
     tables = [f"--table={name}" for name in (VERSION_TABLE, *metadata.tables)]
     with tempfile.TemporaryDirectory() as folder:  # of mode 0700
         service = Path(folder, "pg_service.conf")
@@ -104,7 +110,7 @@ def _dump(url: URL, file: Path, secrets: tuple[str, ...]) -> None:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
     if done.returncode != 0:
-        said = done.stderr.strip().partition("\n")[0]
+        message = done.stderr.strip().partition("\n")[0]
         for secret in secrets:
-            said = said.replace(secret, "***")
-        raise ValueError(said or f"pg_dump ended with status {done.returncode}")
+            message = message.replace(secret, "***")
+        raise ValueError(message or f"pg_dump ended with status {done.returncode}")

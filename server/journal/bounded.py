@@ -50,13 +50,13 @@ def statistics(values: Any) -> dict[str, Any] | None:
     """Return count, mean and maximum of a list of numbers; None if it holds anything else."""
     if not isinstance(values, (list, tuple)):
         return None
-    found = [x for x in map(number, values) if x is not None]
-    if len(found) < len(values) - sum(value is None for value in values):
+    numbers = [x for x in map(number, values) if x is not None]
+    if len(numbers) < len(values) - sum(value is None for value in values):
         return None
     return {
         "count": len(values),
-        "mean": sum(found) / len(found) if found else None,
-        "max": max(found) if found else None,
+        "mean": sum(numbers) / len(numbers) if numbers else None,
+        "max": max(numbers) if numbers else None,
     }
 
 
@@ -72,17 +72,17 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
-        found = float(value)
+        converted = float(value)
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return converted if math.isfinite(converted) else None
 
 
 def changed(tree: Any, path: Sequence[str], change: Callable[[Any], Any]) -> Any:
     """Return a copy of nested objects with the value at a path changed; the same object if there is none."""
     if not path:
         return change(tree)
-    head, *rest = path
+    head, *tail = path
     if not isinstance(tree, Mapping) or tree.get(head) is None:
         return tree
-    return {**tree, head: changed(tree[head], rest, change)}
+    return {**tree, head: changed(tree[head], tail, change)}

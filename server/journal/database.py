@@ -66,11 +66,11 @@ class Place:
         """Texts that no message may contain."""
         if self.url is None:
             return ()
-        found = [
+        values = [
             str(self.url.password or ""),
             *(str(value) for name, value in self.url.query.items() if "pass" in name),
         ]
-        return tuple(secret for secret in found if secret)
+        return tuple(secret for secret in values if secret)
 
 
 def _without_query(url: URL) -> URL:
@@ -181,8 +181,10 @@ def _postgres(url: URL) -> Engine:
         "tcp_user_timeout": 15_000,
     }
     texts = {"client_encoding": "utf8"}  # otherwise the driver returns bytes if the database has no encoding
-    given = {name: value for name, value in (patience | texts).items() if name not in url.query}
-    return create_engine(url, connect_args=given, pool_pre_ping=True, pool_timeout=POOL_SECONDS, hide_parameters=True)
+    connect_args = {name: value for name, value in (patience | texts).items() if name not in url.query}
+    return create_engine(
+        url, connect_args=connect_args, pool_pre_ping=True, pool_timeout=POOL_SECONDS, hide_parameters=True
+    )
 
 
 def _migrate(writer: Engine, create: bool, upgrade: bool) -> None:

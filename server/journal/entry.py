@@ -150,10 +150,10 @@ class Entry:
 
     def _brief(self, applied: dict[str, Any]) -> Any:
         """Return the report of what was applied, without long lists and without texts unless they are kept."""
-        found: Any = applied
-        for one in self.asked.values():
-            found = changed(found, one.path, one.brief)
-        return without_texts(found, self.asked, self.journal.text_limit)
+        report: Any = applied
+        for spec in self.asked.values():
+            report = changed(report, spec.path, spec.brief)
+        return without_texts(report, self.asked, self.journal.text_limit)
 
     def _times(self, first_token: float | None, total: float) -> dict[str, Any]:
         return {"first_token": first_token, "total": total}
@@ -174,22 +174,24 @@ def shared(
 ) -> dict[str, Any]:
     """Return the columns that follow from the request alone; `text_limit` 0 excludes its texts."""
     created = time.time()
-    asked, sampling, metadata = request.asked, request.sampling, chat.metadata
-    toward = toward_of(asked)
+    interventions, sampling, metadata = request.asked, request.sampling, chat.metadata
+    toward = toward_of(interventions)
     return {
         "id": answer_id,
         "created": created,
         "hour": int(created // 3600),
         "model": clean(model, LABEL),
         "streamed": bool(chat.stream),
-        "interventions": listed(asked),
-        "intervention": clean(group_of(asked, toward), 64),
+        "interventions": listed(interventions),
+        "intervention": clean(group_of(interventions, toward), 64),
         "toward": toward,
-        **{f"sage_{stage}": f"sage.{stage}" in asked for stage in STAGES},
-        "contrast": next((clean(one.kind, 16) for one in asked.values() if one.path == ("contrast",)), "none"),
-        "vectors": listed(sorted({name for one in asked.values() for name in one.vectors})),
+        **{f"sage_{stage}": f"sage.{stage}" in interventions for stage in STAGES},
+        "contrast": next(
+            (clean(spec.kind, 16) for spec in interventions.values() if spec.path == ("contrast",)), "none"
+        ),
+        "vectors": listed(sorted({name for spec in interventions.values() for name in spec.vectors})),
         "digests": listed(
-            sorted({f"{name}@{digest}" for one in asked.values() for name, digest in one.digests.items()})
+            sorted({f"{name}@{digest}" for spec in interventions.values() for name, digest in spec.digests.items()})
         ),
         "prompt_tokens": prompt_tokens,
         "images": sum(1 for _ in image_urls(chat.messages)),
@@ -205,9 +207,9 @@ def shared(
 def sampled(sampling: Sampling) -> dict[str, Any]:
     """Return the always reported sampling settings, and other numbers that differ from their defaults."""
     others = {
-        one.name: value
-        for one in fields(sampling)
-        if isinstance(value := getattr(sampling, one.name), int | float) and value != one.default
+        setting.name: value
+        for setting in fields(sampling)
+        if isinstance(value := getattr(sampling, setting.name), int | float) and value != setting.default
     }
     return {name: getattr(sampling, name) for name in SAMPLED} | others
 
@@ -217,19 +219,19 @@ def listed(names: Iterable[str]) -> str:
     return "".join(f"|{name}" for name in names) + "|"
 
 
-def group_of(asked: Mapping[str, InterventionSpec], toward: str) -> str:
+def group_of(interventions: Mapping[str, InterventionSpec], toward: str) -> str:
     """Return the group in which the summary counts an answer, such as steer:vision+sage+contrast:vcd.
 
     It names the direction of steering and the other interventions, with the members of a group joined.
     """
-    others = [asked[name] for name in REGISTRY if name in asked and name != Steering.name()]
-    heads = dict.fromkeys(f"{one.path[0]}:{one.kind}" if one.kind else one.path[0] for one in others)
+    others = [interventions[name] for name in REGISTRY if name in interventions and name != Steering.name()]
+    heads = dict.fromkeys(f"{spec.path[0]}:{spec.kind}" if spec.kind else spec.path[0] for spec in others)
     return JOINED.join([*([] if toward == "none" else [f"steer:{toward}"]), *heads]) or "none"
 
 
-def toward_of(asked: Mapping[str, InterventionSpec]) -> str:
+def toward_of(interventions: Mapping[str, InterventionSpec]) -> str:
     """Return `steered_toward` of a request's steering, "none" without."""
-    steering = asked.get(Steering.name())
+    steering = interventions.get(Steering.name())
     return steered_toward(steering.steers if isinstance(steering, Steering) else ())
 
 
@@ -239,10 +241,10 @@ def steered_toward(steers: tuple[Steer, ...]) -> str:
     return "none" if not ways else ways.pop() if len(ways) == 1 else "other"
 
 
-def columns_of(found: Mapping[str, Scalar]) -> dict[str, Any]:
+def columns_of(numbers: Mapping[str, Scalar]) -> dict[str, Any]:
     """Return the columns of scalars that have their own, and one column with all other known ones."""
-    more = {name: value for name, value in found.items() if name not in DIAGNOSTICS and value is not None}
-    return {name: found.get(name) for name in DIAGNOSTICS} | {"readouts": dumps(more) if more else None}
+    more = {name: value for name, value in numbers.items() if name not in DIAGNOSTICS and value is not None}
+    return {name: numbers.get(name) for name in DIAGNOSTICS} | {"readouts": dumps(more) if more else None}
 
 
 def as_asked(chat: ChatRequest) -> dict[str, Any]:
@@ -250,7 +252,7 @@ def as_asked(chat: ChatRequest) -> dict[str, Any]:
     form = chat.response_format
     return {
         **dict.fromkeys(chat.asking),
-        **{name: given.sent for name, given in chat.interventions.items()},
+        **{name: intervention.sent for name, intervention in chat.interventions.items()},
         "baseline": bool(chat.baseline),
         **({} if chat.force is None else {"force": True}),
         **({"continue_final_message": True} if chat.continue_final_message else {}),
@@ -262,17 +264,17 @@ def as_asked(chat: ChatRequest) -> dict[str, Any]:
     }
 
 
-def without_texts(tree: Any, asked: Mapping[str, InterventionSpec], text_limit: int) -> Any:
+def without_texts(tree: Any, interventions: Mapping[str, InterventionSpec], text_limit: int) -> Any:
     """Return the tree with the texts of interventions replaced by their lengths, unless texts are kept."""
     if text_limit:
         return tree
     if isinstance(tree, dict) and "chat_template_kwargs" in tree:
         tree = {**tree, "chat_template_kwargs": lengths(tree["chat_template_kwargs"])}
-    for one in asked.values():
-        for name, info in type(one).model_fields.items() if isinstance(one, Options) else ():
-            text = getattr(one, name)
-            if text in one.texts and text != info.default:
-                tree = changed(tree, (*one.path, info.alias or name), lengths)
+    for spec in interventions.values():
+        for name, info in type(spec).model_fields.items() if isinstance(spec, Options) else ():
+            text = getattr(spec, name)
+            if text in spec.texts and text != info.default:
+                tree = changed(tree, (*spec.path, info.alias or name), lengths)
     return tree
 
 

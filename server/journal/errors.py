@@ -47,13 +47,13 @@ def explain(error: Exception, shown: str, secrets: tuple[str, ...] = ()) -> Jour
     """Return the JournalError for any exception of a journal at `shown`, without the `secrets`."""
     if isinstance(error, JournalError):
         return error if error.detail else JournalError(error.reason, shown)
-    said = str(error.orig if isinstance(error, DBAPIError) else error).strip().partition("\n")[0][:300]
+    message = str(error.orig if isinstance(error, DBAPIError) else error).strip().partition("\n")[0][:300]
     for secret in secrets:
-        said = said.replace(secret, "***")
-    return JournalError(_reason(error, said), f"{shown}: {said or type(error).__name__}")
+        message = message.replace(secret, "***")
+    return JournalError(_reason(error, message), f"{shown}: {message or type(error).__name__}")
 
 
-def _reason(error: Exception, said: str) -> str:
+def _reason(error: Exception, message: str) -> str:
     if isinstance(error, PoolTimeout):
         return "busy"
     if isinstance(error, (NoSuchModuleError, ImportError)):
@@ -70,4 +70,4 @@ def _reason(error: Exception, said: str) -> str:
         return "unreachable" if state is None or state[:2] in ("08", "28", "3D", "53", "57") else "failed"
     if getattr(error.orig, "sqlite_errorname", None) == "SQLITE_IOERR_SHMSIZE":
         return "disk_full"  # reported as an I/O error, but the index of the write-ahead log has no space
-    return next((reason for text, reason in _SQLITE if text in said), "failed")
+    return next((reason for text, reason in _SQLITE if text in message), "failed")

@@ -54,11 +54,11 @@ class KeptPictures:
 
         An image that alone exceeds the bound is not kept either.
         """
-        found = _DATA.fullmatch(url)
-        if found is None:
+        match = _DATA.fullmatch(url)
+        if match is None:
             return url
         try:
-            data = base64.b64decode(found[2], validate=False)
+            data = base64.b64decode(match[2], validate=False)
         except (binascii.Error, ValueError):
             return url
         digest = hashlib.sha256(data).hexdigest()
@@ -67,14 +67,14 @@ class KeptPictures:
                 self._write(self._folder / digest, data)
         except OSError as error:
             log.warning("an image of a stored response could not be kept: %s", error)
-        return f"{SCHEME}{found[1]}:{digest}"
+        return f"{SCHEME}{match[1]}:{digest}"
 
-    def url_of(self, kept: str, place: str) -> str:
+    def url_of(self, url: str, place: str) -> str:
         """Return the `data:` URI of a `kept:` URL, any other URL as it is; raises BadRequest if the image is gone."""
-        found = _KEPT.fullmatch(kept)
-        if found is None:
-            return kept
-        path = self._folder / found[2]
+        match = _KEPT.fullmatch(url)
+        if match is None:
+            return url
+        path = self._folder / match[2]
         try:
             data = path.read_bytes()
             os.utime(path)
@@ -82,13 +82,13 @@ class KeptPictures:
             raise BadRequest(
                 f"'{place}' cannot be continued: an image of it is no longer kept.", place, "images_gone"
             ) from None
-        return f"data:{found[1]};base64,{base64.b64encode(data).decode()}"
+        return f"data:{match[1]};base64,{base64.b64encode(data).decode()}"
 
     def discard(self, urls: Iterable[str]) -> None:
         """Delete the images of these `kept:` URLs."""
         for url in urls:
-            if (found := _KEPT.fullmatch(url)) is not None:
-                (self._folder / found[2]).unlink(missing_ok=True)
+            if (match := _KEPT.fullmatch(url)) is not None:
+                (self._folder / match[2]).unlink(missing_ok=True)
 
     def _write(self, path: Path, data: bytes) -> None:
         if len(data) > self._most:
@@ -121,11 +121,11 @@ class KeptPictures:
             total -= size
 
 
-def content_of(kept: str) -> str:
+def content_of(url: str) -> str:
     """Return the part of a `kept:` URL that names the image's content, whatever media type it was sent with."""
-    return kept.rpartition(":")[2]
+    return url.rpartition(":")[2]
 
 
 def kept_urls(messages: str) -> set[str]:
     """Return the `kept:` URLs in stored messages."""
-    return {found[0] for found in _KEPT.finditer(messages)}
+    return {match[0] for match in _KEPT.finditer(messages)}

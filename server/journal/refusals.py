@@ -96,22 +96,22 @@ def refusals(connection: Connection, filters: Filters, size: int) -> dict[str, A
     total = func.sum(of["count"])
     kinds = select(of.status, of.code, of.route, total.label("n")).where(*terms).group_by(of.status, of.code, of.route)
     by_code = [
-        {"status": one.status, "code": one.code, "route": one.route, "count": int(one.n)}
-        for one in connection.execute(kinds.order_by(total.desc(), of.status, of.code, of.route).limit(MOST))
+        {"status": record.status, "code": record.code, "route": record.route, "count": int(record.n)}
+        for record in connection.execute(kinds.order_by(total.desc(), of.status, of.code, of.route).limit(MOST))
     ]
     period = of.minute // (size // MINUTE)
     counted = select(period, of.status, total).where(*terms).group_by(period, of.status)
-    found: dict[int, dict[str, int]] = defaultdict(dict)
+    periods: dict[int, dict[str, int]] = defaultdict(dict)
     for at, status, count in connection.execute(counted.order_by(period.desc(), of.status)):
-        if at not in found and len(found) == MOST:
+        if at not in periods and len(periods) == MOST:
             break
-        found[at][str(status)] = int(count)
+        periods[at][str(status)] = int(count)
     rows = [
         {"start": at * size, "count": sum(statuses.values()), "statuses": statuses}
-        for at, statuses in reversed(found.items())
+        for at, statuses in reversed(periods.items())
     ]
     return {
-        "count": sum(one["count"] for one in by_code),
+        "count": sum(entry["count"] for entry in by_code),
         "by_code": by_code,
         "by_time": {"bucket": size, "rows": rows},
     }

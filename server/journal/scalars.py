@@ -18,9 +18,9 @@ def scalars(applied: Report, diagnostics: Report) -> dict[str, Scalar]:
 
     Missing and non-finite numbers are None, since one such number would spoil every mean.
     """
-    found: dict[str, Scalar] = {**summary(diagnostics), "dose": _dose(applied or {})}
+    numbers: dict[str, Scalar] = {**summary(diagnostics), "dose": _dose(applied or {})}
     return {
-        name: value if isinstance(value, bool) or number(value) is not None else None for name, value in found.items()
+        name: value if isinstance(value, bool) or number(value) is not None else None for name, value in numbers.items()
     }
 
 

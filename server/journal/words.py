@@ -24,16 +24,16 @@ class Words(NamedTuple):
 
     title: str
     about: str
-    known: Callable[[], tuple[str, ...]]
+    allowed: Callable[[], tuple[str, ...]]
 
     def schema(self) -> dict[str, Any]:
         """Return the words as JSON schema."""
-        return {"type": "string", "enum": list(self.known())}
+        return {"type": "string", "enum": list(self.allowed())}
 
     def check(self, name: str, word: str) -> None:
         """Raise ValueError, with the sentence to show, for a word that the filter of that name does not accept."""
-        if word not in (known := self.known()):
-            raise ValueError(f"'{name}' must be one of {', '.join(known)}; got {word[:64]!r}.")
+        if word not in (words := self.allowed()):
+            raise ValueError(f"'{name}' must be one of {', '.join(words)}; got {word[:64]!r}.")
 
 
 def interventions(head: str = "") -> tuple[str, ...]:
@@ -48,7 +48,7 @@ def flags() -> tuple[str, ...]:
     """Return the truth values of readouts, except the correctness of the focus, which is no flag."""
     from steering.protocol.readout import REGISTRY  # noqa: PLC0415
 
-    scalars = [scalar for one in REGISTRY.values() for scalar in one.scalars.items()]
+    scalars = [scalar for readout in REGISTRY.values() for scalar in readout.scalars.items()]
     return tuple(name for name, kind in scalars if kind is bool and name != "correct")
 
 
@@ -56,7 +56,7 @@ def with_numbers() -> tuple[str, ...]:
     """Return the readouts of which a journal's row has numbers."""
     from steering.protocol.readout import REGISTRY  # noqa: PLC0415
 
-    return tuple(name for name, one in REGISTRY.items() if one.scalars)
+    return tuple(name for name, readout in REGISTRY.items() if readout.scalars)
 
 
 WORDED = {

@@ -35,9 +35,9 @@ def body_of(served: ServedAnswer, model: str, readouts: Sequence[str] | None) ->
 
     Fields that shape the prompt stay as they are, so that the server refuses those that it does not know how to follow.
     """
-    given = served.request
-    body = {name: value for name, value in given.items() if name not in SAMPLING and name != "model"}
-    name = given.get("model")
+    request = served.request
+    body = {name: value for name, value in request.items() if name not in SAMPLING and name != "model"}
+    name = request.get("model")
     if isinstance(body.get("tool_choice"), dict) or body.get("tool_choice") == "required":
         body["tool_choice"] = "auto"  # the call is in the answer
     body["model"] = name if isinstance(name, str) and name.startswith(model + AT) else model
@@ -54,8 +54,12 @@ def body_of(served: ServedAnswer, model: str, readouts: Sequence[str] | None) ->
 
 def _metadata(served: ServedAnswer) -> dict[str, str]:
     """Return the request's own metadata, with the ids of request and answer as far as there is room."""
-    given = served.request.get("metadata")
-    own = {name: value for name, value in given.items() if isinstance(value, str)} if isinstance(given, Mapping) else {}
+    metadata = served.request.get("metadata")
+    own = (
+        {name: value for name, value in metadata.items() if isinstance(value, str)}
+        if isinstance(metadata, Mapping)
+        else {}
+    )
     own = {name: value for name, value in own.items() if name not in TRUTHS or value in ("true", "false")}
     ids = {"observed": served.name, "observed_answer": served.answer_id or "", "observed_choice": str(served.choice)}
     both = {

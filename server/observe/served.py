@@ -74,9 +74,9 @@ class UnreadAnswer:
 class FieldPaths:
     """The places of fields in a line, given as NAME=PATH with dots, such as `answer=output.0.text`."""
 
-    def __init__(self, given: Sequence[str] = ()) -> None:
+    def __init__(self, assignments: Sequence[str] = ()) -> None:
         self._paths: dict[str, list[str]] = {}
-        for text in given:
+        for text in assignments:
             name, _, path = text.partition("=")
             if name not in FIELDS or not path:
                 raise ValueError(f"--map: NAME=PATH is needed, NAME one of {', '.join(FIELDS)}; got {text[:128]!r}")
@@ -141,21 +141,21 @@ def answers_in(
     """Yield the answers in a line."""
     name = f"line {line.number}"
     try:
-        given = json.loads(line.text)
+        row = json.loads(line.text)
     except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict):
+        row = None
+    if not isinstance(row, dict):
         yield UnreadAnswer(name, 0, "invalid", "The line is no JSON object.")
         return
-    response, reason = _response(given, paths)
-    stated = paths.find("id", given) if "id" in paths else given.get("custom_id") or given.get("id")
+    response, reason = _response(row, paths)
+    stated = paths.find("id", row) if "id" in paths else row.get("custom_id") or row.get("id")
     if stated is None and isinstance(response, Mapping):
         stated = response.get("id")
     name = str(stated) if isinstance(stated, str | int) else name
     if response is None:
         yield UnreadAnswer(name, 0, "failed", reason or "The line has no response.")
         return
-    request = _request(given, paths)
+    request = _request(row, paths)
     if request is None and requests is not None:
         request = requests.find(name)
     if request is None or not isinstance(request.get("messages"), list):
@@ -169,10 +169,10 @@ def answers_in(
         yield _served(name, number, request, response, choice if isinstance(choice, dict) else {}, len(choices))
 
 
-def _response(given: Mapping[str, Any], paths: FieldPaths) -> tuple[Mapping[str, Any] | None, str | None]:
+def _response(row: Mapping[str, Any], paths: FieldPaths) -> tuple[Mapping[str, Any] | None, str | None]:
     """Return a line's chat completion, or the reason why there is none."""
     if any(name in paths for name in OF_ANSWER):
-        answer = {name: paths.find(name, given) if name in paths else None for name in OF_ANSWER}
+        answer = {name: paths.find(name, row) if name in paths else None for name in OF_ANSWER}
         choice = {
             "message": {"content": answer["answer"]},
             "finish_reason": answer["finish_reason"],
@@ -180,27 +180,27 @@ def _response(given: Mapping[str, Any], paths: FieldPaths) -> tuple[Mapping[str,
         }
         usage = {name: answer[name] for name in ("prompt_tokens", "completion_tokens")}
         return {"choices": [choice], "usage": usage}, None
-    response = paths.find("response", given) if "response" in paths else given.get("response")
+    response = paths.find("response", row) if "response" in paths else row.get("response")
     if isinstance(response, Mapping) and "choices" in response:
         return response, None
-    if "choices" in given:
-        return given, None
-    answered = answered_in({"response": response, "error": given.get("error")})
+    if "choices" in row:
+        return row, None
+    answered = answered_in({"response": response, "error": row.get("error")})
     if not answered.ok or not isinstance(answered.body, Mapping):
         return None, answered.reason or "The response has no body."
     return answered.body, None
 
 
-def _request(given: Mapping[str, Any], paths: FieldPaths) -> Mapping[str, Any] | None:
+def _request(row: Mapping[str, Any], paths: FieldPaths) -> Mapping[str, Any] | None:
     """Return a line's request, None if it is elsewhere."""
-    body = paths.find("request", given) if "request" in paths else given.get("request", given.get("body"))
+    body = paths.find("request", row) if "request" in paths else row.get("request", row.get("body"))
     if isinstance(body, Mapping) and isinstance(body.get("body"), Mapping):
         body = body["body"]
     request = dict(body) if isinstance(body, Mapping) else {}
     if "messages" in paths:
-        request["messages"] = paths.find("messages", given)
-    elif not request and "messages" in given:
-        request = {name: value for name, value in given.items() if name not in OF_COMPLETION}
+        request["messages"] = paths.find("messages", row)
+    elif not request and "messages" in row:
+        request = {name: value for name, value in row.items() if name not in OF_COMPLETION}
         if isinstance(request["messages"], list):
             request["messages"] = [_message(message) for message in request["messages"]]
     if isinstance(request.get("messages"), str):
@@ -251,9 +251,9 @@ def _served(
         stop=stop if isinstance(stop, str) else None,
         token_ids=ids,
         tokens=tokens,
-        prompt_tokens=_whole(usage.get("prompt_tokens")),
+        prompt_tokens=_integer(usage.get("prompt_tokens")),
         # It counts the tokens of all answers together.
-        completion_tokens=_whole(usage.get("completion_tokens")) if count == 1 else None,
+        completion_tokens=_integer(usage.get("completion_tokens")) if count == 1 else None,
         answer_id=response.get("id") if isinstance(response.get("id"), str) else None,
         changed=changed,
     )
@@ -271,15 +271,15 @@ def _tokens(logprobs: Any) -> tuple[tuple[tuple[bytes, float | None], ...] | Non
     return tuple(_token(token, text) for token, text in zip(content, texts, strict=True)), None
 
 
-def _token(given: Any, text: str) -> tuple[bytes, float | None]:
+def _token(entry: Any, text: str) -> tuple[bytes, float | None]:
     """Return a token's bytes, those of its text where they are not given, and its log-probability."""
-    raw, logprob = (given.get("bytes"), given.get("logprob")) if isinstance(given, Mapping) else (None, None)
-    known = isinstance(raw, list) and all(type(byte) is int and 0 <= byte < 256 for byte in raw)
-    token = bytes(raw or ()) if known else text.encode("utf-8", "surrogatepass")
+    raw, logprob = (entry.get("bytes"), entry.get("logprob")) if isinstance(entry, Mapping) else (None, None)
+    valid = isinstance(raw, list) and all(type(byte) is int and 0 <= byte < 256 for byte in raw)
+    token = bytes(raw or ()) if valid else text.encode("utf-8", "surrogatepass")
     return token, float(logprob) if isinstance(logprob, int | float) else None
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     return value if type(value) is int else None
 
 

@@ -68,12 +68,12 @@ _VARIABLE = re.compile(r"<(?:\w+:)?(\w+)>")
 def document(app: Flask, context: AppContext) -> dict[str, Any]:
     """Return the document, with the interventions and readouts registered when it was first requested."""
     if _KEPT not in app.extensions:  # cached, since it takes a tenth of a second and needs no key
-        app.extensions[_KEPT] = _made(app, context)
-    found: dict[str, Any] = app.extensions[_KEPT]
-    return found
+        app.extensions[_KEPT] = _build(app, context)
+    openapi: dict[str, Any] = app.extensions[_KEPT]
+    return openapi
 
 
-def _made(app: Flask, context: AppContext) -> dict[str, Any]:
+def _build(app: Flask, context: AppContext) -> dict[str, Any]:
     schemas = Schemas()
     keys = context.settings.asks_for_key
     paths: dict[str, Any] = {}
@@ -141,12 +141,12 @@ class Schemas:
         if isinstance(content, Mapping):
             return dict(content)
         models = list(content) if isinstance(content, Sequence) else [content]
-        made = TypeAdapter(reduce(or_, models)).json_schema(
+        unbounded = TypeAdapter(reduce(or_, models)).json_schema(
             ref_template="#/components/schemas/{model}", mode="validation" if reading else "serialization"
         )
-        schema: dict[str, Any] = bounded(made, None)  # the document may be requested before a model is loaded
-        for name, one in schema.pop("$defs", {}).items():
-            self._keep(name, one)
+        schema: dict[str, Any] = bounded(unbounded, None)  # the document may be requested before a model is loaded
+        for name, definition in schema.pop("$defs", {}).items():
+            self._keep(name, definition)
         if len(models) == 1 and "$ref" not in schema:
             name = models[0].__name__
             self._keep(name, schema)
@@ -161,7 +161,7 @@ class Schemas:
 def _operation(
     rule: Rule, operation: Operation, description: str, context: AppContext, schemas: Schemas
 ) -> dict[str, Any]:
-    summary, _, rest = " ".join(description.split()).partition(". ")
+    summary, _, details = " ".join(description.split()).partition(". ")
     is_open = rule.rule in OPEN_ROUTES or rule.rule.startswith(OPEN_FOLDER)
     errors = sorted({*operation.errors, *ALWAYS, *(() if is_open else (401,))})
     responses = {
@@ -173,22 +173,26 @@ def _operation(
         if status not in operation.answers
     }
     responses["default"] = {"$ref": "#/components/responses/Unread"}
-    found: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "operationId": rule.endpoint.rpartition(".")[2],
         "tags": [operation.tag],
         "summary": summary.removesuffix("."),
-        **({"description": rest} if rest else {}),
-        **({"parameters": [_parameter(one) for one in operation.parameters]} if operation.parameters else {}),
+        **({"description": details} if details else {}),
+        **(
+            {"parameters": [_parameter(parameter) for parameter in operation.parameters]}
+            if operation.parameters
+            else {}
+        ),
     }
     if operation.body:
         content = {kind: {"schema": schemas.of(body(context), reading=True)} for kind, body in operation.body.items()}
         if examples := operation.examples():
             content[JSON]["examples"] = {
-                name: {"summary": one.about, "value": one.value} for name, one in examples.items()
+                name: {"summary": example.about, "value": example.value} for name, example in examples.items()
             }
-        found["requestBody"] = {"required": True, "content": content}
-    found["responses"] = responses
-    return found | ({"security": []} if is_open else {})
+        entry["requestBody"] = {"required": True, "content": content}
+    entry["responses"] = responses
+    return entry | ({"security": []} if is_open else {})
 
 
 def _response(operation: Operation, status: int, answers: Mapping[str, Content], schemas: Schemas) -> dict[str, Any]:
@@ -206,13 +210,18 @@ def _with_headers(response: dict[str, Any], headers: Mapping[str, str]) -> dict[
     return {**response, "headers": shown} if shown else response
 
 
-def _parameter(one: Parameter) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": one.name, "in": one.place, "description": one.about, "schema": one.schema()}
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "name": parameter.name,
+        "in": parameter.place,
+        "description": parameter.about,
+        "schema": parameter.schema(),
+    }
     return (
-        found
-        | ({"style": "deepObject", "explode": True} if found["schema"].get("type") == "object" else {})
-        | ({"required": True} if one.place == "path" else {})
-        | ({} if one.example is None else {"example": one.example})
+        entry
+        | ({"style": "deepObject", "explode": True} if entry["schema"].get("type") == "object" else {})
+        | ({"required": True} if parameter.place == "path" else {})
+        | ({} if parameter.example is None else {"example": parameter.example})
     )
 
 

@@ -94,13 +94,13 @@ def of_chat() -> Mapping[str, Example]:
 def of_responses() -> Mapping[str, Example]:
     """Return examples of responses."""
     parts = [{"type": "input_image", "image_url": picture()}, {"type": "input_text", "text": QUESTION}]
-    seen = {"input": [{"role": "user", "content": parts}], "max_output_tokens": 16}
+    request = {"input": [{"role": "user", "content": parts}], "max_output_tokens": 16}
     return {
-        "picture": Example("A question about an image", seen),
+        "picture": Example("A question about an image", request),
         "text": Example(
             "A text alone", {"instructions": "Be brief.", "input": "What can you see?", "max_output_tokens": 8}
         ),
-        "stream": Example("As a stream, steered", {**seen, "stream": True, "steering": {"toward": "vision"}}),
+        "stream": Example("As a stream, steered", {**request, "stream": True, "steering": {"toward": "vision"}}),
     }
 
 
@@ -108,11 +108,11 @@ def of_messages() -> Mapping[str, Example]:
     """Return examples of Anthropic's messages."""
     kind, _, data = picture().removeprefix("data:").partition(";base64,")
     image = {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}
-    seen = {"messages": [{"role": "user", "content": [image, {"type": "text", "text": QUESTION}]}], "max_tokens": 16}
+    request = {"messages": [{"role": "user", "content": [image, {"type": "text", "text": QUESTION}]}], "max_tokens": 16}
     return {
-        "picture": Example("A question about an image", seen),
+        "picture": Example("A question about an image", request),
         "stream": Example(
-            "As a stream, with readouts", {**seen, "stream": True, "diagnostics": {"include": ["focus"]}}
+            "As a stream, with readouts", {**request, "stream": True, "diagnostics": {"include": ["focus"]}}
         ),
     }
 

@@ -78,10 +78,10 @@ def documented(
 
     A model stands for an answer in JSON with status 200.
     """
-    found = answers if isinstance(answers, Mapping) else {200: {JSON: answers}}
+    by_status = answers if isinstance(answers, Mapping) else {200: {JSON: answers}}
 
     def keep(view: View) -> View:
-        OPERATIONS[view] = Operation(tag, found, errors, **more)
+        OPERATIONS[view] = Operation(tag, by_status, errors, **more)
         return view
 
     return keep

@@ -77,15 +77,15 @@ def reference(document: dict[str, Any]) -> dict[str, Any]:
 def _route(method: str, path: str, operation: dict[str, Any], responses: dict[str, Any]) -> Route:
     content = operation.get("requestBody", {}).get("content", {})
     examples = [
-        ShownExample(one["summary"], json.dumps(one["value"], indent=2, ensure_ascii=False))
+        ShownExample(example["summary"], json.dumps(example["value"], indent=2, ensure_ascii=False))
         for media in content.values()
-        for one in media.get("examples", {}).values()
+        for example in media.get("examples", {}).values()
     ]
     answers = []
     for status, answer in operation["responses"].items():
-        found = responses[answer["$ref"].rpartition("/")[2]] if "$ref" in answer else answer
-        types = [(kind, type_of(media["schema"])) for kind, media in found["content"].items()]
-        answers.append((status, rich(found["description"]), types))
+        response = responses[answer["$ref"].rpartition("/")[2]] if "$ref" in answer else answer
+        types = [(kind, type_of(media["schema"])) for kind, media in response["content"].items()]
+        answers.append((status, rich(response["description"]), types))
     return Route(
         operation["operationId"],
         method.upper(),
@@ -94,8 +94,13 @@ def _route(method: str, path: str, operation: dict[str, Any], responses: dict[st
         rich(operation.get("description", "")),
         operation.get("security") == [],
         [
-            ShownField(one["name"], type_of(one["schema"]), one.get("required", False), rich(one["description"]))
-            for one in operation.get("parameters", [])
+            ShownField(
+                parameter["name"],
+                type_of(parameter["schema"]),
+                parameter.get("required", False),
+                rich(parameter["description"]),
+            )
+            for parameter in operation.get("parameters", [])
         ],
         [(kind, type_of(media["schema"])) for kind, media in content.items()],
         examples,
@@ -127,11 +132,11 @@ def type_of(schema: dict[str, Any]) -> Markup:
     if "enum" in schema:
         return Markup(", ").join(_value(value) for value in schema["enum"])
     if some := schema.get("anyOf") or schema.get("oneOf"):
-        return Markup(" or ").join(type_of(one) for one in some)
+        return Markup(" or ").join(type_of(option) for option in some)
     kind = schema.get("type", "anything")
     if kind == "array":
         if "prefixItems" in schema:
-            return Markup("[{}]").format(Markup(", ").join(type_of(one) for one in schema["prefixItems"]))
+            return Markup("[{}]").format(Markup(", ").join(type_of(item) for item in schema["prefixItems"]))
         return Markup("list of {}").format(type_of(schema.get("items", {})))
     if kind == "object" and isinstance(values := schema.get("additionalProperties"), dict):
         return Markup("object of {}").format(type_of(values))
@@ -141,7 +146,7 @@ def type_of(schema: dict[str, Any]) -> Markup:
 def _full(schema: dict[str, Any]) -> Markup:
     """Return the type of a field with its range and its default."""
     some = [schema, *schema.get("anyOf", [])]
-    limits = {name: value for one in reversed(some) for name, value in one.items() if name in _LIMITS}
+    limits = {name: value for part in reversed(some) for name, value in part.items() if name in _LIMITS}
     notes = [f"{words} {_number(limits[name])}" for name, words in _LIMITS.items() if name in limits]
     if schema.get("default") is not None:
         notes.append(f"default {json.dumps(schema['default'])}")

@@ -29,7 +29,7 @@ def check(settings: Settings) -> None:
         "--compiled": settings.compiled is True,
         "--replicas": settings.replicas is not None,
     }
-    for flag in (flag for flag, given in excluded.items() if given):
+    for flag in (flag for flag, is_set in excluded.items() if is_set):
         raise SettingsError(f"{flag} is for our own engine; with --engine vllm, configure vLLM itself")
     if settings.vllm_urls:
         if settings.vllm_env is not None or settings.vllm_args:
@@ -51,10 +51,10 @@ def _check_environment(folder: Path) -> None:
         raise SettingsError(f"--vllm-env {folder}: it has no bin/python, so it is no virtual environment")
     for package in PACKAGES:
         try:
-            asked = subprocess.run(
+            process = subprocess.run(
                 [str(python), "-I", "-c", _ASK, package], capture_output=True, check=False, timeout=_SECONDS
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SettingsError(f"--vllm-env {folder}: its Python does not start: {error}") from None
-        if asked.returncode:
+        if process.returncode:
             raise SettingsError(f"--vllm-env {folder}: {package} is not installed there; see docs/vllm.md")

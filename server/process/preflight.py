@@ -98,11 +98,11 @@ def look(settings: Settings) -> bool:
 def _check_division(settings: Settings) -> None:
     """Raise SettingsError for an impossible division of a model over several devices."""
     parts = [("--device-map", settings.device_map is not None), ("--tensor-parallel", settings.tensor_parallel > 1)]
-    asked = [flag for flag, given in parts if given]
+    requested = [flag for flag, is_set in parts if is_set]
     others = [("--device", settings.device != "auto"), ("--compiled", settings.compiled is True)]
     others.append(("--quantization", settings.quantization is not None))
-    for flag in asked:
-        for other in [*asked[1:], *(other for other, given in others if given)]:
+    for flag in requested:
+        for other in [*requested[1:], *(other for other, is_set in others if is_set)]:
             if other != flag:
                 raise SettingsError(f"{flag} and {other} are mutually exclusive")
         if find_spec("accelerate") is None:
@@ -352,6 +352,6 @@ def refusal(model: str, download: bool) -> str | None:
 
 
 if __name__ == "__main__":
-    found = refusal(sys.argv[1], "--download" in sys.argv[2:])
-    print(found or "")
-    sys.exit(1 if found else 0)
+    problem = refusal(sys.argv[1], "--download" in sys.argv[2:])
+    print(problem or "")
+    sys.exit(1 if problem else 0)

@@ -89,10 +89,10 @@ def merged(flags: Mapping[str, Any], environ: Mapping[str, str], config: str | N
 
 def unknown(environ: Mapping[str, str]) -> list[tuple[str, str | None]]:
     """Return each prefixed variable that is no setting, with the setting that is probably meant."""
-    known = [name.upper() for name in (*Settings.model_fields, "config")]
+    names = [name.upper() for name in (*Settings.model_fields, "config")]
     ours = [name.removeprefix(PREFIX) for name in sorted(environ) if name.startswith(PREFIX)]
-    strange = [name for name in ours if name not in known and not _PLATFORM.fullmatch(name)]
-    meant = [get_close_matches(name, known, n=1) for name in strange]
+    strange = [name for name in ours if name not in names and not _PLATFORM.fullmatch(name)]
+    meant = [get_close_matches(name, names, n=1) for name in strange]
     return [(PREFIX + name, PREFIX + close[0] if close else None) for name, close in zip(strange, meant, strict=True)]
 
 

@@ -299,22 +299,22 @@ class Worker(BaseWorker):
 
     def _bound_input(self) -> None:
         """Refuse the largest incoming requests while all of them together are too large."""
-        held = sum(connection.intake.held for connection in self._reading)
+        buffered = sum(connection.intake.held for connection in self._reading)
         for connection in sorted(self._reading, key=lambda other: other.intake.held, reverse=True):
-            if held <= ALL_INPUT:
+            if buffered <= ALL_INPUT:
                 break
-            held -= connection.intake.held
+            buffered -= connection.intake.held
             self._refuse(connection, FULL)
 
     def _refuse(self, connection: Connection, refusal: Refused) -> None:
         """Answer a request without passing it to a thread, and close its connection."""
         intake = connection.intake
-        said = early_errors.refused(refusal, self.wsgi, connection.client, intake.path, intake.field)
+        response = early_errors.refused(refusal, self.wsgi, connection.client, intake.path, intake.field)
         self._reading.pop(connection, None)
         intake.drop()
         connection.state = "answering"
         with contextlib.suppress(OSError):
-            connection.sendall(said)
+            connection.sendall(response)
         self._answered(connection, keep=False)
 
     # -- answering ---------------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ class Worker(BaseWorker):
         elif connection.sending:
             self._watch(connection, selectors.EVENT_WRITE)
         else:
-            self._taken(connection)
+            self._continue_or_close(connection)
 
     def _to_send(self, connection: Connection) -> None:
         """Watch for a writable client, since there are bytes to send; any thread may call this."""
@@ -366,11 +366,11 @@ class Worker(BaseWorker):
             self._close(connection)
         elif not connection.sending:
             if connection.state == "flushing":
-                self._taken(connection)
+                self._continue_or_close(connection)
             else:
                 self._watch(connection, 0)
 
-    def _taken(self, connection: Connection) -> None:
+    def _continue_or_close(self, connection: Connection) -> None:
         """Continue with the next request, or close, now that the client has its answer."""
         if connection.keep and self.alive and not self._draining:
             connection.state = "reading"

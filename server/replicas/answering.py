@@ -65,8 +65,8 @@ class Answering:
 
     async def whole(self, call: Call) -> tuple[AnswerHead, bytes]:
         """Return the whole answer."""
-        said = [piece async for piece in self.answer(call)]
-        head, *body = said
+        pieces = [piece async for piece in self.answer(call)]
+        head, *body = pieces
         assert isinstance(head, AnswerHead)
         return head, b"".join(piece for piece in body if isinstance(piece, bytes))
 
@@ -93,20 +93,20 @@ class Exchange:
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield the thread's pieces, with pending bytes joined; raises whatever the thread raised."""
         while True:
-            taken = [await self._queue.get()]
+            batch = [await self._queue.get()]
             while not self._queue.empty():
-                taken.append(self._queue.get_nowait())
-            self._room.release(len(taken))
-            for kind, said in groupby(taken, type):
+                batch.append(self._queue.get_nowait())
+            self._room.release(len(batch))
+            for kind, group in groupby(batch, type):
                 if kind is bytes:
-                    yield b"".join(said)  # type: ignore[arg-type]
+                    yield b"".join(group)  # type: ignore[arg-type]
                     continue
-                for one in said:
-                    if one is None:
+                for piece in group:
+                    if piece is None:
                         return
-                    if isinstance(one, BaseException):
-                        raise one
-                    yield one
+                    if isinstance(piece, BaseException):
+                        raise piece
+                    yield piece
 
     def leave(self) -> None:
         """Stop listening; harmless after the end."""
@@ -119,10 +119,10 @@ class Exchange:
     def run(self, app: Any, access: Any) -> None:
         """Answer by the application, and write the access log."""
         begun = time.monotonic()
-        told = Logged("500 Internal Server Error", [])
+        response = Logged("500 Internal Server Error", [])
         environ = self._call.environ(self._connection)
         try:
-            self._answer(app, environ, told)
+            self._answer(app, environ, response)
             self._say(None)
         except BrokenPipeError:
             log.debug("an answer was cancelled: its client disconnected")
@@ -132,29 +132,31 @@ class Exchange:
                 self._say(RuntimeError("the request could not be answered"))
         finally:
             self._connection.close()
-            asked = Logged("", [(name.decode("latin1"), value.decode("latin1")) for name, value in self._call.headers])
-            access.access(told, asked, environ, timedelta(seconds=time.monotonic() - begun))
+            request = Logged(
+                "", [(name.decode("latin1"), value.decode("latin1")) for name, value in self._call.headers]
+            )
+            access.access(response, request, environ, timedelta(seconds=time.monotonic() - begun))
 
-    def _answer(self, app: Any, environ: dict[str, Any], told: Logged) -> None:
+    def _answer(self, app: Any, environ: dict[str, Any], response: Logged) -> None:
         def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> None:
-            told.status, told.headers = status, headers
+            response.status, response.headers = status, headers
 
         pieces: Iterable[bytes] = app(environ, start)
         try:
-            self._say(AnswerHead(int(told.status.split(" ", 1)[0]), tuple(told.headers)))
+            self._say(AnswerHead(int(response.status.split(" ", 1)[0]), tuple(response.headers)))
             for piece in pieces:
                 if piece:
                     self._say(piece)
-                    told.sent += len(piece)
+                    response.sent += len(piece)
         finally:
             if hasattr(pieces, "close"):
                 pieces.close()
 
-    def _say(self, said: Piece | BaseException | None) -> None:
+    def _say(self, piece: Piece | BaseException | None) -> None:
         self._room.acquire()
         if self._left.is_set():
             raise BrokenPipeError
         try:  # does not wait for the loop, which has to wait for its turn among many threads
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, said)
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, piece)
         except RuntimeError as error:  # the loop has ended
             raise BrokenPipeError from error

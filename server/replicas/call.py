@@ -36,8 +36,8 @@ class Call:
     @property
     def picture(self) -> bytes | None:
         """A digest of the first image's URL, which includes the image itself for a data URL; None without one."""
-        found = _URL.search(self.body) if self.method == "POST" else None
-        return None if found is None else hashlib.blake2b(found[1], digest_size=16).digest()
+        match = _URL.search(self.body) if self.method == "POST" else None
+        return None if match is None else hashlib.blake2b(match[1], digest_size=16).digest()
 
     def environ(self, connection: socket.socket) -> dict[str, Any]:
         """Return the WSGI environment (PEP 3333); `connection` is closed when the client leaves, for `Watcher` to notice."""

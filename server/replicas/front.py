@@ -57,8 +57,8 @@ class Front:
         if isinstance(call, Refused):
             return self._refused(call, request.scope["path"])
         if call.method == "GET" and call.path in gathered.ROUTES:
-            said = gathered.ROUTES[call.path](await self._ask_all(call), generate_latest(self._counters.registry))
-            return _response(said.head, said.body)
+            report = gathered.ROUTES[call.path](await self._ask_all(call), generate_latest(self._counters.registry))
+            return _response(report.head, report.body)
         return await self._answer(call)
 
     async def drain(self) -> None:
@@ -105,7 +105,7 @@ class Front:
                 log.exception("a request could not be answered")
                 return self._refused(BROKEN, call.path)
             else:
-                return _response(head, _rest(head, pieces, call.path))
+                return _response(head, _after_head(head, pieces, call.path))
         return self._refused(LOST, call.path)
 
     def _refused(self, refusal: Refused, path: str) -> Response:
@@ -119,12 +119,12 @@ class Front:
     async def _ask_all(self, call: Call) -> list[Whole]:
         """Return every replica's answer, without those that fail or take too long."""
         try:
-            said = await self._replicas.broadcast("whole", call).results_async(
+            answers = await self._replicas.broadcast("whole", call).results_async(
                 timeout_s=PATIENCE, return_exceptions=True
             )
         except (TimeoutError, DeploymentUnavailableError):
             return []
-        return sorted((one for one in said if isinstance(one, Whole)), key=lambda one: one.replica)
+        return sorted((answer for answer in answers if isinstance(answer, Whole)), key=lambda answer: answer.replica)
 
 
 def _response(head: AnswerHead, body: Any) -> Response:
@@ -139,7 +139,7 @@ def _response(head: AnswerHead, body: Any) -> Response:
     return response
 
 
-async def _rest(head: AnswerHead, pieces: Any, path: str) -> AsyncIterator[bytes]:
+async def _after_head(head: AnswerHead, pieces: Any, path: str) -> AsyncIterator[bytes]:
     """Yield the bytes after the head.
 
     If the replica is lost, a stream of events ends with an error event; any other answer breaks off.

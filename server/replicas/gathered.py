@@ -18,34 +18,36 @@ LABEL, FRONT = "replica", "front"
 JSON = (("Content-Type", "application/json"),)
 
 
-def health(said: Sequence[Whole], own: bytes = b"") -> Whole:
+def health(reports: Sequence[Whole], own: bytes = b"") -> Whole:
     """Return 200 unless all replicas must be replaced; if there is none, Ray Serve is already starting one."""
-    return _whole(said, {"status": "ok"}, 200)
+    return _healthiest(reports, {"status": "ok"}, 200)
 
 
-def ready(said: Sequence[Whole], own: bytes = b"") -> Whole:
+def ready(reports: Sequence[Whole], own: bytes = b"") -> Whole:
     """Return 200 while at least one replica serves requests."""
-    return _whole(said, {"status": "loading"}, 503)
+    return _healthiest(reports, {"status": "loading"}, 503)
 
 
-def _whole(said: Sequence[Whole], none: dict[str, Any], status: int) -> Whole:
+def _healthiest(reports: Sequence[Whole], none: dict[str, Any], status: int) -> Whole:
     """Return the healthiest replica's report, with the journals combined and each replica's own under `replicas`."""
-    bodies = {one.replica: json.loads(one.body) for one in said}
-    if not said:
+    bodies = {report.replica: json.loads(report.body) for report in reports}
+    if not reports:
         head, best = AnswerHead(status, (*JSON, *([("Retry-After", "2")] if status == 503 else []))), none
     else:
-        first = min(said, key=lambda one: one.head.status)
+        first = min(reports, key=lambda report: report.head.status)
         best = bodies[first.replica]
         head = AnswerHead(first.head.status, tuple(pair for pair in first.head.headers if pair[0] != "Content-Length"))
-    journals = [one["journal"] for one in bodies.values() if "journal" in one]
+    journals = [report["journal"] for report in bodies.values() if "journal" in report]
     body = dumps({**best, **({"journal": _journal(journals)} if journals else {}), "replicas": bodies}).encode()
     return Whole("", AnswerHead(head.status, (*head.headers, ("Content-Length", str(len(body))))), body)
 
 
-def _journal(said: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _journal(journals: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the worst journal state, with the row counts of all replicas added up."""
-    worst = max(said, key=lambda one: one["state"] == "failing")
-    return worst | {name: sum(one[name] for one in said) for name in ("written", "dropped", "waiting") if name in worst}
+    worst = max(journals, key=lambda journal: journal["state"] == "failing")
+    return worst | {
+        name: sum(journal[name] for journal in journals) for name in ("written", "dropped", "waiting") if name in worst
+    }
 
 
 class Labelled:
@@ -59,25 +61,25 @@ class Labelled:
         families: dict[str, Metric] = {}
         for name, text in self._texts.items():
             for family in text_string_to_metric_families(text):
-                kept = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                kept.samples += _labelled(family.samples, name)
+                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                merged.samples += _labelled(family.samples, name)
         yield from families.values()
 
 
 def _labelled(samples: Iterable[Sample], name: str) -> Iterator[Sample]:
-    for one in samples:
-        yield Sample(one.name, {LABEL: name, **one.labels}, one.value, one.timestamp, one.exemplar)
+    for sample in samples:
+        yield Sample(sample.name, {LABEL: name, **sample.labels}, sample.value, sample.timestamp, sample.exemplar)
 
 
-def metrics(said: Sequence[Whole], own: bytes = b"") -> Whole:
+def metrics(reports: Sequence[Whole], own: bytes = b"") -> Whole:
     """Return Prometheus' text with a label `replica`, or a replica's refusal, as for a missing key.
 
     `own` holds the front's own metrics.
     """
-    refused = [one for one in said if one.head.status != 200]
+    refused = [report for report in reports if report.head.status != 200]
     if refused:
         return refused[0]
-    texts = {FRONT: own.decode(), **{one.replica: one.body.decode() for one in said}}
+    texts = {FRONT: own.decode(), **{report.replica: report.body.decode() for report in reports}}
     text = generate_latest(Labelled(texts))  # type: ignore[arg-type]
     return Whole("", AnswerHead(200, (("Content-Type", CONTENT_TYPE_LATEST),)), text)
 

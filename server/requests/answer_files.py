@@ -37,8 +37,8 @@ class AnswerFiles:
     def find(self, name: str, owner: str) -> bytes | None:
         """Return a file of this owner; None where there is none, or no longer."""
         with self._lock:
-            kept = self._files.get(name)
-        return kept[1] if kept is not None and kept[0] == owner else None
+            entry = self._files.get(name)
+        return entry[1] if entry is not None and entry[0] == owner else None
 
     def apart(self, choice: Choice, answer_id: str, owner: str, suffix: str = "") -> Choice:
         """Return a choice whose states, and its baseline's, are files of their own where they are large."""

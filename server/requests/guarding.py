@@ -66,8 +66,8 @@ class GuardPlan:
 
     def raised(self, numbers: Mapping[str, Scalar]) -> list[str]:
         """Return the conditions that hold for an answer with these numbers; none if not enough of them do."""
-        held = [condition.name for condition in self.conditions if condition.holds(numbers.get(condition.name))]
-        return [] if self.every and len(held) < len(self.conditions) else held
+        met = [condition.name for condition in self.conditions if condition.holds(numbers.get(condition.name))]
+        return [] if self.every and len(met) < len(self.conditions) else met
 
     def numbers(self, numbers: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Return the numbers that the conditions are about."""

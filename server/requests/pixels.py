@@ -33,15 +33,15 @@ def bounds_of(
             if serving.capabilities.pixels is None:
                 raise Inapplicable(f"'{name}': {_why(serving)}", param=name, code="unsupported_value")
             _affordable(name, pixels, len(list(image_urls(chat.messages))), settings)
-    kept = {name: pixels for name, pixels in stated.items() if not skipping.skips(name)}
+    bounds = {name: pixels for name, pixels in stated.items() if not skipping.skips(name)}
 
     def of_part(part: MessagePart) -> Bounds:
         if part.detail == "high":
-            return {**kept, "detail": part.detail}
+            return {**bounds, "detail": part.detail}
         if part.detail != "low" or serving.capabilities.pixels is None:
-            return {**kept}
-        most = min(LOW, kept.get("max_pixels", LOW))
-        return {**kept, "max_pixels": max(most, kept.get("min_pixels", most))}
+            return {**bounds}
+        most = min(LOW, bounds.get("max_pixels", LOW))
+        return {**bounds, "max_pixels": max(most, bounds.get("min_pixels", most))}
 
     return of_part
 

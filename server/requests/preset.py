@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard, get_args
 
 from server.engine.served import Capabilities
-from server.vectors.names import has, known
+from server.vectors.names import has, has_defaults
 from server.wire.steering import SteeringForm
 from steering import Options, Steering, VectorStore
 from steering.protocol.forms import KIND
@@ -38,9 +38,9 @@ class Preset:
 
     def weak(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return the preset's fields that a request does not set; null counts as absent."""
-        given = {name for name, value in body.items() if value is not None}
-        given |= {name for names in ONE_VALUE if names & given for name in names}
-        return {name: value for name, value in self.fields.items() if name not in given}
+        stated = {name for name, value in body.items() if value is not None}
+        stated |= {name for names in ONE_VALUE if names & stated for name in names}
+        return {name: value for name, value in self.fields.items() if name not in stated}
 
 
 PLAIN = Preset("", {})
@@ -56,16 +56,18 @@ def built_in(capabilities: Capabilities, store: VectorStore) -> dict[str, Preset
     bodies: dict[str, dict[str, Any]] = {}
     if Steering.name() in capabilities.interventions and has(store, VECTOR, capabilities.fingerprint, preference=True):
         bodies |= {way: {Steering.name(): {"toward": way}} for way in WAYS}
-    whole = [kind for name, (kind, _) in REGISTRY.items() if name in capabilities.interventions and _is_complete(kind)]
-    kinds = [kind for kind in whole if known(kind, store, capabilities.fingerprint)]
+    complete = [
+        kind for name, (kind, _) in REGISTRY.items() if name in capabilities.interventions and _is_complete(kind)
+    ]
+    kinds = [kind for kind in complete if has_defaults(kind, store, capabilities.fingerprint)]
     for kind in kinds:
-        head, *rest = kind.path
-        if not rest:
+        head, *tail = kind.path
+        if not tail:
             bodies[kind.kind or head] = {head: {KIND: kind.kind} if kind.kind else True}
             continue
         members = [other.path[1] for other, _ in REGISTRY.values() if other.path[0] == head]
         bodies.setdefault(head, {head: True})
-        bodies[kind.name()] = {head: {member: member == rest[0] for member in members}}
+        bodies[kind.name()] = {head: {member: member == tail[0] for member in members}}
     return {name: Preset(name, fields) for name, fields in bodies.items()}
 
 

@@ -57,7 +57,7 @@ class Presets:
 
     def read(
         self,
-        given: dict[str, Any],
+        body: dict[str, Any],
         kind: type[Chat],
         serving: Serving,
         parts: int | None = None,
@@ -68,10 +68,10 @@ class Presets:
         `unread` names ignored fields that the body does not show. Raises as `find` and `server.wire.parse` do, and for
         ignored fields if the body has `"strict": true`.
         """
-        preset = self.find(serving, given.get("model"))
-        weak = preset.weak(given)
-        chat = checked({**given, **weak}, kind, parts)
-        ignored = [*unread, *ignored_fields(given, kind), *ignored_variables(chat, serving.capabilities)]
+        preset = self.find(serving, body.get("model"))
+        weak = preset.weak(body)
+        chat = checked({**body, **weak}, kind, parts)
+        ignored = [*unread, *ignored_fields(body, kind), *ignored_variables(chat, serving.capabilities)]
         if ignored and chat.strict:
             raise BadRequest(f"'{ignored[0]}' is unknown, and 'strict' is true.", ignored[0], "unknown_parameter")
         return chat, Skipping(preset.name, frozenset(weak), chat.strict is not False, ignored=ignored)
@@ -83,31 +83,31 @@ class Presets:
         """
         if not isinstance(model, str) or model in ("", serving.name):
             return PLAIN
-        known, base = self.at(serving), serving.name + AT
+        presets, base = self.at(serving), serving.name + AT
         name = model.removeprefix(base)
-        if name != model and name in known:
-            return known[name]
-        meant = _meant(model, serving.name, known)
+        if name != model and name in presets:
+            return presets[name]
+        meant = _meant(model, serving.name, presets)
         raise ApiError(
             404,
             f"The model {model[:128]!r} does not exist; {f'did you mean {meant!r}? This' if meant else 'this'} server has "
-            f"{serving.name!r}, alone or followed by a preset: {', '.join(AT + other for other in known)}.",
+            f"{serving.name!r}, alone or followed by a preset: {', '.join(AT + other for other in presets)}.",
             code="model_not_found",
             param="model",
         )
 
     def vectors(self, preset: Preset) -> list[str]:
         """Return the names of the steering vectors that a preset uses."""
-        given = _chat(preset, self.chats).interventions.values()
-        own = [name for field in given for options in field.asked for name in options.vectors]
-        forms = [field.form for field in given if isinstance(field.form, SteeringForm)]
+        fields = _chat(preset, self.chats).interventions.values()
+        own = [name for field in fields for options in field.asked for name in options.vectors]
+        forms = [field.form for field in fields if isinstance(field.form, SteeringForm)]
         return own + [name for form in forms for name in form.names]
 
     def interventions(self, preset: Preset) -> set[str]:
         """Return the names of the interventions that a preset asks for."""
-        given = _chat(preset, self.chats).interventions
-        forms = {name for name, one in given.items() if one.form is not None}
-        return forms | {options.name() for one in given.values() for options in one.asked}
+        fields = _chat(preset, self.chats).interventions
+        forms = {name for name, field in fields.items() if field.form is not None}
+        return forms | {options.name() for field in fields.values() for options in field.asked}
 
     def check(self, serving: Serving, settings: Settings) -> None:
         """Check the presets of the settings against a model; raises SettingsError for values that no request could use.
@@ -160,7 +160,7 @@ def _named(preset: Preset) -> Iterator[None]:
         raise SettingsError(f"preset {preset.name!r} ({preset.source}): {error}") from error
 
 
-def _meant(model: str, name: str, known: Iterable[str]) -> str | None:
+def _meant(model: str, name: str, presets: Iterable[str]) -> str | None:
     """Return the known name most similar to `model`, None if none is.
 
     After the model's own name only presets are compared, since the rest is the same.
@@ -169,7 +169,7 @@ def _meant(model: str, name: str, known: Iterable[str]) -> str | None:
         return None  # the time of comparing grows with the length
     base, preset = name + AT, model.removeprefix(name + AT)
     if preset != model:
-        close = [base + other for other in get_close_matches(preset, known, n=1)]
+        close = [base + other for other in get_close_matches(preset, presets, n=1)]
     else:
-        close = get_close_matches(model, [name, *(base + other for other in known)], n=1, cutoff=LIKE)
+        close = get_close_matches(model, [name, *(base + other for other in presets)], n=1, cutoff=LIKE)
     return close[0] if close else None

@@ -40,8 +40,8 @@ def _measured(serving: Serving) -> set[str]:
 
 def measured(capabilities: Capabilities, store: VectorStore) -> set[str]:
     """Return the names of the parts that a model just loaded has, as `steering.readiness.PreparedPart.measured`."""
-    known = capabilities.about.get("calibration", {})
-    names = {ABOUT.get(name, name) for name, value in known.items() if value is not None}
+    calibration = capabilities.about.get("calibration", {})
+    names = {ABOUT.get(name, name) for name, value in calibration.items() if value is not None}
     return {part.measured for part in PARTS if part.measured in names} | _vector(capabilities, store)
 
 

@@ -93,20 +93,20 @@ def resolve(
 
 def template_variables(chat: ChatRequest, capabilities: Capabilities) -> dict[str, Any]:
     """Return the chat template's variables that it reads; raises BadRequest for those that the server sets."""
-    given = chat.chat_template_kwargs or {}
+    variables = chat.chat_template_kwargs or {}
     continues = bool(chat.continue_final_message)
     own = {"add_generation_prompt": not continues, "continue_final_message": continues, "tokenize": False}
-    for name, value in given.items():
+    for name, value in variables.items():
         if name in RESERVED_VARIABLES and not (name in own and value is own[name]):
             at = f"chat_template_kwargs.{name}"
             raise BadRequest(f"'{at}' is set by the server only.", at, "unsupported_value")
-    return {name: value for name, value in given.items() if name in capabilities.template_variables}
+    return {name: value for name, value in variables.items() if name in capabilities.template_variables}
 
 
 def ignored_variables(chat: ChatRequest, capabilities: Capabilities) -> list[str]:
     """Return the paths of the chat template's variables that it does not read."""
-    known = capabilities.template_variables | RESERVED_VARIABLES
-    return [f"chat_template_kwargs.{name[:64]}" for name in chat.chat_template_kwargs or {} if name not in known]
+    recognised = capabilities.template_variables | RESERVED_VARIABLES
+    return [f"chat_template_kwargs.{name[:64]}" for name in chat.chat_template_kwargs or {} if name not in recognised]
 
 
 def ignored_reasoning(chat: ChatRequest, capabilities: Capabilities) -> list[str]:
@@ -143,16 +143,16 @@ def _interventions(
 ) -> list[InterventionSpec]:
     pictures = len(list(image_urls(chat.messages))) if chat.messages else None
     resolved: list[InterventionSpec] = []
-    for name, given in chat.interventions.items():
-        for spec in given.asked:
+    for name, field in chat.interventions.items():
+        for spec in field.asked:
             with skipping.of(place := ".".join(spec.path)):
                 _supported(place, spec.kind, spec.name(), serving)
                 resolved.append(names.resolved(spec, place, serving.store))
-        if given.form is not None:
+        if field.form is not None:
             with skipping.of(name):
                 _supported(name, "", name, serving)
-                if isinstance(given.form, SteeringForm):
-                    steering = steers.asked(given.form, serving, settings, pictures, skipping.may(name))
+                if isinstance(field.form, SteeringForm):
+                    steering = steers.steering_of(field.form, serving, settings, pictures, name in skipping.weak)
                     resolved += [] if steering is None else [steering]
     return skipping.one_contrast(resolved)
 

@@ -64,7 +64,7 @@ def entry(i: int) -> Iterator[None]:
         raise type(error)(str(error).replace(f"'{error.param}'", f"'{param}'"), param=param, code=error.code) from error
 
 
-def asked(
+def steering_of(
     wire: SteeringForm, serving: Serving, settings: Settings, images: int | None, lenient: bool = False
 ) -> InterventionSpec | None:
     """Return the steering of a request behind its gate, None if nothing is steered; see `ungated`."""
@@ -91,24 +91,24 @@ def _term(form: GateForm, place: str, store: VectorStore) -> GateTerm:
     feature = feature_of(vector.name)
     dictionary = None if feature is None else store.dictionary(feature[0])
     measured = {"measure": "cosine"} if dictionary is None else {"measure": "feature", "threshold": 0.0}
-    known = {"layer": vector.layers[0], **measured, **vector.info.get("gate", {})}
-    layer = known["layer"] if form.layer is None else form.layer
-    measure = form.measure or known["measure"]
+    defaults = {"layer": vector.layers[0], **measured, **vector.info.get("gate", {})}
+    layer = defaults["layer"] if form.layer is None else form.layer
+    measure = form.measure or defaults["measure"]
     bound = form.below if form.below is not None else form.above
     if bound is None:
-        if "threshold" not in known:
+        if "threshold" not in defaults:
             raise Inapplicable(
                 f"'{place}.above' is required: {vector.name!r} was not calibrated as a condition. `helmsight vectors build "
                 "--gate` builds one that is.",
                 param=f"{place}.above",
             )
-        if (layer, measure) != (known["layer"], known["measure"]):
+        if (layer, measure) != (defaults["layer"], defaults["measure"]):
             raise Inapplicable(
-                f"'{place}.above' is required: {vector.name!r} was calibrated as a condition at layer {known['layer']} by "
-                f"{known['measure']}.",
+                f"'{place}.above' is required: {vector.name!r} was calibrated as a condition at layer {defaults['layer']} "
+                f"by {defaults['measure']}.",
                 param=f"{place}.above",
             )
-        bound = known["threshold"]
+        bound = defaults["threshold"]
     return GateTerm(vector, layer, bound, measure, form.below is not None, dictionary)
 
 
@@ -117,8 +117,8 @@ def ungated(
 ) -> InterventionSpec | None:
     """Return the steering of a request, None if nothing is steered.
 
-    `images` is the number of images, None if unknown. With `lenient`, inapplicable steering may be skipped; then a
-    preference between modalities requires an image.
+    `images` is the number of images, None if unknown. With `lenient`, as for a preset's steering, a preference
+    between modalities requires an image.
     """
     if wire.toward == "auto":
         auto = _short(wire, serving.store)

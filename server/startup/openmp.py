@@ -41,7 +41,7 @@ def set_wait_policy(environ: MutableMapping[str, str] = os.environ) -> None:
 
     No effect on a process that has loaded torch; its children still inherit it.
     """
-    given = set(environ)
+    variables = set(environ)
     for name, value, others in _SETTINGS:
-        if given.isdisjoint((name, *others)):
+        if variables.isdisjoint((name, *others)):
             environ[name] = value

@@ -203,9 +203,9 @@ class KeyCollector(Collector):
             yield expiry
 
 
-def _histograms(found: Mapping[str, Histogram]) -> Iterable[Metric]:
+def _histograms(histograms: Mapping[str, Histogram]) -> Iterable[Metric]:
     for name, text in _BINS.items():
-        if (bins := found.get(name)) is not None:
+        if (bins := histograms.get(name)) is not None:
             bounds = [*map(floatToGoString, bins.bounds), "+Inf"]
             buckets = list(zip(bounds, bins.cumulative(), strict=True))
             yield HistogramMetricFamily(f"helmsight_{name}", text, buckets=buckets, sum_value=bins.total)
@@ -215,9 +215,9 @@ def _gpu_memory(stats: Mapping[str, float]) -> Iterable[Metric]:
     """Yield the engine's numbers of each GPU's memory; none without a GPU."""
     for kind, text in _GPU_MEMORY.items():
         start = f"gpu_memory_{kind}_bytes "
-        found = {name.removeprefix(start): value for name, value in stats.items() if name.startswith(start)}
-        if found:
+        by_device = {name.removeprefix(start): value for name, value in stats.items() if name.startswith(start)}
+        if by_device:
             family = GaugeMetricFamily(f"helmsight_gpu_memory_{kind}_bytes", text, labels=["device"])
-            for device, value in found.items():
+            for device, value in by_device.items():
                 family.add_metric([device], value)
             yield family

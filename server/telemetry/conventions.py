@@ -65,29 +65,29 @@ class Score(NamedTuple):
 
     def attributes(self, completion_id: str) -> dict[str, Any]:
         """Return the attributes of its event."""
-        known = {**self._asdict(), "completion_id": completion_id}
-        return {GEN_AI[name]: value for name, value in known.items() if value is not None}
+        fields = {**self._asdict(), "completion_id": completion_id}
+        return {GEN_AI[name]: value for name, value in fields.items() if value is not None}
 
 
 def requested(request: Request, model: str) -> dict[str, Any]:
     """Return the attributes of a request for a model as its client names it."""
-    known = {name: getattr(request.sampling, name) for name in SAMPLED}
-    known |= {"operation": OPERATION, "provider": PROVIDER, "requested_model": model, "output_type": "text"}
+    fields = {name: getattr(request.sampling, name) for name in SAMPLED}
+    fields |= {"operation": OPERATION, "provider": PROVIDER, "requested_model": model, "output_type": "text"}
     if request.n != 1:
-        known["n"] = request.n
-    return {GEN_AI[name]: value for name, value in known.items() if value is not None}
+        fields["n"] = request.n
+    return {GEN_AI[name]: value for name, value in fields.items() if value is not None}
 
 
 def scores(numbers: Mapping[str, Any]) -> list[Score]:
     """Return the scores of an answer's numbers by name; those that are missing, or no number, have none."""
     about = explanations()
-    found = []
+    result = []
     for name, value in numbers.items():
         if isinstance(value, bool):
-            found.append(Score(name, float(value), "true" if value else "false", about.get(name, name)))
+            result.append(Score(name, float(value), "true" if value else "false", about.get(name, name)))
         elif isinstance(value, int | float):
-            found.append(Score(name, float(value), None, about.get(name, name)))
-    return found
+            result.append(Score(name, float(value), None, about.get(name, name)))
+    return result
 
 
 def numbers_of(choice: Choice) -> dict[str, Any]:
@@ -97,10 +97,10 @@ def numbers_of(choice: Choice) -> dict[str, Any]:
 
 def explanations() -> dict[str, str]:
     """Return a sentence for each number that readouts keep."""
-    found = {"dose": "Mean dose over the applied steering vectors", "answer_correct": "Whether the answer is right"}
+    sentences = {"dose": "Mean dose over the applied steering vectors", "answer_correct": "Whether the answer is right"}
     for readout in REGISTRY.values():
         for name in readout.scalars:
             quantity = readout.quantities.get(name)
             text = f"Flag of the readout {readout.name}" if quantity is None else quantity.about
-            found[name] = f"{text} ({quantity.unit})" if quantity is not None and quantity.unit else text
-    return found
+            sentences[name] = f"{text} ({quantity.unit})" if quantity is not None and quantity.unit else text
+    return sentences

@@ -34,15 +34,15 @@ WELL_FORMED = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 _PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
 
 
-def request_id(given: str | None) -> str:
+def request_id(sent_id: str | None) -> str:
     """Return the id that a client or a proxy gave if it is well formed, else a new one."""
-    return given if given and WELL_FORMED.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+    return sent_id if sent_id and WELL_FORMED.fullmatch(sent_id) else f"req_{uuid.uuid4().hex}"
 
 
 def trace_of(parent: str | None) -> dict[str, str]:
     """Return the trace's id of a `traceparent` (W3C Trace Context), nothing if there is none or it is not well formed."""
-    found = _PARENT.fullmatch(parent or "")
-    return {"trace_id": found[1]} if found and set(found[1]) != {"0"} and set(found[2]) != {"0"} else {}
+    match = _PARENT.fullmatch(parent or "")
+    return {"trace_id": match[1]} if match and set(match[1]) != {"0"} and set(match[2]) != {"0"} else {}
 
 
 def _ids() -> tuple[str | None, str | None]:
@@ -66,8 +66,8 @@ class OneLine(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable(record.message)
-        known = [name for name in _ids() if name and name not in record.message]
-        return super().formatMessage(record) + (f" ({' '.join(known)})" if known else "")
+        ids = [name for name in _ids() if name and name not in record.message]
+        return super().formatMessage(record) + (f" ({' '.join(ids)})" if ids else "")
 
     def formatException(self, ei: Any) -> str:
         return "\n".join("    " + printable(line) for line in super().formatException(ei).split("\n"))
@@ -81,7 +81,7 @@ class OneObject(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        said: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -89,12 +89,12 @@ class OneObject(logging.Formatter):
             "message": record.getMessage(),
         }
         ids = zip(("request_id", "completion_id"), _ids(), strict=True)
-        said |= {name: value for name, value in ids if value is not None}
-        said |= getattr(record, "fields", {})
+        entry |= {name: value for name, value in ids if value is not None}
+        entry |= getattr(record, "fields", {})
         if record.exc_info:
-            said["exception"] = self.formatException(record.exc_info)
+            entry["exception"] = self.formatException(record.exc_info)
         # Everything but ASCII is escaped, so that no reader finds a line end or a terminal command within it.
-        return json.dumps(said, default=str, separators=(",", ":")).replace("\x7f", "\\u007f")
+        return json.dumps(entry, default=str, separators=(",", ":")).replace("\x7f", "\\u007f")
 
 
 class Logger(GunicornLogger):

@@ -112,11 +112,13 @@ class Metrics(RequestCounters):
             "helmsight_guard_tokens", "Tokens that guards had generated beside first answers", registry=registry
         )
         self.readouts = Counter("helmsight_diagnostics", "Requested readouts", ["readout"], registry=registry)
-        kept = [
-            (name, kind, one.quantities.get(name)) for one in READOUTS.values() for name, kind in one.scalars.items()
+        declared = [
+            (name, kind, readout.quantities.get(name))
+            for readout in READOUTS.values()
+            for name, kind in readout.scalars.items()
         ]
-        self.truths = frozenset(name for name, kind, _ in kept if kind is bool) - {CORRECT}
-        numbers = {name: quantity for name, kind, quantity in kept if kind is float} | {"dose": DOSE}
+        self.truths = frozenset(name for name, kind, _ in declared if kind is bool) - {CORRECT}
+        numbers = {name: quantity for name, kind, quantity in declared if kind is float} | {"dose": DOSE}
         self.histograms = {name: _histogram(name, quantity, registry) for name, quantity in numbers.items()}
         self.flags = Counter(
             "helmsight_flags", "Finished answers by flag", ["flag", "raised", *LABELS], registry=registry
@@ -137,10 +139,10 @@ class Metrics(RequestCounters):
         self._guard_changed.inc(report["answers"][report["kept"]]["text"] != first["text"])
         self._guard_tokens.inc(sum(answer["completion_tokens"] for answer in others))
 
-    def asked(self, request: Request) -> None:
+    def accepted(self, request: Request) -> None:
         """Count the interventions and readouts of an accepted request."""
-        for name, one in request.asked.items():
-            for toward in one.toward:
+        for name, intervention in request.asked.items():
+            for toward in intervention.toward:
                 self.interventions.labels(name, toward).inc()
         if request.baseline:
             self.interventions.labels("baseline", "").inc()
@@ -154,13 +156,13 @@ class Metrics(RequestCounters):
             self.answer_tokens.labels(kind).inc(len(choice.token_ids))
             if choice.timing is not None:
                 self.answer_seconds.labels(kind).inc(choice.timing.last - choice.timing.first)
-        found = scalars(choice.applied, choice.diagnostics)
-        for name, value in found.items():
+        numbers = scalars(choice.applied, choice.diagnostics)
+        for name, value in numbers.items():
             if name in self.histograms and value is not None:
                 self.histograms[name].labels(*traffic).observe(value)
             if name in self.truths and value is not None:
                 self.flags.labels(name, _word(value), *traffic).inc()
-        if (correct := found.get(CORRECT)) is not None:
+        if (correct := numbers.get(CORRECT)) is not None:
             self.focus.labels(_word(correct), *traffic).inc()
 
     def exposition(self) -> bytes:

@@ -11,8 +11,8 @@ class RequestCounters:
     def __init__(self, registry: CollectorRegistry):
         self.registry = registry
         self.requests = Counter("helmsight_requests", "HTTP requests", ["route", "method", "status"], registry=registry)
-        said = "Refused requests, by error code"
-        self.refusals = Counter("helmsight_refusals", said, ["status", "reason"], registry=registry)
+        about = "Refused requests, by error code"
+        self.refusals = Counter("helmsight_refusals", about, ["status", "reason"], registry=registry)
 
     def refused(self, status: int, reason: str) -> None:
         """Count a request that got an error instead of an answer."""

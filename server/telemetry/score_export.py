@@ -27,7 +27,7 @@ def send(rows: Iterable[Mapping[str, Any]], tool: Tool, url: str, environ: Mappi
 
     Rows without a trace are left out. Keys are those of the tool's own variables in `environ`. Raises ScoreError.
     """
-    left = 0
+    skipped = 0
     batch: list[dict[str, Any]] = []
     sent = 0
     with requests.Session() as session:
@@ -37,7 +37,7 @@ def send(rows: Iterable[Mapping[str, Any]], tool: Tool, url: str, environ: Mappi
             session.headers["Authorization"] = f"Bearer {key}"
         for row in rows:
             if row["trace_id"] is None or (tool == "phoenix" and row["span_id"] is None):
-                left += 1
+                skipped += 1
                 continue
             for score in scores_of(row):
                 sent += 1
@@ -50,7 +50,7 @@ def send(rows: Iterable[Mapping[str, Any]], tool: Tool, url: str, environ: Mappi
                 batch = []
         if batch:
             _annotate(session, url, batch)
-    return sent, left
+    return sent, skipped
 
 
 def scores_of(row: Mapping[str, Any]) -> Iterator[Score]:
@@ -61,11 +61,11 @@ def scores_of(row: Mapping[str, Any]) -> Iterator[Score]:
 
 def langfuse(row: Mapping[str, Any], score: Score) -> dict[str, Any]:
     """Return the body of Langfuse's `POST /api/public/scores`."""
-    found = {
+    body = {
         "id": identity(row, score), "traceId": row["trace_id"], "name": score.name, "value": score.value,
         "dataType": "NUMERIC" if score.label is None else "BOOLEAN", "comment": score.explanation,
     }  # fmt: skip
-    return found if row["span_id"] is None else {**found, "observationId": row["span_id"]}
+    return body if row["span_id"] is None else {**body, "observationId": row["span_id"]}
 
 
 def phoenix(row: Mapping[str, Any], score: Score) -> dict[str, Any]:

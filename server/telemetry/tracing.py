@@ -72,7 +72,7 @@ class Traces:
     """
 
     def __init__(self, provider: TracerProvider, logs: LoggerProvider | None = None):
-        self._providers = [one for one in (provider, logs) if one is not None]
+        self._providers = [candidate for candidate in (provider, logs) if candidate is not None]
         self._tracer = provider.get_tracer("helmsight")
         self._logger = None if logs is None else logs.get_logger("helmsight")
         self._propagator = TraceContextTextMapPropagator()
@@ -144,8 +144,8 @@ class Traces:
         """Emit the event of a score that comes after its answer, whose span has ended."""
         within = Context()
         if trace_id is not None and span_id is not None:
-            known = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(1))
-            within = set_span_in_context(NonRecordingSpan(known), within)
+            parent = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(1))
+            within = set_span_in_context(NonRecordingSpan(parent), within)
         self._judge(score, answer_id, within, {})
 
     def _judge(self, score: Score, answer_id: str, within: Context, more: Mapping[str, Any]) -> None:
@@ -157,11 +157,11 @@ class Traces:
 
     def ended(self, span: Span, status: int, notes: Mapping[str, Any], chat: Span | None = None) -> None:
         """End a request's span, and its chat's, with the attributes that the log has, too."""
-        known = {ENDED[name]: value for name, value in notes.items() if name in ENDED}
-        for one in (span,) if chat is None else (chat, span):
-            one.set_attributes(known)
-            if status >= 500 or (one is chat and ERROR in known):
-                one.set_status(StatusCode.ERROR)
+        attributes = {ENDED[name]: value for name, value in notes.items() if name in ENDED}
+        for target in (span,) if chat is None else (chat, span):
+            target.set_attributes(attributes)
+            if status >= 500 or (target is chat and ERROR in attributes):
+                target.set_status(StatusCode.ERROR)
         if chat is not None:
             if reasons := notes.get("finish_reasons"):
                 chat.set_attribute(GEN_AI["finish_reasons"], list(reasons))
@@ -172,8 +172,8 @@ class Traces:
     @staticmethod
     def ids(span: Span) -> dict[str, str]:
         """Return the ids of a span, for the log."""
-        found = span.get_span_context()
-        return {"trace_id": format_trace_id(found.trace_id), "span_id": format_span_id(found.span_id)}
+        span_context = span.get_span_context()
+        return {"trace_id": format_trace_id(span_context.trace_id), "span_id": format_span_id(span_context.span_id)}
 
 
 def _ns(seconds: float) -> int:

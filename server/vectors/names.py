@@ -24,7 +24,7 @@ def looked_up(diagnose: Diagnose, store: VectorStore) -> Diagnose:
         raise VectorError(str(error), param="diagnostics", code=error.code) from error
 
 
-def known(model: type[BaseModel], store: VectorStore, fingerprint: str) -> bool:
+def has_defaults(model: type[BaseModel], store: VectorStore, fingerprint: str) -> bool:
     """Return whether the store has every vector that options name by default, for a model with this fingerprint."""
     defaults = [model.model_fields[name].default for name in vector_fields(model)]
     return all(name is None or has(store, name, fingerprint) for name in defaults)

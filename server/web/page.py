@@ -56,10 +56,10 @@ def playground() -> Response:
 @documented("Pages", HTML)
 def docs() -> Response:
     """Show the API document."""
-    kept = current_app.extensions
-    if _DOCS not in kept:
-        kept[_DOCS] = render_template("docs.html", **reference(document(current_app, context())))
-    return _cached(Response(kept[_DOCS], content_type="text/html; charset=utf-8"))
+    cache = current_app.extensions
+    if _DOCS not in cache:
+        cache[_DOCS] = render_template("docs.html", **reference(document(current_app, context())))
+    return _cached(Response(cache[_DOCS], content_type="text/html; charset=utf-8"))
 
 
 @blueprint.get("/dashboard")
@@ -122,8 +122,8 @@ def about() -> Response:
 @documented("Pages", SampleList, errors=(503,))
 def samples() -> Response:
     """List the sample scenes in the model's folder."""
-    found = list_samples(context().runtime.serving().capabilities.folder)
-    return json_response({"object": "list", "data": [sample.model_dump() for sample in found]})
+    scenes = list_samples(context().runtime.serving().capabilities.folder)
+    return json_response({"object": "list", "data": [sample.model_dump() for sample in scenes]})
 
 
 @blueprint.get("/samples/<name>")
@@ -135,10 +135,10 @@ def samples() -> Response:
 )
 def sample(name: str) -> Response:
     """Return an image of a sample scene."""
-    found = sample_picture(context().runtime.serving().capabilities.folder, name)
-    if found is None:
+    picture = sample_picture(context().runtime.serving().capabilities.folder, name)
+    if picture is None:
         raise ApiError(404, "No sample has such an image.", code="unknown_sample")
-    return _cached(Response(found[0], content_type=found[1]))
+    return _cached(Response(picture[0], content_type=picture[1]))
 
 
 @blueprint.after_request

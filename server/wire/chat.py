@@ -253,13 +253,13 @@ class ChatRequest(BaseModel):
     @property
     def grammar(self) -> Grammar | None:
         """The grammar that the answer must follow, None for any answer; raises RequestError."""
-        asked = [one.grammar for one in (self.response_format, self.structured_outputs) if one is not None]
-        found = [one for one in asked if one is not None]
-        if len(found) > 1:
+        grammars = [form.grammar for form in (self.response_format, self.structured_outputs) if form is not None]
+        stated = [grammar for grammar in grammars if grammar is not None]
+        if len(stated) > 1:
             raise RequestError(
                 "'response_format' and 'structured_outputs' are mutually exclusive.", param="structured_outputs"
             )
-        return found[0] if found else None
+        return stated[0] if stated else None
 
     @model_validator(mode="after")
     def _tools_to_choose(self) -> Self:
@@ -271,11 +271,11 @@ class ChatRequest(BaseModel):
     def _going_on(self) -> Self:
         continues, begins = bool(self.continue_final_message), self.add_generation_prompt
         if begins is not None and begins == continues:
-            said = "are mutually exclusive" if continues else "need each other"
+            relation = "are mutually exclusive" if continues else "need each other"
             raise PydanticCustomError(
                 "add_generation_prompt",
                 "{value} and 'continue_final_message': true {said}",
-                {"value": str(begins).lower(), "said": said},
+                {"value": str(begins).lower(), "said": relation},
             )
         return self
 
@@ -296,8 +296,8 @@ class ChatRequest(BaseModel):
     def _pixel_bounds(self) -> Self:
         others = self.mm_processor_kwargs or ProcessorOptions()
         for name in BOUNDS:
-            one, other = getattr(self, name), getattr(others, name)
-            if None not in (one, other) and one != other:
+            own, other = getattr(self, name), getattr(others, name)
+            if None not in (own, other) and own != other:
                 raise PydanticCustomError(name, "differs from the value in mm_processor_kwargs; give it once")
         pixels = self.pixels
         if pixels.get("min_pixels", 1) > pixels.get("max_pixels", math.inf):
@@ -307,8 +307,8 @@ class ChatRequest(BaseModel):
     @property
     def pixels(self) -> dict[str, int]:
         """The requested bounds of images by name."""
-        given = ((name, getattr(one, name, None)) for one in (self.mm_processor_kwargs, self) for name in BOUNDS)
-        return {name: value for name, value in given if value is not None}
+        bounds = ((name, getattr(source, name, None)) for source in (self.mm_processor_kwargs, self) for name in BOUNDS)
+        return {name: value for name, value in bounds if value is not None}
 
     @property
     def longest(self) -> int | None:
@@ -318,20 +318,20 @@ class ChatRequest(BaseModel):
     @property
     def interventions(self) -> dict[str, Given]:
         """The given value of each field that requests interventions, without those that are off."""
-        given = ((name, getattr(self, name)) for name in self.asking)
-        return {name: one for name, one in given if one is not None}
+        fields = ((name, getattr(self, name)) for name in self.asking)
+        return {name: value for name, value in fields if value is not None}
 
     @property
     def options(self) -> dict[str, InterventionSpec]:
         """The interventions by name, without those that have a form of their own."""
-        return {one.name(): one for given in self.interventions.values() for one in given.asked}
+        return {spec.name(): spec for field in self.interventions.values() for spec in field.asked}
 
     @property
     def texts(self) -> list[str]:
         """Every text that the model reads, except the chat template's variables, which have their own bound."""
         forced = [self.force] if isinstance(self.force, str) else []
         forced += [tool.model_dump_json() for tool in self.tools or ()]
-        return texts_of(self.messages) + [text for one in self.options.values() for text in one.texts] + forced
+        return texts_of(self.messages) + [text for spec in self.options.values() for text in spec.texts] + forced
 
 
 class DryRun(ChatRequest):
@@ -349,20 +349,20 @@ def with_interventions(chat: type[Chat]) -> type[Chat]:
     The model is cached while the registries stay the same. Raises ValueError for a name that is already in use.
     """
     # The cache loses the type.
-    made: type[Chat] = _with_interventions(chat, diagnostics_form(), tuple(REGISTRY.values()))
-    return made
+    extended: type[Chat] = _with_interventions(chat, diagnostics_form(), tuple(REGISTRY.values()))
+    return extended
 
 
 @lru_cache(maxsize=16)
 def _with_interventions(chat: type[Chat], diagnostics: Any, _registered: tuple[Any, ...]) -> type[Chat]:
-    found = intervention_fields()
-    if taken := [name for name in found if name in chat.model_fields or name in NOTES or hasattr(chat, name)]:
-        raise ValueError(f"No intervention can be called {taken[0]!r}, which is part of a request already.")
-    fields: dict[str, Any] = {name: (kind, None) for name, kind in found.items()}
+    kinds = intervention_fields()
+    if reserved := [name for name in kinds if name in chat.model_fields or name in NOTES or hasattr(chat, name)]:
+        raise ValueError(f"No intervention can be called {reserved[0]!r}, which is part of a request already.")
+    fields: dict[str, Any] = {name: (kind, None) for name, kind in kinds.items()}
     read = Annotated[diagnostics | None, BeforeValidator(switch, json_schema_input_type=bool | diagnostics | None)]
     fields["diagnostics"] = (read, Field(None, description=chat.model_fields["diagnostics"].description))
     # The class has no source, so that pydantic would search all callers' files for docstrings of its fields.
     plain = {"use_attribute_docstrings": False}
-    made = create_model(chat.__name__, __base__=chat, __doc__=chat.__doc__, __cls_kwargs__=plain, **fields)
-    made.asking = tuple(found)
-    return made
+    extended = create_model(chat.__name__, __base__=chat, __doc__=chat.__doc__, __cls_kwargs__=plain, **fields)
+    extended.asking = tuple(kinds)
+    return extended

@@ -31,12 +31,12 @@ def diagnostics_form() -> type[Diagnostics]:
 
     It is the same model as long as the registry stays the same.
     """
-    made: type[Diagnostics] = _made(tuple(REGISTRY.values()))
-    return made
+    form: type[Diagnostics] = _create_form(tuple(REGISTRY.values()))
+    return form
 
 
 @lru_cache(maxsize=16)
-def _made(_registered: tuple[Any, ...]) -> type[Diagnostics]:
+def _create_form(_registered: tuple[Any, ...]) -> type[Diagnostics]:
     fields: dict[str, Any] = {
         name: (
             option.kind,

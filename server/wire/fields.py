@@ -52,9 +52,9 @@ class Strict(BaseModel):
             known_names = names(cls)
             for key in value:
                 if key not in known_names:
-                    known = ", ".join(known_names)
+                    allowed = ", ".join(known_names)
                     raise PydanticCustomError(
-                        "unknown_key", "unknown; allowed: {known}", {"key": key[:64], "known": known}
+                        "unknown_key", "unknown; allowed: {known}", {"key": key[:64], "known": allowed}
                     )
         return value
 

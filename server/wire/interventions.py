@@ -53,7 +53,9 @@ def fields() -> dict[str, Any]:
         for path, form in OWN_FORMS.items()
     }
     return own | {
-        name: Annotated[Given | None, PlainValidator(partial(_given, form), json_schema_input_type=form.written | None)]
+        name: Annotated[
+            Given | None, PlainValidator(partial(_parsed, form), json_schema_input_type=form.written | None)
+        ]
         for name, form in forms().items()
     }
 
@@ -69,24 +71,24 @@ def schema(kind: type[InterventionSpec], layers: int) -> dict[str, Any] | None:
         form = kind
     if form is None:
         return None
-    found: dict[str, Any] = bounded(form.model_json_schema(by_alias=True), layers)
+    options_schema: dict[str, Any] = bounded(form.model_json_schema(by_alias=True), layers)
     if kind.kind:
-        found["properties"] = {KIND: {"const": kind.kind}, **found["properties"]}
-        found["required"] = [KIND, *found.get("required", ())]
-    return found
+        options_schema["properties"] = {KIND: {"const": kind.kind}, **options_schema["properties"]}
+        options_schema["required"] = [KIND, *options_schema.get("required", ())]
+    return options_schema
 
 
 def bounded(schema: Any, layers: int | None) -> Any:
     """Return a schema with the model's number of layers as the bound of layers, without that bound if unknown."""
     if isinstance(schema, list):
-        return [bounded(one, layers) for one in schema]
+        return [bounded(item, layers) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: bounded(value, layers) for key, value in schema.items() if key != LAYERS}
-    return found | ({"maximum": layers + schema[LAYERS]} if LAYERS in schema and layers is not None else {})
+    copy = {key: bounded(value, layers) for key, value in schema.items() if key != LAYERS}
+    return copy | ({"maximum": layers + schema[LAYERS]} if LAYERS in schema and layers is not None else {})
 
 
-def _given(form: Form, value: Any) -> Given | None:
+def _parsed(form: Form, value: Any) -> Given | None:
     return None if value is None or value is False else Given(value or True, form.read(value))
 
 

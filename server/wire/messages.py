@@ -88,15 +88,15 @@ def _part(value: Any) -> Any:
         check_names(value, TextPart.model_fields)
         return {"type": "text", "text": value["text"], "span": value.get("span")}
     if kind in ("image_url", "input_image"):
-        given = value.get("image_url")
-        within = given if isinstance(given, dict) else {**value, "url": given}
+        image = value.get("image_url")
+        within = image if isinstance(image, dict) else {**value, "url": image}
         url = within.get("url")
         if not isinstance(url, str):
             raise PydanticCustomError("part_image", "an image part needs a URL in 'image_url.url'")
         check_names(value, ImagePart.model_fields)
         detail = within.get("detail")
         if detail is not None and detail not in get_args(Detail):
-            place, allowed = "image_url.detail" if within is given else "detail", ", ".join(get_args(Detail))
+            place, allowed = "image_url.detail" if within is image else "detail", ", ".join(get_args(Detail))
             raise PydanticCustomError(
                 "part_detail", "'{place}' must be one of: {allowed}", {"place": place, "allowed": allowed}
             )
@@ -164,9 +164,9 @@ def texts_of(messages: Iterable[Message]) -> list[str]:
     """Return every text of a chat that the model reads."""
     texts = []
     for message in messages:
-        said = [message.content] if isinstance(message.content, str) else [part.text for part in message.content]
+        contents = [message.content] if isinstance(message.content, str) else [part.text for part in message.content]
         called = [text for call in message.tool_calls or () for text in (call.function.name, call.function.arguments)]
-        texts += [text for text in (*said, *called, message.reasoning_content) if text is not None]
+        texts += [text for text in (*contents, *called, message.reasoning_content) if text is not None]
     return texts
 
 

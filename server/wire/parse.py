@@ -33,8 +33,8 @@ def read(body: bytes) -> dict[str, Any]:
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        said = str(error).replace("unexpected end of hex escape", "half of a surrogate pair, or of an escape,")
-        raise BadRequest(f"The body is not valid JSON: {said}.", code="invalid_json") from None
+        message = str(error).replace("unexpected end of hex escape", "half of a surrogate pair, or of an escape,")
+        raise BadRequest(f"The body is not valid JSON: {message}.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
     return value
@@ -94,13 +94,15 @@ def explain(error: ValidationError) -> BadRequest:
         message = f"'{param}' is unknown; allowed: {context['known']}."
     elif kind in ("nearly", "elsewhere"):
         param = f"{param}.{context['key']}" if param else context["key"]
-        said = f"unknown; did you mean '{context['meant']}'?" if kind == "nearly" else "not supported by this server."
-        message = f"'{param}' is {said}"
+        statement = (
+            f"unknown; did you mean '{context['meant']}'?" if kind == "nearly" else "not supported by this server."
+        )
+        message = f"'{param}' is {statement}"
     elif kind == "missing":
         message = f"'{param}' is required."
     else:
         # pydantic's sentence is kept for a choice of words, since it quotes them.
-        said = problem["msg"].replace("Input should", "must") if kind == "literal_error" else reason(problem)
+        statement = problem["msg"].replace("Input should", "must") if kind == "literal_error" else reason(problem)
         param = param or _FIELDS_OF.get(kind, "")
-        message = sentence(param, said, value, show=kind not in _SELF_EXPLAINING)
+        message = sentence(param, statement, value, show=kind not in _SELF_EXPLAINING)
     return BadRequest(message, param or None, _CODES.get(kind, "invalid_value"))

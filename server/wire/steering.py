@@ -28,10 +28,10 @@ ALIASES = ("strength", "coefficient")
 
 def _with_aliases(schema: dict[str, Any]) -> None:
     scale = schema["properties"]["scale"]
-    known = {name: {**scale, "title": name.title(), "description": "As `scale`."} for name in ALIASES}
-    for alias in known.values():
+    aliases = {name: {**scale, "title": name.title(), "description": "As `scale`."} for name in ALIASES}
+    for alias in aliases.values():
         del alias["default"]
-    schema["properties"] |= known
+    schema["properties"] |= aliases
     schema["not"] = {"anyOf": [{"required": list(pair)} for pair in combinations(("scale", *ALIASES), 2)]}
 
 
@@ -54,11 +54,11 @@ class NamedVector(Strict):
     @classmethod
     def _aliases(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            given = [key for key in ("scale", *ALIASES) if key in value]
-            if len(given) > 1:
+            present = [key for key in ("scale", *ALIASES) if key in value]
+            if len(present) > 1:
                 raise PydanticCustomError("aliases", "scale, strength and coefficient are the same; give one of them")
-            if given and given[0] != "scale":
-                value = {("scale" if key == given[0] else key): item for key, item in value.items()}
+            if present and present[0] != "scale":
+                value = {("scale" if key == present[0] else key): item for key, item in value.items()}
         return value
 
 
@@ -100,10 +100,10 @@ class GateForm(Strict):
 
 
 def _gauged(schema: dict[str, Any]) -> None:
-    known = gauges()
+    registered = gauges()
     schema["properties"] = {
         name: {"type": "number", "minimum": gauge.low, "maximum": gauge.high, "description": gauge.about}
-        for name, gauge in known.items()
+        for name, gauge in registered.items()
     }
     schema |= {"additionalProperties": False, "minProperties": 1, "maxProperties": 1}
 

@@ -80,20 +80,20 @@ LONGEST_NAME = 64
 Schema = Mapping[str, Any]
 
 
-def check_names(given: Mapping[str, Any], known: Collection[str], elsewhere: Mapping[str, Any] | None = None) -> None:
-    """Raise PydanticCustomError for the first name similar to a `known` one, or in `elsewhere` with an effect.
+def check_names(values: Mapping[str, Any], names: Collection[str], elsewhere: Mapping[str, Any] | None = None) -> None:
+    """Raise PydanticCustomError for the first name similar to one of `names`, or in `elsewhere` with an effect.
 
     Null has no effect.
     """
     elsewhere = elsewhere or {}
-    longest = 2 * max(map(len, known))
-    unknown = [key for key, value in given.items() if key not in known and value is not None]
+    longest = 2 * max(map(len, names))
+    unknown = [key for key, value in values.items() if key not in names and value is not None]
     for key in unknown:
-        if key in elsewhere and not _nothing(given[key], elsewhere[key]):
+        if key in elsewhere and not _nothing(values[key], elsewhere[key]):
             raise PydanticCustomError("elsewhere", "not supported", {"key": key})
     beside = BESIDE.union(elsewhere)
     for key in [key for key in unknown if key not in beside and len(key) <= longest][:MAX_LIKENED]:
-        if meant := get_close_matches(key.lower(), known, n=1, cutoff=LIKE):
+        if meant := get_close_matches(key.lower(), names, n=1, cutoff=LIKE):
             raise PydanticCustomError("nearly", "unknown", {"key": key, "meant": meant[0]})
 
 
@@ -121,13 +121,13 @@ def ignored_fields(body: Mapping[str, Any], kind: type[BaseModel]) -> list[str]:
     At most `MOST_NAMED` are returned. Null and empty values are not listed, nor are the fields of `ELSEWHERE` that
     `check_names` accepts.
     """
-    found: list[str] = []
+    paths: list[str] = []
     acting = {name: value for name, value in body.items() if name not in UNUSED and name not in ELSEWHERE}
     for path in _unknown(acting, names_of(kind), ()):
-        found.append(path_of(path))
-        if len(found) == MOST_NAMED:
+        paths.append(path_of(path))
+        if len(paths) == MOST_NAMED:
             break
-    return found
+    return paths
 
 
 def _unknown(value: Any, names: KnownNames, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
@@ -153,19 +153,23 @@ def _unknown(value: Any, names: KnownNames, path: tuple[str | int, ...]) -> Iter
 def names_of(kind: type[BaseModel]) -> KnownNames:
     """Return the names that the bodies of a model may hold, from their JSON schema."""
     schema = kind.model_json_schema()
-    return _known([schema], schema.get("$defs", {}))
+    return _known_names([schema], schema.get("$defs", {}))
 
 
-def _known(schemas: Sequence[Schema], defs: Mapping[str, Schema]) -> KnownNames:
-    alternatives = [one for schema in schemas for one in _alternatives(schema, defs)]
-    items = [one["items"] for one in alternatives if "items" in one]
-    inner = _known(items, defs) if items else None
-    objects = [one for one in alternatives if one.get("type", "object") == "object"]
-    if not objects or any(one.get("additionalProperties", "properties" not in one) for one in objects):
+def _known_names(schemas: Sequence[Schema], defs: Mapping[str, Schema]) -> KnownNames:
+    alternatives = [alternative for schema in schemas for alternative in _alternatives(schema, defs)]
+    items = [alternative["items"] for alternative in alternatives if "items" in alternative]
+    inner = _known_names(items, defs) if items else None
+    objects = [alternative for alternative in alternatives if alternative.get("type", "object") == "object"]
+    if not objects or any(schema.get("additionalProperties", "properties" not in schema) for schema in objects):
         return KnownNames(items=inner)
-    types = [_types(one) for one in objects]
+    types = [_types(schema) for schema in objects]
     kinds = (
-        {word: _object([one for one in objects if word in _types(one)], defs) for words in types for word in words}
+        {
+            word: _object([schema for schema in objects if word in _types(schema)], defs)
+            for words in types
+            for word in words
+        }
         if len(objects) > 1 and all(types)
         else {}
     )
@@ -174,10 +178,10 @@ def _known(schemas: Sequence[Schema], defs: Mapping[str, Schema]) -> KnownNames:
 
 def _object(objects: Sequence[Schema], defs: Mapping[str, Schema]) -> KnownNames:
     under: dict[str, list[Schema]] = {}
-    for one in objects:
-        for name, schema in one["properties"].items():
+    for alternative in objects:
+        for name, schema in alternative["properties"].items():
             under.setdefault(name, []).append(schema)
-    return KnownNames(False, {name: _known(schemas, defs) for name, schemas in under.items()})
+    return KnownNames(False, {name: _known_names(schemas, defs) for name, schemas in under.items()})
 
 
 def _alternatives(schema: Schema, defs: Mapping[str, Schema]) -> list[Schema]:
@@ -185,7 +189,7 @@ def _alternatives(schema: Schema, defs: Mapping[str, Schema]) -> list[Schema]:
     if "$ref" in schema:
         return _alternatives(defs[schema["$ref"].rpartition("/")[2]], defs)
     several = [*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())]
-    return [one for part in several for one in _alternatives(part, defs)] if several else [schema]
+    return [alternative for part in several for alternative in _alternatives(part, defs)] if several else [schema]
 
 
 def _types(schema: Schema) -> Sequence[str]:

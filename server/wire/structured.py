@@ -59,8 +59,8 @@ class ResponseFormat(Structured):
     @model_validator(mode="after")
     def _one_schema(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            said = {"kind": self.type, "needs": "needs" if self.json_schema is None else "goes without"}
-            raise PydanticCustomError("schema", "'type': '{kind}' {needs} 'json_schema'", said)
+            context = {"kind": self.type, "needs": "needs" if self.json_schema is None else "goes without"}
+            raise PydanticCustomError("schema", "'type': '{kind}' {needs} 'json_schema'", context)
         return self
 
     @property
@@ -86,9 +86,9 @@ class StructuredOutputs(Strict):
     """Any JSON object."""
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
-        given = [self.schema_ is not None, self.regex is not None, self.choice is not None, bool(self.json_object)]
-        if sum(given) != 1:
+    def _single_form(self) -> Self:
+        present = [self.schema_ is not None, self.regex is not None, self.choice is not None, bool(self.json_object)]
+        if sum(present) != 1:
             raise PydanticCustomError("structured", "must have one of json, regex, choice and json_object")
         return self
 

@@ -108,11 +108,11 @@ class DecoderStep(Step):
             ).last_hidden_state
             logits = mllm.head(hidden[at, last])
         step.hooks.settle(step.positions if isinstance(step, Decode) else None)
-        pattern, left = taken_apart(hooks)
+        pattern, hook_tensors = taken_apart(hooks)
         numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
-        new_tensors = [tensor for tensor in left if id(tensor) not in numbers]
+        new_tensors = [tensor for tensor in hook_tensors if id(tensor) not in numbers]
         fresh = {id(tensor): len(tensors) + number for number, tensor in enumerate(new_tensors)}
-        self._note.left = renumbered(pattern.tree, [(numbers | fresh)[id(tensor)] for tensor in left])
+        self._note.left = renumbered(pattern.tree, [(numbers | fresh)[id(tensor)] for tensor in hook_tensors])
         return [hidden, logits, *new_tensors]
 
 

@@ -208,7 +208,7 @@ def _reader(tree: Any) -> Callable[[Any, list[torch.Tensor]], bool]:
     kind, names, readers = tree.kind, tree.names, [*map(_reader, tree.parts)]
     plain = issubclass(kind, list | tuple | dict)
 
-    def made(value: Any, tensors: list[torch.Tensor]) -> bool:
+    def node(value: Any, tensors: list[torch.Tensor]) -> bool:
         if type(value) is not kind:
             return False
         attributes: Any = value if plain else vars(value)
@@ -220,7 +220,7 @@ def _reader(tree: Any) -> Callable[[Any, list[torch.Tensor]], bool]:
                 return False
         return True
 
-    return made
+    return node
 
 
 def _name(kind: type) -> str:

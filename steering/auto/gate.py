@@ -121,10 +121,10 @@ class Gate:
 
     def report(self, states: torch.Tensor) -> dict[str, Any]:
         """Return whether the gate is open for a prompt's states (layers, d), and every measure, as JSON."""
-        held, terms = self._held(states)
-        return {"open": held, "match": "all" if self.every else "any", "terms": terms}
+        is_open, terms = self._evaluate(states)
+        return {"open": is_open, "match": "all" if self.every else "any", "terms": terms}
 
-    def _held(self, states: torch.Tensor) -> tuple[bool, list[dict[str, Any]]]:
+    def _evaluate(self, states: torch.Tensor) -> tuple[bool, list[dict[str, Any]]]:
         terms = []
         for term in self.terms:
             if isinstance(term, Gate):

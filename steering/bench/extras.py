@@ -68,13 +68,13 @@ def overhead(trial: Trial) -> Iterator[Gauge]:
 def everything(mllm: MLLM) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """Yield each registered intervention and readout by name with a maker of request options; also all readouts together."""
     for name, (kind, _) in intervention.REGISTRY.items():
-        yield name, lambda name=name, kind=kind: {"intervention": made(name, kind, mllm)}  # type: ignore[misc]
+        yield name, lambda name=name, kind=kind: {"intervention": with_defaults(name, kind, mllm)}  # type: ignore[misc]
     for name in readout.REGISTRY:
         yield f"readout {name}", lambda name=name: {"diagnose": Diagnose(frozenset({name}))}  # type: ignore[misc]
     yield "every readout", lambda: {"diagnose": Diagnose(frozenset(readout.REGISTRY))}
 
 
-def made(name: str, kind: type[InterventionSpec], mllm: MLLM) -> InterventionSpec:
+def with_defaults(name: str, kind: type[InterventionSpec], mllm: MLLM) -> InterventionSpec:
     """Return an intervention with its defaults; raise Fault where none are known."""
     if name in MADE:
         return MADE[name](mllm)

@@ -55,15 +55,15 @@ def rows_of(name: str, trial: Trial) -> Iterator[Gauge]:
     except Unavailable as reason:
         yield Gauge(name, "not measured", None, note=str(reason))
     except Exception as error:
-        yield Gauge(name, "failed", None, note=told(error))
+        yield Gauge(name, "failed", None, note=in_one_line(error))
     try:
         for kind, size in peak_bytes(trial.place).items():
             yield Gauge(name, f"most memory, {kind}", size / 2**30, "GiB")
     except Exception as error:  # a device that has failed reports nothing
-        yield Gauge(name, "most memory", None, note=told(error))
+        yield Gauge(name, "most memory", None, note=in_one_line(error))
 
 
-def told(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """Return an error as one line: its kind, and the first line of its message."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {line[:300]}"

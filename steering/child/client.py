@@ -119,8 +119,8 @@ class ChildClient(Client):
 
     def _check(self, answers: int, group: str) -> None:
         """Raise Busy if the group's queue is full or was full moments ago; the other process makes every other refusal."""
-        held = [completion for completion in list(self._running.values()) if completion.group == group]
-        waiting = int(sum(completion.answers for completion in held) - self._stats["slots"])
+        completions = [completion for completion in list(self._running.values()) if completion.group == group]
+        waiting = int(sum(completion.answers for completion in completions) - self._stats["slots"])
         if waiting >= self._stats["max_waiting"] and waiting > 0:
             raise Busy(waiting, 1.0)
         self._room.check(group)
@@ -142,10 +142,10 @@ class ChildClient(Client):
         with suppress(Fault):
             self._ask("stop")
 
-    def _send(self, name: str, number: int, *rest: Any) -> None:
+    def _send(self, name: str, number: int, *payload: Any) -> None:
         """Send a message to the other process, if it exists."""
         with suppress(OSError):
-            self._link.send([name, number, *rest])
+            self._link.send([name, number, *payload])
 
     def _look(self) -> None:
         if not (self._gone or self._stopping):
@@ -153,7 +153,7 @@ class ChildClient(Client):
                 self._stats, bins = self._ask("stats", patience=GLANCE)
                 self._bins = {name: Histogram(*of) for name, of in bins.items()}
 
-    def _ask(self, name: str, *rest: Any, number: int | None = None, patience: float | None = None) -> Any:
+    def _ask(self, name: str, *payload: Any, number: int | None = None, patience: float | None = None) -> Any:
         """Return the other process's reply and raise the errors it raises.
 
         Raises Fault if the process is gone or does not answer in time.
@@ -161,7 +161,7 @@ class ChildClient(Client):
         number = -next(self._questions) if number is None else number
         reply = self._waiting[number] = SimpleQueue()
         try:
-            self._link.send([name, number, *rest])
+            self._link.send([name, number, *payload])
             if self._gone:  # the process may have ended before this waiter was registered
                 raise EngineEnded(_GONE)
             answer = reply.get(timeout=patience)
@@ -178,8 +178,8 @@ class ChildClient(Client):
     def _receive(self) -> None:
         try:
             while True:
-                for name, number, *rest in self._link.receive():
-                    self._hear(name, number, rest)
+                for name, number, *payload in self._link.receive():
+                    self._hear(name, number, payload)
         except EOFError:
             pass
         except Exception:
@@ -196,13 +196,13 @@ class ChildClient(Client):
             reply.put(error)
         self.fail(error)
 
-    def _hear(self, name: str, number: int, rest: list[Any]) -> None:
+    def _hear(self, name: str, number: int, payload: list[Any]) -> None:
         if name == "tokens":
-            self.receive(Output(request, answer, [token]) for request, answer, token in zip(*rest, strict=True))
+            self.receive(Output(request, answer, [token]) for request, answer, token in zip(*payload, strict=True))
         elif name == "output":
-            self.receive(rest)
+            self.receive(payload)
         elif (reply := self._waiting.get(number)) is not None:
-            reply.put(rest[0])
+            reply.put(payload[0])
 
 
 def wait_for(
@@ -219,11 +219,11 @@ def wait_for(
             log.critical("the engine's process has ended by itself while it loaded")
             died()
             raise EngineEnded(_GONE) from error
-        for name, _, *rest in messages:
+        for name, _, *payload in messages:
             if name == "refused":
-                raise rest[0]
+                raise payload[0]
             if name == "told":
-                tell(*rest)
+                tell(*payload)
             else:
-                facts, stats = rest[0]
+                facts, stats = payload[0]
                 return facts, stats

@@ -81,27 +81,27 @@ class Host:
     def _meanwhile(self) -> bool:
         """Send first tokens and take in new messages within a step; return True if any is a request."""
         self.deliver(self._core.take_outputs())
-        came = self._take_in(TAKEN)
+        has_request = self._take_in(TAKEN)
         self._flush()
-        return came
+        return has_request
 
     def _take_in(self, seconds: float) -> bool:
         """Take in messages for at most `seconds`; return True if any is a request."""
-        came, until = False, time.monotonic() + seconds
+        has_request, until = False, time.monotonic() + seconds
         with suppress(Empty):
             while time.monotonic() < until:
                 message = self._inbox.get_nowait()
-                came |= message is None or message[0] == "add"
+                has_request |= message is None or message[0] == "add"
                 self._take(message)
-        return came
+        return has_request
 
     def _take(self, message: list[Any] | None) -> None:
         if message is None:  # only wakes the idle engine
             return
-        name, number, *rest = message
+        name, number, *payload = message
         match name:
             case "add":
-                self._replies.append(self._added(number, *rest))
+                self._replies.append(self._added(number, *payload))
             case "whole":
                 self._core.put_out_whole(number)
             case "abort":
@@ -144,12 +144,12 @@ class Host:
         try:
             while True:
                 message = self._link.receive()
-                name, number, *rest = message
+                name, number, *payload = message
                 if name == "stats":
                     self._send([["done", number, self._stats()]])
-                elif name == "add" and rest[0].grammar is not None:
+                elif name == "add" and payload[0].grammar is not None:
                     self._adding[number] = True
-                    self._pool.submit(self._add_aside, number, *rest)
+                    self._pool.submit(self._add_aside, number, *payload)
                 else:
                     self._inbox.put(message)
         except EOFError:
@@ -202,10 +202,10 @@ class Host:
                 return
             log.error("an answer cannot be sent to the worker", exc_info=error)
             fault = Fault(f"The answer cannot be sent: {error}")
-            name, number, *rest = messages[0]
-            if name == "output" and rest[0].ended is not None:
-                ended = replace(rest[0].ended, error=fault, taken={})
-                self._send([["output", number, replace(rest[0], ended=ended)]])
+            name, number, *payload = messages[0]
+            if name == "output" and payload[0].ended is not None:
+                ended = replace(payload[0].ended, error=fault, taken={})
+                self._send([["output", number, replace(payload[0], ended=ended)]])
             elif name == "done":
                 self._send([["refused", number, fault]])
 

@@ -76,8 +76,8 @@ class Link:
             size, channel, last = _FRAME.unpack(self._read(_FRAME.size))
             data = self._read(size)
             if channel:
-                whole = self._received.setdefault(channel, bytearray())
-                whole += data
+                buffer = self._received.setdefault(channel, bytearray())
+                buffer += data
                 if not last:
                     continue
                 data = self._received.pop(channel)

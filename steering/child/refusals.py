@@ -34,12 +34,12 @@ class RefusalEstimate:
     def check(self, group: str) -> None:
         """Raise Busy if a request of that group would be refused, as far as is known."""
         with self._lock:
-            self._known(group)
+            self._recent(group)
 
     def take(self, group: str, answers: int) -> None:
         """Count a request of so many answers; raises as `check` does."""
         with self._lock:
-            refusal = self._known(group)
+            refusal = self._recent(group)
             if refusal is not None:
                 refusal.probing |= refusal.room <= 0
                 refusal.room -= answers
@@ -61,7 +61,7 @@ class RefusalEstimate:
             for refusal in self._refusals.values():
                 refusal.room += answers
 
-    def _known(self, group: str) -> _Refusal | None:
+    def _recent(self, group: str) -> _Refusal | None:
         refusal = self._refusals.get(group)
         if refusal is None:
             return None

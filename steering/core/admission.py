@@ -56,11 +56,11 @@ class Rate:
         """
         if count <= 0:
             return 0.0
-        left = sorted(max(min(self._tokens, most) - so_far, 0.0) for so_far, most in running)
-        if not self._tokens or not left:
+        remaining = sorted(max(min(self._tokens, most) - so_far, 0.0) for so_far, most in running)
+        if not self._tokens or not remaining:
             return math.inf
-        rounds, last = divmod(count - 1, len(left))
-        return max(count * self._tokens / len(left), rounds * self._tokens + left[last]) * self._step
+        rounds, last = divmod(count - 1, len(remaining))
+        return max(count * self._tokens / len(remaining), rounds * self._tokens + remaining[last]) * self._step
 
     def until_read(self, tokens: int, pictures: Iterable[int], allowance: Allowance) -> float:
         """Estimate the seconds until `tokens` prompt tokens, and pictures of so many values each, were taken in.
@@ -107,8 +107,8 @@ class AdmissionControl:
         """Raise Busy where so many more answers of a group do not fit, or would wait too long."""
         waiting = self.waiting
         free = self._scheduler.slots - (len(self._alive) - len(self._scheduler.waiting))
-        kept = self._most // KEPT if self._scheduler.has_waiting(group) else 0
-        if waiting + answers > self._most - kept + free and not self._is_short(group, answers, free):
+        reserve = self._most // KEPT if self._scheduler.has_waiting(group) else 0
+        if waiting + answers > self._most - reserve + free and not self._is_short(group, answers, free):
             raise Busy(waiting, _bounded(self._until_ended(waiting)))
         if self._longest is not None and (wait := self.wait(answers, group)) > self._longest:
             raise Busy(waiting, _bounded(wait - self._longest), self._longest)
@@ -120,12 +120,12 @@ class AdmissionControl:
         are half as many places again for it, the share of one of two groups. No group may have more waiting than places are
         left, so that others find some after it: dynamic thresholds (Choudhury and Hahne 1998).
         """
-        held = Counter(sequence.queue.group for sequence in (*self._scheduler.waiting, *self._incoming()))
-        left = self._most + self._most // 2 + free - held.total()
-        own = held.pop(group, 0)
-        share = max(1, self._most // (len(held) + 1))
-        above = any(count > share for count in held.values())
-        return bool(group) and above and own + answers <= min(share, left)
+        by_group = Counter(sequence.queue.group for sequence in (*self._scheduler.waiting, *self._incoming()))
+        places = self._most + self._most // 2 + free - by_group.total()
+        own = by_group.pop(group, 0)
+        share = max(1, self._most // (len(by_group) + 1))
+        above = any(count > share for count in by_group.values())
+        return bool(group) and above and own + answers <= min(share, places)
 
     def wait(self, answers: int, group: str) -> float:
         """Estimate the seconds that `answers` answers of a group would wait, if they came now.
@@ -153,8 +153,10 @@ class AdmissionControl:
 
     def _until_ended(self, count: int) -> float:
         """Estimate the seconds until `count` slots are free, as if waiting sequences already held the free slots."""
-        held = [*self._slotted(), *self._scheduler.waiting, *self._incoming()][: self._scheduler.slots]
-        return self._rate.until_ended(count, [(len(sequence.tokens), sequence.spec.max_tokens) for sequence in held])
+        sequences = [*self._slotted(), *self._scheduler.waiting, *self._incoming()][: self._scheduler.slots]
+        return self._rate.until_ended(
+            count, [(len(sequence.tokens), sequence.spec.max_tokens) for sequence in sequences]
+        )
 
 
 def _bounded(seconds: float) -> float:

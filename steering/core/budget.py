@@ -139,8 +139,8 @@ class Allowance(NamedTuple):
             return PassPlan(count, True)
         if (
             not count
-            or (2 * self.decode + self._whole(waiting[:ahead])) / ahead
-            < (self.decode + self._whole(waiting[:count])) / count
+            or (2 * self.decode + self._reading(waiting[:ahead])) / ahead
+            < (self.decode + self._reading(waiting[:count])) / count
         ):
             return PassPlan(ahead, False)
         return PassPlan(count, True)
@@ -156,7 +156,7 @@ class Allowance(NamedTuple):
     def _encoding(self, waiting: Sequence[tuple[int, int]]) -> float:
         return self.encoding(sum(values for _, values in waiting))
 
-    def _whole(self, waiting: Sequence[tuple[int, int]]) -> float:
+    def _reading(self, waiting: Sequence[tuple[int, int]]) -> float:
         """Estimate the seconds of encoding these pictures and of one pass of these prompts."""
         return self._encoding(waiting) + self.fixed + self.each * len(waiting) * max(tokens for tokens, _ in waiting)
 
@@ -164,9 +164,9 @@ class Allowance(NamedTuple):
         """Return the limits that are left after `totals`; None where another pass does not pay."""
         spent = self.encoding(totals.values) + self.row * totals.prompts
         spent += self.fixed + self.each * totals.tokens if totals.tokens else 0.0
-        left = self._replace(seconds=self.seconds - spent, most=self.most - totals.tokens)
+        remaining = self._replace(seconds=self.seconds - spent, most=self.most - totals.tokens)
         pays = self.fixed + self.each * self.least
-        return left if left.most >= LEAST and left.seconds >= pays else None
+        return remaining if remaining.most >= LEAST and remaining.seconds >= pays else None
 
 
 class StepBudget:

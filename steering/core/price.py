@@ -104,11 +104,11 @@ class Price:
     def _fit(self) -> None:
         self._new = 0
         self._forget()
-        samples = [sample for kept in self._kept.values() for sample in kept]
+        samples = [sample for passes in self._kept.values() for sample in passes]
         _, units, seconds = np.array(samples).T
         self.largest = float(units.max())
         if len(self._kept) > 1:
-            newest = sorted(kept[-1].number for kept in self._kept.values())
+            newest = sorted(passes[-1].number for passes in self._kept.values())
             self._compared = newest[-2]
             self._compare(units, seconds)
         elif not self.measured:
@@ -138,10 +138,10 @@ class Price:
 
     def _forget(self) -> None:
         """Drop stale passes."""
-        for size, kept in list(self._kept.items()):
-            while kept and kept[0].number < self.count - STALE:
-                kept.popleft()
-            if not kept:
+        for size, passes in list(self._kept.items()):
+            while passes and passes[0].number < self.count - STALE:
+                passes.popleft()
+            if not passes:
                 del self._kept[size]
 
 

@@ -12,7 +12,7 @@ from steering.protocol.sequence import Sequence, State
 class Scheduler:
     """Assigns slots: 0..len(running)-1 decode, and a sequence that is still in prefill holds the next one.
 
-    `budget` bounds the prompt tokens of one step, padding included, so that running answers do not stall; `known` returns
+    `budget` bounds the prompt tokens of one step, padding included, so that running answers do not stall; `cached` returns
     how many first tokens of a prompt are cached and need not run. A sequence that `awaits` others of a step comes in the
     next. Groups get slots in turns, however many sequences each has waiting: start-time fair queueing (Goyal, Vin and Cheng
     1996) of equal weights, each answer of length 1. A sequence starts where the previous one of its group ends, but not
@@ -24,7 +24,7 @@ class Scheduler:
         slots: int,
         budget: int,
         move: Callable[[int, int, int], None],
-        known: Callable[[Sequence], int] = lambda sequence: 0,
+        cached: Callable[[Sequence], int] = lambda sequence: 0,
         awaits: Callable[[Sequence, list[Sequence]], bool] = lambda sequence, others: False,
     ):
         self.slots = slots
@@ -33,7 +33,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.filling: Sequence | None = None
         self._move = move
-        self._known, self._awaits = known, awaits
+        self._cached, self._awaits = cached, awaits
         self._now = 0  # the start of the last sequence that got a slot
         self._ends: dict[str, int] = {}  # by group, the end of its last sequence that got a slot
 
@@ -47,7 +47,7 @@ class Scheduler:
     def upcoming(self) -> list[Sequence]:
         """Return the waiting sequences for which there are slots and whose prompts fit the budget together, at least one."""
         fitting: list[Sequence] = []
-        widest, free = 0, self.slots - self._taken([])
+        widest, free = 0, self.slots - self._rows_with([])
         for sequence in self.waiting if self.filling is None else ():
             free -= 0 if sequence.is_twin else sequence.rows
             if free < 0 or (fitting and self._awaits(sequence, fitting)):
@@ -128,15 +128,15 @@ class Scheduler:
 
     def unread(self, sequence: Sequence) -> int:
         """Return how many tokens of a prompt, and of a late twin's replay, still have to run."""
-        return sequence.prompt.length + len(sequence.prefill.replay) - (sequence.computed or self._known(sequence))
+        return sequence.prompt.length + len(sequence.prefill.replay) - (sequence.computed or self._cached(sequence))
 
     def _can_admit(self, batch: list[Sequence]) -> bool:
         """Return True where there is a slot for the next one and for its twin; a twin's own slot was kept free for it."""
         if not self.waiting or self.filling is not None:
             return False
-        return self.waiting[0].is_twin or self._taken(batch) + self.waiting[0].rows <= self.slots
+        return self.waiting[0].is_twin or self._rows_with(batch) + self.waiting[0].rows <= self.slots
 
-    def _taken(self, batch: list[Sequence]) -> int:
+    def _rows_with(self, batch: list[Sequence]) -> int:
         return sum(sequence.rows for sequence in (*self.running, *batch))
 
     def _admit(self, batch: list[Sequence]) -> None:

@@ -102,10 +102,10 @@ class Steps:
         beside = bool(self.scheduler.running)
         last = totals = self._take_in(allowance)
         while last.prompts and not last.copied and self.meanwhile():
-            left = (allowance if beside else self.allowance()).after(totals)
-            if left is None:
+            remaining = (allowance if beside else self.allowance()).after(totals)
+            if remaining is None:
                 break
-            last = self._take_in(left)
+            last = self._take_in(remaining)
             totals = totals.plus(last)
         between = time.monotonic()
         running = len(self.scheduler.running)
@@ -137,13 +137,13 @@ class Steps:
         start = self._clock.mark()
         # Copies of a prompt need no embedding.
         reading = [sequence for sequence in upcoming if sequence.prefill.fork_of not in upcoming]
-        values, whole = self._embed_what_fits(reading, allowance)
+        values, complete = self._embed_what_fits(reading, allowance)
         if values:
             self._clock.passed(self.budget.picture, values, start)
             start = self._clock.mark()
         with self._changed:
             self.scheduler.budget = allowance.tokens(values)
-            runs = whole and bool(allowance.most)
+            runs = complete and bool(allowance.most)
             batch = forks or (self.scheduler.next_prefill(self._divisible) if runs else [])
         if not batch:
             return StepTotals(values=values, waited=self._clock.waits or not values)

@@ -66,7 +66,7 @@ def admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
     """
     prompt = read_prompt(mllm, request, limits.length)
     with panics_raise(_unprepared):
-        return _admit(mllm, _told(mllm, request), limits, prompt)
+        return _admit(mllm, _with_short_ids(mllm, request), limits, prompt)
 
 
 def read_prompt(mllm: MLLM, request: Request, length: int) -> Prompt:
@@ -81,7 +81,7 @@ def read_prompt(mllm: MLLM, request: Request, length: int) -> Prompt:
         TextBounds.of(mllm, length).check(texts)
         count_ahead(mllm, texts, length, None if request.clamp else request.sampling.max_tokens)
         room = _room_for_prompt(mllm, request, length)
-        return build_prompt(mllm, _told(mllm, request).chat, request.reply, options_of(request), room)
+        return build_prompt(mllm, _with_short_ids(mllm, request).chat, request.reply, options_of(request), room)
 
 
 def _room_for_prompt(mllm: MLLM, request: Request, length: int) -> int:
@@ -98,7 +98,7 @@ def _unprepared(panic: str) -> Fault:
     return Fault(f"The request could not be prepared: {panic}")
 
 
-def _told(mllm: MLLM, request: Request) -> Request:
+def _with_short_ids(mllm: MLLM, request: Request) -> Request:
     """Return the request, with the ids of tool calls shortened where the model's chat template needs that."""
     form = format_of(mllm)
     if form is not None and form.short_ids:
@@ -140,7 +140,7 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
     if longest is None and isinstance(request.forced, str):
         longest = len(forced)
     least = min(longest, max(1, len(forced))) if request.clamp and longest is not None else longest
-    max_tokens = min(_room(longest, least, one, limits.length) for one in (prompt, baseline_prompt))
+    max_tokens = min(_room(longest, least, each, limits.length) for each in (prompt, baseline_prompt))
     images = len(prompt.layout.images)
     if images > limits.images:
         raise RequestError(f"A request may hold at most {limits.images} images; got {images}.", param="messages")

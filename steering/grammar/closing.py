@@ -74,14 +74,14 @@ def _parts(root: Schema, node: Schema) -> list[list[Schema]]:
 
 def _same(root: Schema, nodes: list[Schema]) -> set[int]:
     """Return the ids of these nodes, and of all that hold for the same value as one of them."""
-    seen: set[int] = set()
+    ids: set[int] = set()
     pending = list(nodes)
     while pending:
         node = pending.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
+        if id(node) not in ids:
+            ids.add(id(node))
             pending.extend(schema for part in _parts(root, node) for schema in part)
-    return seen
+    return ids
 
 
 def _list_of(node: Schema, name: str) -> list[Any]:

@@ -54,12 +54,12 @@ class Contrast(Options):
     @abstractmethod
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt | None: ...
 
-    def report(self, taken: Any) -> dict[str, Any]:
+    def report(self, measured: Any) -> dict[str, Any]:
         """Report the settings and the number of tokens that the contrast changed.
 
-        taken: `TwinReport`.
+        measured: `TwinReport`.
         """
-        return {**self.settings(), "changed": taken.changed}
+        return {**self.settings(), "changed": measured.changed}
 
 
 class WeightedContrast(Contrast):
@@ -182,7 +182,10 @@ def _replace_system(messages: Messages, instruction: str) -> list[dict[str, Any]
             content = message["content"]
             texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
             parts += context_parts(texts)
-    return [{"role": "system", "content": parts}, *(dict(one) for one in messages if one["role"] != "system")]
+    return [
+        {"role": "system", "content": parts},
+        *(dict(message) for message in messages if message["role"] != "system"),
+    ]
 
 
 def _add_instruction(messages: Messages, instruction: str) -> list[dict[str, Any]]:

@@ -85,15 +85,15 @@ class Dola(Options):
             return sorted({*self.premature})
         return bucket(self.bucket, mllm.num_layers, bool(getattr(mllm.model.config, "tie_word_embeddings", False)))
 
-    def report(self, taken: Any) -> dict[str, Any]:
+    def report(self, measured: Any) -> dict[str, Any]:
         """Report the candidates and how often each was chosen.
 
-        taken: by state, the number of tokens for which it was chosen.
+        measured: by state, the number of tokens for which it was chosen.
         """
         return {
             **self.settings(),
-            "premature": sorted(taken),
-            "chosen": {str(state): taken[state] for state in sorted(taken)},
+            "premature": sorted(measured),
+            "chosen": {str(state): measured[state] for state in sorted(measured)},
         }
 
     def brief(self, report: dict[str, Any]) -> dict[str, Any]:

@@ -73,23 +73,23 @@ class Generate(Options):
     def due(self, tokens: int) -> bool:
         return self.refresh > 0 and tokens > 0 and tokens % self.refresh == 0
 
-    def report(self, taken: Any) -> dict[str, Any] | None:
+    def report(self, measured: Any) -> dict[str, Any] | None:
         """Report the patches occluded at first and by every rebuilt mask, and how many tokens the contrast changed.
 
-        `gains` is the share of the vocabulary whose logits, and whose log-probabilities, exceed the twin's. taken:
+        `gains` is the share of the vocabulary whose logits, and whose log-probabilities, exceed the twin's. measured:
         `TwinReport`.
         """
-        if not taken.made:
+        if not measured.made:
             return None
-        first, *rebuilt = taken.made
+        first, *rebuilt = measured.made
         return {
             "masking": "pixels" if first.pixels else "features",
             "masked": first.patches,
             "rebuilt": [{"token": mask.token, "masked": mask.patches} for mask in rebuilt],
-            "changed": taken.changed,
+            "changed": measured.changed,
             "gains": None
-            if taken.rising is None
-            else dict(zip(("logits", "log-probabilities"), taken.rising, strict=True)),
+            if measured.rising is None
+            else dict(zip(("logits", "log-probabilities"), measured.rising, strict=True)),
         }
 
     def brief(self, report: dict[str, Any]) -> dict[str, Any]:

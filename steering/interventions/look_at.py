@@ -100,12 +100,12 @@ class LookAt(Options):
         behind = self.queries == "behind" and self.image <= len(images)
         return int(images[self.image - 1].columns.max()) + 1 if behind else 0
 
-    def report(self, taken: Any) -> dict[str, Any]:
+    def report(self, measured: Any) -> dict[str, Any]:
         """Report the settings, layers, heads and the number of patches.
 
-        taken: the number of patches, the layers, and the heads.
+        measured: the number of patches, the layers, and the heads.
         """
-        patches, layers, heads = taken
+        patches, layers, heads = measured
         return {**self.settings(), "layers": layers, "heads": heads, "patches": patches}
 
 

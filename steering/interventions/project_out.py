@@ -64,20 +64,20 @@ class ProjectOut(Options):
         check_layers(self.layers, mllm.num_layers, "project_out.layers")
         check_choice(self.chosen, len(prompt.layout.images), "project_out.tokens")
 
-    def report(self, taken: Any) -> dict[str, Any]:
+    def report(self, measured: Any) -> dict[str, Any]:
         """Report the settings and the share that was removed.
 
-        taken: `Removed`. `removed` is |h . v| / |h|, the share of a state's length along the direction, mean over the
+        measured: `Removed`. `removed` is |h . v| / |h|, the share of a state's length along the direction, mean over the
         touched tokens and layers; None where there were none.
         """
-        values = taken.tokens * len(self.touched_layers)
+        values = measured.tokens * len(self.touched_layers)
         return {
             "vector": self.settings()["vector"],
             "digest": next(iter(self.digests.values()), None),
             "layers": list(self.touched_layers),
             "tokens": self.tokens,
-            "touched": taken.tokens,
-            "removed": taken.share / values if values else None,
+            "touched": measured.tokens,
+            "removed": measured.share / values if values else None,
         }
 
 
@@ -141,8 +141,8 @@ class ProjectOutSlots(Slots):
             self.directions[slot] = to_device(options.directions, self.directions)
 
     def prefill(self, chunk: PrefillChunk) -> ProjectOutRows | None:
-        asked = map(_options, chunk.sequences)
-        touched = chunk.touched(None if options is None else options.chosen for options in asked)
+        row_options = map(_options, chunk.sequences)
+        touched = chunk.touched(None if options is None else options.chosen for options in row_options)
         return self._rows(chunk.rows, chunk.sequences, to_device(touched, self.directions.device))
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:

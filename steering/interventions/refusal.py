@@ -41,7 +41,7 @@ class RefusalPrompt(Options):
             out[indices[-1]] = {**message, "content": self._append_text(message["content"])}
         return out
 
-    def report(self, taken: Any) -> dict[str, Any]:
+    def report(self, measured: Any) -> dict[str, Any]:
         return self.settings()
 
     def _append_text(self, content: Any) -> Any:

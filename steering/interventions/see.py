@@ -85,12 +85,12 @@ class See(Options):
             )
         return max(1, layers // 4) if self.shallow is None else self.shallow
 
-    def report(self, taken: Any) -> dict[str, Any]:
+    def report(self, measured: Any) -> dict[str, Any]:
         """Report the enhancement and the mean attention to images before and after it.
 
-        taken: (tokens, 4) as `SeeSlots.steps`, a row for each generated token that went through the model.
+        measured: (tokens, 4) as `SeeSlots.steps`, a row for each generated token that went through the model.
         """
-        mean, greatest, before, after = taken.T.tolist() if len(taken) else ([], [], [], [])
+        mean, greatest, before, after = measured.T.tolist() if len(measured) else ([], [], [], [])
         return {
             "reading": self.reading,
             "spans": self.spans,
@@ -234,26 +234,26 @@ class SeeRows(AttentionHook):
         plain, visual = exact(value), exact(value * masks[..., :1])
         indicators = torch.zeros_like(value)
         indicators[..., : masks.shape[-1]] = masks
-        image_mass, read = exact(indicators)[..., :2].split(1, -1)
+        image_mass, text_mass = exact(indicators)[..., :2].split(1, -1)
         if self._apart:
             text = exact(value * masks[..., 1:])
         else:  # every column that is no image's is text
-            text, read = plain - visual, 1 - image_mass
-        up, down, total = self._factors(tables, tables.fixed[:, layer, None], image_mass, read)
+            text, text_mass = plain - visual, 1 - image_mass
+        up, down, total = self._factors(tables, tables.fixed[:, layer, None], image_mass, text_mass)
         more = up * visual if down is None else up * visual - down * text
         return (plain + more) / total
 
     def _factors(
-        self, tables: _Tables, alpha: torch.Tensor, image_mass: torch.Tensor, read: torch.Tensor
+        self, tables: _Tables, alpha: torch.Tensor, image_mass: torch.Tensor, text_mass: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """Return the shares by which visual weights rise and text weights fall, and the divisor that normalises the row.
 
-        alpha: (rows, n or 1). seen, read: (rows, heads, n, 1), m_v and m_t. A row that sees no image is left as it is.
+        alpha: (rows, n or 1). image_mass, text_mass: (rows, heads, n, 1), m_v and m_t. A row without an image is unchanged.
         """
         alpha = alpha[:, None, :, None]
         if self._scales:
             return alpha, None, torch.addcmul(tables.one, alpha, image_mass)
-        return factors(alpha, image_mass, read, tables.reading)
+        return factors(alpha, image_mass, text_mass, tables.reading)
 
     def settle(self, positions: torch.Tensor | None) -> None:
         effects, self._effects, self._tables = self._effects, [], {}
@@ -266,21 +266,21 @@ class SeeRows(AttentionHook):
 
 
 def factors(
-    alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor, reading: torch.Tensor
+    alpha: torch.Tensor, image_mass: torch.Tensor, text_mass: torch.Tensor, reading: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return what `SeeRows._factors` does; alpha, seen (m_v), read (m_t) and reading (an index of READINGS) broadcast."""
+    """Return what `SeeRows._factors` does; image_mass is m_v, text_mass m_t, reading an index of READINGS; all broadcast."""
     transfer = reading == TRANSFER
-    moved = alpha * (seen >= LEAST)
-    up = torch.where(transfer, moved * read / seen.clamp(min=LEAST), alpha)
-    return up, moved * transfer, torch.where(reading == SCALE, 1 + alpha * seen, 1.0)
+    moved = alpha * (image_mass >= LEAST)
+    up = torch.where(transfer, moved * text_mass / image_mass.clamp(min=LEAST), alpha)
+    return up, moved * transfer, torch.where(reading == SCALE, 1 + alpha * image_mass, 1.0)
 
 
-def measured_of(alpha: torch.Tensor, seen: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+def measured_of(alpha: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """Return (rows, 4): alpha, its mean and maximum over layers, and the mean mass on images before and after.
 
-    alpha, seen, after: (rows, layers).
+    alpha, before, after: (rows, layers).
     """
-    return torch.stack([alpha.mean(1), alpha.amax(1), seen.mean(1), after.mean(1)], -1)
+    return torch.stack([alpha.mean(1), alpha.amax(1), before.mean(1), after.mean(1)], -1)
 
 
 class SeeSlots(Slots):
@@ -315,11 +315,11 @@ class SeeSlots(Slots):
         fill_slot(self.asked, slot, see.alpha > 0)  # an alpha of 0 must leave the row's bits unchanged
         depth = see.depth(self.pool.layers)
         image = spans >= FIRST_IMAGE
-        rest = ~image if see.spans == "whole" else (spans >= SYSTEM) & ~image
+        text = ~image if see.spans == "whole" else (spans >= SYSTEM) & ~image
         if see.source != "all":
             before = image.cumsum(0) == 0
-            rest &= before if see.source == "system" else ~before
-        self.masks[slot, : len(spans)] = to_device(torch.stack([image, rest], -1), self.masks)
+            text &= before if see.source == "system" else ~before
+        self.masks[slot, : len(spans)] = to_device(torch.stack([image, text], -1), self.masks)
         self.fixed[slot, :depth] = see.alpha
         self.adaptive[slot, depth:] = see.alpha
         fill_slot(self.ceiling, slot, see.ceiling)

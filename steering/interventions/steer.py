@@ -316,13 +316,13 @@ class Steering(InterventionSpec):
         if self.loop is not None and len(self.steers) > 1:
             raise RequestError("'steering.until' goes with a single vector.", param="steering.until")
 
-    def report(self, taken: Any) -> list[dict[str, Any]]:
+    def report(self, measured: Any) -> list[dict[str, Any]]:
         """Report the effect of each vector.
 
-        taken: per steered layer the norms (see `applied`), how many generated tokens were fed, and the course of a strength
-        that moved.
+        measured: per steered layer the norms (see `applied`), how many generated tokens were fed, and the course of a
+        strength that moved.
         """
-        norms, fed, course = taken
+        norms, fed, course = measured
         return [applied(steer, norms, fed, course) for steer in self.steers]
 
     def brief(self, report: Any) -> Any:

@@ -198,8 +198,8 @@ class SteerSlots(Slots):
         self.loop[slots] = moved
         self.delta[slots] = (self.unit[slots] * moved[:, STRENGTH, None, None]).to(self.delta.dtype)
 
-    def restore(self, sequence: Row, left: Any) -> None:
-        super().restore(sequence, left)
+    def restore(self, sequence: Row, snapshot: Any) -> None:
+        super().restore(sequence, snapshot)
         if _loop(sequence) is not None:
             slot = sequence.slot
             self.delta[slot] = (self.unit[slot] * self.loop[slot, STRENGTH]).to(self.delta.dtype)

@@ -77,13 +77,13 @@ class Think(Options):
             calibration.digest if calibration is not None and measured else None,
         )
 
-    def report(self, taken: Any) -> dict[str, Any]:
+    def report(self, measured: Any) -> dict[str, Any]:
         """Report by layer the share of damped updates and the mean of D, and the origin of the thresholds.
 
-        taken: `Thought`.
+        measured: `Thought`.
         """
-        damped, differs = (taken.measured / max(taken.tokens, 1)).unbind(-1)
-        origin = taken.thresholds
+        damped, differs = (measured.measured / max(measured.tokens, 1)).unbind(-1)
+        origin = measured.thresholds
         return {
             "suppressed": damped.tolist(),
             "divergence": differs.tolist(),

@@ -87,7 +87,7 @@ def read(data: bytes | bytearray, more: Sequence[type] = (), shared: Shared | No
     for size in sizes:
         blobs.append(view[end : end + size])
         end += size
-    return _Reader(more, blobs, shared).made(value)
+    return _Reader(more, blobs, shared).restore(value)
 
 
 class Shared:
@@ -112,9 +112,9 @@ class Shared:
 
         None for a value that is too large to be kept. It counts as sent once `mark_sent` is called.
         """
-        if (known := self._sent.get(id(value))) is not None:
+        if (sent := self._sent.get(id(value))) is not None:
             self._sent.move_to_end(id(value))
-            return known.number, None
+            return sent.number, None
         if (size := _bytes(value)) > self.BYTES:
             return None
         while self._sent and (len(self._sent) >= self.MOST or self._bytes + size > self.BYTES):
@@ -188,11 +188,11 @@ class _Writer(_Kinds):
             self._shared.reference(value) if self._shared is not None and isinstance(value, Shared.KINDS) else None
         )
         if reference is None:
-            return self._whole(value)
+            return self._encode(value)
         number, gone = reference
-        return {"known": number} if gone is None else {"known": number, "gone": gone, "first": self._whole(value)}
+        return {"known": number} if gone is None else {"known": number, "gone": gone, "first": self._encode(value)}
 
-    def _whole(self, value: Any) -> Any:
+    def _encode(self, value: Any) -> Any:
         if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
             parts = list(value) if _SCALARS.issuperset(map(type, value)) else [self.plain(member) for member in value]
             return {"tuple": parts} if isinstance(value, tuple) else parts
@@ -241,34 +241,34 @@ class _Reader(_Kinds):
         super().__init__(more)
         self._blobs, self._shared = blobs, shared
 
-    def made(self, value: Any) -> Any:
+    def restore(self, value: Any) -> Any:
         """Return the value of some JSON."""
         if isinstance(value, list):
-            return value if _SCALARS.issuperset(map(type, value)) else [self.made(member) for member in value]
+            return value if _SCALARS.issuperset(map(type, value)) else [self.restore(member) for member in value]
         if not isinstance(value, dict):
             return value
         match value:
             case {"tuple": list(members)}:
-                return tuple(self.made(members))
+                return tuple(self.restore(members))
             case {"made": str(name), "of": dict(fields)} if (kind := _kind(name, self._modules)) is not None:
-                built = kind(**{key: self.made(item) for key, item in fields.items()})
+                built = kind(**{key: self.restore(item) for key, item in fields.items()})
                 return (
                     dataclasses.replace(built, inputs=Inputs(built.inputs, built.pictures)) if kind is Prompt else built
                 )
             case {"member": str(name), "of": str(member)} if (kind := _kind(name, self._modules)) is not None:
                 return kind[member]
             case {"error": list(parts)}:
-                return error_from_data(*self.made(parts))
+                return error_from_data(*self.restore(parts))
             case {"array": ("d" | "q") as code, "blob": int(blob)}:
                 return array(code, bytes(self._blobs[blob]))
             case {"known": int(number), "gone": list(gone), "first": dict(first)} if self._shared is not None:
-                return self._shared.receive(number, gone, self.made(first))
+                return self._shared.receive(number, gone, self.restore(first))
             case {"known": int(number)} if self._shared is not None and number in self._shared.received:
                 return self._shared.received[number]
             case {"dict": list(pairs)}:
-                return {self.made(key): self.made(item) for key, item in pairs}
+                return {self.restore(key): self.restore(item) for key, item in pairs}
             case {"set": list(members)}:
-                return frozenset(self.made(members))
+                return frozenset(self.restore(members))
             case {"bytes": int(blob)}:
                 return bytes(self._blobs[blob])
             case {"tensor": str(dtype), "shape": list(shape), "blob": int(blob)}:

@@ -22,7 +22,7 @@ def embedded() -> Path:
     return folder
 
 
-def found(path: str | Path, local_files_only: bool) -> str | Path:
+def located(path: str | Path, local_files_only: bool) -> str | Path:
     """Return a folder, or else a name on the Hugging Face hub; raise FileNotFoundError where neither can be loaded."""
     folder = Path(path).expanduser()
     if folder.is_dir():

@@ -28,7 +28,7 @@ from steering.decoder.ranks import ALONE, Ranks
 from steering.errors import UnsupportedModel
 from steering.model import calibration
 from steering.model.chat.template_file import read_template, set_template
-from steering.model.checkpoint import embedded, found
+from steering.model.checkpoint import embedded, located
 from steering.model.mllm import MLLM, Quantization, Source
 from steering.model.processor import load_processor
 
@@ -72,7 +72,7 @@ def load(
     Raises UnsupportedModel when the model's structure cannot be served, there is no such device or dtype, or it has no chat
     template; OSError when the files are missing.
     """
-    path = embedded() if path is None else found(path, local_files_only)
+    path = embedded() if path is None else located(path, local_files_only)
     if isinstance(dtype, str) and dtype != "auto" and dtype not in DTYPES:
         raise UnsupportedModel(f"'dtype' must be one of auto, {', '.join(DTYPES)}; got {dtype!r}.")
     laid = "device_map" if device_map is not None else "tensor_parallel" if tensor_parallel > 1 else None

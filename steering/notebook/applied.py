@@ -88,9 +88,9 @@ def applied(
     engine = Engine(share(model, processor), slots=slots, max_length=max_length, image_cache_bytes=0)
     chats, answers = SeenChats(), AppliedAnswers(engine)
 
-    def generate(inputs: torch.Tensor | None = None, **given: Any) -> Any:
-        given |= {} if inputs is None else {"inputs": inputs}
-        return _Call(model, engine, template, given).answer(chats, answers)
+    def generate(inputs: torch.Tensor | None = None, **options: Any) -> Any:
+        options |= {} if inputs is None else {"inputs": inputs}
+        return _Call(model, engine, template, options).answer(chats, answers)
 
     before = vars(model).get("generate")
     model.generate = generate
@@ -136,10 +136,10 @@ def _steer(vector: Any = None, toward: str = "vision", strength: float = 1.0, **
 class _Call:
     """A single call of `generate`, with its settings as transformers resolves them."""
 
-    def __init__(self, model: Any, engine: Engine, template: Request, given: dict[str, Any]):
+    def __init__(self, model: Any, engine: Engine, template: Request, options: dict[str, Any]):
         self._engine = engine
-        config = given.pop("generation_config", None)
-        self._config, tensors = model._prepare_generation_config(copy.deepcopy(config), **given)
+        config = options.pop("generation_config", None)
+        self._config, tensors = model._prepare_generation_config(copy.deepcopy(config), **options)
         self._ids, self._mask = self._tokens(tensors)
         self._others = {name: value for name, value in tensors.items() if name not in TOKENS and value is not None}
         self._check_settings()
@@ -163,8 +163,8 @@ class _Call:
         """Return the request of each row, whose prompt has the row's tokens and images."""
         pixels = {name: tensor for name, tensor in self._others.items() if name.startswith(PIXELS)}
         requests = []
-        for row, kept in zip(self._ids, self._mask, strict=True):
-            chat, prompt = self._found(chats, row[kept.bool()].tolist(), pixels)
+        for row, mask in zip(self._ids, self._mask, strict=True):
+            chat, prompt = self._chat_of(chats, row[mask.bool()].tolist(), pixels)
             pixels = {name: tensor[len(prompt.inputs.get(name, ())) :] for name, tensor in pixels.items()}
             sampling = self._template.sampling
             if not sampling.greedy:  # torch.manual_seed repeats an answer
@@ -175,7 +175,7 @@ class _Call:
                 raise RequestError(f"'{name}' holds more images than the prompts.", param=name)
         return requests
 
-    def _found(self, chats: SeenChats, ids: list[int], pixels: Mapping[str, torch.Tensor]) -> tuple[Chat, Prompt]:
+    def _chat_of(self, chats: SeenChats, ids: list[int], pixels: Mapping[str, torch.Tensor]) -> tuple[Chat, Prompt]:
         """Return the latest chat with these tokens whose images come first in `pixels`, and its prompt."""
         prompts = [(chat, chats.prompt(chat, self._prompt)) for chat in reversed(chats.complete)]
         alike = [(chat, prompt) for chat, prompt in prompts if prompt.ids.tolist() == ids]
@@ -219,9 +219,9 @@ class _Call:
 
     def _check_tensors(self) -> None:
         """Raise RequestError for arguments that are neither settings nor the processor's tensors."""
-        known = {"mm_token_type_ids", "token_type_ids", "image_grid_thw", "image_sizes"}
+        allowed = {"mm_token_type_ids", "token_type_ids", "image_grid_thw", "image_sizes"}
         for name, value in self._others.items():
-            if name not in known and not name.startswith(PIXELS) and value not in ([], {}, False):
+            if name not in allowed and not name.startswith(PIXELS) and value not in ([], {}, False):
                 raise RequestError(f"'{name}' is not supported within steering.applied.", param=name)
 
     def _sampling(self) -> Sampling:
@@ -231,8 +231,8 @@ class _Call:
             raise RequestError(f"'eos_token_id' must be the model's own, {sorted(stops)}.", param="eos_token_id")
         drawn, most = bool(config.do_sample), config.max_new_tokens
         if most is None:
-            whole = config.max_length or DEFAULT_TOKENS
-            most = DEFAULT_TOKENS if whole == DEFAULT_TOKENS else max(1, whole - self._ids.shape[1])
+            length = config.max_length or DEFAULT_TOKENS
+            most = DEFAULT_TOKENS if length == DEFAULT_TOKENS else max(1, length - self._ids.shape[1])
         return Sampling(
             max_tokens=most,
             min_tokens=config.min_new_tokens or 0,
@@ -245,9 +245,9 @@ class _Call:
         )
 
 
-def _begins_with(given: torch.Tensor, own: torch.Tensor | None) -> bool:
+def _begins_with(images: torch.Tensor, own: torch.Tensor | None) -> bool:
     """Return whether the first of the given images, (images, ...), are a prompt's own."""
     if own is None:
         return True
-    first, own = given[: len(own)].cpu(), own.to(given.dtype)
+    first, own = images[: len(own)].cpu(), own.to(images.dtype)
     return first.shape == own.shape and torch.allclose(first.float(), own.float(), rtol=0, atol=1e-5)

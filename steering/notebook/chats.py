@@ -33,15 +33,15 @@ class SeenChats:
     @contextmanager
     def watching(self, processor: Any) -> Iterator[None]:
         """Remember what this processor renders within the block."""
-        plain, seen = type(processor), self
+        plain, watcher = type(processor), self
 
         def apply_chat_template(self: Any, conversation: Any, *args: Any, **options: Any) -> Any:
             rendered = plain.apply_chat_template(self, conversation, *args, **options)
-            seen.rendered(conversation, rendered)
+            watcher.rendered(conversation, rendered)
             return rendered
 
         def call(self: Any, images: Any = None, text: Any = None, *args: Any, **options: Any) -> Any:
-            seen.called(text, images)
+            watcher.called(text, images)
             return plain.__call__(self, images, text, *args, **options)
 
         own = {"apply_chat_template": apply_chat_template, "__call__": call, "__module__": plain.__module__}
@@ -67,8 +67,8 @@ class SeenChats:
     def called(self, text: Any, images: Any) -> None:
         """Note the images that the processor is given with texts that it rendered before."""
         pictures = list(_flat(images))
-        for one in [text] if isinstance(text, str) else text if isinstance(text, Sequence) else []:
-            chat = self._waiting.get(one) if isinstance(one, str) else None
+        for item in [text] if isinstance(text, str) else text if isinstance(text, Sequence) else []:
+            chat = self._waiting.get(item) if isinstance(item, str) else None
             if chat is None:
                 continue
             count = sum(1 for _ in _empty(chat))
@@ -85,8 +85,8 @@ class SeenChats:
 
     def _keep(self, chat: Chat) -> None:
         self.complete = [*self.complete[-KEPT + 1 :], chat]
-        kept = set(map(id, self.complete))
-        self._prompts = {key: prompt for key, prompt in self._prompts.items() if key in kept}
+        ids = set(map(id, self.complete))
+        self._prompts = {key: prompt for key, prompt in self._prompts.items() if key in ids}
 
 
 def chat_of(messages: Sequence[Mapping[str, Any]]) -> Chat:

@@ -20,8 +20,8 @@ def block_names(ids: torch.Tensor, spans: torch.Tensor, pictures: Sequence[tuple
     first column, and the hash of its content. A hash is of the one before it and of the block, as vLLM makes them
     (`vllm/v1/core/kv_cache_utils.py`).
     """
-    said = (spans >= SYSTEM) & (spans < FIRST_IMAGE)
-    words = torch.stack([ids, said.long()], 1).numpy()
+    in_message = (spans >= SYSTEM) & (spans < FIRST_IMAGE)
+    words = torch.stack([ids, in_message.long()], 1).numpy()
     names, name = [], b""
     for start in range(0, len(ids) - SIZE + 1, SIZE):
         hasher = hashlib.sha256(name)

@@ -66,19 +66,19 @@ def without_context(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
     out = []
     for message in messages:
         role, content = message["role"], message["content"]
-        rest: Any
+        remaining: Any
         if isinstance(content, str):
-            rest = _without_lines(role, content)
+            remaining = _without_lines(role, content)
         else:
-            kept = (part for part in content if part.get("span") != "context")
-            rest = [
+            parts = (part for part in content if part.get("span") != "context")
+            remaining = [
                 {**part, "text": _without_lines(role, part["text"])} if part["type"] == "text" else part
-                for part in kept
+                for part in parts
             ]
-        if role != "user" and not rest:
-            rest = ""
-        if role != "system" or rest or not content:
-            out.append({**message, "content": rest})
+        if role != "user" and not remaining:
+            remaining = ""
+        if role != "system" or remaining or not content:
+            out.append({**message, "content": remaining})
     return out
 
 

@@ -50,12 +50,12 @@ def sized(mllm: MLLM, parts: Sequence[Part]) -> tuple[list[Image.Image], dict[st
     if mllm.image_size is not None:
         images = [image.resize(mllm.image_size, Image.Resampling.BICUBIC) for image in images]
     bounds = [_bounds(part) for part in parts]
-    if all(one == (None, None) for one in bounds):
+    if all(bound == (None, None) for bound in bounds):
         return images, None
     if mllm.pixels is None:
         raise RequestError("This model's processor cannot be told how many pixels pictures may have.", param="messages")
     try:
-        images = [mllm.pixels.sized(image, *one) for image, one in zip(images, bounds, strict=True)]
+        images = [mllm.pixels.sized(image, *bound) for image, bound in zip(images, bounds, strict=True)]
     except ValueError as error:
         raise RequestError(f"The model's processor refuses these messages: {error}", param="messages") from error
     return images, mllm.pixels.taking(images)
@@ -77,15 +77,15 @@ def shrunk(mllm: MLLM, parts: Sequence[Part], text: str, room: int) -> tuple[Shr
         return ()
     if sum(tokens) + len(text.encode()) <= room:  # no token is shorter than a byte
         return ()
-    left = room - len(mllm.tokenizer(text, add_special_tokens=False).input_ids) + len(parts)
-    if sum(tokens) <= left:
+    available = room - len(mllm.tokenizer(text, add_special_tokens=False).input_ids) + len(parts)
+    if sum(tokens) <= available:
         return ()
     flexible = [number for number, part in enumerate(parts) if part.get("detail") != "high"]
-    left -= sum(tokens) - (wanted := sum(tokens[number] for number in flexible))
-    left -= left % max(1, room // STEPS)
+    available -= sum(tokens) - (needed := sum(tokens[number] for number in flexible))
+    available -= available % max(1, room // STEPS)
     shrunk = []
     for number in flexible:
-        part, share = parts[number], left * tokens[number] // wanted
+        part, share = parts[number], available * tokens[number] // needed
         if share * bounds.factor**2 < max(bounds.least, part.get("min_pixels") or 0):
             return ()
         after = bounds.size(part["image"], part.get("min_pixels"), share * bounds.factor**2)

@@ -11,7 +11,7 @@ def forced_tokens(mllm: MLLM, answer: str, ends: bool = True) -> tuple[int, ...]
 
     Raises RequestError where it holds a special token, which no answer's text does.
     """
-    if found := mllm.special_pattern.search(answer):
-        raise RequestError(f"A forced answer must not hold special tokens; this one holds {found[0]!r}.", param="force")
+    if match := mllm.special_pattern.search(answer):
+        raise RequestError(f"A forced answer must not hold special tokens; this one holds {match[0]!r}.", param="force")
     tokens = mllm.tokenizer.encode(answer, add_special_tokens=False)
     return (*tokens, *(() if mllm.end_id is None or not ends else (mllm.end_id,)))

@@ -132,7 +132,9 @@ class Prompt:
         images = self.layout.images
         if len(images) != len(self.pictures):
             return self.pictures if all(int(image.columns[-1]) < column for image in images) else ()
-        return tuple(one for one, image in zip(self.pictures, images, strict=True) if int(image.columns[-1]) < column)
+        return tuple(
+            picture for picture, image in zip(self.pictures, images, strict=True) if int(image.columns[-1]) < column
+        )
 
     def blocks_with(self, answer: Sequence[int]) -> tuple[bytes, ...]:
         """Return a hash of each beginning of the prompt followed by an answer's tokens.
@@ -144,7 +146,9 @@ class Prompt:
         images = self.layout.images
         begin = images if len(images) == len(self.pictures) else images[:1] * len(self.pictures)
         starts = [int(image.columns[0]) for image in begin]
-        return block_names(ids, spans, [(start, one.key) for start, one in zip(starts, self.pictures, strict=True)])
+        return block_names(
+            ids, spans, [(start, picture.key) for start, picture in zip(starts, self.pictures, strict=True)]
+        )
 
 
 def build_prompt(
@@ -165,8 +169,8 @@ def build_prompt(
     """
     special = mllm.special_pattern
     if reply is not None:
-        said = {"type": "text", "text": reply, "span": "reply"}
-        messages = [*messages, {"role": "assistant", "content": [said]}]
+        part = {"type": "text", "text": reply, "span": "reply"}
+        messages = [*messages, {"role": "assistant", "content": [part]}]
     chat, parts, pictures = _normalise(messages, special)
     with _hinting(messages):
         text, text_spans = render(mllm, chat, parts, options, special)
@@ -175,7 +179,7 @@ def build_prompt(
         smaller = () if room is None else shrunk(mllm, pictures, text, room)
         images, size = sized(mllm, resized(pictures, smaller))
         bos = mllm.tokenizer.bos_token
-        with mllm.seen.noting() as seen:
+        with mllm.seen.noting() as noted:
             encoded = _encode(mllm, text, images, add_special_tokens=not (bos and text.startswith(bos)), size=size)
     replaced = encoded.pop(
         "text_replacement_offsets", None
@@ -212,9 +216,11 @@ def build_prompt(
         spans[own], texts[own] = FIRST_IMAGE + number, False
         image_spans.append(ImageSpan(own, _grid(mllm, inputs, number, len(images), own)))
     rope = mllm.rope_positions(inputs)
-    shown = tuple(seen) or divide(inputs)
-    given = Inputs(inputs, shown) if seen else inputs
-    return Prompt(ids, given, shown, Layout(spans, tuple(image_spans), texts), options, rope, smaller, placeholders)
+    shown = tuple(noted) or divide(inputs)
+    prompt_inputs = Inputs(inputs, shown) if noted else inputs
+    return Prompt(
+        ids, prompt_inputs, shown, Layout(spans, tuple(image_spans), texts), options, rope, smaller, placeholders
+    )
 
 
 def _normalise(
@@ -303,10 +309,10 @@ def _encode(
             shown: dict[str, Any] = (
                 {"images": [images], "images_kwargs": {"return_tensors": "pt", **bounds}} if images else {}
             )
-            found = mllm.processor(text=[text], return_text_replacement_offsets=True, **shown, **read)
+            output = mllm.processor(text=[text], return_text_replacement_offsets=True, **shown, **read)
             # With return_tensors, transformers would convert the offsets token by token.
-            numbers = {name: value for name, value in found.items() if name != "text_replacement_offsets"}
-            return {**found, **{name: torch.as_tensor(value) for name, value in numbers.items()}}
+            numbers = {name: value for name, value in output.items() if name != "text_replacement_offsets"}
+            return {**output, **{name: torch.as_tensor(value) for name, value in numbers.items()}}
     except ValueError as error:
         raise RequestError(f"The model's processor refuses these messages: {error}", param="messages") from error
 

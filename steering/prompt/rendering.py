@@ -57,15 +57,15 @@ def render(
     """
     variables = mllm.chat.variables
     if unread := [name for name in options.variables if name not in variables]:
-        known = ", ".join(sorted(variables)) or "nothing"
+        allowed = ", ".join(sorted(variables)) or "nothing"
         raise RequestError(
-            f"'chat_template_kwargs.{unread[0]}' is no variable that the model's chat template reads; it reads: {known}.",
+            f"'chat_template_kwargs.{unread[0]}' is no variable that the model's chat template reads; it reads: {allowed}.",
             param=f"chat_template_kwargs.{unread[0]}",
             code="unknown_parameter",
         )
-    given = as_json(options.functions, special), as_json(options.variables, special), options.continues
+    inputs = as_json(options.functions, special), as_json(options.variables, special), options.continues
     try:
-        return _rendered_with_spans(mllm, chat, parts, given)
+        return _rendered_with_spans(mllm, chat, parts, inputs)
     except RequestError:
         strings = [
             {**message, "content": content[0]["text"] if content else ""}
@@ -75,26 +75,26 @@ def render(
         ]
         if strings == chat:
             raise
-        return _rendered_with_spans(mllm, strings, parts, given)
+        return _rendered_with_spans(mllm, strings, parts, inputs)
 
 
-def rendered(render: Callable[..., str], *given: Any) -> str:
+def rendered(render: Callable[..., str], *inputs: Any) -> str:
     """Return the template's rendering of a chat; raise RequestError where it refuses the chat."""
     try:
-        return render(*given)
+        return render(*inputs)
     except Exception as error:  # a template may raise anything about the chat's form
         raise RequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
 
 
 def _rendered_with_spans(
-    mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[SpannedText], given: tuple[Any, ...]
+    mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[SpannedText], inputs: tuple[Any, ...]
 ) -> Rendered:
-    text = rendered(mllm.chat.render, chat, *given)
-    return text, list(_text_spans(mllm, chat, parts, text, given))
+    text = rendered(mllm.chat.render, chat, *inputs)
+    return text, list(_text_spans(mllm, chat, parts, text, inputs))
 
 
 def _text_spans(
-    mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[SpannedText], text: str, given: tuple[Any, ...]
+    mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[SpannedText], text: str, inputs: tuple[Any, ...]
 ) -> Iterator[tuple[int, int, int, str]]:
     """Yield (start, end, span, role), in characters of the rendered text, for every line of every text part.
 
@@ -109,7 +109,7 @@ def _text_spans(
         return [part if part["type"] == "image" else {**part, "text": marked(part["text"])} for part in content]
 
     form = [{**message, "content": marked(message["content"])} for message in chat]
-    pieces = re.split(f"{MARK[0]}(\\d+){MARK[1]}", rendered(mllm.chat.render_form, json.dumps([form, *given])))
+    pieces = re.split(f"{MARK[0]}(\\d+){MARK[1]}", rendered(mllm.chat.render_form, json.dumps([form, *inputs])))
     if missing := {number for number, part in enumerate(parts) if part.text.strip()} - set(map(int, pieces[1::2])):
         raise RequestError(
             f"The model's chat template leaves out the text {parts[min(missing)].text.strip()[:40]!r}.",

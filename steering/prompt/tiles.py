@@ -61,8 +61,12 @@ def _with_row_ends(tokens: int, tiles: int, side: int, size: tuple[int, int]) ->
     with that number of tokens that fit some arrangement of the tiles, it is the one whose aspect ratio is closest to the
     picture's.
     """
-    rest, aspect = tokens - side * side, size[0] / size[1]
-    grids = [(rows, rest // rows - 1) for rows in range(1, rest + 1) if rest % rows == 0 and rest // rows > 1]
+    remaining, aspect = tokens - side * side, size[0] / size[1]
+    grids = [
+        (rows, remaining // rows - 1)
+        for rows in range(1, remaining + 1)
+        if remaining % rows == 0 and remaining // rows > 1
+    ]
     fitting = [
         (rows, columns)
         for rows, columns in grids
@@ -83,8 +87,8 @@ def _shown(pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     """
     places = pixels[:, :2].float().flatten(2)
     extents = places.amax(2) - places.amin(2)
-    whole = (extents > 0.9 * (places.amax((0, 2)) - places.amin((0, 2)))).all(1)
-    return extents, whole, places.mean(2)
+    shows_all = (extents > 0.9 * (places.amax((0, 2)) - places.amin((0, 2)))).all(1)
+    return extents, shows_all, places.mean(2)
 
 
 def _assembled(

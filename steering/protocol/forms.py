@@ -56,10 +56,10 @@ class Form(ABC):
             raise RequestError(sentence(self.param, NO_SWITCH, value), param=self.param)
         return value
 
-    def _known(self, given: Mapping[str, Any], known: Sequence[str]) -> None:
-        for key in given:
-            if key not in known:
-                raise unknown(f"{self.param}.{key[:64]}", ", ".join(known))
+    def _check_names(self, value: Mapping[str, Any], allowed: Sequence[str]) -> None:
+        for key in value:
+            if key not in allowed:
+                raise unknown(f"{self.param}.{key[:64]}", ", ".join(allowed))
 
 
 class Single(Form):
@@ -78,9 +78,10 @@ class Single(Form):
         return example(self.options)
 
     def _read(self, value: Any) -> tuple[Options, ...]:
-        given = self._object(value)
-        self._known(given, names(self.options))  # the options themselves also accept names that are not on the wire
-        return (self.options(**given),)
+        fields = self._object(value)
+        # The options themselves also accept names that are not on the wire.
+        self._check_names(fields, names(self.options))
+        return (self.options(**fields),)
 
 
 class Kinds(Form):
@@ -95,11 +96,11 @@ class Kinds(Form):
     @property
     def written(self) -> Any:
         each = [_with_kind(kind, options) for kind, options in self.kinds.items()]
-        one = each[0]
+        union = each[0]
         for other in each[1:]:
-            one = one | other  # type: ignore[assignment]
+            union = union | other  # type: ignore[assignment]
         off = Literal[False] | None
-        return Annotated[one, Field(discriminator=KIND)] | off if len(each) > 1 else one | off
+        return Annotated[union, Field(discriminator=KIND)] | off if len(each) > 1 else union | off
 
     @property
     def example(self) -> Any:
@@ -115,7 +116,7 @@ class Kinds(Form):
             raise RequestError(
                 sentence(self.param, f"must be an object whose '{KIND}' is {words}", value), param=self.param
             )
-        self._known(value, [KIND, *names(options)])
+        self._check_names(value, [KIND, *names(options)])
         return (options(**{key: item for key, item in value.items() if key != KIND}),)
 
 
@@ -138,10 +139,10 @@ class Group(Form):
         return {name: form.example for name, form in self.members.items()}
 
     def _read(self, value: Any) -> tuple[Options, ...]:
-        given = self._object(value)
-        self._known(given, list(self.members))
-        asked = (form.read(given.get(name, form.default)) for name, form in self.members.items())
-        return tuple(one for some in asked for one in some)
+        fields = self._object(value)
+        self._check_names(fields, list(self.members))
+        groups = (form.read(fields.get(name, form.default)) for name, form in self.members.items())
+        return tuple(intervention for some in groups for intervention in some)
 
 
 def forms() -> dict[str, Form]:
@@ -151,13 +152,13 @@ def forms() -> dict[str, Form]:
     return {head: _form((head,), [kind for kind in kinds if kind.path[0] == head]) for head in heads}
 
 
-def read(given: Mapping[str, Any]) -> tuple[Options, ...]:
+def read(fields: Mapping[str, Any]) -> tuple[Options, ...]:
     """Return the interventions that some fields ask for; raise RequestError where a field is wrong or unknown."""
-    known = forms()
-    for name in given:
-        if name not in known:
-            raise unknown(name[:64], ", ".join(known))
-    return tuple(one for name, value in given.items() for one in known[name].read(value))
+    all_forms = forms()
+    for name in fields:
+        if name not in all_forms:
+            raise unknown(name[:64], ", ".join(all_forms))
+    return tuple(intervention for name, value in fields.items() for intervention in all_forms[name].read(value))
 
 
 def _form(path: Path, kinds: Sequence[type[Options]]) -> Form:

@@ -42,7 +42,7 @@ def applied(interventions: Mapping[str, InterventionSpec], measured: Mapping[str
     None when no intervention was asked for. A group with at least one active member lists all members, None where they are
     off.
     """
-    return by_path(interventions, lambda name, asked: asked.report(measured.get(name))) or None
+    return by_path(interventions, lambda name, intervention: intervention.report(measured.get(name))) or None
 
 
 def by_path(
@@ -52,14 +52,14 @@ def by_path(
     report: dict[str, object] = {}
     for name, (kind, _) in REGISTRY.items():
         own = value(name, interventions[name]) if name in interventions else None
-        head, *rest = kind.path
-        if not rest:
+        head, *tail = kind.path
+        if not tail:
             if name in interventions:
                 report[head] = own
         elif any(other.path[0] == head for other in interventions.values()):
             group = report.setdefault(head, {})
             assert isinstance(group, dict)
-            group[rest[0]] = own
+            group[tail[0]] = own
     return report
 
 

@@ -63,8 +63,8 @@ def with_vectors(model: Model, get: Callable[[Any, str], Any]) -> Model:
     get: returns the vector for a field's value and the field's name in a request.
     """
     fields = type(model).model_fields
-    held = {name: value for name in vector_fields(type(model)) if (value := getattr(model, name)) is not None}
-    vectors = {name: get(value, fields[name].alias or name) for name, value in held.items()}
+    stated = {name: value for name in vector_fields(type(model)) if (value := getattr(model, name)) is not None}
+    vectors = {name: get(value, fields[name].alias or name) for name, value in stated.items()}
     return model.model_copy(update=vectors) if vectors else model
 
 
@@ -207,7 +207,7 @@ class InterventionSpec(ABC):
 
     # -- when the answer has ended -------------------------------------------------------------------------------------
 
-    def report(self, taken: Any) -> Any:
+    def report(self, measured: Any) -> Any:
         """Return a JSON report of what was done, from the measurements of `Slots.take`."""
         return {}
 
@@ -241,9 +241,9 @@ class Options(BaseModel, InterventionSpec):
     only_chat: ClassVar[bool] = False
     rehearsed: ClassVar[bool] = False
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         try:
-            super().__init__(**given)
+            super().__init__(**options)
         except ValidationError as error:
             raise refused(error, type(self), self.param) from None
 

@@ -25,7 +25,7 @@ def chat_of(messages: Any) -> Sequence[Mapping[str, Any]]:
     if not _is_list(messages):
         raise must("messages", "be a list of messages, each {'role': ..., 'content': ...}", messages)
     chat = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    return messages if all(one is other for one, other in zip(chat, messages, strict=True)) else chat
+    return messages if all(opened is other for opened, other in zip(chat, messages, strict=True)) else chat
 
 
 def _message(message: Any, place: str) -> Mapping[str, Any]:
@@ -50,7 +50,7 @@ def _message(message: Any, place: str) -> Mapping[str, Any]:
     parts = [_part(part, f"{place}.content[{i}]") for i, part in enumerate(content)]
     return (
         message
-        if all(one is other for one, other in zip(parts, content, strict=True))
+        if all(opened is other for opened, other in zip(parts, content, strict=True))
         else {**message, "content": parts}
     )
 
@@ -59,7 +59,7 @@ def _calls(calls: Any, place: str) -> list[dict[str, Any]]:
     """Return tool calls as chat templates take them, with their arguments as objects."""
     if not _is_list(calls):
         raise must(place, "be a list of calls", calls)
-    found = []
+    parsed = []
     for i, call in enumerate(calls):
         function = call.get("function") if isinstance(call, Mapping) else None
         at = f"{place}[{i}].function"
@@ -74,8 +74,8 @@ def _calls(calls: Any, place: str) -> list[dict[str, Any]]:
         if not isinstance(arguments, Mapping):
             raise must(f"{at}.arguments", "be a JSON object", function["arguments"])
         named = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
-        found.append({**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
-    return found
+        parsed.append({**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
+    return parsed
 
 
 def _part(part: Any, place: str) -> Mapping[str, Any]:

@@ -173,17 +173,17 @@ class Diagnose:
                 f"'diagnostics.include' does not know {cut(', '.join(unknown))}; allowed: {', '.join(REGISTRY)}.",
                 param="diagnostics.include",
             )
-        known, values = readout_options(), {**(given or {}), **options}
+        available, values = readout_options(), {**(given or {}), **options}
         for name in values:
-            if name not in known:
+            if name not in available:
                 raise RequestError(
-                    f"'diagnostics.{name}' is unknown; allowed: {', '.join(known)}.", param=f"diagnostics.{name}"
+                    f"'diagnostics.{name}' is unknown; allowed: {', '.join(available)}.", param=f"diagnostics.{name}"
                 )
-        checked = {name: known[name].check(value) for name, value in values.items()}
+        checked = {name: available[name].check(value) for name, value in values.items()}
         object.__setattr__(self, "include", names)
         object.__setattr__(self, "earlier", earlier)
         object.__setattr__(
-            self, "given", {name: value for name, value in checked.items() if value != known[name].default}
+            self, "given", {name: value for name, value in checked.items() if value != available[name].default}
         )
 
     def __hash__(self) -> int:
@@ -202,13 +202,13 @@ class Diagnose:
     def looked_up(self, store: Any) -> Diagnose:
         """Return the same readouts with what their options name, from a store of vectors; raise as the store does."""
         options = {option.name: option for readout in self.readouts for option in readout.options if option.look_up}
-        given = {name: option.look_up(self[option], store) for name, option in options.items() if option.look_up}
-        return Diagnose(self.include, earlier=self.earlier, given={**self.given, **given}) if given else self
+        values = {name: option.look_up(self[option], store) for name, option in options.items() if option.look_up}
+        return Diagnose(self.include, earlier=self.earlier, given={**self.given, **values}) if values else self
 
     def without(self, name: str) -> Diagnose:
         """Return the same readouts with an option at its default."""
-        given = {other: value for other, value in self.given.items() if other != name}
-        return Diagnose(self.include, earlier=self.earlier, given=given)
+        others = {other: value for other, value in self.given.items() if other != name}
+        return Diagnose(self.include, earlier=self.earlier, given=others)
 
     @property
     def readouts(self) -> tuple[Readout, ...]:
@@ -342,7 +342,7 @@ class Readout(ABC):
         """
         return 0
 
-    def summary(self, said: Any) -> Mapping[str, Scalar]:
+    def summary(self, report: Any) -> Mapping[str, Scalar]:
         """Return its `scalars`, taken from its report."""
         return {}
 
@@ -358,8 +358,8 @@ def register(readout: Readout) -> None:
     """
     for name in (readout.name, *readout.scalars):
         check_name(name, f"The names of {type(readout).__name__} and of its scalars")
-    taken = {scalar for other in REGISTRY.values() for scalar in other.scalars}
-    if readout.name in (*REGISTRY, *ENVELOPE) or taken & set(readout.scalars):
+    scalars = {scalar for other in REGISTRY.values() for scalar in other.scalars}
+    if readout.name in (*REGISTRY, *ENVELOPE) or scalars & set(readout.scalars):
         raise ValueError(f"There is a readout {readout.name!r} already, or one with a scalar of the same name.")
     if strange := sorted(readout.quantities.keys() - {name for name, kind in readout.scalars.items() if kind is float}):
         raise ValueError(
@@ -382,8 +382,8 @@ def cheap() -> frozenset[str]:
     return frozenset(name for name, readout in REGISTRY.items() if readout.cheap)
 
 
-def _names(given: Any) -> frozenset[str]:
-    names = None if isinstance(given, str | bytes) or not isinstance(given, Iterable) else list(given)
+def _names(value: Any) -> frozenset[str]:
+    names = None if isinstance(value, str | bytes) or not isinstance(value, Iterable) else list(value)
     if names is None or not all(isinstance(name, str) for name in names):
-        raise must("diagnostics.include", "be a list of names of readouts", given)
+        raise must("diagnostics.include", "be a list of names of readouts", value)
     return frozenset(names)

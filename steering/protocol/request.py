@@ -85,8 +85,8 @@ class Sampling:
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
             _within(name, getattr(self, name), open_low=name == "top_p")
-        _within("top_k", self.top_k, whole=True)
-        _within("min_tokens", self.min_tokens, whole=True)
+        _within("top_k", self.top_k, integral=True)
+        _within("min_tokens", self.min_tokens, integral=True)
         for name, value in (
             ("max_tokens", self.max_tokens),
             ("top_logprobs", self.logprobs),
@@ -94,15 +94,15 @@ class Sampling:
             ("prompt_logprobs", self.prompt_logprobs),
         ):
             if value is not None:
-                _within(name, value, whole=True)
+                _within(name, value, integral=True)
         if not isinstance(self.logit_bias, Mapping) or not all(is_whole(token) for token in self.logit_bias):
             raise must("logit_bias", "be a dict from numbers of tokens to what is added", self.logit_bias)
         for bias in self.logit_bias.values():
             _within("logit_bias", bias)
         stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
-        if not isinstance(stop, Sequence) or not all(isinstance(one, str) for one in stop):
+        if not isinstance(stop, Sequence) or not all(isinstance(text, str) for text in stop):
             raise must("stop", "be a string or several of them", stop)
-        if any(not one for one in stop):
+        if any(not text for text in stop):
             raise RequestError("'stop' must not contain an empty string.", param="stop")
         object.__setattr__(self, "stop", tuple(stop))
 
@@ -118,11 +118,11 @@ class Sampling:
         return self.greedy and self.logprobs is None and not (penalties or self.logit_bias or self.min_tokens)
 
 
-def _within(name: str, value: Any, open_low: bool = False, whole: bool = False) -> None:
+def _within(name: str, value: Any, open_low: bool = False, integral: bool = False) -> None:
     """Raise RequestError unless `value` is a number in its range, which excludes the least value where `open_low`."""
     low, high = RANGES[name]
-    if not (is_whole(value) if whole else is_number(value)):
-        raise must(name, "be a whole number" if whole else "be a number", value)
+    if not (is_whole(value) if integral else is_number(value)):
+        raise must(name, "be a whole number" if integral else "be a number", value)
     if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
         raise RequestError(
             f"'{name}' must be {'above' if open_low else 'at least'} {low} and at most {high}; got {value}.", param=name
@@ -175,11 +175,11 @@ class Request:
     @property
     def signals(self) -> frozenset[Signal]:
         """The signals that the request asks for beside those that its interventions and readouts need."""
-        wanted = {
+        needs = {
             Signal.PROMPT_STATE: self.states, Signal.DIVERGENCE: self.divergence, Signal.REPLY: self.reply is not None,
             Signal.PROMPT_LOGPROBS: self.sampling.prompt_logprobs is not None,
         }  # fmt: skip
-        return frozenset(signal for signal, needed in wanted.items() if needed)
+        return frozenset(signal for signal, needed in needs.items() if needed)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", chat_of(self.messages))
@@ -197,19 +197,19 @@ class Request:
             raise must("cache_salt", "be a string", self.cache_salt)
         _check_grammar(self)
         _check_template(self)
-        whole: list[InterventionSpec] = []
+        specs: list[InterventionSpec] = []
         parts: dict[type[Part], list[Part]] = {}
-        for given in _each(self.interventions):
-            if isinstance(given, Part):
-                parts.setdefault(type(given), []).append(given)
+        for member in _each(self.interventions):
+            if isinstance(member, Part):
+                parts.setdefault(type(member), []).append(member)
             else:
-                whole.append(given)
-        asked: dict[str, InterventionSpec] = {}
-        for intervention in (*whole, *(kind.together(some) for kind, some in parts.items())):
-            if intervention.name() in asked:
+                specs.append(member)
+        by_name: dict[str, InterventionSpec] = {}
+        for intervention in (*specs, *(kind.together(some) for kind, some in parts.items())):
+            if intervention.name() in by_name:
                 raise RequestError(f"'{intervention.name()}' may be asked for once.", param=intervention.name())
-            asked[intervention.name()] = intervention
-        object.__setattr__(self, "interventions", tuple(asked.values()))
+            by_name[intervention.name()] = intervention
+        object.__setattr__(self, "interventions", tuple(by_name.values()))
 
     @cached_property
     def asked(self) -> dict[str, InterventionSpec]:
@@ -237,9 +237,9 @@ class Request:
 def _check_grammar(request: Request) -> None:
     """Raise RequestError where a grammar, or a required tool call, is combined with an option that excludes it."""
     grammar, tools = request.grammar, request.tools
-    for name, given, kind in (("grammar", grammar, Grammar), ("tools", tools, Tools)):
-        if not isinstance(given, kind | None):
-            raise must(name, f"be a {kind.__name__}", given)
+    for name, value, kind in (("grammar", grammar, Grammar), ("tools", tools, Tools)):
+        if not isinstance(value, kind | None):
+            raise must(name, f"be a {kind.__name__}", value)
     against = {"force": request.forced, "reply": request.reply is not None, "ignore_eos": request.sampling.ignore_eos}
     params = [grammar.param] if grammar is not None else ["tool_choice"] if tools is not None and tools.required else []
     for param in params:
@@ -278,30 +278,30 @@ def _check_template(request: Request) -> None:
         raise RequestError("'continue_final_message' and 'reply' exclude one another.", param="reply")
 
 
-def _each(given: Any) -> Iterator[InterventionSpec | Part]:
-    if isinstance(given, InterventionSpec | Part):
-        yield given
-    elif isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
-        for member in given:
+def _each(value: Any) -> Iterator[InterventionSpec | Part]:
+    if isinstance(value, InterventionSpec | Part):
+        yield value
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+        for member in value:
             yield from _each(member)
-    elif given is not None:
-        if isinstance(given, type) and issubclass(given, InterventionSpec | Part):
+    elif value is not None:
+        if isinstance(value, type) and issubclass(value, InterventionSpec | Part):
             raise RequestError(
-                f"'interventions' must be interventions; got the class {given.__name__}, of which one is made by "
-                f"{given.__name__}(...).",
+                f"'interventions' must be interventions; got the class {value.__name__}, of which one is made by "
+                f"{value.__name__}(...).",
                 param="interventions",
             )
-        raise must("interventions", "be interventions such as Steer, See or Sage", given)
+        raise must("interventions", "be interventions such as Steer, See or Sage", value)
 
 
-def _diagnose(given: Any) -> Diagnose | None:
-    if given is None or given is False or isinstance(given, Diagnose):
-        return given or None
-    if given is True:
+def _diagnose(value: Any) -> Diagnose | None:
+    if value is None or value is False or isinstance(value, Diagnose):
+        return value or None
+    if value is True:
         return Diagnose()
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise must("diagnose", "be True, a list of readouts or a Diagnose", given)
-    return Diagnose(given)  # type: ignore[arg-type]  # which accepts any iterable, and names what is wrong in it
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise must("diagnose", "be True, a list of readouts or a Diagnose", value)
+    return Diagnose(value)  # type: ignore[arg-type]  # which accepts any iterable, and names what is wrong in it
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class PrefillChunk:
     def width(self) -> int:
         return max(self.lengths)
 
-    def latest(self, new: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    def latest(self, new: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         """Return what `Slots.prepare_logits` writes for its rows, (rows, ...) both: all of `new`."""
         return new
 
@@ -123,11 +123,11 @@ class DecodeBatch:
     def rows(self) -> slice:
         return slice(0, len(self.sequences))
 
-    def latest(self, new: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-        """Return what `Slots.prepare_logits` writes, (rows, ...): `new`, but `kept` where a row's result is discarded."""
+    def latest(self, new: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Return what `Slots.prepare_logits` writes, (rows, ...): `new`, `previous` where a row's result is discarded."""
         if not any(sequence.held for sequence in self.sequences):
             return new
-        return torch.where(self.active.view(-1, *[1] * (new.ndim - 1)) > 0, new, kept)
+        return torch.where(self.active.view(-1, *[1] * (new.ndim - 1)) > 0, new, previous)
 
     @cached_property
     def written(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -186,9 +186,9 @@ class Slots:
         self.name = name
         self.pool = pool
 
-    def concerns(self, asked: Collection[str], signals: frozenset[Signal]) -> bool:
+    def concerns(self, names: Collection[str], signals: frozenset[Signal]) -> bool:
         """Return True where it takes part in passes with these interventions (by name) and signals."""
-        return self.always or self.name in asked or not self.signals.isdisjoint(signals)
+        return self.always or self.name in names or not self.signals.isdisjoint(signals)
 
     def holds(self, sequence: Sequence) -> bool:
         """Return True where it keeps anything of a sequence in its slot.
@@ -273,9 +273,9 @@ class Slots:
         tensors = {name: getattr(self, name)[sequence.slot].clone() for name in self.measured}
         return tensors, copy.copy(sequence.captured.get(self.name))
 
-    def restore(self, sequence: Sequence, left: Any) -> None:
+    def restore(self, sequence: Sequence, snapshot: Any) -> None:
         """Let a sequence continue where the prompt of another one ended."""
-        tensors, captured = left
+        tensors, captured = snapshot
         for name, tensor in tensors.items():
             getattr(self, name)[sequence.slot] = tensor
         if captured is not None:
@@ -309,15 +309,15 @@ class HookPlans:
 
     def of(self, sequences: Iterable[Sequence]) -> HookPlan:
         """Return the slots that take part in a forward pass of these sequences."""
-        names, wanted = zip(*{sequence.spec.concern for sequence in sequences}, strict=True)
-        asked, signals = frozenset[str]().union(*names), frozenset[Signal]().union(*wanted)
-        if (asked, signals) not in self._known:
+        row_names, row_signals = zip(*{sequence.spec.concern for sequence in sequences}, strict=True)
+        names, signals = frozenset[str]().union(*row_names), frozenset[Signal]().union(*row_signals)
+        if (names, signals) not in self._known:
 
             def those(parts: Mapping[str, Slots]) -> list[Slots]:
-                return [part for part in parts.values() if part.concerns(asked, signals)]
+                return [part for part in parts.values() if part.concerns(names, signals)]
 
             recorders, interventions = those(self._recorders), those(self._interventions)
             acting, looks = [*interventions, *recorders], Slots.look_ahead
             looking = [part for part in acting if type(part).look_ahead is not looks]
-            self._known[asked, signals] = HookPlan(acting, [*recorders, *interventions], looking)
-        return self._known[asked, signals]
+            self._known[names, signals] = HookPlan(acting, [*recorders, *interventions], looking)
+        return self._known[names, signals]

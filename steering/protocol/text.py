@@ -79,9 +79,9 @@ class TextStream:
         searched = self._unsearched <= 0
         self._unsearched -= 1
         if token in self._kept:
-            rest = self._decode([*self._context, *self._new])[len(self._context_text) :]
+            remaining = self._decode([*self._context, *self._new])[len(self._context_text) :]
             self._context, self._new, self._context_text = [], [], ""
-            return self._release(rest + self._kept[token], searched)
+            return self._release(remaining + self._kept[token], searched)
         self._new.append(token)
         piece = self._decode([*self._context, *self._new])[len(self._context_text) :]
         if not piece or (piece.endswith(REPLACEMENT) and len(self._new) < MOST_HELD):
@@ -94,8 +94,8 @@ class TextStream:
         """Return the rest of the text: what was held back, and what an incomplete character decodes to."""
         if self.stopped:
             return ""
-        rest = self._decode([*self._context, *self._new])[len(self._context_text) :]
-        out = self._release(rest, self._unsearched < 0)
+        remaining = self._decode([*self._context, *self._new])[len(self._context_text) :]
+        out = self._release(remaining, self._unsearched < 0)
         out, self.text, self._held = out + self._held, self.text + self._held, ""
         return out
 
@@ -108,9 +108,9 @@ class TextStream:
             self.text += piece
             return piece
         pending = self._held + piece
-        found = [(at, stop) for stop in self._stop if searched and (at := pending.find(stop)) >= 0]
-        if found:
-            end, self.stop_string = min(found, key=lambda place: place[0])
+        matches = [(at, stop) for stop in self._stop if searched and (at := pending.find(stop)) >= 0]
+        if matches:
+            end, self.stop_string = min(matches, key=lambda place: place[0])
             out, self._held = pending[:end], ""
         else:
             hold = max(

@@ -46,19 +46,23 @@ def shown(value: Any) -> str:
 
 def limits(field: FieldInfo) -> str | None:
     """Return the range of a number in words; None where it has none."""
-    found: dict[str, Any] = {}
+    bounds: dict[str, Any] = {}
     for limit in field.metadata:
-        found |= {name: value for name in ("ge", "gt", "le", "lt") if (value := getattr(limit, name, None)) is not None}
-    if "ge" in found and "le" in found:
-        return f"from {found['ge']:g} to {found['le']:g}"
+        bounds |= {
+            name: value for name in ("ge", "gt", "le", "lt") if (value := getattr(limit, name, None)) is not None
+        }
+    if "ge" in bounds and "le" in bounds:
+        return f"from {bounds['ge']:g} to {bounds['le']:g}"
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    return " and ".join(f"{words[name]} {value:g}" for name, value in found.items()) or None
+    return " and ".join(f"{words[name]} {value:g}" for name, value in bounds.items()) or None
 
 
 def reason(problem: Any, field: FieldInfo | None = None) -> str:
     """Return what a value must be: pydantic's message, or the whole range of the field that the value is outside of."""
-    said = re.sub(r"a valid dictionary or (instance|object) .*", "an object", str(problem["msg"]))
-    said = re.sub(r" be a valid (\w+)", lambda kind: f" be {'an' if kind[1][0] in 'aeiou' else 'a'} {kind[1]}", said)
+    message = re.sub(r"a valid dictionary or (instance|object) .*", "an object", str(problem["msg"]))
+    message = re.sub(
+        r" be a valid (\w+)", lambda kind: f" be {'an' if kind[1][0] in 'aeiou' else 'a'} {kind[1]}", message
+    )
     if problem["type"] == "literal_error":
         return "must be one of " + problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
     if problem["type"] == "too_short":
@@ -68,8 +72,8 @@ def reason(problem: Any, field: FieldInfo | None = None) -> str:
     if problem["type"] in _RANGES and field is not None and (range_ := limits(field)):
         return f"must be {range_}"
     for thing in ("Input", "List", "Dictionary", "String"):
-        said = said.replace(f"{thing} should", "must")
-    return said
+        message = message.replace(f"{thing} should", "must")
+    return message
 
 
 def counted(count: int, thing: str) -> str:
@@ -77,17 +81,21 @@ def counted(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
-def sentence(param: str, said: str, value: Any, show: bool = True) -> str:
+def sentence(param: str, statement: str, value: Any, show: bool = True) -> str:
     """Return the message about a field, with its value where that is short."""
     text = repr(value) if show and isinstance(value, (bool, int, float, str)) else ""
     got = f"; got {text}" if 0 < len(text) <= MAX_SHOWN else ""
-    return f"'{param}' {said}{got}." if said.startswith(("must", "is ", "cannot ")) else f"'{param}': {said}{got}."
+    return (
+        f"'{param}' {statement}{got}."
+        if statement.startswith(("must", "is ", "cannot "))
+        else f"'{param}': {statement}{got}."
+    )
 
 
-def must(param: str, said: str, value: Any) -> RequestError:
-    """Return the error for a value of the wrong kind; `said` names the right one."""
+def must(param: str, requirement: str, value: Any) -> RequestError:
+    """Return the error for a value of the wrong kind; `requirement` names the right one."""
     got = f"{len(value)} bytes" if isinstance(value, bytes) else shown(value)
-    return RequestError(f"'{param}' must {said}; got {got}.", param=param)
+    return RequestError(f"'{param}' must {requirement}; got {got}.", param=param)
 
 
 def is_whole(value: Any) -> bool:
@@ -107,9 +115,9 @@ def whole_numbers(param: str, values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-def unknown(param: str, known: str) -> RequestError:
+def unknown(param: str, allowed: str) -> RequestError:
     """Return the error for an unknown key."""
-    return RequestError(f"'{param}' is unknown; allowed: {known}.", param=param, code="unknown_parameter")
+    return RequestError(f"'{param}' is unknown; allowed: {allowed}.", param=param, code="unknown_parameter")
 
 
 def names(model: type[BaseModel]) -> list[str]:
@@ -127,5 +135,5 @@ def refused(error: ValidationError, model: type[BaseModel], at: Callable[[str], 
     if problem["type"] == "missing":
         return RequestError(f"'{param}' is required.", param=param, code="missing_required_parameter")
     by_alias = {field.alias or name: field for name, field in model.model_fields.items()} | model.model_fields
-    said = reason(problem, by_alias.get(key))
-    return RequestError(sentence(param, said, problem.get("input")), param=param)
+    statement = reason(problem, by_alias.get(key))
+    return RequestError(sentence(param, statement, problem.get("input")), param=param)

@@ -56,8 +56,8 @@ class ConfidenceReadout(Readout):
             "least_token": {"index": least, "text": answer.context.token_text(answer.tokens[least])},
         }
 
-    def summary(self, said: Any) -> dict[str, Scalar]:
-        return {name: said[name] for name in self.scalars}
+    def summary(self, report: Any) -> dict[str, Scalar]:
+        return {name: report[name] for name in self.scalars}
 
 
 class AlarmReadout(Readout):
@@ -84,16 +84,16 @@ class AlarmReadout(Readout):
         alarm = answer.context.alarm if answer.options[SPANS] == SPANS.default else None
         if alarm is None:
             return {"alarm": None, "score": None, "threshold": None, "numbers": None, "calibration": None}
-        found: dict[str, Any] = {}
+        numbers: dict[str, Any] = {}
         for name in READ:
-            said = answer.report_of(name)
-            found |= {} if said is None else REGISTRY[name].summary(said)
-        score = alarm.score(found)
+            report = answer.report_of(name)
+            numbers |= {} if report is None else REGISTRY[name].summary(report)
+        score = alarm.score(numbers)
         return {
             "alarm": score > alarm.threshold,
             "score": score,
             "threshold": alarm.threshold,
-            "numbers": {name: found.get(name) for name in alarm.numbers},
+            "numbers": {name: numbers.get(name) for name in alarm.numbers},
             "calibration": {
                 "answers": alarm.answers,
                 "raised": alarm.raised,
@@ -101,5 +101,5 @@ class AlarmReadout(Readout):
             },
         }
 
-    def summary(self, said: Any) -> dict[str, Scalar]:
-        return {"alarm": said["alarm"], "alarm_score": said["score"]}
+    def summary(self, report: Any) -> dict[str, Scalar]:
+        return {"alarm": report["alarm"], "alarm_score": report["score"]}

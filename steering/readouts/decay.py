@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from steering.measures import known
+from steering.measures import nan_to_none
 from steering.prompt.spans import PARTITIONS
 from steering.protocol.readout import Diagnose, FinishedAnswer, Quantity, Readout, ReadoutOption, Scalar
 from steering.protocol.signals import Signal
@@ -58,18 +58,18 @@ class DecayReadout(Readout):
         return BY_LAYER in options.include
 
     def read(self, answer: FinishedAnswer) -> dict[str, Any]:
-        taken: Attention = answer.taken[NAME]
-        shares = taken.decay  # (steps, layers, 3)
+        attention: Attention = answer.taken[NAME]
+        shares = attention.decay  # (steps, layers, 3)
         mean = shares.nanmean(1)
-        out: dict[str, Any] = dict(zip(PARTS, known(mean.T), strict=True))
+        out: dict[str, Any] = dict(zip(PARTS, nan_to_none(mean.T), strict=True))
         out["spans"] = answer.options[SPANS]
         out["slope"] = slope(mean[:, 0]) if answer.images else None
         if BY_LAYER in answer.options.include:
-            out["by_layer"] = dict(zip(PARTS, known(shares.permute(2, 0, 1)), strict=True))
+            out["by_layer"] = dict(zip(PARTS, nan_to_none(shares.permute(2, 0, 1)), strict=True))
         return out
 
-    def summary(self, said: Any) -> dict[str, Scalar]:
-        return {"decay_slope": said["slope"]}
+    def summary(self, report: Any) -> dict[str, Scalar]:
+        return {"decay_slope": report["slope"]}
 
 
 class DecayLayersReadout(Readout):

@@ -23,10 +23,10 @@ ROWS = ReadoutOption.word(
 )
 
 
-def drift(one: torch.Tensor, other: torch.Tensor, rows: str = DRIFT_ROWS[0]) -> list[float]:
+def drift(first: torch.Tensor, other: torch.Tensor, rows: str = DRIFT_ROWS[0]) -> list[float]:
     """Return the cosine similarity by layer of two answers' states, (2, layers, d) each, in the order of `DRIFT_ROWS`."""
     index = DRIFT_ROWS.index(rows)
-    return torch.nn.functional.cosine_similarity(one[index].float(), other[index].float(), dim=-1).tolist()
+    return torch.nn.functional.cosine_similarity(first[index].float(), other[index].float(), dim=-1).tolist()
 
 
 class DriftReadout(Readout):
@@ -39,7 +39,7 @@ class DriftReadout(Readout):
         return frozenset({Signal.STREAM})
 
     def read(self, answer: FinishedAnswer) -> dict[str, Any] | None:
-        taken: Residual = answer.taken[NAME]
+        residual: Residual = answer.taken[NAME]
         rows, earlier = answer.options[ROWS], answer.options.earlier
         if earlier is not None:
             name, other = earlier.name, earlier.states
@@ -47,4 +47,4 @@ class DriftReadout(Readout):
             name, other = "baseline", answer.baseline[NAME].states
         else:
             return None
-        return {"to": name, "rows": rows, "cosine": drift(taken.states, other, rows)}
+        return {"to": name, "rows": rows, "cosine": drift(residual.states, other, rows)}

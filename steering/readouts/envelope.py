@@ -22,9 +22,15 @@ def envelope(answer: FinishedAnswer) -> dict[str, Any]:
     rows = RowCounts.of(len(answer.layout.question_rows), answer.fed)
     return {
         "version": VERSION,
-        "images": [_image(*one) for one in enumerate(zip(answer.images, answer.tilings, strict=True), start=1)],
+        "images": [
+            _image(*numbered) for numbered in enumerate(zip(answer.images, answer.tilings, strict=True), start=1)
+        ],
         "rows": rows._asdict(),
-        **{one.name: answer.report_of(one.name) for one in answer.options.readouts if one.part_of is None},
+        **{
+            readout.name: answer.report_of(readout.name)
+            for readout in answer.options.readouts
+            if readout.part_of is None
+        },
     }
 
 
@@ -39,16 +45,16 @@ def summary(diagnostics: Mapping[str, Any] | None) -> dict[str, Scalar]:
     """Return every scalar that readouts keep of an envelope; None where it holds none."""
     out: dict[str, Scalar] = {}
     for name, readout in REGISTRY.items():
-        said = None if diagnostics is None else diagnostics.get(name)
-        found = {} if said is None else _summary(readout, said)
-        out |= {scalar: found.get(scalar) for scalar in readout.scalars}
+        report = None if diagnostics is None else diagnostics.get(name)
+        scalars = {} if report is None else _summary(readout, report)
+        out |= {scalar: scalars.get(scalar) for scalar in readout.scalars}
     return out
 
 
-def _summary(readout: Readout, said: Any) -> Mapping[str, Scalar]:
+def _summary(readout: Readout, report: Any) -> Mapping[str, Scalar]:
     """Return the scalars that a readout keeps of its result, none where it raises: the answer is valid all the same."""
     try:
-        return readout.summary(said)
+        return readout.summary(report)
     except Exception:
         log.exception("The readout %r could not summarise its result.", readout.name)
         return {}

@@ -30,16 +30,16 @@ def numbers(attention: torch.Tensor, activation: torch.Tensor) -> dict[str, floa
     where a map is zero everywhere, the correlation also where one is flat.
     """
     count = math.ceil(TOP * len(attention))
-    looked, said = (_top_share(values, count) for values in (attention, activation))
+    looked, activated = (_top_share(values, count) for values in (attention, activation))
     overlap = agreement = None
-    if looked is not None and said is not None:
+    if looked is not None and activated is not None:
         overlap = len(_top(attention, count) & _top(activation, count)) / count
         both = torch.stack([attention, activation]).double()
         both = both - both.mean(1, keepdim=True)
         sizes = both.norm(dim=1)
         if bool((sizes > 1e-9 * torch.stack([attention, activation]).double().norm(dim=1)).all()):
             agreement = float((both[0] @ both[1]) / sizes.prod())
-    return {"attention": looked, "activation": said, "overlap": overlap, "agreement": agreement}
+    return {"attention": looked, "activation": activated, "overlap": overlap, "agreement": agreement}
 
 
 def flags(
@@ -49,16 +49,16 @@ def flags(
 
     Its flags are None without thresholds, where a number does not exist, and where there are too few patches to tell.
     """
-    found = numbers(attention, activation)
-    known = [found[name] for name in ("attention", "activation", "agreement")]
+    concentration = numbers(attention, activation)
+    values = [concentration[name] for name in ("attention", "activation", "agreement")]
     raised: Mapping[str, bool | None] = dict.fromkeys(FLAGS)
-    if thresholds is not None and None not in known and len(attention) > 2 * math.ceil(TOP * len(attention)):
-        raised = thresholds.flags(*(value for value in known if value is not None))
+    if thresholds is not None and None not in values and len(attention) > 2 * math.ceil(TOP * len(attention)):
+        raised = thresholds.flags(*(value for value in values if value is not None))
     content = asdict(thresholds) if thresholds is not None else {}
     compared = {name: content.get(name) for name in ("attention", "activation", "agreement")}
     return {
         **raised,
-        "concentration": found,
+        "concentration": concentration,
         "thresholds": {"top": TOP, **compared},
         "calibration": {"answers": content["answers"], "raised": content["raised"], "digest": digest}
         if content
@@ -90,13 +90,13 @@ class FlagsReadout(Readout):
         return frozenset({Signal.PATCHES, Signal.IMAGE_STATES})
 
     def read(self, answer: FinishedAnswer) -> dict[str, Any] | None:
-        taken: states.TokenMaps | None = answer.taken.get(states.NAME)
-        if taken is None or not answer.images:
+        token_maps: states.TokenMaps | None = answer.taken.get(states.NAME)
+        if token_maps is None or not answer.images:
             return None
         attention = torch.cat([map_.everything for map_ in judged_maps(answer)], 1).mean(0)
-        activation = torch.cat([map_.everything for map_ in maps(answer, taken.plain.sum(0))])
+        activation = torch.cat([map_.everything for map_ in maps(answer, token_maps.plain.sum(0))])
         context, discounts = answer.context, answer.options[DISCOUNT_SINKS]
         return flags(attention, activation, None if discounts else context.flags, context.calibration)
 
-    def summary(self, said: Any) -> dict[str, Scalar]:
-        return {name: said[name] for name in FLAGS}
+    def summary(self, report: Any) -> dict[str, Scalar]:
+        return {name: report[name] for name in FLAGS}

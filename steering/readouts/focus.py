@@ -141,14 +141,14 @@ class FocusReadout(Readout):
     def read(self, answer: FinishedAnswer) -> dict[str, object] | None:
         if not answer.images:
             return None
-        taken: Attention = answer.taken[NAME]
-        sums = taken.sums[:, FIRST_IMAGE : FIRST_IMAGE + len(answer.images)]
-        sigma = image_attention_factor(sums, sum(taken.rows), answer.image_tokens)
+        attention: Attention = answer.taken[NAME]
+        sums = attention.sums[:, FIRST_IMAGE : FIRST_IMAGE + len(answer.images)]
+        sigma = image_attention_factor(sums, sum(attention.rows), answer.image_tokens)
         return focus(sigma, answer.context.focus_layers, answer.options[TARGET_IMAGE])
 
-    def summary(self, said: Any) -> dict[str, Scalar]:
+    def summary(self, report: Any) -> dict[str, Scalar]:
         keys = {"focused_image": "image", "focus_share": "share", "target_image": "target_image", "correct": "correct"}
-        return {name: said[key] for name, key in keys.items()}
+        return {name: report[key] for name, key in keys.items()}
 
 
 class AnchorReadout(Readout):
@@ -163,8 +163,8 @@ class AnchorReadout(Readout):
         before = len(answer.images) - 1
         if before < 1:
             return None
-        taken: Attention = answer.taken[NAME]
-        sums, tokens = taken.anchor[:, FIRST_IMAGE : FIRST_IMAGE + before], answer.image_tokens
+        attention: Attention = answer.taken[NAME]
+        sums, tokens = attention.anchor[:, FIRST_IMAGE : FIRST_IMAGE + before], answer.image_tokens
         sigma = image_attention_factor(sums, int(tokens[-1]), tokens[:before])
         image = m_lnd(sigma[-answer.context.focus_layers :])
         return {"sigma": sigma.tolist(), "image": None if image is None else image + 1}

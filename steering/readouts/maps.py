@@ -100,16 +100,16 @@ class Map:
 def maps(answer: FinishedAnswer, values: torch.Tensor) -> list[Map]:
     """Return values (..., patches of all images) as maps, image by image."""
     parts = values.split(answer.image_tokens.tolist(), -1)
-    return [Map.of(*one) for one in zip(parts, answer.images, answer.tilings, strict=True)]
+    return [Map.of(*item) for item in zip(parts, answer.images, answer.tilings, strict=True)]
 
 
 def attention_maps(answer: FinishedAnswer) -> list[Map]:
     """Return rho (layers, patches) of each image: mean attention over heads and rows (IVM paper, section 3)."""
-    taken: Attention = answer.taken[NAME]
-    return maps(answer, taken.patches / sum(taken.rows))
+    attention: Attention = answer.taken[NAME]
+    return maps(answer, attention.patches / sum(attention.rows))
 
 
 def judged_maps(answer: FinishedAnswer) -> list[Map]:
     """Return the attention maps with sinks discounted where that was requested."""
-    found = attention_maps(answer)
-    return [map_.without(answer.context.sinks) for map_ in found] if answer.options[DISCOUNT_SINKS] else found
+    all_maps = attention_maps(answer)
+    return [map_.without(answer.context.sinks) for map_ in all_maps] if answer.options[DISCOUNT_SINKS] else all_maps

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from steering.measures import known
+from steering.measures import nan_to_none
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE
 from steering.protocol.readout import Diagnose, FinishedAnswer, Quantity, Readout, Scalar
 from steering.protocol.signals import Signal
@@ -30,7 +30,7 @@ def modality(
         missing = NEITHER if not image_tokens and not context_tokens else NO_CONTEXT if image_tokens else NO_IMAGE
         return {"attention_ratio": None, "by_layer": None, "reason": missing}
     image, context = image_sums / image_tokens, context_sums / context_tokens
-    by_layer = known(image / (image + context))
+    by_layer = nan_to_none(image / (image + context))
     overall = float(image.sum() / (image.sum() + context.sum()))
     if math.isnan(overall):
         return {"attention_ratio": None, "by_layer": by_layer, "reason": OUT_OF_WINDOW}
@@ -70,16 +70,16 @@ class ModalityReadout(Readout):
         return frozenset({Signal.SPANS})
 
     def read(self, answer: FinishedAnswer) -> dict[str, object]:
-        taken: Attention = answer.taken[NAME]
-        images = taken.modality[:, FIRST_IMAGE : FIRST_IMAGE + len(answer.images)].sum(1)
-        context, rows = taken.modality[:, CONTEXT], sum(taken.modality_rows)
+        attention: Attention = answer.taken[NAME]
+        images = attention.modality[:, FIRST_IMAGE : FIRST_IMAGE + len(answer.images)].sum(1)
+        context, rows = attention.modality[:, CONTEXT], sum(attention.modality_rows)
         tokens, context_tokens = int(answer.image_tokens.sum()), answer.layout.count(CONTEXT)
         return {
             **modality(images, context, tokens, context_tokens),
             "image_share": share(images, rows, tokens),
             "context_share": share(context, rows, context_tokens),
-            "rows": taken.modality_rows._asdict(),
+            "rows": attention.modality_rows._asdict(),
         }
 
-    def summary(self, said: Any) -> dict[str, Scalar]:
-        return {name: said[name] for name in self.scalars}
+    def summary(self, report: Any) -> dict[str, Scalar]:
+        return {name: report[name] for name in self.scalars}

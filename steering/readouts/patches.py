@@ -38,7 +38,9 @@ OPACITY = 0.75
 """The share of the picture that the strongest patch hides; the weakest hides nothing."""
 _STRENGTHS = np.linspace(0, 1, 256)
 _PLACES = np.linspace(0, 1, len(COLOURS))
-PALETTE = np.stack([np.interp(_STRENGTHS, _PLACES, one).round() for one in COLOURS.T], -1).astype(np.uint8).tobytes()
+PALETTE = (
+    np.stack([np.interp(_STRENGTHS, _PLACES, channel).round() for channel in COLOURS.T], -1).astype(np.uint8).tobytes()
+)
 OPACITIES = (255 * OPACITY * _STRENGTHS).round().astype(int).tolist()
 """The opacity by strength, 0 to 255."""
 
@@ -171,8 +173,8 @@ class PatchesReadout(Readout):
             for number, map_ in enumerate(attention_maps(answer), start=1)
         ]
         if answer.options[DISCOUNT_SINKS]:
-            for one, map_ in zip(out, judged_maps(answer), strict=True):
-                one["discounted"] = map_.whole[layers].tolist()
+            for entry, map_ in zip(out, judged_maps(answer), strict=True):
+                entry["discounted"] = map_.whole[layers].tolist()
         return out
 
 

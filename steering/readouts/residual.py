@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, PlainValidator
 from safetensors.torch import save
 
 from steering.errors import RequestError
-from steering.measures import known, mean
+from steering.measures import mean, nan_to_none
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Layout
 from steering.protocol.intervention_spec import check_layers
@@ -229,13 +229,13 @@ class ResidualReadout(Readout):
         return frozenset({Signal.UPDATES})
 
     def read(self, answer: FinishedAnswer) -> dict[str, Any]:
-        taken: Residual = answer.taken[NAME]
+        measured: Residual = answer.taken[NAME]
         kind = answer.options[ROWS]
         rows = {"answer": answer.fed + 1, "prompt": len(answer.layout.spans), "generated": answer.fed}[kind]
-        return residual(taken.sums, rows, taken.neurons if answer.fed else taken.neurons * math.nan, kind)
+        return residual(measured.sums, rows, measured.neurons if answer.fed else measured.neurons * math.nan, kind)
 
-    def summary(self, said: Any) -> dict[str, Scalar]:
-        return {"kl": mean(said["kl"])}
+    def summary(self, report: Any) -> dict[str, Scalar]:
+        return {"kl": mean(report["kl"])}
 
 
 def residual(sums: torch.Tensor, rows: int, neurons: torch.Tensor, kind: str) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def residual(sums: torch.Tensor, rows: int, neurons: torch.Tensor, kind: str) ->
     means = dict(zip(NAMES, (sums / rows if rows else sums * math.nan).T, strict=True))
     return {
         "rows": {"kind": kind, "count": rows},
-        **{name: known(values) for name, values in {**means, "neuron_ratio": neurons}.items()},
+        **{name: nan_to_none(values) for name, values in {**means, "neuron_ratio": neurons}.items()},
     }
 
 
@@ -268,16 +268,16 @@ class StatesReadout(Readout):
         return choice
 
     def read(self, answer: FinishedAnswer) -> dict[str, Any]:
-        taken: Activations = answer.taken[ACTIVATIONS][self.name]
-        layers = list(answer.options[STATES].layers_of(len(taken.states)))
-        positions = [taken.first, taken.first + taken.states.shape[1]]
+        activations: Activations = answer.taken[ACTIVATIONS][self.name]
+        layers = list(answer.options[STATES].layers_of(len(activations.states)))
+        positions = [activations.first, activations.first + activations.states.shape[1]]
         about = {"layers": json.dumps(layers), "positions": json.dumps(positions)}
         return {
             "layers": layers,
             "positions": positions,
-            "shape": list(taken.states.shape),
-            "dtype": str(taken.states.dtype).removeprefix("torch."),
-            "safetensors": base64.b64encode(save({"states": taken.states.contiguous()}, about)).decode(),
+            "shape": list(activations.states.shape),
+            "dtype": str(activations.states.dtype).removeprefix("torch."),
+            "safetensors": base64.b64encode(save({"states": activations.states.contiguous()}, about)).decode(),
         }
 
 
@@ -302,14 +302,14 @@ class FeaturesReadout(Readout):
         dictionary = choice.dictionary
         if not isinstance(dictionary, SparseDictionary):
             return {"dictionary": None, "layer": None, "positions": None, "active": None, "features": None}
-        taken: Activations = answer.taken[ACTIVATIONS][self.name]
-        states = taken.states[0]
+        activations: Activations = answer.taken[ACTIVATIONS][self.name]
+        states = activations.states[0]
         active, total, largest, count = _encoded(dictionary, states)
         ids = torch.tensor(choice.ids) if choice.ids is not None else total.topk(min(choice.top, len(total))).indices
         return {
             "dictionary": dictionary.name,
             "layer": dictionary.layer,
-            "positions": [taken.first, taken.first + len(states)],
+            "positions": [activations.first, activations.first + len(states)],
             "active": active,
             "features": [
                 {

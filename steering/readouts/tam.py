@@ -25,14 +25,14 @@ class TamReadout(Readout):
         return tokens * patches
 
     def read(self, answer: FinishedAnswer) -> list[dict[str, Any]]:
-        taken: TokenMaps | None = answer.taken.get(NAME)
-        if taken is None:
+        token_maps: TokenMaps | None = answer.taken.get(NAME)
+        if token_maps is None:
             return []
-        rows = taken.plain if taken.causal is None else taken.causal
+        rows = token_maps.plain if token_maps.causal is None else token_maps.causal
         by_image = [map_.json("map") for map_ in maps(answer, rows)]
         return [
             {"position": position, "token": answer.context.token_text(answer.tokens[position]), "image": number}
-            | {name: values[position] for name, values in one.items()}
+            | {name: values[position] for name, values in image_map.items()}
             for position in range(len(rows))
-            for number, one in enumerate(by_image, start=1)
+            for number, image_map in enumerate(by_image, start=1)
         ]

@@ -95,18 +95,18 @@ class ActivationsRecorder(Slots):
     def take(self, sequence: Sequence) -> Mapping[str, Activations]:
         """Return the states by readout."""
         prompt, mllm = sequence.prompt.length, self.pool.mllm
-        taken = {}
+        by_readout = {}
         for name, choice in _choices(sequence).items():
             first, end = choice.columns(prompt)
             pieces = sequence.captured.get(NAME, {}).get(name)
             if pieces is None:
                 shape = (len(choice.layers_of(mllm.num_layers)), 0, mllm.hidden_size)
-                taken[name] = Activations(first, torch.zeros(shape, dtype=mllm.dtype))
+                by_readout[name] = Activations(first, torch.zeros(shape, dtype=mllm.dtype))
                 continue
             captured = min(first, prompt)  # every generated token is captured, also before the range
             states = torch.cat(pieces, 1)[:, first - captured : end - captured]
-            taken[name] = Activations(first, states.cpu())
-        return taken
+            by_readout[name] = Activations(first, states.cpu())
+        return by_readout
 
     def _parts(self, chunk: PrefillChunk) -> list[list[tuple[str, range]]]:
         """Return the places of each row of a chunk that each readout chose."""
@@ -129,8 +129,8 @@ class ActivationsRecorder(Slots):
 
     def _add(self, sequence: Sequence, name: str, hook: ChosenStates, part: slice) -> None:
         layers = _choices(sequence)[name].layers_of(self.pool.mllm.num_layers)
-        kept = sequence.captured.setdefault(NAME, {})
-        kept[name] = (*kept.get(name, ()), hook.of(layers, part))
+        captured = sequence.captured.setdefault(NAME, {})
+        captured[name] = (*captured.get(name, ()), hook.of(layers, part))
 
 
 def _choices(sequence: Sequence) -> Mapping[str, StateChoice]:

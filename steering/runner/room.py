@@ -31,12 +31,14 @@ The system clears large pages, for which the first answers of many slots would w
 """
 
 
-def allotted(mllm: MLLM, slots: int, length: int, graphs: bool = False, share: float = SHARE, kept: int = 0) -> KVPool:
+def allotted(
+    mllm: MLLM, slots: int, length: int, graphs: bool = False, share: float = SHARE, reserved: int = 0
+) -> KVPool:
     """Return the KV cache of `slots` slots with at least `length` columns each; on GPUs see `at_once`."""
     if graphs:  # graphs need a last column that nothing reads
         length = (-(-length // COLUMN_BUCKET) + 1) * COLUMN_BUCKET
     if mllm.device.type != "cpu":
-        return at_once(mllm, slots, length, share, kept)
+        return at_once(mllm, slots, length, share, reserved)
     pool = KVPool(slots, length)
     with torch.inference_mode():
         column = mllm.column()
@@ -48,10 +50,10 @@ def allotted(mllm: MLLM, slots: int, length: int, graphs: bool = False, share: f
 
 
 @torch.inference_mode()
-def at_once(mllm: MLLM, slots: int, length: int, share: float, kept: int) -> KVPool:
+def at_once(mllm: MLLM, slots: int, length: int, share: float, reserved: int) -> KVPool:
     """Allocate the KV cache now, of as many slots as fit in that share of the free memory of every device.
 
-    On the model's own device, `kept` bytes stay free for other uses. Raises UnsupportedModel where not one slot fits.
+    On the model's own device, `reserved` bytes stay free for other uses. Raises UnsupportedModel where not one slot fits.
     """
     length = -(-length // COLUMN_BUCKET) * COLUMN_BUCKET  # otherwise masks of all columns are copied into aligned ones
     column = mllm.column()
@@ -61,7 +63,7 @@ def at_once(mllm: MLLM, slots: int, length: int, share: float, kept: int) -> KVP
     room = [slots]
     for device, size in bytes_by_device.items():
         if (free := free_bytes(device)) is not None:
-            room.append(int(share * free - kept * (device == mllm.device)) // size)
+            room.append(int(share * free - reserved * (device == mllm.device)) // size)
     fitting = int(mllm.ranks.joined(torch.tensor([min(room)], device=mllm.device)).min())
     needed_text = f"{sum(bytes_by_device.values()) / 2**30:.3g} GiB for a slot of {length:,} columns"
     if fitting < 1:

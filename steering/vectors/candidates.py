@@ -30,20 +30,20 @@ def use(folder: Path, name: str) -> Path | None:
     """
     source, target = candidate_file(folder, name), folder / f"{name}.safetensors"
     load_candidate(folder, name)
-    kept: Path | None = None
+    backup: Path | None = None
     if target.exists():
-        kept = folder / PREVIOUS / f"{name}-{_digest_of(target)}.safetensors"
-        kept.parent.mkdir(mode=0o700, exist_ok=True)
-        shutil.copy2(target, kept)  # a copy, so that the name stands for a vector at any moment
+        backup = folder / PREVIOUS / f"{name}-{_digest_of(target)}.safetensors"
+        backup.parent.mkdir(mode=0o700, exist_ok=True)
+        shutil.copy2(target, backup)  # a copy, so that the name stands for a vector at any moment
     source.replace(target)
-    return kept
+    return backup
 
 
-def undoing(target: Path, kept: Path | None) -> str:
-    """Return how to undo a use, in words; `kept` is what `use` returned."""
-    if kept is None:
+def undoing(target: Path, backup: Path | None) -> str:
+    """Return how to undo a use, in words; `backup` is what `use` returned."""
+    if backup is None:
         return f"to undo that, remove {target}"
-    return f"to undo that, run 'helmsight vectors import {kept} --name {target.stem} --replace'"
+    return f"to undo that, run 'helmsight vectors import {backup} --name {target.stem} --replace'"
 
 
 def load_candidate(folder: Path, name: str) -> SteeringVector:
@@ -57,9 +57,9 @@ def load_candidate(folder: Path, name: str) -> SteeringVector:
 def side_by_side(current: SteeringVector | None, candidate: SteeringVector) -> list[tuple[str, str, str]]:
     """Return rows of a property, its value for the vector in use, and that for the candidate; "-" stands for none."""
     names = list(_described(candidate))
-    known = dict.fromkeys(names, "-") if current is None else _described(current)
+    before = dict.fromkeys(names, "-") if current is None else _described(current)
     other = _described(candidate)
-    rows = [(name, known[name], other[name]) for name in names]
+    rows = [(name, before[name], other[name]) for name in names]
     if current is not None and current.direction.shape == candidate.direction.shape:
         for layer in sorted({*current.layers, *candidate.layers}):
             cosine = torch.cosine_similarity(current.direction[layer], candidate.direction[layer], dim=0)
@@ -77,7 +77,7 @@ def _described(vector: SteeringVector) -> dict[str, str]:
     calibration: Mapping[str, Any] = vector.info.get("calibration") or {}
     plain = calibration.get("baseline", {}).get("plain")
     chosen = calibration.get("chosen", {})
-    known = vector.calibrated_range
+    strengths = vector.calibrated_range
     reliable = vector.info.get("reliable")
     return {
         "digest": vector.identity[:16],
@@ -86,7 +86,7 @@ def _described(vector: SteeringVector) -> dict[str, str]:
         "strength 1, mean size by layer": ", ".join(
             f"{float(vector.delta(1.0)[layer].abs().mean()):.4g}" for layer in vector.layers
         ),
-        "calibrated range": "not calibrated" if known is None else f"{known[0]:g} to {known[1]:g}",
+        "calibrated range": "not calibrated" if strengths is None else f"{strengths[0]:g} to {strengths[1]:g}",
         "Vision Ratio, plain": _ratio(plain),
         "Vision Ratio, toward vision": _ratio(chosen.get("vision")),
         "Vision Ratio, toward text": _ratio(chosen.get("text")),

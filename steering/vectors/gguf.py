@@ -55,15 +55,15 @@ def from_gguf(path: str | Path, name: str, fingerprint: str, layers: int | None 
     the product of weight and direction and no deviation. Raises VectorError (code "bad_vector") where the file is no control
     vector, OSError where it cannot be read.
     """
-    found, hint = _directions(Path(path))
-    count = max(found) + 1 if layers is None else layers
-    if max(found) >= count:
+    directions, hint = _directions(Path(path))
+    count = max(directions) + 1 if layers is None else layers
+    if max(directions) >= count:
         raise VectorError(
-            f"{path}: it has a direction for layer {max(found)}, but the model has layers 0 to {count - 1}.",
+            f"{path}: it has a direction for layer {max(directions)}, but the model has layers 0 to {count - 1}.",
             code="wrong_shape",
         )
-    direction = torch.zeros(count, len(next(iter(found.values()))))
-    for layer, added in found.items():
+    direction = torch.zeros(count, len(next(iter(directions.values()))))
+    for layer, added in directions.items():
         direction[layer] = added
     return SteeringVector(
         name,
@@ -71,7 +71,7 @@ def from_gguf(path: str | Path, name: str, fingerprint: str, layers: int | None 
         torch.ones(count),
         direction.abs().mean(-1),
         torch.zeros(count),
-        tuple(layer for layer, added in sorted(found.items()) if bool(added.any())),
+        tuple(layer for layer, added in sorted(directions.items()) if bool(added.any())),
         fingerprint,
         "control-vector",
         {"imported_from": {"format": "gguf", "model_hint": hint}},
@@ -92,7 +92,7 @@ def _directions(path: Path) -> tuple[dict[int, torch.Tensor], str | None]:
         raise VectorError(f"{path}: not a GGUF file, or a damaged one: {error}.", code="bad_vector") from error
     if kind != ARCHITECTURE:
         raise VectorError(f"{path}: not a control vector but {kind!r}.", code="bad_vector")
-    found: dict[int, torch.Tensor] = {}
+    directions: dict[int, torch.Tensor] = {}
     for name, dtype, data in tensors:
         layer = _DIRECTION.fullmatch(name)
         if layer is None or int(layer[1]) > MAX_LAYERS or dtype != "F32" or data.ndim != 1:
@@ -100,10 +100,12 @@ def _directions(path: Path) -> tuple[dict[int, torch.Tensor], str | None]:
                 f"{path}: tensor {name[:64]!r} must be direction.N, N from 1 to {MAX_LAYERS}, one row of F32.",
                 code="bad_vector",
             )
-        found[int(layer[1])] = data
-    if len({len(data) for data in found.values()}) != 1 or not any(bool(data.any()) for data in found.values()):
+        directions[int(layer[1])] = data
+    if len({len(data) for data in directions.values()}) != 1 or not any(
+        bool(data.any()) for data in directions.values()
+    ):
         raise VectorError(f"{path}: its directions must be of one width and not all zero.", code="bad_vector")
-    return found, hint
+    return directions, hint
 
 
 def _text(reader: Any, key: str) -> str | None:

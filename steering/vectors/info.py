@@ -26,7 +26,7 @@ Rule = Callable[[Any, str], None]
 
 def check_layers(layers: object, count: int) -> None:
     """Raise ValueError unless `layers` are layers of a model that has `count`: at least one, each once."""
-    rule = _list(_whole(0, count - 1), least=1)
+    rule = _list(_integer(0, count - 1), least=1)
     rule(layers, "layers")
     assert isinstance(layers, list | tuple)
     if len(set(layers)) != len(layers):
@@ -35,9 +35,9 @@ def check_layers(layers: object, count: int) -> None:
 
 def check_info(info: object, count: int) -> None:
     """Raise ValueError unless the known keys hold valid values for a model of `count` layers."""
-    number, share, layer = _number(), _number(0, 1), _whole(0, count - 1)
+    number, share, layer = _number(), _number(0, 1), _integer(0, count - 1)
     shares = _keys(
-        n=_whole(0), s_vision=share, s_text=share, s_others=share, vision_ratio=_or_none(share),
+        n=_integer(0), s_vision=share, s_text=share, s_others=share, vision_ratio=_or_none(share),
         toward=share, away=share, others=share, vision_ratio_95=_list(share, least=2, most=2),
     )  # fmt: skip
     accuracies = {"image_accuracy": _or_none(share), "context_accuracy": _or_none(share)}
@@ -47,26 +47,26 @@ def check_info(info: object, count: int) -> None:
     )  # fmt: skip
     calibration = _keys(
         ("range",), range=_range, layer=layer, published_weight=number, factor=_number(0), default_strength=_number(0),
-        samples=_whole(1), targets_reached=_yes_no, within_budget=_yes_no, budget=_table(_number(0)),
+        samples=_integer(1), targets_reached=_yes_no, within_budget=_yes_no, budget=_table(_number(0)),
         baseline=_keys(plain=shares, repetition=share, **accuracies), chosen=point, curve=_list(point),
         others_tried=_list(point),
     )  # fmt: skip
     by_layer = _list(number, least=count, most=count)
     instructed = _keys(
         toward_vision=_or_none(share), toward_text=_or_none(share), difference=_or_none(_number(-1, 1)),
-        difference_95=_list(_or_none(_number(-1, 1)), least=2, most=2), n=_whole(0),
+        difference_95=_list(_or_none(_number(-1, 1)), least=2, most=2), n=_integer(0),
     )  # fmt: skip
     rates = _list(_or_none(share), least=3, most=3)
     gate = _keys(
         ("layer", "threshold"), layer=layer, threshold=number, measure=_measure, auroc=_or_none(rates), bias=by_layer,
-        open_when=rates, open_not=rates, examples=_list(_whole(0), least=2, most=2),
+        open_when=rates, open_not=rates, examples=_list(_integer(0), least=2, most=2),
     )  # fmt: skip
     rule = _keys(
-        gate=gate, samples=_whole(1), seed=_whole(), orders=_text, tasks=_list(_text), data_sha256=_text, std=_text,
+        gate=gate, samples=_integer(1), seed=_integer(), orders=_text, tasks=_list(_text), data_sha256=_text, std=_text,
         published=_number(0),
-        recipe=_keys(wording=_text, position=_whole(-math.inf, -1), size=_text, states=_text),
+        recipe=_keys(wording=_text, position=_integer(-math.inf, -1), size=_text, states=_text),
         magnitudes=_keys(states=_table(by_layer), direction=_table(by_layer), l2=_table(by_layer)),
-        agreement_across=_keys(own=_text, n=_whole(1), cosines=_table(by_layer)),
+        agreement_across=_keys(own=_text, n=_integer(1), cosines=_table(by_layer)),
         agreement=by_layer, score=by_layer, ranking=_list(layer, most=count), reliable=_yes_no, versions=_table(_text),
         positive=_modality, sides=_list(_text, least=2, most=2),
         instructed=instructed, doubts=_list(_text), warnings=_list(_text), made_from=_list(_text),
@@ -100,7 +100,7 @@ def _number(least: float = -math.inf, most: float = math.inf) -> Rule:
     return _is(lambda x: _is_number(x) and least <= x <= most, f"a finite number{_bounds(least, most)}")
 
 
-def _whole(least: float = -math.inf, most: float = math.inf) -> Rule:
+def _integer(least: float = -math.inf, most: float = math.inf) -> Rule:
     must = f"a whole number{_bounds(least, most)}"
     return _is(lambda x: _is_number(x) and isinstance(x, int) and least <= x <= most, must)
 
@@ -126,8 +126,8 @@ def _list(item: Rule, least: int = 0, most: float = math.inf) -> Rule:
             raise ValueError(f"{place} must be a list")
         if not least <= len(value) <= most:
             raise ValueError(f"{place} must have a length{_bounds(least, most)}")
-        for i, one in enumerate(value):
-            item(one, f"{place}[{i}]")
+        for i, element in enumerate(value):
+            item(element, f"{place}[{i}]")
 
     return rule
 
@@ -153,7 +153,7 @@ def _table(inner: Rule) -> Rule:
     def rule(value: Any, place: str) -> None:
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
             raise ValueError(f"{place} must be an object")
-        for one in value.values():
-            inner(one, f"each value of {place}")
+        for element in value.values():
+            inner(element, f"each value of {place}")
 
     return rule

@@ -106,8 +106,8 @@ class SparseDictionary:
         if self.architecture == "jumprelu":
             return torch.where(before > tensors["threshold"], before.relu(), 0.0)
         if self.architecture == "topk":
-            kept = before.topk(self.k, dim=-1)
-            return torch.zeros_like(before).scatter(-1, kept.indices, kept.values.relu())
+            largest = before.topk(self.k, dim=-1)
+            return torch.zeros_like(before).scatter(-1, largest.indices, largest.values.relu())
         return before.relu()
 
 
@@ -155,8 +155,8 @@ def _check_shapes(dictionary: SparseDictionary) -> None:
             for name, shape in shapes.items():
                 if name not in names:
                     raise _bad(dictionary.name, f"its {WEIGHTS} has no tensor {name!r}")
-                if (given := file.get_slice(name).get_shape()) != shape:
-                    raise _bad(dictionary.name, f"its {name} has shape {given}, not {shape}")
+                if (actual := file.get_slice(name).get_shape()) != shape:
+                    raise _bad(dictionary.name, f"its {name} has shape {actual}, not {shape}")
     except SafetensorError as error:
         raise _bad(dictionary.name, f"its {WEIGHTS} is damaged") from error
 

@@ -83,10 +83,10 @@ class VectorStore:
 
     def all(self, name: str) -> list[SteeringVector]:
         """Return the vectors of that name in all folders, also those of other models; raise VectorError as `get` does."""
-        found = [vector for _, vector in self._candidates(name)]
-        if not found:
+        vectors = [vector for _, vector in self._candidates(name)]
+        if not vectors:
             raise self._unknown(name)
-        return found
+        return vectors
 
     def files(self, name: str) -> list[Path]:
         """Return the files of that name in all folders, damaged ones too."""
@@ -112,8 +112,8 @@ class VectorStore:
         for folder in self.folders:
             if is_dictionary(folder / name):
                 return SparseDictionary.load(folder / name)
-        known = ", ".join(self.dictionaries()) or "none"
-        raise VectorError(f"There is no dictionary {name[:128]!r}; available: {known}.", code="unknown_dictionary")
+        available = ", ".join(self.dictionaries()) or "none"
+        raise VectorError(f"There is no dictionary {name[:128]!r}; available: {available}.", code="unknown_dictionary")
 
     def _feature(self, name: str, feature: int) -> SteeringVector:
         dictionary = self.dictionary(name)
@@ -154,8 +154,10 @@ class VectorStore:
         return [folder / f"{name}.safetensors" for folder in self.folders] if NAME.fullmatch(name) else []
 
     def _unknown(self, name: str) -> VectorError:
-        known = ", ".join(self.names()) or "none"
-        return VectorError(f"There is no steering vector {name[:128]!r}; available: {known}.", code="unknown_vector")
+        available = ", ".join(self.names()) or "none"
+        return VectorError(
+            f"There is no steering vector {name[:128]!r}; available: {available}.", code="unknown_vector"
+        )
 
 
 def _check_pin(vector: SteeringVector, digest: str) -> None:

@@ -174,8 +174,8 @@ class SteeringVector:
         if not isinstance(other, SteeringVector):
             return NotImplemented
         self._check_alike(other)
-        one, two = self.delta(1.0), other.delta(1.0)
-        direction, ratio = one + two, _ratio(one, two)
+        first, second = self.delta(1.0), other.delta(1.0)
+        direction, ratio = first + second, _ratio(first, second)
         positive = self.positive if self.positive == other.positive else None
         if positive is None and ratio is not None and self.positive and other.positive:
             positive = self.positive if abs(ratio) <= 1 else other.positive
@@ -300,9 +300,9 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _ratio(one: torch.Tensor, two: torch.Tensor) -> float | None:
-    """Return `two` as a multiple of `one`; None where they are different directions."""
-    first, second = one.double().flatten(), two.double().flatten()
+def _ratio(base: torch.Tensor, vector: torch.Tensor) -> float | None:
+    """Return `vector` as a multiple of `base`; None where they are different directions."""
+    first, second = base.double().flatten(), vector.double().flatten()
     if not first.any():
         return None
     ratio = float(first @ second / (first @ first))

@@ -117,9 +117,9 @@ class RemoteAnswer:
         """Return the end of the answer from that of the server."""
         sequence, reason = self.sequence, self.body.reason or ended["reason"]
         fed = max(len(sequence.tokens) - 1, 0)
-        taken = self.body.taken(ended.get("taken", {}), fed)
+        measurements = self.body.taken(ended.get("taken", {}), fed)
         self.reused = int(ended.get("reused", 0))
-        return Ended(reason, None, self.timing, taken, sequence.output.scores, fed)
+        return Ended(reason, None, self.timing, measurements, sequence.output.scores, fed)
 
     def output(self) -> list[Output]:
         """Return the tokens since the last output, with the answer's end; nothing where there is neither."""

@@ -43,9 +43,9 @@ class SpanLabels:
         members[:, -2:] = halves
         codes = (spans + 2) * 4 + halves @ np.array([1, 2])
         _, first, labels = np.unique(codes, return_index=True, return_inverse=True)
-        known = members[first].any(1)
-        labels = np.where(known, known.cumsum() - 1, NONE)[labels]
-        return cls(runs_of(labels), torch.from_numpy(members[first][known]))
+        labelled = members[first].any(1)
+        labels = np.where(labelled, labelled.cumsum() - 1, NONE)[labels]
+        return cls(runs_of(labels), torch.from_numpy(members[first][labelled]))
 
 
 def runs_of(values: np.ndarray[Any, Any]) -> tuple[tuple[int, int], ...]:

@@ -124,9 +124,9 @@ class Bodies(InputProcessor):
         if spec.diagnose is not None and not spec.signals.isdisjoint({Signal.UPDATES, Signal.STREAM}):
             fields["residual"] = {"rows": spec.diagnose.residual_rows, "updates": Signal.UPDATES in spec.signals}
         named = dict(FIELDS) | ({} if grammar is None else {"sampling": grammar.param})
-        for name, asked in spec.asked.items():
+        for name, intervention in spec.asked.items():
             own = FORMS[name].write(spec, self.mllm) if name in FORMS else {}
-            named |= dict.fromkeys(own, ".".join(asked.path))
+            named |= dict.fromkeys(own, ".".join(intervention.path))
             fields |= own
         if twin is not None and "noise" not in fields.get("twin", {}):
             fields["twin"]["prompt"] = self._prompt(spec, twin)

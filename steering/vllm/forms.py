@@ -41,22 +41,22 @@ class RemoteForm:
 # -- steering ----------------------------------------------------------------------------------------------------------
 
 
-def _class_count(asked: Steering, prompt: Prompt) -> int:
-    return class_count([steer.chosen for steer in asked.steers], len(prompt.layout.images))
+def _class_count(steering: Steering, prompt: Prompt) -> int:
+    return class_count([steer.chosen for steer in steering.steers], len(prompt.layout.images))
 
 
 def steered_classes(spec: Spec, prompt: Prompt) -> list[list[int]]:
     """Return the class of each token of a prompt, as runs; nothing where it is not steered."""
-    asked = spec.asked.get(STEERING)
-    if not isinstance(asked, Steering):
+    steering = spec.asked.get(STEERING)
+    if not isinstance(steering, Steering):
         return []
-    one_hot = prompt_classes(prompt.layout.spans, _class_count(asked, spec.prompt))
+    one_hot = prompt_classes(prompt.layout.spans, _class_count(steering, spec.prompt))
     return [list(run) for run in runs_of(one_hot.argmax(-1).numpy())]
 
 
 def _write_steering(spec: Spec, mllm: MLLM) -> dict[str, Any]:
-    asked: Any = spec.asked[STEERING]
-    count = _class_count(asked, spec.prompt)
+    steering: Any = spec.asked[STEERING]
+    count = _class_count(steering, spec.prompt)
     vectors = [
         {
             "name": steer.vector.name,
@@ -66,17 +66,17 @@ def _write_steering(spec: Spec, mllm: MLLM) -> dict[str, Any]:
             "classes": steer.chosen.classes(count).nonzero()[:, 0].tolist(),
             "generated": steer.chosen.generated,
         }
-        for steer in asked.steers
+        for steer in steering.steers
     ]
     return {"steering": {"classes": count, "vectors": vectors}}
 
 
-def _read_steering(spec: Spec, taken: Taken, fed: int) -> tuple[dict[int, torch.Tensor], int, None]:
-    asked: Any = spec.asked[STEERING]
-    classes = prompt_classes(spec.prompt.layout.spans, _class_count(asked, spec.prompt))
+def _read_steering(spec: Spec, measurements: Taken, fed: int) -> tuple[dict[int, torch.Tensor], int, None]:
+    steering: Any = spec.asked[STEERING]
+    classes = prompt_classes(spec.prompt.layout.spans, _class_count(steering, spec.prompt))
     counts = classes.sum(0)
-    inverses = tensor_of(taken["steering"]["inverse"])  # (layers, classes)
-    touched = {layer for steer in asked.steers for layer in steer.touched_layers}
+    inverses = tensor_of(measurements["steering"]["inverse"])  # (layers, classes)
+    touched = {layer for steer in steering.steers for layer in steer.touched_layers}
     return {layer: torch.stack([counts, inverses[layer]]) for layer in sorted(touched)}, fed, None
 
 
@@ -84,12 +84,12 @@ def _read_steering(spec: Spec, taken: Taken, fed: int) -> tuple[dict[int, torch.
 
 
 def _write_think(spec: Spec, mllm: MLLM) -> dict[str, Any]:
-    asked: Any = spec.asked[Think.name()]
-    return {"think": {"gamma": asked.gamma, "thresholds": list(spec.settled[Think.name()].values)}}
+    think: Any = spec.asked[Think.name()]
+    return {"think": {"gamma": think.gamma, "thresholds": list(spec.settled[Think.name()].values)}}
 
 
-def _read_think(spec: Spec, taken: Taken, fed: int) -> Thought:
-    measured = tensor_of(taken["think"]["measured"])
+def _read_think(spec: Spec, measurements: Taken, fed: int) -> Thought:
+    measured = tensor_of(measurements["think"]["measured"])
     return Thought(measured, spec.prompt.length + fed, None, spec.settled[Think.name()])
 
 
@@ -105,9 +105,9 @@ def _rule(spec: Spec) -> dict[str, Any]:
 
 def _write_vcd(spec: Spec, mllm: MLLM) -> dict[str, Any]:
     """Name the step of diffusion, and by the picture's own hash the seed of its noise."""
-    asked: Any = spec.asked[Vcd.name()]
+    vcd: Any = spec.asked[Vcd.name()]
     seeds = [int.from_bytes(picture.key[:8], "little", signed=True) for picture in spec.prompt.pictures]
-    return {"twin": {"rule": _rule(spec), "noise": {"step": asked.step, "seeds": seeds}}}
+    return {"twin": {"rule": _rule(spec), "noise": {"step": vcd.step, "seeds": seeds}}}
 
 
 def _write_icd(spec: Spec, mllm: MLLM) -> dict[str, Any]:
@@ -115,22 +115,22 @@ def _write_icd(spec: Spec, mllm: MLLM) -> dict[str, Any]:
 
 
 def _write_generate(spec: Spec, mllm: MLLM) -> dict[str, Any]:
-    asked: Any = spec.asked[Generate.name()]
+    generate: Any = spec.asked[Generate.name()]
     images = [image.columns.tolist() for image in spec.prompt.layout.images]
     layers = list(range(mllm.num_layers - mllm.focus_layers, mllm.num_layers))
-    mask = {"top": asked.top, "refresh": asked.refresh, "images": images, "layers": layers}
+    mask = {"top": generate.top, "refresh": generate.refresh, "images": images, "layers": layers}
     return {"twin": {"rule": _rule(spec), "mask": mask}}
 
 
-def _read_twin(spec: Spec, taken: Taken, fed: int) -> TwinReport:
-    twin, images = taken["twin"], spec.prompt.layout.images
-    made = []
+def _read_twin(spec: Spec, measurements: Taken, fed: int) -> TwinReport:
+    twin, images = measurements["twin"], spec.prompt.layout.images
+    masks = []
     for mask in twin.get("masks", ()):
         chosen = tuple(torch.zeros(image.tokens, dtype=torch.bool) for image in images)
         for patches, numbers in zip(chosen, mask["patches"], strict=True):
             patches[numbers] = True
-        made.append(Mask(chosen, mask.get("pixels", can_mask_pixels(spec.prompt.inputs, images)), mask["token"]))
-    return TwinReport(tuple(made), int(twin["changed"]))
+        masks.append(Mask(chosen, mask.get("pixels", can_mask_pixels(spec.prompt.inputs, images)), mask["token"]))
+    return TwinReport(tuple(masks), int(twin["changed"]))
 
 
 FORMS: Mapping[str, RemoteForm] = {

@@ -18,22 +18,22 @@ from steering.vllm.attention import SpanLabels, attention_of
 from steering.vllm.forms import FORMS, Taken
 
 
-def measured(spec: Spec, labels: SpanLabels | None, taken: Taken, fed: int) -> dict[str, Any]:
+def measured(spec: Spec, labels: SpanLabels | None, measurements: Taken, fed: int) -> dict[str, Any]:
     """Return the measurements by recorder and intervention.
 
-    labels: those by which attention was summed. taken: what the server says. fed: how many generated tokens went through
-    the model. Raises KeyError or ValueError where something is missing or has another form.
+    labels: those by which attention was summed. measurements: those that the server reports. fed: how many generated
+    tokens went through the model. Raises KeyError or ValueError where something is missing or has another form.
     """
     out: dict[str, Any] = {}
     if labels is not None:
-        sums = {name: tensor_of(array) for name, array in taken["attention"].items()}
+        sums = {name: tensor_of(array) for name, array in measurements["attention"].items()}
         out[attention.NAME] = attention_of(spec.prompt.layout, labels, sums, fed)
     if Signal.PROMPT_STATE in spec.signals:
-        following = taken.get("next_logprobs")
+        following = measurements.get("next_logprobs")
         out[prompt_state.NAME] = PromptState(
-            tensor_of(taken["states"]), None if following is None else tensor_of(following)
+            tensor_of(measurements["states"]), None if following is None else tensor_of(following)
         )
-    if (stream := taken.get("residual")) is not None:
+    if (stream := measurements.get("residual")) is not None:
         sums, neurons, states = (stream.get(name) for name in ("sums", "neurons", "states"))
         layers = tensor_of(states).shape[1]
         nothing = torch.full((layers, len(residual.NAMES)), torch.nan)
@@ -42,7 +42,7 @@ def measured(spec: Spec, labels: SpanLabels | None, taken: Taken, fed: int) -> d
             torch.full((layers,), torch.nan) if neurons is None else tensor_of(neurons),
             tensor_of(states),
         )
-    if (scored := taken.get("prompt_logprobs")) is not None:
+    if (scored := measurements.get("prompt_logprobs")) is not None:
         scores = prompt_scores_of(scored)
         if Signal.REPLY in spec.signals:
             out[reply.NAME] = scores.logprobs[spec.prompt.layout.columns(REPLY) - 1]
@@ -56,7 +56,7 @@ def measured(spec: Spec, labels: SpanLabels | None, taken: Taken, fed: int) -> d
             )
     for name in spec.asked:
         if name in FORMS:
-            out[name] = FORMS[name].read(spec, taken, fed)
+            out[name] = FORMS[name].read(spec, measurements, fed)
     return out
 
 

@@ -56,10 +56,10 @@ class AnswerStream:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the messages as they come; raise ServerLost where the connection breaks."""
-        rest = b""
+        unfinished = b""
         try:
             for piece in self._response.stream(PIECE):
-                *lines, rest = (rest + piece).split(b"\n")
+                *lines, unfinished = (unfinished + piece).split(b"\n")
                 for line in lines:
                     if line:
                         yield json.loads(line)
@@ -123,14 +123,14 @@ class Server:
             response = self._pool.request("POST", self._base + path, body=body, preload_content=False)
         except HTTPError as error:
             raise ServerLost(f"{self.url} cannot be reached: {_reason(error)}") from error
-        whole = False
+        complete = False
         try:
             if response.status != HTTPStatus.OK:
                 raise _refusal(self.url, response)
             yield AnswerStream(response)
-            whole = response.closed or not response.length_remaining
+            complete = response.closed or not response.length_remaining
         finally:
-            if whole:
+            if complete:
                 response.release_conn()
             else:
                 response.close()
@@ -237,11 +237,11 @@ class Servers:
 
         Raises UnsupportedModel where two of them serve different models.
         """
-        first, *others = known = [(server.url, server.facts) for server in self.well if server.facts is not None]
+        first, *others = reported = [(server.url, server.facts) for server in self.well if server.facts is not None]
         common = replace(
             first[1],
-            can=frozenset.intersection(*(own.can for _, own in known)),
-            context_length=min(own.context_length for _, own in known),
+            can=frozenset.intersection(*(own.can for _, own in reported)),
+            context_length=min(own.context_length for _, own in reported),
         )
         for url, own in others:
             if (other := own.difference(common)) is not None:

@@ -22,5 +22,5 @@ class Norm(Readout):
         _, last = answer.taken["residual"].states  # (layers, d) each: the mean over rows, and the last row
         return {"by_layer": last.norm(dim=-1).tolist()}
 
-    def summary(self, said: Any) -> Mapping[str, Scalar]:
-        return {"last_norm": said["by_layer"][-1]}
+    def summary(self, report: Any) -> Mapping[str, Scalar]:
+        return {"last_norm": report["by_layer"][-1]}

@@ -30,7 +30,7 @@ class Nudge(Options):
                 f"'nudge.token' must be from 0 to {mllm.vocab_size - 1}; got {shown(self.token)}.", param="nudge.token"
             )
 
-    def report(self, taken: Any) -> dict[str, Any]:
+    def report(self, measured: Any) -> dict[str, Any]:
         return self.settings()
 
 

@@ -22,5 +22,5 @@ class Odd(Readout):
     def read(self, answer: FinishedAnswer) -> Any:
         raise NotImplementedError
 
-    def summary(self, said: Any) -> Mapping[str, Scalar]:
-        return {"norm": said["value"], "odd": said["odd"]}
+    def summary(self, report: Any) -> Mapping[str, Scalar]:
+        return {"norm": report["value"], "odd": report["odd"]}

@@ -19,7 +19,7 @@ class Renamed(Options):
     amount: float = Field(100.0, gt=0, le=1000)
     token: int = Field(5, ge=0, alias="id")
 
-    def report(self, taken: Any) -> dict[str, Any]:
+    def report(self, measured: Any) -> dict[str, Any]:
         return self.settings()
 
 

@@ -65,35 +65,35 @@ def ask(
             yield replace(plain, push=push, interventions=interventions)
 
     parts = [part for sample in samples for part in (sample.part, sample.part)]
-    said = list(replies(answerer, questions(), parts, title="Answers", quiet=quiet))
-    plain, changed = said[::2], said[1::2]
-    held = [[_holds(conditions, every, reply) for reply in replies_of] for replies_of in (plain, changed)]
+    answers = list(replies(answerer, questions(), parts, title="Answers", quiet=quiet))
+    plain, changed = answers[::2], answers[1::2]
+    raised = [[_holds(conditions, every, reply) for reply in replies_of] for replies_of in (plain, changed)]
     right = [
         [sample.right(reply.text) for sample, reply in zip(samples, replies_of, strict=True)]
         for replies_of in (plain, changed)
     ]
-    tell(answerer, _rows(samples, plain, changed, held, right))
-    return GuardTries(*(np.array(values, dtype=bool) for values in (*right, *held)))
+    tell(answerer, _rows(samples, plain, changed, raised, right))
+    return GuardTries(*(np.array(values, dtype=bool) for values in (*right, *raised)))
 
 
 def _holds(conditions: Sequence[NumberCondition], every: bool, reply: Reply) -> bool:
     numbers = summary(reply.diagnostics) if reply.diagnostics else {}
-    held = [condition.holds(numbers.get(condition.name)) for condition in conditions]
-    return all(held) if every else any(held)
+    met = [condition.holds(numbers.get(condition.name)) for condition in conditions]
+    return all(met) if every else any(met)
 
 
 def _rows(
     samples: Sequence[Checked],
     plain: Sequence[Reply],
     changed: Sequence[Reply],
-    held: Sequence[Sequence[bool]],
+    raised: Sequence[Sequence[bool]],
     right: Sequence[Sequence[bool]],
 ) -> Iterator[dict[str, Any]]:
     for number, sample in enumerate(samples):
         yield {
             "part": sample.part, "sample": number, "id": sample.id, "questions": [sample.question],
             "expected": list(sample.accepted), "answers": [plain[number].text, changed[number].text],
-            "raised": held[0][number], "still": held[1][number], "right": [right[0][number], right[1][number]],
+            "raised": raised[0][number], "still": raised[1][number], "right": [right[0][number], right[1][number]],
         }  # fmt: skip
 
 
@@ -133,6 +133,6 @@ def _share(counted: np.ndarray, of: np.ndarray) -> Mapping[str, Any]:
     return {"share": share / total, "share_95": list(wilson(share, total)), "n": total}
 
 
-def _difference(one: np.ndarray, other: np.ndarray, seed: int) -> Mapping[str, Any]:
-    differences = one.astype(float) - other.astype(float)
+def _difference(first: np.ndarray, other: np.ndarray, seed: int) -> Mapping[str, Any]:
+    differences = first.astype(float) - other.astype(float)
     return {"difference": float(differences.mean()), "difference_95": list(paired(differences, seed))}

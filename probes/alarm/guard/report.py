@@ -25,33 +25,34 @@ SHARES = {
 POLICIES = {"never": "never the intervention", "always": "always the intervention", "guarded": "the guard"}
 
 
-def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
-    """Return the report of a run; `found` is the result of `evaluate`."""
+def report(about: Mapping[str, Any], results: Mapping[str, Any]) -> Report:
+    """Return the report of a run; `results` are those of `evaluate`."""
     page = Report(f"A guard on {about['model']}")
     joined = " and " if about["match"] == "all" else " or "
     guard = {"When": joined.join(about["when"]), "Then": about["then"]}
     page.facts({"Data": about["data"], **left_out(about), **guard, "Versions": in_words(about["versions"])})
     page.text(READING)
     page.heading("Policies")
-    page.text(f"{found['answers']} questions, {found['wrong']} plain answers wrong.")
-    cost = {"never": 1.0, "always": 1.0, "guarded": 1.0 + (found["given_again"]["share"] or 0.0)}
+    page.text(f"{results['answers']} questions, {results['wrong']} plain answers wrong.")
+    cost = {"never": 1.0, "always": 1.0, "guarded": 1.0 + (results["given_again"]["share"] or 0.0)}
     page.table(
         ["policy", "accuracy", "the guard's gain over it", "answers a question"],
         [
-            [told, _share(found["accuracy"][name]), _gain(found["gain"].get(name)), round(cost[name], 3)]
-            for name, told in POLICIES.items()
+            [label, _share(results["accuracy"][name]), _gain(results["gain"].get(name)), round(cost[name], 3)]
+            for name, label in POLICIES.items()
         ],
     )
     page.heading("The guard")
     page.table(
-        ["share of", "share", "of"], [[told, _share(found[name]), found[name]["n"]] for name, told in SHARES.items()]
+        ["share of", "share", "of"],
+        [[label, _share(results[name]), results[name]["n"]] for name, label in SHARES.items()],
     )
     return page
 
 
-def _share(one: Mapping[str, Any]) -> Measured:
-    return Measured(one["share"], one["share_95"])
+def _share(result: Mapping[str, Any]) -> Measured:
+    return Measured(result["share"], result["share_95"])
 
 
-def _gain(one: Mapping[str, Any] | None) -> Measured | None:
-    return None if one is None else Measured(one["difference"], one["difference_95"], signed=True)
+def _gain(gain: Mapping[str, Any] | None) -> Measured | None:
+    return None if gain is None else Measured(gain["difference"], gain["difference_95"], signed=True)

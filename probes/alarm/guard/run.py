@@ -42,13 +42,13 @@ class GuardOptions:
         if match not in ("any", "all"):
             raise ValueError(f"--match must be any or all; got {match[:64]!r}")
         conditions = [_condition(text) for text in when]
-        wanted = Wanted((), (then,), folders, vector) if "=" in then else Wanted((then,), (), folders, vector)
-        return cls(conditions, match == "all", wanted, AlarmOptions(data, noises, demo))
+        selection = Wanted((), (then,), folders, vector) if "=" in then else Wanted((then,), (), folders, vector)
+        return cls(conditions, match == "all", selection, AlarmOptions(data, noises, demo))
 
     def way(self, session: Session) -> tuple[str, Way]:
         """Return the name of the intervention, and what it does."""
-        (found,) = ((name, way) for name, way in self.then.conditions(session).items() if name != BASELINE)
-        return found
+        (condition,) = ((name, way) for name, way in self.then.conditions(session).items() if name != BASELINE)
+        return condition
 
 
 def _condition(text: str) -> NumberCondition:
@@ -67,14 +67,14 @@ def run(options: GuardOptions, session: Session) -> Findings:
     if session.endpoint is not None and not session.endpoint.is_helmsight:
         raise ValueError(f"{session.model} is not a Helmsight server: no other server reports readouts.")
     setup = session.setup
-    left: list[str] = []
-    samples = options.questions.draw(setup, left)
+    skipped: list[str] = []
+    samples = options.questions.draw(setup, skipped)
     name, way = options.way(session)
     tries = ask(session.answerer, samples, options.conditions, way, options.every, setup.quiet)
-    found = evaluate(tries, setup.seed)
+    results = evaluate(tries, setup.seed)
     about = {
         "model": session.model, "data": options.questions.origin(len(samples), setup.seed), "questions": len(samples),
-        "left_out": len(left), "when": [condition.text for condition in options.conditions],
+        "left_out": len(skipped), "when": [condition.text for condition in options.conditions],
         "match": "all" if options.every else "any", "then": name, "seed": setup.seed, "versions": session.versions,
     }  # fmt: skip
-    return Findings(report(about, found), about, {}, found)
+    return Findings(report(about, results), about, {}, results)

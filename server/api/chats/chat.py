@@ -192,13 +192,13 @@ def submit(
     except steering.Fault:
         app.runtime.serving()  # raises a 503 rather than a 500 if the engine has stopped
         raise
-    app.metrics.asked(resolved)
+    app.metrics.accepted(resolved)
     g.notes["interventions"] = sorted(resolved.asked)
     g.notes["completion_id"] = request.environ[COMPLETION] = answer_id
     current_completion.set((g.request_id, answer_id))
     if app.traces is not None and "span" in g:
-        asked = chat.model or serving.name
-        g.chat_span = app.traces.chat(g.span, resolved, asked, serving.name, answer_id, g.started)
+        requested_model = chat.model or serving.name
+        g.chat_span = app.traces.chat(g.span, resolved, requested_model, serving.name, answer_id, g.started)
         g.notes |= app.traces.ids(g.chat_span)
     g.traffic = Traffic.of(serving.name, resolved, source)
     digest = None if calibrated is None else calibrated.digest

@@ -131,8 +131,8 @@ class GuardedCompletion:
         """Stop generating."""
         with self._lock:
             self._cancelled = True
-            given = [*self._given]
-        for completion in given:
+            completions = [*self._given]
+        for completion in completions:
             completion.cancel()
 
     # -- tries ---------------------------------------------------------------------------------------------------------
@@ -244,15 +244,15 @@ class GuardedCompletion:
         """Yield what is still to be sent of a choice."""
         tries = self._tries[index]
         assert tries.last is not None
-        first, kept = tries.answers[0][0], tries.answers[tries.kept][0]
-        choice = replace(kept, baseline=first.baseline, guard=self._report(tries))
+        first, chosen = tries.answers[0][0], tries.answers[tries.kept][0]
+        choice = replace(chosen, baseline=first.baseline, guard=self._report(tries))
         self._choices[index] = choice
         if not tries.kept:
             yield from tries.held
             yield replace(tries.last, choice=choice)
         elif self._hold:
-            calls = [CallPiece(number, call.name, call.arguments) for number, call in enumerate(kept.tool_calls)]
-            yield Chunk(index, kept.text, kept.logprobs or (), choice, tuple(calls))
+            calls = [CallPiece(number, call.name, call.arguments) for number, call in enumerate(chosen.tool_calls)]
+            yield Chunk(index, chosen.text, chosen.logprobs or (), choice, tuple(calls))
         else:  # the first answer was sent already
             yield replace(tries.last, choice=choice)
         tries.held = []

@@ -70,8 +70,8 @@ def get_response(identity: str) -> Response:
 )  # fmt: skip
 def list_input_items(identity: str) -> Response:
     """List the input of a stored response, with that of the responses before it, the newest first."""
-    given = parameters(("after", "limit", "order", "include", "include[]"))
-    limit, order = integer(given, "limit", MAX_LIMIT) or LIMIT, word(given, "order", ORDERS[::-1])
+    query = parameters(("after", "limit", "order", "include", "include[]"))
+    limit, order = integer(query, "limit", MAX_LIMIT) or LIMIT, word(query, "order", ORDERS[::-1])
     app, with_images = context(), IMAGES in request.args.getlist("include[]") + request.args.getlist("include")
 
     def image(url: str) -> str | None:
@@ -87,7 +87,7 @@ def list_input_items(identity: str) -> Response:
     )
     if order != "asc":
         items.reverse()
-    if (after := given.get("after")) is not None:
+    if (after := query.get("after")) is not None:
         places = [number for number, item in enumerate(items) if item["id"] == after]
         if not places:
             raise BadRequest("'after' must be the id of an input item of this response.", "after")

@@ -78,9 +78,9 @@ def translated(body: Mapping[str, Any], counted: bool = False) -> Translation:
     return chat.translated()
 
 
-def _check_cache_control(given: Mapping[str, Any], place: str) -> None:
+def _check_cache_control(item: Mapping[str, Any], place: str) -> None:
     """Raise BadRequest for a `cache_control` that Anthropic's clients do not send; prefixes are cached without one."""
-    control = given.get(CACHE_CONTROL)
+    control = item.get(CACHE_CONTROL)
     if control is None:
         return
     at = f"{place}.{CACHE_CONTROL}" if place else CACHE_CONTROL
@@ -106,10 +106,10 @@ def _read_thinking(chat: Chat) -> None:
 
 def _read_diagnostics(chat: Chat) -> None:
     """Leave out Anthropic's own part of `diagnostics`, which asks why its cache missed."""
-    asked = chat.fields.get("diagnostics")
-    if isinstance(asked, dict) and CACHE in asked:
-        rest = {name: value for name, value in asked.items() if name != CACHE}
-        chat.fields["diagnostics"] = rest or None
+    diagnostics = chat.fields.get("diagnostics")
+    if isinstance(diagnostics, dict) and CACHE in diagnostics:
+        others = {name: value for name, value in diagnostics.items() if name != CACHE}
+        chat.fields["diagnostics"] = others or None
         chat.ignored.append(f"diagnostics.{CACHE}")
 
 
@@ -210,8 +210,8 @@ def _read_tools(chat: Chat, body: Mapping[str, Any]) -> None:
             )
         function = {"name": tool.get("name"), "description": tool.get("description"), "strict": tool.get("strict")}
         function["parameters"] = as_object(tool.get("input_schema"), f"{place}.input_schema")
-        given = {name: value for name, value in function.items() if value is not None}
-        tools.append({"type": "function", "function": given})
+        present = {name: value for name, value in function.items() if value is not None}
+        tools.append({"type": "function", "function": present})
         here = f"tools[{len(tools) - 1}].function"
         chat.places |= {here: place, f"{here}.parameters": f"{place}.input_schema"}
     if tools:

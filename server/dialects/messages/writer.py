@@ -79,8 +79,8 @@ class MessageWriter:
         These are in `message_delta`, since its SDK's stream helper makes a `message_stop` of its own.
         """
         assert self._choice is not None
-        told = {"delta": ended(self._choice), "usage": usage(result()), **self._extras(self._choice)}
-        return "".join([*self._close(), _event("message_delta", **told), _event("message_stop")])
+        fields = {"delta": ended(self._choice), "usage": usage(result()), **self._extras(self._choice)}
+        return "".join([*self._close(), _event("message_delta", **fields), _event("message_stop")])
 
     def failed(self, problem: ApiError) -> str:
         """Return the event of an error."""

@@ -45,10 +45,12 @@ def translated(body: Mapping[str, Any], earlier: Callable[[str], list[dict[str, 
     own = set(ResponseRequest.model_fields)
     chat = Chat({name: value for name, value in body.items() if name not in own and name not in UNUSED})
     chat.fields |= {name: body[name] for name in SAME if name in body}
-    known = {name: value for name, value in body.items() if name in own}
-    if isinstance(known.get("input"), list):  # the type of messages, which tells their fields, may be absent
-        known["input"] = [{"type": "message", **item} if isinstance(item, dict) else item for item in known["input"]]
-    chat.ignored += ignored_fields(known, ResponseRequest)
+    own_fields = {name: value for name, value in body.items() if name in own}
+    if isinstance(own_fields.get("input"), list):  # the type of messages, which tells their fields, may be absent
+        own_fields["input"] = [
+            {"type": "message", **item} if isinstance(item, dict) else item for item in own_fields["input"]
+        ]
+    chat.ignored += ignored_fields(own_fields, ResponseRequest)
     if (reasoning := chat.fields.pop("reasoning", None)) is not None and reasoning != {}:
         chat.ignored.append("reasoning")
     _read_stream_options(chat)
@@ -86,13 +88,13 @@ def _read_stream_options(chat: Chat) -> None:
 
 
 def _read_input(chat: Chat, body: Mapping[str, Any]) -> None:
-    given = body.get("input")
-    if isinstance(given, str):
-        chat.add("user", given, "input")
+    value = body.get("input")
+    if isinstance(value, str):
+        chat.add("user", value, "input")
         return
-    if not isinstance(given, list) or not given:
+    if not isinstance(value, list) or not value:
         raise BadRequest("'input' must be a text or a list of items.", "input", "missing_required_parameter")
-    for item, place in as_objects(given, "input"):
+    for item, place in as_objects(value, "input"):
         match item.get("type", "message" if "role" in item else None):
             case "message":
                 chat.add(_role(item, place), _content(item.get("content"), f"{place}.content"), place)

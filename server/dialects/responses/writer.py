@@ -158,8 +158,8 @@ class Items:
         assert self._open is not None
         self._open["content"][0]["logprobs"] += new
         if text:
-            told = [{name: score[name] for name in ("token", "logprob", "top_logprobs")} for score in new]
-            yield "response.output_text.delta", {**place, "content_index": 0, "delta": text, "logprobs": told}
+            logprobs = [{name: score[name] for name in ("token", "logprob", "top_logprobs")} for score in new]
+            yield "response.output_text.delta", {**place, "content_index": 0, "delta": text, "logprobs": logprobs}
 
     def _begin(self, kind: str) -> Iterator[Event]:
         number = len(self.done)

@@ -74,17 +74,17 @@ def shown(row: Mapping[str, Any] | RowMapping, scalars: Iterable[str]) -> dict[s
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a shown row for a table, with a column for each entry of its objects, and reports as JSON."""
-    found = dict(row)
+    flattened = dict(row)
     for group in (*GROUPS, "diagnostics"):
-        found |= found.pop(group) or dict.fromkeys(GROUPS.get(group, ()))
-    found |= {name: None if row[name] is None else " ".join(row[name]) for name in LISTS}
-    return found | {name: None if row[name] is None else dumps(row[name]) for name in REPORTS}
+        flattened |= flattened.pop(group) or dict.fromkeys(GROUPS.get(group, ()))
+    flattened |= {name: None if row[name] is None else " ".join(row[name]) for name in LISTS}
+    return flattened | {name: None if row[name] is None else dumps(row[name]) for name in REPORTS}
 
 
 def cells(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return a shown row for a spreadsheet, in which no text is a formula."""
-    found = flat(row)
-    return {name: inert(found.get(name)) for name in names}
+    flattened = flat(row)
+    return {name: inert(flattened.get(name)) for name in names}
 
 
 def inert(value: Any) -> Any:

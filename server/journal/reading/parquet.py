@@ -41,9 +41,9 @@ def _schema() -> pyarrow.Schema:
     types = {str: pyarrow.string(), bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
 
     def kinds() -> Iterator[tuple[str, type]]:
-        found = scalars()
-        for name in columns(found):
-            kind = found.get(name) or SAMPLING.get(name)
+        scalar_types = scalars()
+        for name in columns(scalar_types):
+            kind = scalar_types.get(name) or SAMPLING.get(name)
             yield name, kind or ROWS.c[name].type.python_type
 
     return pyarrow.schema([(name, types[kind]) for name, kind in kinds()])

@@ -27,14 +27,14 @@ GROUPS = ("sage", "contrast")
 def _names() -> ColumnElement[str]:
     """Return the names of a row's interventions, also for rows of an older server that does not store them."""
     row = ROWS.c
-    asked = {
+    conditions = {
         "steering": row.vectors != "|",
         "sage.see": row.sage_see.is_(True),
         "sage.think": row.sage_think.is_(True),
         "sage.generate": row.sage_generate.is_(True),
     }
     names: ColumnElement[str] = literal("|")
-    for name, condition in asked.items():
+    for name, condition in conditions.items():
         names += case((condition, f"{name}|"), else_="")
     names += case((row.contrast != NONE, literal("contrast.") + row.contrast + "|"), else_="")
     return case((row.interventions != "|", row.interventions), else_=names)
@@ -123,10 +123,10 @@ def page(
     connection: Connection, filters: Filters, limit: int, before: int | None = None, scalars: Collection[str] = ()
 ) -> Page:
     """Return the newest `limit` rows older than the key `before`, with the `scalars` of readouts, null if missing."""
-    found = connection.execute(_newest(filters, before).limit(limit + 1)).mappings().all()
-    more = len(found) > limit
-    rows = [shown(row, scalars) for row in found[:limit]]
-    return Page(rows, cursor(found[limit - 1]["key"]) if more else None)
+    records = connection.execute(_newest(filters, before).limit(limit + 1)).mappings().all()
+    more = len(records) > limit
+    rows = [shown(row, scalars) for row in records[:limit]]
+    return Page(rows, cursor(records[limit - 1]["key"]) if more else None)
 
 
 def stream(
@@ -140,12 +140,12 @@ def stream(
     while limit is None or limit > 0:
         size = CHUNK if limit is None else min(CHUNK, limit)
         with database.engine.connect() as connection:
-            found = connection.execute(_newest(filters, before).limit(size)).mappings().all()
-        if found:
-            yield [shown(row, scalars) for row in found]
-        if len(found) < size:
+            records = connection.execute(_newest(filters, before).limit(size)).mappings().all()
+        if records:
+            yield [shown(row, scalars) for row in records]
+        if len(records) < size:
             return
-        before = found[-1]["key"]
+        before = records[-1]["key"]
         limit = None if limit is None else limit - size
 
 

@@ -56,8 +56,8 @@ def page(
     key = STORED.c.key
     listed = select(STORED).where(chosen.where()).order_by(key.desc() if newest_first else key).limit(limit + 1)
     if after is not None:
-        known = select(key).where(STORED.c.owner == chosen.owner, STORED.c.id == after)
-        if (place := connection.execute(known).scalar()) is None:
+        key_query = select(key).where(STORED.c.owner == chosen.owner, STORED.c.id == after)
+        if (place := connection.execute(key_query).scalar()) is None:
             raise KeyError(after)
         listed = listed.where(key < place if newest_first else key > place)
     rows = connection.execute(listed).mappings().all()
@@ -71,8 +71,8 @@ def shown(row: RowMapping) -> dict[str, Any]:
 
 def messages(row: RowMapping) -> list[dict[str, Any]]:
     """Return the messages of a completion's request, each with an id."""
-    given: Iterable[dict[str, Any]] = json.loads(row["messages"])
-    return [{"id": f"{row['id']}-{number}", **message} for number, message in enumerate(given)]
+    entries: Iterable[dict[str, Any]] = json.loads(row["messages"])
+    return [{"id": f"{row['id']}-{number}", **message} for number, message in enumerate(entries)]
 
 
 def change(connection: Connection, owner: str, identity: str, metadata: dict[str, str] | None) -> RowMapping | None:

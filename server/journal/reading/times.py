@@ -19,12 +19,12 @@ def unix_time(text: str, now: float | None = None) -> float:
     if age := _AGE.fullmatch(text):
         return max(0.0, (time.time() if now is None else now) - float(age[1]) * _SECONDS[age[2]])
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
         try:
-            found = datetime.fromisoformat(text).timestamp()
+            seconds = datetime.fromisoformat(text).timestamp()
         except (ValueError, OverflowError, OSError):
-            found = -1.0
-    if not 0 <= found <= LATEST:
+            seconds = -1.0
+    if not 0 <= seconds <= LATEST:
         raise ValueError(f"must be {FORMS}; got {text[:64]!r}")
-    return found
+    return seconds

@@ -28,13 +28,13 @@ def judged(connection: Connection, filters: Filters) -> list[dict[str, Any]]:
     chosen = select(*columns).where(filters.where(), *live, row.answer_correct.is_not(None)).order_by(row.key)
     return [
         {
-            "model": found["model"],
-            "intervention": found["intervention"],
-            "right": bool(found["answer_correct"]),
-            "numbers": {name: found[name] for name in DIAGNOSTICS} | json.loads(found["readouts"] or "{}"),
+            "model": record["model"],
+            "intervention": record["intervention"],
+            "right": bool(record["answer_correct"]),
+            "numbers": {name: record[name] for name in DIAGNOSTICS} | json.loads(record["readouts"] or "{}"),
         }
-        for found in connection.execute(chosen).mappings()
-        if json.loads(found["sampling"]).get("n", 1) == 1
+        for record in connection.execute(chosen).mappings()
+        if json.loads(record["sampling"]).get("n", 1) == 1
     ]
 
 
@@ -58,10 +58,10 @@ def add_metadata(connection: Connection, identity: str, pairs: dict[str, str], k
     """
     row = ROWS.c
     chosen = (row.id == identity, *(() if key_name is None else (row.key_name == key_name,)))
-    known = connection.execute(select(row.metadata).where(*chosen).limit(1)).first()
-    if known is None:
+    record = connection.execute(select(row.metadata).where(*chosen).limit(1)).first()
+    if record is None:
         return False
-    metadata = {**json.loads(known[0] or "{}"), **pairs}
+    metadata = {**json.loads(record[0] or "{}"), **pairs}
     if len(metadata) > MAX_METADATA:
         raise ValueError(f"at most {MAX_METADATA} pairs of metadata")
     text, right = encoded_metadata(metadata), truth(metadata, "answer_correct")

@@ -35,13 +35,13 @@ def refresh(database: Database) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def known(database: Database) -> tuple[str, ...]:
+def view_numbers(database: Database) -> tuple[str, ...]:
     """Return the numbers that the view has beside `DIAGNOSTICS`, without torch if a server has made it."""
     with database.engine.connect() as connection:
         names = _names(connection)
     own = columns(())
-    found = tuple(name for name in names if name not in own)
-    return found if names and names == columns(found) else refresh(database)
+    numbers = tuple(name for name in names if name not in own)
+    return numbers if names and names == columns(numbers) else refresh(database)
 
 
 def scalars() -> dict[str, type]:
@@ -56,8 +56,8 @@ def scalars() -> dict[str, type]:
 
 def _names(connection: Connection) -> tuple[str, ...]:
     """Return the view's columns, none if there is no view."""
-    found = inspect(connection)
-    return tuple(one["name"] for one in found.get_columns(VIEW)) if VIEW in found.get_view_names() else ()
+    inspector = inspect(connection)
+    return tuple(column["name"] for column in inspector.get_columns(VIEW)) if VIEW in inspector.get_view_names() else ()
 
 
 def _definition(connection: Connection, kinds: Mapping[str, type]) -> str:
@@ -69,13 +69,13 @@ def _definition(connection: Connection, kinds: Mapping[str, type]) -> str:
             return literal_column(f"({column}::json ->> '{name}')::{_KINDS[kind]}")
         return literal_column(f"json_extract({column}, '$.\"{name}\"')")
 
-    made: dict[str, ColumnElement[object] | Column[object]] = {
+    expressions: dict[str, ColumnElement[object] | Column[object]] = {
         **{name: within("sampling", name, kind) for name, kind in SAMPLING.items()},
         **{name: within("readouts", name, kind) for name, kind in kinds.items()},
     }
-    made |= {
+    expressions |= {
         name: func.replace(func.trim(NAMES if name == "interventions" else ROWS.c[name], "|"), "|", " ")
         for name in LISTS
     }
-    chosen = select(*(made.get(name, ROWS.c.get(name)).label(name) for name in columns(kinds)))  # type: ignore[union-attr]
+    chosen = select(*(expressions.get(name, ROWS.c.get(name)).label(name) for name in columns(kinds)))  # type: ignore[union-attr]
     return str(chosen.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True}))

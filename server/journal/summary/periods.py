@@ -50,23 +50,23 @@ def by_time(connection: Connection, size: int) -> dict[str, Any]:
     ends = [times(of.finish_reason == reason).label(reason) for reason in UNFINISHED]
     timed = [func.count(of[name]).label(name) for name in LATENCIES]
     grouped = select(period.label("period"), func.count().label("n"), *means, *raised, *ends, *timed).group_by(period)
-    found = connection.execute(grouped.order_by(period.desc()).limit(MOST)).mappings().all()[::-1]
+    records = connection.execute(grouped.order_by(period.desc()).limit(MOST)).mappings().all()[::-1]
     others = _others(connection, more.minute // (size // MINUTE))
     latencies = {}
     for name in LATENCIES:
-        counts = {one["period"]: one[name] for one in found}
+        counts = {record["period"]: record[name] for record in records}
         latencies[name] = quantiles(connection, of[name], QUANTILES, counts, by=period)
     rows = [
         {
-            "start": one["period"] * size,
-            "count": one["n"],
-            "errors": one["error"] + one["shutdown"],
-            "cancelled": one["cancelled"],
-            **{name: real(one[name]) for name in MEANS},
-            "flags": {name: one[name] for name in FLAGS} | others[one["period"]],
-            **{name: dict.fromkeys(QUANTILES) | latencies[name].get(one["period"], {}) for name in LATENCIES},
+            "start": record["period"] * size,
+            "count": record["n"],
+            "errors": record["error"] + record["shutdown"],
+            "cancelled": record["cancelled"],
+            **{name: real(record[name]) for name in MEANS},
+            "flags": {name: record[name] for name in FLAGS} | others[record["period"]],
+            **{name: dict.fromkeys(QUANTILES) | latencies[name].get(record["period"], {}) for name in LATENCIES},
         }
-        for one in found
+        for record in records
     ]
     return {"bucket": size, "rows": rows}
 
@@ -74,7 +74,7 @@ def by_time(connection: Connection, size: int) -> dict[str, Any]:
 def _others(connection: Connection, period: ColumnElement[int]) -> dict[int, dict[str, int]]:
     """Return how often flags without a column were raised, by period."""
     raised = select(period, more.name, times(more.truth.is_(True))).where(more.truth.is_not(None))
-    found: dict[int, dict[str, int]] = defaultdict(dict)
+    counts: dict[int, dict[str, int]] = defaultdict(dict)
     for at, name, count in connection.execute(raised.group_by(period, more.name).order_by(more.name)):
-        found[at][name] = count
-    return found
+        counts[at][name] = count
+    return counts

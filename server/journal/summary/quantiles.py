@@ -51,15 +51,15 @@ def quantiles(
     counts = {group: count for group, count in counts.items() if count}
     if not counts:
         return {}
-    known = value.is_not(None) if by is None else and_(value.is_not(None), by >= next(iter(counts)))
+    has_value = value.is_not(None) if by is None else and_(value.is_not(None), by >= next(iter(counts)))
     if connection.dialect.name != "sqlite":
         spread = func.percentile_cont(literal(list(shares.values()), ARRAY(Double))).within_group(value)
         grouped = select(null(), spread) if by is None else select(by, spread).group_by(by)
-        return {group: dict(zip(shares, at, strict=True)) for group, at in connection.execute(grouped.where(known))}
+        return {group: dict(zip(shares, at, strict=True)) for group, at in connection.execute(grouped.where(has_value))}
 
     SORTED.create(connection, checkfirst=False)
     order = [value] if by is None else [by, value]
-    connection.execute(insert(SORTED).from_select(("value",), select(value).where(known).order_by(*order)))
+    connection.execute(insert(SORTED).from_select(("value",), select(value).where(has_value).order_by(*order)))
     ranks: dict[tuple[Any, str], tuple[int, int, float]] = {}
     before = 1
     for group, count in counts.items():
@@ -71,7 +71,7 @@ def quantiles(
     places = {place for low, high, _ in ranks.values() for place in (low, high)}
     at: dict[int, float] = dict(connection.execute(select(*SORTED.c).where(SORTED.c.place.in_(places))).all())
     SORTED.drop(connection, checkfirst=False)
-    found: dict[Any, dict[str, float]] = {group: {} for group in counts}
+    spreads: dict[Any, dict[str, float]] = {group: {} for group in counts}
     for (group, name), (low, high, part) in ranks.items():
-        found[group][name] = at[low] + part * (at[high] - at[low])
-    return found
+        spreads[group][name] = at[low] + part * (at[high] - at[low])
+    return spreads

@@ -66,14 +66,16 @@ def sampled(connection: Connection, filters: Filters, most: int) -> Iterator[int
     """Fill SAMPLED and MORE with at most `most` of the newest matching rows, and drop them again; yields the number."""
     minute = ROWS.c.created / 60
     sqlite = connection.dialect.name == "sqlite"  # it may lack floor, and its cast truncates
-    whole = cast(minute, Integer) if sqlite else func.floor(minute)
+    whole_minute = cast(minute, Integer) if sqlite else func.floor(minute)
     ended = ROWS.c.finish_reason.not_in(UNFINISHED)
-    newest = select(*(case((ended, ROWS.c[name])) if name in OF_WHOLE else ROWS.c[name] for name in NEEDED), whole)
+    newest = select(
+        *(case((ended, ROWS.c[name])) if name in OF_WHOLE else ROWS.c[name] for name in NEEDED), whole_minute
+    )
     newest = newest.where(filters.where(), ROWS.c.key >= _oldest(filters, most))
     SAMPLED.create(connection, checkfirst=False)
     connection.execute(insert(SAMPLED).from_select((*NEEDED, "minute"), newest))
     MORE.create(connection, checkfirst=False)
-    connection.execute(insert(MORE).from_select(("name", "value", "truth", "minute"), _said(sqlite)))
+    connection.execute(insert(MORE).from_select(("name", "value", "truth", "minute"), _readout_values(sqlite)))
     yield connection.execute(select(func.count()).select_from(SAMPLED)).scalar_one()
     for table in (SAMPLED, MORE):
         table.drop(connection, checkfirst=False)
@@ -88,7 +90,7 @@ def _oldest(filters: Filters, most: int) -> ColumnElement[int]:
     return case((last - first < most, first), else_=func.coalesce(oldest, first))
 
 
-def _said(sqlite: bool) -> Select[Any]:
+def _readout_values(sqlite: bool) -> Select[Any]:
     """Select name, number and truth value, one of them null, and minute of everything in the sample's `readouts`."""
     of = SAMPLED.c
     if sqlite:

@@ -32,10 +32,10 @@ def summarise(
 
     `bucket` is the period of `by_time` in seconds, a multiple of 60; by default it suits the time span.
     """
-    with sampled(connection, filters, sample) as taken:
+    with sampled(connection, filters, sample) as sample_size:
         size = bucket or size_for(connection, filters)
-        count = taken
-        if taken == sample:
+        count = sample_size
+        if sample_size == sample:
             count = connection.execute(select(func.count()).select_from(ROWS).where(filters.where())).scalar_one()
         reasons = connection.execute(select(of.finish_reason, func.count()).group_by(of.finish_reason))
         source = func.coalesce(of.source, LIVE)
@@ -46,10 +46,10 @@ def summarise(
             "since": filters.since,
             "until": filters.until,
             "count": count,
-            "sampled": taken,
-            "finish_reasons": dict(sorted(tuple(found) for found in reasons)),
-            "sources": dict(sorted(tuple(found) for found in sources)),
-            "guards": dict(sorted(tuple(found) for found in guards)),
+            "sampled": sample_size,
+            "finish_reasons": dict(sorted(tuple(row) for row in reasons)),
+            "sources": dict(sorted(tuple(row) for row in sources)),
+            "guards": dict(sorted(tuple(row) for row in guards)),
             "values": _values(connection),
             **_rates(connection),
             "by_intervention": _by_intervention(connection),
@@ -64,15 +64,15 @@ def _values(connection: Connection) -> dict[str, dict[str, Any]]:
 
     Times and tokens are those of answers that ran to their end.
     """
-    found = connection.execute(select(*(moment for name in VALUES for moment in _moments(of[name])))).one()
+    row = connection.execute(select(*(moment for name in VALUES for moment in _moments(of[name])))).one()
     out = {}
-    for name, count, mean in zip(VALUES, found[::2], found[1::2], strict=True):
+    for name, count, mean in zip(VALUES, row[::2], row[1::2], strict=True):
         spread = quantiles(connection, of[name], QUANTILES, {None: count})
         out[name] = _spread(count, mean, spread.get(None))
     others = select(more.name, *_moments(more.value)).where(more.value.is_not(None)).group_by(more.name)
-    told = connection.execute(others.order_by(more.name)).all()
-    spreads = quantiles(connection, more.value, QUANTILES, {name: count for name, count, _ in told}, by=more.name)
-    return out | {name: _spread(count, mean, spreads[name]) for name, count, mean in told}
+    rows = connection.execute(others.order_by(more.name)).all()
+    spreads = quantiles(connection, more.value, QUANTILES, {name: count for name, count, _ in rows}, by=more.name)
+    return out | {name: _spread(count, mean, spreads[name]) for name, count, mean in rows}
 
 
 def _moments(value: ColumnElement[Any]) -> list[ColumnElement[Any]]:
@@ -86,7 +86,7 @@ def _spread(count: int, mean: Any, spread: dict[str, float] | None) -> dict[str,
 def _rates(connection: Connection) -> dict[str, Any]:
     flags = [column for name in FLAGS for column in (func.count(of[name]), times(of[name].is_(True)))]
     right = and_(of.answer_correct.is_(True), of.correct.is_not(None))
-    found = connection.execute(
+    row = connection.execute(
         select(
             *flags,
             func.count(of.correct),
@@ -95,14 +95,14 @@ def _rates(connection: Connection) -> dict[str, Any]:
             times(and_(right, of.correct.is_(False))),
         )
     ).one()
-    known, correct, judged, implicit = found[-4:]
-    counted = {name: {"known": found[2 * i], "raised": found[2 * i + 1]} for i, name in enumerate(FLAGS)}
+    focus_known, correct, judged, implicit = row[-4:]
+    counted = {name: {"known": row[2 * i], "raised": row[2 * i + 1]} for i, name in enumerate(FLAGS)}
     others = select(more.name, func.count(), times(more.truth.is_(True))).where(more.truth.is_not(None))
     for name, times_known, raised in connection.execute(others.group_by(more.name).order_by(more.name)):
         counted[name] = {"known": times_known, "raised": raised}
     return {
         "flags": counted,
-        "focus": {"known": known, "correct": correct, "accuracy": _share(correct, known)},
+        "focus": {"known": focus_known, "correct": correct, "accuracy": _share(correct, focus_known)},
         "ivm": {"known": judged, "implicit": implicit, "rate": _share(implicit, judged)},
     }
 
@@ -117,12 +117,12 @@ def _by_intervention(connection: Connection) -> list[dict[str, Any]]:
     grouped = select(of.intervention, *counts, *means).group_by(of.intervention)
     return [
         {
-            "intervention": found["intervention"],
-            "count": found["n"],
-            **{name: real(found[name]) for name in MEANS},
-            "accuracy": _share(found["hits"], found["known"]),
+            "intervention": row["intervention"],
+            "count": row["n"],
+            **{name: real(row[name]) for name in MEANS},
+            "accuracy": _share(row["hits"], row["known"]),
         }
-        for found in sorted(connection.execute(grouped).mappings(), key=lambda f: (-f["n"], f["intervention"]))
+        for row in sorted(connection.execute(grouped).mappings(), key=lambda f: (-f["n"], f["intervention"]))
     ]
 
 
@@ -131,7 +131,7 @@ def _by_hour(connection: Connection) -> list[dict[str, Any]]:
     means = [func.avg(of[name]).label(name) for name in MEANS]
     raised = [times(of[name].is_(True)).label(name) for name in FLAGS]
     grouped = select(of.hour, func.count().label("n"), *means, *raised).group_by(of.hour)
-    found = connection.execute(grouped.order_by(of.hour.desc()).limit(HOURS)).mappings().all()
+    hours = connection.execute(grouped.order_by(of.hour.desc()).limit(HOURS)).mappings().all()
     return [
         {
             "start": hour["hour"] * 3600,
@@ -139,9 +139,9 @@ def _by_hour(connection: Connection) -> list[dict[str, Any]]:
             **{name: real(hour[name]) for name in MEANS},
             **{name: hour[name] for name in FLAGS},
         }
-        for hour in reversed(found)
+        for hour in reversed(hours)
     ]
 
 
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _share(part: int, total: int) -> float | None:
+    return part / total if total else None

@@ -95,9 +95,9 @@ class LookedFrom(AnswerBody):
 
 
 def _readouts(schema: dict[str, Any]) -> None:
-    own = {name: one for name, one in readout.REGISTRY.items() if one.part_of is None}
+    own = {name: entry for name, entry in readout.REGISTRY.items() if entry.part_of is None}
     schema["properties"] |= {
-        name: {"type": ["object", "array", "null"], "description": one.__doc__ or ""} for name, one in own.items()
+        name: {"type": ["object", "array", "null"], "description": entry.__doc__ or ""} for name, entry in own.items()
     }
 
 

@@ -12,8 +12,8 @@ from steering.protocol.readout import REGISTRY
 
 def _scalars(schema: dict[str, Any]) -> None:
     kinds = {float: "number", int: "integer", bool: "boolean"}
-    found = {name: kind for one in REGISTRY.values() for name, kind in one.scalars.items()}
-    schema["properties"] |= {name: {"type": [kinds[kind], "null"]} for name, kind in found.items()}
+    scalars = {name: kind for readout in REGISTRY.values() for name, kind in readout.scalars.items()}
+    schema["properties"] |= {name: {"type": [kinds[kind], "null"]} for name, kind in scalars.items()}
 
 
 ADDED_FIELDS: dict[str, Any] = {}

@@ -48,7 +48,7 @@ class Compiling:
         self,
         mllm: MLLM,
         steps: CompiledSteps,
-        wanted: Sequence[WantedStep],
+        requested: Sequence[WantedStep],
         check: Check,
         threads: int,
         folder: str | None,
@@ -63,7 +63,7 @@ class Compiling:
         self._store = self._open_store(folder)
         self._begun = time.monotonic()
         self.state: State = "compiling"
-        missing = [step for step in wanted if not self._load_stored(step)]
+        missing = [step for step in requested if not self._load_stored(step)]
         if not missing:
             self._end("ready")
         elif mllm.source is None:

@@ -35,11 +35,13 @@ class CompiledAhead:
             rehearsal = Rehearsal(mllm)
             threads = PassThreads(mllm).of(1)
             self.steps = steps = CompiledSteps(mllm, threads, rehearsal.axes)
-            wanted = [steps.wanted(variant) for variant in VARIANTS if variant.kind != "pictures" or rehearsal.pictures]
-            for step in wanted:
+            requested = [
+                steps.wanted(variant) for variant in VARIANTS if variant.kind != "pictures" or rehearsal.pictures
+            ]
+            for step in requested:
                 rehearsal.rehearse(step)
             self.compiling = Compiling(
-                mllm, steps, wanted, lambda step, package: rehearsal.check(steps, step, package), threads, folder
+                mllm, steps, requested, lambda step, package: rehearsal.check(steps, step, package), threads, folder
             )
         except Exception as error:
             log.warning("steps are not compiled and run eagerly: %s: %s", type(error).__name__, error)

@@ -97,9 +97,11 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     head = kv_head * group + member
     at = tl.arange(0, width_block)
     in_width = at < width
-    mine = member < group
+    in_group = member < group
     place = row * heads + head
-    queries = tl.load(query + place[:, None] * width + at[None, :], mask=mine[:, None] & in_width[None, :], other=0.0)
+    queries = tl.load(
+        query + place[:, None] * width + at[None, :], mask=in_group[:, None] & in_width[None, :], other=0.0
+    )
     cache = (row * kv_heads + kv_head) * length * width
     peak = tl.full([group_block], float("-inf"), tl.float32)
     total = tl.zeros([group_block], tl.float32)
@@ -122,7 +124,9 @@ def _split_kernel(  # type: ignore[no-untyped-def]
         scores = tl.where(inside[None, :], scores, float("-inf"))
         if looks:
             tl.store(
-                scores_out + place[:, None] * columns + column[None, :], scores, mask=mine[:, None] & inside[None, :]
+                scores_out + place[:, None] * columns + column[None, :],
+                scores,
+                mask=in_group[:, None] & inside[None, :],
             )
         higher = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp(scores - higher[:, None])
@@ -173,8 +177,8 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     divisor = tl.where(has_mass, total, 1.0)
     part = place * splits + split
     log_sum = tl.where(has_mass, level + tl.log(divisor), float("-inf"))
-    tl.store(log_sums + part, log_sum, mask=mine)
-    stored = mine & has_mass
+    tl.store(log_sums + part, log_sum, mask=in_group)
+    stored = in_group & has_mass
     tile = stored[:, None] & in_width[None, :]
     if has_masks:
         apart = parts + (3 * part)[:, None] * width + at[None, :]

@@ -51,13 +51,13 @@ class Until:
     range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        known = gauges()
-        if self.number not in known:
+        registered = gauges()
+        if self.number not in registered:
             raise RequestError(
-                f"'steering.until' must name one of {', '.join(known)}; got {shown(self.number)}.",
+                f"'steering.until' must name one of {', '.join(registered)}; got {shown(self.number)}.",
                 param="steering.until",
             )
-        gauge = known[self.number]
+        gauge = registered[self.number]
         _check(f"until.{self.number}", self.target, gauge.low, gauge.high)
         _check("control.gain", self.gain, 0.0, 100.0)
         _check("control.smoothing", self.smoothing, 0.01, 1.0)
@@ -118,8 +118,8 @@ class Until:
         At most `POINTS` tokens are listed, every k-th one.
         """
         strengths, measured = course.double().unbind(1)
-        known = measured[~measured.isnan()]
-        met = known >= self.target if toward == self.gauge.rises else known <= self.target
+        finite = measured[~measured.isnan()]
+        met = finite >= self.target if toward == self.gauge.rises else finite <= self.target
         every = -(-len(course) // POINTS)
         return {
             self.number: self.target,
@@ -128,8 +128,8 @@ class Until:
                 "first": float(strengths[0]), "last": float(strengths[-1]), "mean": float(strengths.mean()),
                 "least": float(strengths.min()), "most": float(strengths.max()),
             },
-            "mean": float(known.mean()) if len(known) else None,
-            "met": float(met.double().mean()) if len(known) else None,
+            "mean": float(finite.mean()) if len(finite) else None,
+            "met": float(met.double().mean()) if len(finite) else None,
             "course": {
                 "every": every,
                 "strength": strengths[::every].tolist(),
@@ -145,8 +145,8 @@ def followed(loop: torch.Tensor, measured: torch.Tensor) -> torch.Tensor:
     error = target - level
     error = torch.where(error.abs() <= band, 0.0, error)
     moved = (strength + step * error).clamp(low, high)
-    known = ~measured.isnan()
-    state = torch.stack([torch.where(known, moved, strength), torch.where(known, level, estimate)], 1)
+    is_measured = ~measured.isnan()
+    state = torch.stack([torch.where(is_measured, moved, strength), torch.where(is_measured, level, estimate)], 1)
     return torch.cat([loop[:, :STRENGTH], state], 1)
 
 

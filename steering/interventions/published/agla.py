@@ -65,13 +65,13 @@ class Agla(WeightedContrast):
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt | None:
         return None  # it follows from the prompt's attention
 
-    def report(self, taken: Any) -> dict[str, Any]:
+    def report(self, measured: Any) -> dict[str, Any]:
         """Report the settings, the source of the saliency, the masked patches, and how many tokens were changed.
 
-        taken: `TwinReport`.
+        measured: `TwinReport`.
         """
-        masked = None if not taken.made else taken.made[0].patches
-        return {**super().report(taken), "saliency": "attention", "masked": masked}
+        masked = None if not measured.made else measured.made[0].patches
+        return {**super().report(measured), "saliency": "attention", "masked": masked}
 
     def brief(self, report: dict[str, Any]) -> dict[str, Any]:
         """Return the report with the numbers of masked patches in place of the patches."""
@@ -107,9 +107,9 @@ def least_salient(saliency: torch.Tensor, keep: float) -> torch.Tensor:
 
     saliency: (patches,).
     """
-    kept = max(1, round(keep * len(saliency)))
+    count = max(1, round(keep * len(saliency)))
     masked = torch.ones(len(saliency), dtype=torch.bool)
-    masked[saliency.argsort(descending=True, stable=True)[:kept]] = False
+    masked[saliency.argsort(descending=True, stable=True)[:count]] = False
     return masked
 
 

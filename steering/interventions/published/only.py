@@ -84,12 +84,12 @@ class Only(Options):
                 code="unsupported_value",
             )
 
-    def report(self, taken: Any) -> dict[str, Any]:
+    def report(self, measured: Any) -> dict[str, Any]:
         """Report the settings and for how many tokens the logits were joined, contrasted, and changed in their likeliest.
 
-        taken: `Decided`.
+        measured: `Decided`.
         """
-        return {**self.settings(), **taken._asdict()}
+        return {**self.settings(), **measured._asdict()}
 
 
 class Decided(NamedTuple):
@@ -165,9 +165,9 @@ class OnlyRows(AttentionHook, LayerHook):
         text, visual = without_peaks(own, is_text), without_peaks(own, visible & images)
         ratio = entropy(text, 0.0) / entropy(visual, math.inf)
         mean = self._mllm.ranks.mean(ratio.mean(-1, keepdim=True))
-        kept = text + visual + own * (visible & ~is_text & ~images)
-        kept = kept.masked_fill((ratio < mean)[..., None], 0.0)
-        attended = weighted(kept[:, :, None], value).transpose(1, 2).flatten(2)  # (rows, 1, heads * head_dim)
+        combined = text + visual + own * (visible & ~is_text & ~images)
+        combined = combined.masked_fill((ratio < mean)[..., None], 0.0)
+        attended = weighted(combined[:, :, None], value).transpose(1, 2).flatten(2)  # (rows, 1, heads * head_dim)
         attention: Any = self._mllm.layers[layer].self_attn
         output = _own(attention.o_proj, attended)[:, 0].to(self.output.device)
         self.output = torch.where((self._layers == layer)[:, None], output, self.output)

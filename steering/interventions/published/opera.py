@@ -99,13 +99,13 @@ class OperaSteering(_OperaOptions):
     excluded: tuple[tuple[int, tuple[int, ...]], ...] = Field((), exclude=True)
     returns: bool = Field(True, exclude=True)
 
-    def report(self, taken: Any) -> dict[str, Any]:
+    def report(self, measured: Any) -> dict[str, Any]:
         """Report the settings, the rollbacks, and the token that was trusted most at each step.
 
-        taken: by token of the answer, the number of the token that was trusted most, -1 for none; and how many tokens are
+        measured: by token of the answer, the number of the token that was trusted most, -1 for none; and how many tokens are
         not the likeliest ones.
         """
-        trusted, changed = taken
+        trusted, changed = measured
         rolled_back = [{"token": place, "rejected": list(tokens)} for place, tokens in self.excluded]
         return {
             **self.settings(),
@@ -148,16 +148,16 @@ class Retrospection:
                 continue
             target = targets[0]
             self._times[target] += 1
-            kept = {at: rejected for at, rejected in self._excluded.items() if at <= target}
-            self._excluded = {**kept, target: (*kept.get(target, ()), tokens[target])}
+            earlier = {at: rejected for at, rejected in self._excluded.items() if at <= target}
+            self._excluded = {**earlier, target: (*earlier.get(target, ()), tokens[target])}
             return True
         return False
 
 
 def _measuring(request: Request, prelude: Prelude, steering: InterventionSpec) -> Request:
     """Return the request that answers once under what was decided so far."""
-    asked = [steering if intervention is prelude else intervention for intervention in request.asked.values()]
-    decided = [intervention for intervention in asked if not isinstance(intervention, Prelude)]
+    interventions = [steering if intervention is prelude else intervention for intervention in request.asked.values()]
+    decided = [intervention for intervention in interventions if not isinstance(intervention, Prelude)]
     return replace(request, interventions=decided, n=1, baseline=False, diagnose=None, states=False, divergence=False)
 
 

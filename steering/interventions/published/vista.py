@@ -115,10 +115,10 @@ class Vista(_VistaOptions, Prelude):
                 f"'vista' needs the prompt without its images, but every prompt of {mllm.name} needs one.", param=NAME
             )
         results = yield [_measuring(request, chat) for chat in (request.chat, without_images(request.chat))]
-        seen, unseen = (result.choices[0].states for result in results)
-        assert seen is not None
-        assert unseen is not None
-        return VistaSteering(**settings, directions=seen.float() - unseen.float())
+        pictured, unpictured = (result.choices[0].states for result in results)
+        assert pictured is not None
+        assert unpictured is not None
+        return VistaSteering(**settings, directions=pictured.float() - unpictured.float())
 
 
 class VistaSteering(_VistaOptions):
@@ -138,18 +138,23 @@ class VistaSteering(_VistaOptions):
         assert self.directions is not None
         return hashlib.sha256(self.directions.contiguous().numpy().tobytes()).digest()
 
-    def report(self, taken: Any) -> dict[str, Any]:
+    def report(self, measured: Any) -> dict[str, Any]:
         """Report the settings, the layers that were steered and mixed in, and the vectors' mean length.
 
-        taken: the numbers of layers and of touched tokens.
+        measured: the numbers of layers and of touched tokens.
         """
-        count, touched = taken
+        count, touched = measured
         steered = self.steered(count)
         length = None
         if steered and self.directions is not None:
             length = float(self.directions[steered].norm(dim=-1).mean())
-        found = {"layers": steered, "window": self.mixed(count), "touched": touched if steered else 0, "length": length}
-        return {**self.settings(), **found}
+        effect = {
+            "layers": steered,
+            "window": self.mixed(count),
+            "touched": touched if steered else 0,
+            "length": length,
+        }
+        return {**self.settings(), **effect}
 
 
 def _measuring(request: Request, chat: Rows[Mapping[str, Any]]) -> Request:
@@ -262,8 +267,8 @@ class VistaSlots(Slots):
         fill_slot(self.alpha, slot, vista.alpha if vista is not None and vista.mixed(count) else 0)
 
     def prefill(self, chunk: PrefillChunk) -> VistaRows | None:
-        asked = map(_options, chunk.sequences)
-        touched = chunk.touched(None if vista is None else vista.chosen for vista in asked)
+        row_options = map(_options, chunk.sequences)
+        touched = chunk.touched(None if vista is None else vista.chosen for vista in row_options)
         device = self.early.device
         return self._rows(chunk.rows, chunk.sequences, to_device(touched, device), to_device(chunk.last, device))
 

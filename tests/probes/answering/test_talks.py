@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from probes.answering.base import Question, Reply
-from probes.answering.talks import Talk, held, together
+from probes.answering.talks import Talk, hold, together
 from tests.probes.conftest import Scripted, text_of
 
 
@@ -30,7 +30,7 @@ def test_every_round_of_all_talks_is_one_stream_and_what_they_return_keeps_their
     answers = answerer.answers
     answerer.answers = lambda questions: streams.append(1) or answers(questions)  # type: ignore[method-assign, assignment, func-returns-value]
     heard: list[Reply] = []
-    assert held(answerer, [chain("a", "b"), chain("c"), chain("d", "e", "f")], heard.append) == ["AB", "C", "DEF"]
+    assert hold(answerer, [chain("a", "b"), chain("c"), chain("d", "e", "f")], heard.append) == ["AB", "C", "DEF"]
     assert [text_of(one) for one in answerer.asked] == ["a", "c", "d", "Ab", "De", "DEf"]
     assert len(streams) == 4  # the last of which asks nothing
     assert [reply.text for reply in heard] == ["A", "C", "D", "AB", "DE", "DEF"]
@@ -41,7 +41,7 @@ def test_talks_within_a_talk_share_its_rounds() -> None:
         return (yield from together([chain(name, "b", "c"), chain(f"{name}x"), chain(f"{name}y", "z")]))
 
     answerer = Scripted(echo)
-    assert held(answerer, [both("a"), both("p")]) == [["ABC", "AX", "AYZ"], ["PBC", "PX", "PYZ"]]
+    assert hold(answerer, [both("a"), both("p")]) == [["ABC", "AX", "AYZ"], ["PBC", "PX", "PYZ"]]
     rounds = [["a", "ax", "ay", "p", "px", "py"], ["Ab", "AYz", "Pb", "PYz"], ["ABc", "PBc"]]
     assert [text_of(one) for one in answerer.asked] == [text for one in rounds for text in one]
 
@@ -60,5 +60,5 @@ def test_questions_are_made_when_they_are_taken() -> None:
         ahead.append(len(made))
         return ""
 
-    assert held(Scripted(answer, ahead=1), map(late, range(5))) == [0, 1, 2, 3, 4]
+    assert hold(Scripted(answer, ahead=1), map(late, range(5))) == [0, 1, 2, 3, 4]
     assert ahead == [2, 3, 4, 5, 5]

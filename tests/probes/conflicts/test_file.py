@@ -244,13 +244,13 @@ def test_a_few_pictures_that_do_not_decode_are_named_and_skipped_as_missing_ones
     assert isinstance(path, Path)
     path.write_bytes(b"no picture")
     with caplog.at_level(logging.WARNING):
-        decoded = mc2_file.whole(samples, 10, left_out=(left_out := []))
+        decoded = mc2_file.decodable(samples, 10, left_out=(left_out := []))
     assert len(left_out) == 1
     assert [sample.id for sample in decoded] == [sample.id for sample in samples if sample.image != path]
     (record,) = caplog.records
     assert (
         f"1 of 10 images do not decode; their samples are skipped: The image of sample {3:012}-3" in record.getMessage()
     )
-    assert len(mc2_file.whole(samples, 3)) == 3  # behind which nothing is opened
+    assert len(mc2_file.decodable(samples, 3)) == 3  # behind which nothing is opened
     with pytest.raises(ValueError, match=r"1 of 4 images do not decode \(at most 10% may be broken\): .*-3 does"):
-        mc2_file.whole(samples[:4], 10)
+        mc2_file.decodable(samples[:4], 10)

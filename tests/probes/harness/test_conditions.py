@@ -13,7 +13,7 @@ import torch
 import steering
 from probes.answering.base import Push, Question
 from probes.harness.comparison import BASELINE
-from probes.harness.conditions import Wanted, chosen, known, pushes
+from probes.harness.conditions import Wanted, chosen, default_conditions, pushes
 from probes.harness.ledger import key
 from probes.harness.options import ModelOptions
 from probes.harness.session import Session
@@ -60,8 +60,8 @@ def test_patterns_choose_and_keep_the_order() -> None:
 
 
 def test_every_intervention_that_needs_no_argument_is_known() -> None:
-    assert {BASELINE, "SAGE", "VCD", "ICD", "PAI"} <= set(known())
-    assert isinstance(known()["SAGE"][0], See)
+    assert {BASELINE, "SAGE", "VCD", "ICD", "PAI"} <= set(default_conditions())
+    assert isinstance(default_conditions()["SAGE"][0], See)
 
 
 def test_steering_uses_what_answers_has() -> None:
@@ -73,7 +73,7 @@ def test_steering_uses_what_answers_has() -> None:
 def test_without_a_vector_steering_is_left_out_or_refused_where_it_was_named(caplog: Any) -> None:
     missing = VectorError("there is no vector")
     with caplog.at_level(logging.WARNING):
-        assert list(Wanted.of(None, None, list).conditions(session(missing))) == list(known())
+        assert list(Wanted.of(None, None, list).conditions(session(missing))) == list(default_conditions())
     assert "Steering is left out: there is no vector" in caplog.text
     with pytest.raises(VectorError, match="there is no vector"):
         Wanted.of(["toward *"], None, list).conditions(session(missing))

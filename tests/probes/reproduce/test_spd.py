@@ -10,7 +10,7 @@ from PIL import Image
 
 import steering
 from probes.harness.comparison import BASELINE
-from probes.harness.conditions import Conditions, chosen, known
+from probes.harness.conditions import Conditions, chosen, default_conditions
 from probes.image_pairs.metrics import Claim
 from probes.image_qa.yes_no import YesNo
 from probes.reproduce.readings.spd import (
@@ -58,7 +58,7 @@ def written(run: str, engine: steering.Engine) -> dict[str, Any]:
         pairs = [
             PicturePair(difficulty, TRUE[:1], PICTURE, PICTURE, difficulty=difficulty) for difficulty in DIFFICULTIES
         ]
-        manners_asked = manners(conditions(run, known() | dict.fromkeys(OWN, ())))
+        manners_asked = manners(conditions(run, default_conditions() | dict.fromkeys(OWN, ())))
         names = Presentation(categories=("star", "ring"))
         answered = answer(
             answerer, manners_asked, [*pairs, PicturePair("m", TRUE, PICTURE, PICTURE)], names,

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from probes.answering.base import Question, Reply
-from probes.answering.talks import held
+from probes.answering.talks import hold
 from probes.spd.methods import CRITICISE, DIM, DRAWN, LOCATE, METHODS, TEMPERATURE, region
 from tests.probes.conftest import Scripted, text_of
 
@@ -22,7 +22,7 @@ QUESTION = Question([{"role": "user", "content": PARTS}], diagnose=None)
 def by(name: str, answer: Callable[[Question], str | Reply]) -> tuple[str, list[Question]]:
     """Return the reply of a method, and the questions that it asked."""
     answerer = Scripted(answer)
-    (reply,) = held(answerer, [METHODS[name](QUESTION, SHAPES)])
+    (reply,) = hold(answerer, [METHODS[name](QUESTION, SHAPES)])
     assert len(answerer.asked) <= METHODS[name].most
     return reply.text, answerer.asked
 

@@ -316,8 +316,8 @@ def test_what_readouts_keep_is_counted(fake: FakeEngine, monkeypatch: pytest.Mon
         def read(self, answer: FinishedAnswer) -> Any:
             raise NotImplementedError
 
-        def summary(self, said: Any) -> Mapping[str, Scalar]:
-            return {"state_norm": said["norm"], "overlong": said["long"], "steps_taken": 3}
+        def summary(self, report: Any) -> Mapping[str, Scalar]:
+            return {"state_norm": report["norm"], "overlong": report["long"], "steps_taken": 3}
 
     monkeypatch.setitem(readout.REGISTRY, "length", Length())
     fake.can(readouts=frozenset(readout.REGISTRY))

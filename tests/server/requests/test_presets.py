@@ -190,15 +190,16 @@ def test_without_an_image_what_needs_one_is_left_out(client: FlaskClient) -> Non
     assert choice["applied"]["steering"] == []
 
 
-@pytest.mark.parametrize("asked", [{"model": f"{DEMO}@vision"}, {"steering": {"toward": "vision"}, "strict": False}])
-def test_a_preference_between_modalities_needs_both(client: FlaskClient, asked: dict[str, Any]) -> None:
+def test_a_presets_preference_between_modalities_needs_both(client: FlaskClient) -> None:
+    asked = {"model": f"{DEMO}@vision"}
     choice = choice_of(ask(client, "hi", max_tokens=1, **asked))
     why = "'steering.toward': 'vision' prefers one modality, but the request holds no image."
     assert left_out(choice) == {"steering": why}
     assert choice["applied"]["steering"] == []
     assert choice_of(ask(client, data_uri(), "hi", max_tokens=1, **asked))["applied"]["steering"]
-    explicit = choice_of(ask(client, "hi", max_tokens=1, steering={"toward": "vision"}))
-    assert explicit["applied"]["steering"], "said by the request itself, it is done"
+    for strict in (True, False):
+        explicit = choice_of(ask(client, "hi", max_tokens=1, steering={"toward": "vision"}, strict=strict))
+        assert explicit["applied"]["steering"], "said by the request itself, it is done"
 
 
 def test_a_strength_beyond_the_limit_is_refused_although_it_would_be_skipped(client: FlaskClient) -> None:

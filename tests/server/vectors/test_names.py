@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 
 from server.app import create_app
 from server.settings import Settings
-from server.vectors.names import has, known
+from server.vectors.names import has, has_defaults
 from steering import Options, SteeringVector, VectorStore
 from steering.protocol.intervention import REGISTRY, register
 from steering.vectors.option import Vector
@@ -89,7 +89,7 @@ def test_the_schema_says_that_it_is_a_name(named: FlaskClient) -> None:
 
 def test_a_preset_is_offered_where_its_default_vector_is_there(vectors: Path, fake: FakeEngine) -> None:
     fingerprint = VectorStore(vectors).get("modality-preference").fingerprint
-    assert known(Twofold, VectorStore(vectors), fingerprint)
-    assert not known(Twofold, VectorStore(vectors), "another")
-    assert not known(Twofold, VectorStore(vectors / "nowhere"), fingerprint)
+    assert has_defaults(Twofold, VectorStore(vectors), fingerprint)
+    assert not has_defaults(Twofold, VectorStore(vectors), "another")
+    assert not has_defaults(Twofold, VectorStore(vectors / "nowhere"), fingerprint)
     assert has(VectorStore(vectors), "modality-preference", fingerprint, preference=True)

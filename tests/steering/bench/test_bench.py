@@ -249,4 +249,4 @@ def test_cells_do_not_break_the_table() -> None:
     rows = [Gauge("a", "b|c", None, note="two\nlines")]
     assert "| a | b/c | - |  | two lines |" in as_page({"torch": "2"}, rows)
     assert json.loads(as_json({}, rows))["rows"][0]["what"] == "b|c"
-    assert sections.told(ValueError("")) == "ValueError: "
+    assert sections.in_one_line(ValueError("")) == "ValueError: "

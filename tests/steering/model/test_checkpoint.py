@@ -36,14 +36,14 @@ def test_a_name_that_was_not_downloaded_says_how_to_download_it() -> None:
         FileNotFoundError, match=r"'nobody/nothing', and no model of that name .* local_files_only=False"
     ):
         steering.load("nobody/nothing")
-    assert checkpoint.found("nobody/nothing", local_files_only=False) == "nobody/nothing"
+    assert checkpoint.located("nobody/nothing", local_files_only=False) == "nobody/nothing"
 
 
 def test_a_home_folder_may_be_written_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({}))
-    assert checkpoint.found("~/model", local_files_only=True) == tmp_path / "model"
+    assert checkpoint.located("~/model", local_files_only=True) == tmp_path / "model"
 
 
 def test_an_unknown_dtype_is_named() -> None:

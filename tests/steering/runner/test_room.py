@@ -28,7 +28,7 @@ def slot_bytes(mllm: MLLM, columns: int) -> int:
 def test_slots_equal_those_of_a_first_prompt(family: str, make_engine: MakeEngine) -> None:
     engine = make_engine(family, slots=2, max_length=128)
     engine.generate([Request(families.example_messages(family, 1), Sampling(max_tokens=1))])
-    pool = at_once(engine.mllm, 2, 128, share=0.9, kept=0)
+    pool = at_once(engine.mllm, 2, 128, share=0.9, reserved=0)
     for tensor, used in zip(pool.tensors, engine.core.runner.pool.tensors, strict=True):
         assert (tensor.shape, tensor.dtype, tensor.device) == (used.shape, used.dtype, used.device)
         assert not tensor.any()
@@ -41,15 +41,15 @@ def test_slots_are_as_many_as_fit_beside_the_caches(
     size = slot_bytes(mllm, columns)
     monkeypatch.setattr(room, "free_bytes", lambda device: 10 * size)
     with caplog.at_level(logging.INFO, "steering.runner.room"):
-        assert at_once(mllm, 4, 100, share=0.9, kept=0).slots == 4
+        assert at_once(mllm, 4, 100, share=0.9, reserved=0).slots == 4
     assert [record.message for record in caplog.records] == [
         f"keys and values: 4 slots of 128 columns, {4 * size / 2**30:.3g} GiB"
     ]
-    pool = at_once(mllm, 16, 100, share=0.9, kept=2 * size)
+    pool = at_once(mllm, 16, 100, share=0.9, reserved=2 * size)
     assert (pool.slots, pool.length, pool.bytes) == (7, columns, 7 * size)
     assert "there is room for 7 slots, not for 16" in caplog.text
     with pytest.raises(UnsupportedModel, match=r"leaves no room for an answer.*'max_length'"):
-        at_once(mllm, 16, 100, share=0.9, kept=9 * size)
+        at_once(mllm, 16, 100, share=0.9, reserved=9 * size)
 
 
 def test_memory_on_a_cpu_is_taken_when_slots_are_used(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,15 +22,15 @@ def upgrade() -> None:
     op.add_column("helmsight_journal", column)
     op.add_column("helmsight_journal", sa.Column("readouts", sa.Text))
     row = JOURNAL.c
-    asked = {
+    conditions = {
         "steering": row.vectors != "|",
         "sage.see": row.sage_see.is_(True),
         "sage.think": row.sage_think.is_(True),
         "sage.generate": row.sage_generate.is_(True),
     }
     names: sa.ColumnElement[str] = sa.literal("|")
-    for name, condition in asked.items():
+    for name, condition in conditions.items():
         names += sa.case((condition, f"{name}|"), else_="")
     contrasted = row.contrast != "none"
     names += sa.case((contrasted, sa.literal("contrast.") + row.contrast + "|"), else_="")
-    op.execute(sa.update(JOURNAL).where(sa.or_(*asked.values(), contrasted)).values(interventions=names))
+    op.execute(sa.update(JOURNAL).where(sa.or_(*conditions.values(), contrasted)).values(interventions=names))

@@ -16,7 +16,7 @@ def _outputs(query: torch.Tensor, value: torch.Tensor, columns: int) -> tuple[to
     return query.new_empty(*query.shape[:3], value.shape[3]), query.new_empty(query.shape[0], columns)
 
 
-@operator(lambda query, key, value, *rest: _outputs(query, value, rest[-1]))
+@operator(lambda query, key, value, *others: _outputs(query, value, others[-1]))
 def read_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -33,7 +33,7 @@ def read_attention(
     return decode_sums(weights, value, positions, window), weights[:, :, 0].mean(1)
 
 
-@operator(lambda query, key, value, *rest: (*_outputs(query, value, rest[-1]), query.new_empty(query.shape[0], 3)))
+@operator(lambda query, key, value, *others: (*_outputs(query, value, others[-1]), query.new_empty(query.shape[0], 3)))
 def enhanced_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -67,12 +67,12 @@ def enhanced(
     0 and the fourth. reading: (rows,) uint8, an index of `see.READINGS`.
     """
     masses = weights[:, :, 0] @ masks[:, : weights.shape[3]]  # (rows, heads, 2)
-    seen, read = masses.unbind(-1)
+    image_mass, text_mass = masses.unbind(-1)
     fixed, start, fall, most = settings[:, layer].unbind(-1)
-    decay = seen.mean(1)
+    decay = image_mass.mean(1)
     alpha = fixed + (start + decay * fall).clamp(min=0).minimum(most)
-    up, down, total = factors(alpha[:, None], seen, read, reading[:, None])
+    up, down, total = factors(alpha[:, None], image_mass, text_mass, reading[:, None])
     visual, text = masks[:, None, : weights.shape[3]].unbind(-1)  # (rows, 1, columns)
     gain = (1 + up[..., None] * visual - down[..., None] * text) / total[..., None]
-    after = (seen * (1 + up) / total).mean(1)
+    after = (image_mass * (1 + up) / total).mean(1)
     return weights * gain[:, :, None], torch.stack([alpha, decay, after], -1)

@@ -19,7 +19,7 @@ from steering.accel.cpu.kernels.native import Loops
 from steering.accel.cpu.kernels.operators import operator
 
 
-def _output(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: object) -> torch.Tensor:
+def _output(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: object) -> torch.Tensor:
     return query.new_empty(*query.shape[:3], value.shape[3])
 
 
@@ -69,7 +69,7 @@ def _by_group(
     queries: torch.Tensor,
     groups: torch.Tensor,
     columns: int,
-    *rest: object,
+    *others: object,
 ) -> torch.Tensor:
     return query.new_empty(*groups.shape[:2], columns)
 

@@ -110,7 +110,7 @@ def test_the_view_says_the_same_in_both_databases(database: Database) -> None:
         "readouts": '{"alarm":true,"alarm_score":-1.5}', "created": time.time(), "answer_correct": False,
     }  # fmt: skip
     put(database, row(1, **given), row(2))
-    assert view.known(database) == tuple(view.scalars()), "made where it was missing"
+    assert view.view_numbers(database) == tuple(view.scalars()), "made where it was missing"
     with database.engine.connect() as connection:
         first, second = connection.execute(text("SELECT * FROM helmsight_answers ORDER BY id")).mappings().all()
     assert tuple(first) == columns(view.scalars())
@@ -126,7 +126,7 @@ def test_a_new_readout_appears_in_every_form(database: Database, monkeypatch: py
     put(database, row(1, readouts='{"brightness":0.5}'))
     monkeypatch.setitem(readout.REGISTRY, "brightness", SimpleNamespace(scalars={"brightness": float}))
     assert "brightness" in view.refresh(database)
-    assert view.known(database)[-1] == "brightness"
+    assert view.view_numbers(database)[-1] == "brightness"
     with database.engine.connect() as connection:
         assert connection.execute(text("SELECT brightness FROM helmsight_answers")).scalar_one() == 0.5
 
@@ -149,7 +149,7 @@ def test_parquet_has_a_type_for_every_field(path: str, tmp_path: Path) -> None:
 
     database = open_database(Place.of(path))
     with (tmp_path / "rows.parquet").open("wb") as file, database.engine.connect() as connection:
-        rows = page(connection, Filters(), 10, scalars=view.known(database)).rows
+        rows = page(connection, Filters(), 10, scalars=view.view_numbers(database)).rows
         write_parquet(file, [rows[:1], rows[1:]])
     database.close()
     table = parquet.read_table(tmp_path / "rows.parquet")
