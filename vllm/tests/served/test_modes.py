@@ -92,8 +92,8 @@ def test_what_else_requests_ask_for(client: VllmClient, own: steering.Engine, co
 def test_cached_keys_of_other_interventions_are_not_used(
     client: VllmClient, own: steering.Engine, vector: SteeringVector
 ) -> None:
-    """The prompts share their beginning with others that are steered otherwise, and with the same unsteered."""
-    steers = [[], [Steer.to(vector, "text", 2.0)], [Steer.to(vector, "vision", 2.0)], []]
+    """Prompts are steered before the same ones are not: steered answers take nothing from the cache, but fill it."""
+    steers = [[Steer.to(vector, "text", 2.0)], [Steer.to(vector, "vision", 2.0)], [], []]
     listed = {f"{i} {j}": asked.request(40 + i, *steer) for i in range(4) for j, steer in enumerate(steers)}
     url = client.servers.well[0].url
     before = counters(url)
