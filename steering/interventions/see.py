@@ -387,8 +387,9 @@ class SeeSlots(Slots):
         """
         settings = self.asked, self.masks, self.fixed, self.adaptive, self.first, self.ceiling
         reading = None if scales else self.reading[slots]
-        of_rows = (tensor[slots] for tensor in settings)
-        return SeeRows(*of_rows, reading, depths, generated, self.pool.mllm.ranks, apart)
+        asked, masks, fixed, adaptive, first, ceiling = (tensor[slots] for tensor in settings)
+        ranks = self.pool.mllm.ranks
+        return SeeRows(asked, masks, fixed, adaptive, first, ceiling, reading, depths, generated, ranks, apart)
 
 
 def _options(sequences: list[Sequence]) -> list[See]:
