@@ -223,6 +223,21 @@ def test_rows_of_one_batch_have_their_own_candidates_and_neighbours_keep_every_b
     assert beside.logprobs == beside_plain.logprobs
 
 
+def test_a_step_is_two_passes_however_many_candidates_it_has(make_engine: MakeEngine) -> None:
+    """One prompt and its candidates, then five tokens, each followed by the candidates of the next one."""
+    engine, passes = make_engine("qwen2_vl"), []
+    messages = families.example_messages("qwen2_vl", 1)
+    counting = engine.mllm.decoder.register_forward_hook(lambda *_: passes.append(1))
+    try:
+        for candidates in (2, 20):
+            passes.clear()
+            options = Opera(rollbacks=0, candidates=candidates)
+            answer(engine, messages, options, sampling=replace(SAMPLING, max_tokens=6))
+            assert len(passes) == 2 + 2 * 5
+    finally:
+        counting.remove()
+
+
 def test_other_interventions_act_in_the_rows_of_candidates(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
     """A direction that is added with OPERA gives the answer that OPERA has on a model with that direction built in."""
     engine, plain, messages = make_engine("qwen2_vl"), load_plain("qwen2_vl"), families.example_messages("qwen2_vl", 1)
