@@ -14,8 +14,8 @@ from steering.protocol.readout import REGISTRY, Scalar
 SIGNS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
-COMPARISON = r"\s*(<=|>=|==|!=|<|>)\s*(-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*"
-"""The pattern of a sign and a number."""
+COMPARISON = r"\s*(<=|>=|==|!=|<|>)\s*(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*"
+"""The pattern of a sign and a number, which JSON schemas share."""
 
 
 def conditioned() -> dict[str, tuple[str, type]]:
