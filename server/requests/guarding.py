@@ -116,7 +116,7 @@ def given_again(body: Mapping[str, Any], guard: Guard, chats: type[ChatRequest])
             allowed = ", ".join(fields)
             place = f"{PLACE}.{name[:64]}"
             raise BadRequest(f"'{place}' cannot be given again; allowed: {allowed}.", place, "unknown_parameter")
-    left_out = {"guard", "guard_stream", "baseline"} | ({"max_completion_tokens"} if "max_tokens" in guard.then else set())
+    left_out = ["guard", "guard_stream", "baseline", *(["max_completion_tokens"] if "max_tokens" in guard.then else [])]
     others = {name: value for name, value in body.items() if name not in left_out}
     return {**others, **guard.then}
 

@@ -187,7 +187,10 @@ class ChatRequest(BaseModel):
     baseline: Flag | None = None
     """Add the answer without interventions, from the same batch."""
     guard: Annotated[Guard | None, BeforeValidator(switched, json_schema_input_type=Guard | Off | None)] = None
-    """Give the answer again, with other interventions, if it meets a condition; false and null switch a preset's guard off."""
+    """Give the answer again, with other interventions, if it meets a condition.
+
+    false and null switch a preset's guard off.
+    """
     guard_stream: Literal["hold", "first"] | None = None
     """hold, the default: a guarded answer is streamed once it is decided. first: the first one is streamed at once, and the
     last event says if another one replaces it.

@@ -8,11 +8,11 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.wire.fields import Integer, Strict
-from steering.auto.conditions import COMPARISON
+from steering import NumberCondition
 
 MAX_CONDITIONS = 16
 MAX_RETRIES = 3
-FORM = f"^{COMPARISON}$"
+FORM = f"^{NumberCondition.pattern}$"
 """The form of a comparison in a JSON schema."""
 
 

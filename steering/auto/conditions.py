@@ -15,7 +15,7 @@ SIGNS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
 COMPARISON = r"\s*(<=|>=|==|!=|<|>)\s*(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*"
-"""The pattern of a sign and a number, which JSON schemas share."""
+"""The pattern of a sign and a number."""
 
 
 def conditioned() -> dict[str, tuple[str, type]]:
@@ -29,6 +29,8 @@ class NumberCondition:
 
     signs: ClassVar[tuple[str, ...]] = tuple(SIGNS)
     """The signs of comparisons."""
+    pattern: ClassVar[str] = COMPARISON
+    """The pattern of a comparison."""
 
     name: str
     readout: str

@@ -14,7 +14,18 @@ import torch
 
 from server.engine.served import Calibrated, Capabilities, Inspected
 from steering import (
-    Auto, Busy, Choice, Chunk, Fault, Histogram, Request, Result, Steer, TextBounds, in_place_of, next_prelude,
+    Auto,
+    Busy,
+    Choice,
+    Chunk,
+    Fault,
+    Histogram,
+    Request,
+    Result,
+    Steer,
+    TextBounds,
+    in_place_of,
+    next_prelude,
 )  # fmt: skip
 from steering.protocol import intervention, readout
 

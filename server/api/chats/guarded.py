@@ -27,20 +27,20 @@ not be given.
 Begin = Callable[[ServedCompletion], Iterator[Chunk | None]]
 
 
-class Given(NamedTuple):
+class GivenRequest(NamedTuple):
     """A request as it was answered, and the tokens of its prompt."""
 
     request: Request
     prompt_tokens: int
 
 
-class Answered(NamedTuple):
+class GuardTry(NamedTuple):
     """An answer, the conditions that it met, its seed, and the request that it answers, None for the first one."""
 
     choice: Choice
     raised: list[str]
     seed: int | None
-    given: Given | None
+    given: GivenRequest | None
 
 
 @dataclass
@@ -49,7 +49,7 @@ class _Tries:
 
     held: list[Chunk] = field(default_factory=list)
     last: Chunk | None = None
-    answers: list[Answered] = field(default_factory=list)
+    answers: list[GuardTry] = field(default_factory=list)
     kept: int = 0
     failed: str | None = None
 
@@ -98,9 +98,11 @@ class GuardedCompletion:
     """A completion whose choices are given again where a guard's conditions hold for them; see `ServedCompletion`.
 
     `seed` is that of the first request. `again` is the request to give again, submitted in the queue of `group`; with
-    `alike` it has the first one's answer, so that nothing is given again. A greedy one is given again once, since its further
-    answers would be the same. With `hold`, nothing of a choice is sent before it is decided; otherwise the first answer is
-    streamed, and the last chunk of a choice may hold another one.
+    `alike` it has the first one's answer, so that nothing is given again. A greedy one is given again once, since further
+    answers would be the same.
+
+    With `hold`, nothing of a choice is sent before it is decided; otherwise the first answer is streamed, and the last chunk
+    of a choice may hold another one.
     """
 
     def __init__(
@@ -195,11 +197,11 @@ class GuardedCompletion:
         for completion in completions:
             completion.cancel()
 
-    def kept(self, index: int) -> Given | None:
+    def kept(self, index: int) -> GivenRequest | None:
         """Return the request whose answer a decided choice has; None if that is the first one's."""
         tries = self._tries[index]
         given = tries.answers[tries.kept].given
-        return None if given is None else given._replace(request=replace(given.request, n=len(self._tries)))
+        return None if given is None else GivenRequest(replace(given.request, n=len(self._tries)), given.prompt_tokens)
 
     # -- tries ---------------------------------------------------------------------------------------------------------
 
@@ -230,11 +232,11 @@ class GuardedCompletion:
                     yield from self._decided(index)
 
     def _judge(
-        self, tries: _Tries, choice: Choice, seed: int | None, number: int, given: Given | None = None
+        self, tries: _Tries, choice: Choice, seed: int | None, number: int, given: GivenRequest | None = None
     ) -> list[str]:
         """Return the conditions that an answer meets; `seed` is that of its request, in which it has this number."""
         raised = self._plan.raised(scalars(choice.applied, choice.diagnostics))
-        tries.answers.append(Answered(choice, raised, None if seed is None else answer_seed(seed, number), given))
+        tries.answers.append(GuardTry(choice, raised, None if seed is None else answer_seed(seed, number), given))
         return raised
 
     def _retry(
@@ -269,7 +271,7 @@ class GuardedCompletion:
                     self._tries[index].failed = self._ended or str(error)
                     yield from self._decided(index)
 
-    def _submit(self, n: int, attempt: int) -> tuple[ServedCompletion, Given]:
+    def _submit(self, n: int, attempt: int) -> tuple[ServedCompletion, GivenRequest]:
         request = replace(self._again, n=n)
         request = replace(request, sampling=replace(request.sampling, seed=self._seed_of(attempt)))
         with self._serving.engine.turn(self._group) as turn:
@@ -278,7 +280,7 @@ class GuardedCompletion:
             completion = turn.submit(request)
         self._began(completion)
         self._given.append((completion, n))
-        return completion, Given(request, completion.prompt_tokens)
+        return completion, GivenRequest(request, completion.prompt_tokens)
 
     def _seed_of(self, attempt: int) -> int | None:
         """Return the seed of a retry's request, counted from the first one's so that no two tries draw alike."""
@@ -294,9 +296,9 @@ class GuardedCompletion:
 
     def _submitted_aside(
         self, n: int, attempt: int, resume: Callable[[], object]
-    ) -> Generator[None, None, tuple[ServedCompletion, Given]]:
+    ) -> Generator[None, None, tuple[ServedCompletion, GivenRequest]]:
         """Submit in a thread of its own, since preparing a request takes long; yield None meanwhile."""
-        outcome: list[tuple[ServedCompletion, Given] | Exception] = []
+        outcome: list[tuple[ServedCompletion, GivenRequest] | Exception] = []
 
         def submit() -> None:
             try:

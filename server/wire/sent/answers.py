@@ -267,8 +267,8 @@ class GuardReport(AnswerBody):
 
     outcome: Literal["quiet", "first", "cut", "retry", "same", "failed"]
     """quiet: no condition was met. retry: a new answer was kept. Else the first one was kept, because the new ones met a
-    condition (first), one that met none was cut at `max_tokens` (cut), a new one could only be the same (same: temperature 0,
-    and nothing changed), or it could not be given again (failed).
+    condition (first), one that met none was cut at `max_tokens` (cut), a new one could only be the same (same), or it could
+    not be given again (failed).
     """
     kept: int
     """The number of the kept answer in the list, from 0."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from pydantic import SecretStr
 
 import steering
 from server.app import create_app
@@ -23,10 +24,12 @@ UNTIL = {"toward": "vision", "until": {"attention_ratio": 0.3}}
 
 
 @pytest.fixture(scope="module")
-def client(engine: steering.Engine) -> Iterator[FlaskClient]:
+def client(engine: steering.Engine) -> FlaskClient:
     fields = {"guard": {"when": WHEN, "then": {"contrast": {"kind": "vcd"}}}}
-    app = create_app(Settings(journal="off", presets={"doubting": PresetTable(fields=fields)}), engine=engine)  # type: ignore[arg-type]
-    yield app.test_client()
+    app = create_app(
+        Settings(journal=SecretStr("off"), presets={"doubting": PresetTable(fields=fields)}), engine=engine
+    )
+    return app.test_client()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +104,7 @@ def test_parts_of_then_that_do_not_apply_are_skipped_as_others_are(client: Flask
 )
 def test_a_preset_whose_guard_cannot_act_ends_the_start(engine: steering.Engine, fields: Any, told: str) -> None:
     with pytest.raises(SettingsError, match=told.replace(".", r"\.")):
-        create_app(Settings(journal="off", presets={"wrong": PresetTable(fields=fields)}), engine=engine)  # type: ignore[arg-type]
+        create_app(Settings(journal=SecretStr("off"), presets={"wrong": PresetTable(fields=fields)}), engine=engine)
 
 
 def test_the_limit_of_then_replaces_either_name_of_the_requests_own(client: FlaskClient) -> None:
@@ -128,3 +131,12 @@ def test_conditions_that_are_no_object_are_called_so(client: FlaskClient) -> Non
         error = refused(client.post(CHAT, json=BASE | {"guard": {"when": value, "then": {"sage": True}}}), 400)
         assert error["param"] == "guard.when"
         assert "must be an object" in error["message"]
+
+
+def test_the_published_form_of_a_comparison_is_the_one_that_is_read(client: FlaskClient) -> None:
+    schema = client.get("/openapi.json").json["components"]["schemas"]["Guard"]["properties"]["when"]
+    (pattern,) = (form["pattern"] for form in schema["additionalProperties"]["anyOf"] if "pattern" in form)
+    for text in ("< .5", "<5.", " >= -1e-3 ", "==0", "!= 1E+2", "< 1.2.3", "< --1", "<", "< 1e", "< ١", "< +1", "< -"):
+        body = BASE | {"guard": {"when": {"mean_logprob": text}, "then": {"temperature": 1}}}
+        accepted = client.post(CHECK, json=body).status_code == 200
+        assert accepted == (re.search(pattern, text) is not None), text
