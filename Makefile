@@ -21,9 +21,12 @@ serve: $(VENV)/.installed
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/helmsight serve
 
 # Processes with a thread each, a file in one of them: the models are small, and tests of one file share theirs. One more than
-# two processors: some tests wait for seconds to pass. Bytecode is kept, as they start many processes.
-test: lint
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# two processors: some tests wait for seconds to pass. Bytecode is kept, as they start many processes. Lint and types are
+# checked beside the tests in time that these leave, and printed after them; either fails the whole.
+test: $(VENV)/.tested
+	@log=$$(mktemp); tests=0; linted=0; nice -n 19 $(MAKE) --no-print-directory lint > $$log 2>&1 & lint=$$!; \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder || tests=$$?; \
+	wait $$lint || linted=$$?; echo "make lint:"; cat $$log; rm $$log; test $$tests -eq 0 && test $$linted -eq 0
 
 # Before a commit: lint, types, and of the tests the nearest to what changed, for about a minute.
 check: lint

@@ -33,13 +33,12 @@ def evaluate(
 
     An interrupted run goes on from its parts and answers.
     """
-    about = {
-        "Model": checkpoint.name, "Seed": seed, "Versions": in_words(versions()),
-        "Conflicts": conflicts, "Questions": questions, "Pictures": pictures,
-    }  # fmt: skip
     halved = torch.cuda.is_available() or torch.cpu._is_amx_tile_supported()
     mllm = load(checkpoint, dtype="bfloat16" if halved else "auto")
-    about["Fingerprint"] = mllm.fingerprint
+    about = {
+        "Model": mllm.name, "Seed": seed, "Versions": in_words(versions()),
+        "Conflicts": conflicts, "Questions": questions, "Pictures": pictures, "Fingerprint": mllm.fingerprint,
+    }  # fmt: skip
     file = out / "report.json"
     before = json.loads(file.read_text()) if file.is_file() else {}
     results: dict[str, Any] = before.get("results", {}) if before.get("about") == about else {}
@@ -152,17 +151,10 @@ def _descriptions(page: Report, section: dict[str, Any]) -> None:
         f"contradicting pairs another colour for one of them. Of {section['samples']}, the true one is the likelier in "
         f"{section['prefers the true one']:.2f}."
     )
-    rows = [
-        [
-            name,
-            row["consistent"],
-            row["contradicting"],
-            f"{row['difference']:+.4f}",
-            _interval(row["difference_95"]),
-            row["drifts"],
-        ]
-        for name, row in zip(("first", "second", "last"), section["drift"]["thirds"], strict=True)
-    ]
+    rows = []
+    for name, row in zip(("first", "second", "last"), section["drift"]["thirds"], strict=True):
+        cells = [f"{row[key]:.4f}" for key in ("consistent", "contradicting", "difference")]
+        rows.append([name, *cells, _interval(row["difference_95"], 4), row["drifts"]])
     page.table(
         ["third of the layers", "cosine, consistent", "cosine, contradicting", "difference", "95 %", "drifts"], rows
     )
@@ -174,5 +166,5 @@ def _descriptions(page: Report, section: dict[str, Any]) -> None:
     )
 
 
-def _interval(bounds: Any) -> str:
-    return f"({bounds[0]:+.3f} to {bounds[1]:+.3f})"
+def _interval(bounds: Any, digits: int = 3) -> str:
+    return f"({bounds[0]:+.{digits}f} to {bounds[1]:+.{digits}f})"

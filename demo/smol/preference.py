@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from PIL import Image
 
 from demo.smol import criteria
 from demo.world.conflicts import conflict_samples
@@ -87,8 +88,8 @@ class Asked:
             CHAIN if self.chain else None,
         ]
         picture = sample.picture()
-        if blank:
-            picture.paste((127, 127, 127), (0, 0, *picture.size))
+        if blank:  # in a picture of its own: the sample's is shared
+            picture = Image.new("RGB", picture.size, (127, 127, 127))
         text = "\n".join(line for line in lines if line is not None)
         return {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": text}]}
 

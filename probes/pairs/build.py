@@ -15,7 +15,7 @@ import torch
 
 from probes.answering.engine import with_picture
 from probes.answering.progress import Tracker
-from probes.pairs.file import KeptStates, PairedPrompt, PromptPair
+from probes.pairs.file import KeptStates, PromptPair
 from probes.pairs.learners import Learner, PairStates, learned
 from probes.vector import verdict
 from probes.vector.build import made_of, reading, state_of
@@ -98,7 +98,9 @@ def too_few(pairs: Sequence[PromptPair], held_back: int = 0) -> list[str]:
 def _states(engine: Engine, pairs: Sequence[PromptPair]) -> Iterator[torch.Tensor]:
     """Yield the states (layers, d) of either side of each pair, from its file or read by the engine."""
     sides = [side for pair in pairs for side in (pair.toward, pair.away)]
-    requests = (reading(with_picture(engine.mllm, side.chat()), -1) for side in sides if isinstance(side, PairedPrompt))
+    requests = (
+        reading(with_picture(engine.mllm, side.chat()), -1) for side in sides if not isinstance(side, KeptStates)
+    )
     answers = engine.stream(requests)
     shape = engine.mllm.num_layers, engine.mllm.hidden_size
     for side in sides:

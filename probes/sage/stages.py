@@ -5,17 +5,17 @@ from __future__ import annotations
 from probes.harness.comparison import BASELINE
 from probes.harness.conditions import Conditions, others
 from steering import Generate, See, Think
-from steering.interventions.see import READINGS, Reading
+from steering.interventions.see import Reading
 
 
 def stages(sweep: bool = False) -> Conditions:
     """Return the paper's ablation (its Table 14), stage by stage, and further conditions.
 
-    These are SAGE with a mask that is rebuilt, and See in the reading that is not the default, both of which the paper
+    These are SAGE with a mask that is rebuilt, and See in the other reading of the paper's equations, both of which it
     leaves open; and every other intervention that has defaults for all its options, among them the methods that the paper
     compares with. With `sweep` its Tables 11 to 13 follow, one stage at a time.
     """
-    (other_reading,) = set(READINGS) - {See().reading}
+    other_reading: Reading = "transfer" if See().reading == "scale" else "scale"
     conditions: Conditions = {
         BASELINE: (),
         "+ See": (See(),),

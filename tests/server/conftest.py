@@ -29,7 +29,7 @@ from server.serving import gunicorn_options
 from server.settings import Settings
 from tests.server.fakes import FakeEngine, checkpoint
 from tests.server.journal.journals import Postgres, running_postgres
-from tests.server.web.browser import visit  # noqa: F401 -- a fixture
+from tests.server.web.browser import contexts, visit  # noqa: F401 -- fixtures
 
 
 @pytest.fixture(scope="session", autouse=True)

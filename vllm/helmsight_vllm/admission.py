@@ -12,10 +12,11 @@ from contextlib import asynccontextmanager
 
 
 class PairAdmission:
-    """Admits pairs in their order, within `pairs` at once and `tokens` of the cache in all."""
+    """Admits pairs in their order, within `pairs` at once and `tokens` of the cache in all; `admitted` have their place."""
 
     def __init__(self, pairs: int, tokens: int):
         self.most = tokens
+        self.admitted = 0
         self._pairs, self._tokens = pairs, tokens
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -34,6 +35,7 @@ class PairAdmission:
             else:
                 self._pairs += 1
                 self._tokens += tokens
+                self.admitted -= 1
             self._admit()
 
     def _admit(self) -> None:
@@ -41,5 +43,6 @@ class PairAdmission:
             tokens, place = self._waiting.popleft()
             self._pairs -= 1
             self._tokens -= tokens
+            self.admitted += 1
             if not place.done():
                 place.set_result(None)

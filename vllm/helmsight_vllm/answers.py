@@ -61,9 +61,9 @@ class Answers:
         self._discarding = set[asyncio.Task[None]]()
 
     async def steps(self) -> dict[str, int]:
-        """Return the first worker's counts of steps."""
+        """Return the first worker's counts of steps and answers, and the number of pairs that have a place."""
         by_rank = await self.engine.collective_rpc("helmsight_steps")
-        return dict(by_rank[0])
+        return {**by_rank[0], "pairs": self.pairs.admitted}
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the contract."""
@@ -231,7 +231,7 @@ class Answers:
                 (new,) = output.outputs
                 count += len(new.token_ids)
                 reused = output.num_cached_tokens or reused
-                if output.prompt_logprobs is not None:
+                if output.prompt_logprobs:  # all of them come with the first output, and empty lists with later ones
                     ids = side.inputs["prompt_token_ids"]
                     scores = prompt_scores(output.prompt_logprobs, ids, body.sampling.prompt_logprobs)
                 if new.token_ids:

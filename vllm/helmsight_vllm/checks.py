@@ -15,7 +15,7 @@ from helmsight_vllm.vectors import UnknownVector, load_vector
 def check(body: AnswerBody, can: Collection[str], model: Any) -> None:
     """Raise Refused where the server cannot do what a body asks for, or the body contradicts itself."""
     layers = model.get_total_num_hidden_layers()
-    needed = {
+    needed: dict[str, object] = {
         "attention": body.attention, "steer": body.steering, "states": body.state_position, "stream": body.residual,
         "think": body.think, "pairs": body.twin, "grammar": body.sampling.grammar,
     }  # fmt: skip

@@ -178,6 +178,11 @@ class Runtime:
             answer.fetched = True
         return answer.taken(fed)
 
+    def held(self) -> dict[str, int]:
+        """Return the number of answers that run, and of ended ones whose measurements wait to be fetched."""
+        self._forget()
+        return {"running": sum(answer is not None for answer in self.answers.values()), "kept": len(self._ended)}
+
     # -- as observer of the layers -------------------------------------------------------------------------------------
 
     def enter(self, layer: int, update: torch.Tensor, stream: torch.Tensor | None) -> None:

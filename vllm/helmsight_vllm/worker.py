@@ -52,8 +52,11 @@ class Worker(PlatformWorker):
         return self.helmsight.mask(number, tokens)
 
     def helmsight_steps(self) -> dict[str, int]:
-        """Return how many steps there were, in how many a vector was added, and how many layers ran uncompiled."""
-        return {**self.helmsight.steps, "eager_layers": eager_calls["layers"]}
+        """Return how many steps there were, in how many a vector was added, and how many layers ran uncompiled.
+
+        Beside them are the number of answers that run, and of ended ones whose measurements wait to be fetched.
+        """
+        return {**self.helmsight.steps, "eager_layers": eager_calls["layers"], **self.helmsight.held()}
 
     def helmsight_facts(self) -> dict[str, Any]:
         """Return what this worker can do, and the number of its groups of layers with cache blocks of their own."""

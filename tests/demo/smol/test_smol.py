@@ -14,7 +14,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from demo import CHECKPOINT
-from demo.evaluation.answering import PlainModel, prompt
+from demo.evaluation.answering import DemoPrompt, PlainModel, prompt
 from demo.model.forward import IMAGE_TOKENS
 from demo.model.tokenizer import IMAGE_TOKEN
 from demo.smol import criteria, descriptions, preference, sight
@@ -185,18 +185,49 @@ def test_descriptions_are_read_as_by_transformers(options: SmolOptions) -> None:
         assert [row[name] for row in result["drift"]["thirds"]] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.parametrize("kind", preference.DIRECTIONS)
+def test_a_direction_leads_from_one_side_to_the_other(kind: str, options: SmolOptions) -> None:
+    """It is the mean difference of the plain model's last states between the two ways to ask."""
+    checkpoint = train(options)
+    engine = Engine(load(checkpoint, dtype="float32"), slots=4, max_length=512, threads=1, self_check=False)
+    samples, plain = conflict_samples(5, 3, kinds=preference.KINDS), PlainModel(checkpoint, threads=1)
+    vector = preference.direction(engine, samples, kind, quiet=True)
+    ways: list[tuple[preference.Asked, bool]] = [
+        (preference.Asked(side="vision", instructed=True), False), (preference.Asked(side="text", instructed=True), False)
+    ]  # fmt: skip
+    if kind == "alone":
+        ways = [(preference.Asked(context=False), False), (preference.Asked(), True)]
+    toward, away = (
+        torch.stack([_last_states(plain, asked.chat(sample, blank)) for sample in samples]).mean(0)
+        for asked, blank in ways
+    )
+    cosines = torch.cosine_similarity(vector.direction.float(), toward - away, dim=-1)
+    torch.testing.assert_close(cosines, torch.ones_like(cosines), atol=1e-3, rtol=0)
+
+
+def _last_states(model: PlainModel, chat: list[dict[str, Any]]) -> torch.Tensor:
+    """Return each layer's output in a prompt's last row: (layers, d)."""
+    images = [part["image"] for turn in chat for part in turn["content"] if part["type"] == "image"]
+    return _states(model, DemoPrompt(images, chat))[:, -1]
+
+
 def _mean_states(model: PlainModel, picture: Image.Image, answer: str) -> torch.Tensor:
     """Return each layer's output, mean over the rows that generate an answer and its end: (layers, d)."""
     asked = prompt([picture], descriptions.QUESTION)
-    inputs, kept = model.inputs([asked], "right", [answer]), []
+    start = len(model.tokenizer(model.text(asked), add_special_tokens=False)["input_ids"]) - 1
+    return _states(model, asked, [answer])[:, start:].mean(1)
+
+
+def _states(model: PlainModel, asked: DemoPrompt, answers: list[str] | None = None) -> torch.Tensor:
+    """Return each layer's output in every row: (layers, rows, d)."""
+    inputs, kept = model.inputs([asked], "right", answers), []
     layers = model.model.model.language_model.layers
     hooks = [layer.register_forward_hook(lambda module, args, output: kept.append(output[0])) for layer in layers]
     with torch.no_grad():
         model.model(**inputs)
     for hook in hooks:
         hook.remove()
-    start = len(model.tokenizer(model.text(asked), add_special_tokens=False)["input_ids"]) - 1
-    return torch.stack([states.view(-1, states.shape[-1])[start:].mean(0) for states in kept])
+    return torch.stack([states.view(-1, states.shape[-1]) for states in kept])
 
 
 @pytest.mark.parametrize(

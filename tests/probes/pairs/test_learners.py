@@ -113,7 +113,7 @@ def test_layers_are_ranked_on_pairs_that_nothing_was_learned_from() -> None:
     order = [*range(40)]
     random.Random(5).shuffle(order)
     rest, wanted = states.of(order[10:]), np.arange(20) < 10
-    weights, bias = logistic.fit(rest.both[:, 1], rest.wanted)
+    weights, bias = logistic.fit(rest.both[:, 1], rest.is_toward)
     right = (states.of(order[:10]).both[:, 1] @ weights + bias > 0) == wanted
     assert HeldOut.of("iti", states, 5, [0, 1]).accuracy[1] == right.mean()  # type: ignore[index]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from flask.testing import FlaskClient
 
+from server.journal.database import Database
 from tests.server.journal.journals import settled
 
 Serve = Callable[..., FlaskClient]
@@ -14,6 +15,16 @@ Serve = Callable[..., FlaskClient]
 
 def journal_of(client: FlaskClient) -> Any:
     return client.application.extensions["helmsight"].journal
+
+
+def database_of(client: FlaskClient) -> Database:
+    """Return the journal's database with all rows so far.
+
+    The first answers do not wait for theirs, as the journal is still being opened.
+    """
+    journal = journal_of(client)
+    assert journal.settle_all(), journal.status()
+    return journal.database()  # type: ignore[no-any-return]
 
 
 def rows_of(client: FlaskClient, count: int) -> list[dict[str, Any]]:

@@ -12,12 +12,15 @@ from pydantic import SecretStr
 
 from server.api import journal as routes
 from server.journal.writer import HEAVY
+from steering.protocol.intervention import REGISTRY
 from tests.server.api.test_operations import samples, total
 from tests.server.conftest import ask
 from tests.server.fakes import FakeEngine
 from tests.server.journal.journals import put, row
-from tests.server.journal.rows import Serve, journal_of, rows_of
+from tests.server.journal.rows import Serve, database_of, rows_of
 from tests.waiting import wait_for
+
+CONTRASTS = [name.removeprefix("contrast.") for name in REGISTRY if name.startswith("contrast.")]
 
 
 def test_pages_follow_one_another(fake: FakeEngine, serve: Serve) -> None:
@@ -76,7 +79,7 @@ def test_streams_that_are_left_give_their_place_back(
         ("metadata=a", "metadata", "metadata[key]=value"),
         ("toward=left", "toward", "vision, text"),
         ("sage=all", "sage", "see, think, generate, none"),
-        ("contrast=dola", "contrast", "vcd, icd, pai, m3id, agla, none"),
+        ("contrast=red", "contrast", f"{', '.join(CONTRASTS)}, none"),
         ("intervention=sage", "intervention", "sage.see, sage.think, steering, project_out, sage.generate"),
         ("flag=red", "flag", "perceptual_blindness, dissociation"),
         ("finish_reason=done", "finish_reason", "cancelled"),
@@ -119,7 +122,7 @@ def test_no_text_of_a_table_begins_a_formula_and_numbers_stay_numbers(fake: Fake
     harmless = ["", " =1", "a=1", "'=1", "1-1", "…=1", '"=1"']
     texts = [*risky, *harmless]
     put(
-        journal_of(client).database(),
+        database_of(client),
         *(row(i, answer=text, decay_slope=-0.5, kl=-1e-9, created=time.time()) for i, text in enumerate(texts)),
     )
     table = client.get("/v1/diagnostics?format=csv").text
@@ -157,7 +160,7 @@ def test_the_journal_needs_the_key(fake: FakeEngine, serve: Serve) -> None:
 
 def test_a_table_that_is_gone_is_a_503(fake: FakeEngine, serve: Serve) -> None:
     client = serve(fake)
-    database = journal_of(client).database()
+    database = database_of(client)
     with database.writer.begin() as connection:
         connection.exec_driver_sql("DROP TABLE helmsight_journal")
     for route in ("", "?format=jsonl", "/summary", "/chatcmpl-0"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,18 +32,21 @@ def chromium() -> Iterator[Any]:
     if path is None:
         pytest.skip(f"no browser found; looked for {', '.join(NAMES)}")
     with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = running.chromium.launch(executable_path=path, args=["--no-sandbox", "--process-per-site"])
         yield browser
         browser.close()
 
 
 class Visit:
-    """A page in a browser of its own; keeps what it complains of and where it sends requests."""
+    """A page; keeps what it complains of and where it sends requests.
 
-    def __init__(self, context: Any):
-        context.add_init_script(WATCH)
-        self.context = context
+    `key` and `idle` are for `Contexts`.
+    """
+
+    def __init__(self, context: Any, key: str = "", idle: Any = None):
+        self.context, self.key, self.idle = context, key, idle
         self.page = context.new_page()
+        self.page.add_init_script(WATCH)
         self.complaints: list[str] = []
         self.hosts: set[str] = set()
         self.expected: tuple[str, ...] = ()
@@ -80,6 +84,15 @@ def until(page: Any, condition: str) -> None:
     raise AssertionError(f"never came true: {condition}")
 
 
+def eventually(page: Any, happened: Callable[[], bool]) -> None:
+    """Wait for what a page does, while it goes on."""
+    for _ in range(600):
+        if happened():
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError("it did not happen in time")
+
+
 def drop(page: Any, files: Sequence[Path], x: float, y: float) -> None:
     """Drop files from outside the browser at a point of the page, as a person does; then let the page come to rest."""
     session = page.context.new_cdp_session(page)
@@ -90,21 +103,87 @@ def drop(page: Any, files: Sequence[Path], x: float, y: float) -> None:
     page.wait_for_timeout(300)
 
 
+class Contexts:
+    """Browsers without a past, for visits one after another.
+
+    Playwright's contexts are kept and emptied between visits, each with a page that does nothing: it keeps the process alive
+    that draws the pages of 127.0.0.1. Another process for each visit takes a second of processor time.
+    """
+
+    def __init__(self, chromium: Any):
+        self._chromium = chromium
+        self._kept: dict[str, tuple[Any, Any, set[str]]] = {}
+        """Contexts by their options, each with the page that stays and the hosts whose storage is to be emptied."""
+
+    def open(
+        self,
+        viewport: dict[str, int],
+        *,
+        color_scheme: Any = None,
+        reduced_motion: Any = None,
+        now: int | None = None,
+        **options: Any,
+    ) -> Visit:
+        """Open a page in a context with these options, which no other open visit has.
+
+        Viewport, colours and motion are the page's own. `now` is the time at which the context's clock stands still.
+        """
+        key = repr((now, sorted(options.items())))
+        if key in self._kept:
+            context, idle, hosts = self._kept.pop(key)
+            session = context.new_cdp_session(idle)
+            for host in hosts:  # now, as the pages that were there wrote when they ended
+                session.send("Storage.clearDataForOrigin", {"origin": f"http://{host}", "storageTypes": "all"})
+            session.detach()
+        else:
+            context, idle = self._chromium.new_context(**options), None
+            context.set_default_timeout(60_000)
+            if now is not None:
+                context.clock.set_fixed_time(now)
+        visit = Visit(context, key, idle)
+        visit.page.set_viewport_size(viewport)
+        visit.page.emulate_media(color_scheme=color_scheme, reduced_motion=reduced_motion)
+        return visit
+
+    def close(self, visit: Visit) -> None:
+        """Close a visit's pages; its context waits for the next visit, unless another one with the same options does."""
+        context, idle = visit.context, visit.idle
+        if visit.key in self._kept:
+            context.close()
+            return
+        if idle is None:
+            idle = context.new_page()
+            idle.route("**", lambda route: route.fulfill(body=""))
+            idle.goto("http://127.0.0.1")
+        for page in context.pages:
+            if page != idle:
+                page.close()
+        context.clear_cookies()
+        context.set_offline(False)
+        self._kept[visit.key] = context, idle, visit.hosts - {""}
+
+
+@pytest.fixture(scope="session")
+def contexts(chromium: Any) -> Contexts:
+    """Return the contexts that visits share, one after another."""
+    return Contexts(chromium)
+
+
 @pytest.fixture
-def visit(chromium: Any, live: Any) -> Iterator[Callable[..., Visit]]:
-    """Open a fresh visit; options are those of Playwright's new_context. Each is checked at the end.
+def visit(contexts: Contexts, live: Any) -> Iterator[Callable[..., Visit]]:
+    """Open a fresh visit; options are those of Playwright's new_context, and `now`. Each is checked at the end.
 
     It asks for `live` only to end before it: a page whose server is gone complains.
     """
-    visits = []
+    visits: list[Visit] = []
 
     def begin(**options: Any) -> Visit:
-        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        context.set_default_timeout(60_000)
-        visits.append(Visit(context))
+        visits.append(contexts.open(**{"viewport": {"width": 1280, "height": 900}, **options}))
         return visits[-1]
 
     yield begin
-    for each in visits:
-        each.check()
-        each.context.close()
+    with ExitStack() as stack:
+        for each in visits:
+            stack.callback(contexts.close, each)
+        for each in visits:
+            each.check()

@@ -124,13 +124,17 @@ NO_ANSWER = {"error": {"message": "The journal holds no answer with this id.", "
 
 
 class Journal:
-    """Answers the dashboard's requests in the browser; keeps the queries."""
+    """Answers the dashboard's requests in the browser, on a visit that stays at `NOW`; keeps the queries."""
 
     def __init__(self, page: Any):
         self.summary: Any = SUMMARY
         self.queries: list[dict[str, str]] = []
-        page.clock.set_fixed_time(NOW)  # the hour of the rows stays the last one
+        assert page.evaluate("Date.now()") == 1000 * NOW, "the hour of the rows stays the last one"
         page.route("**/v1/diagnostics**", self.answer)
+
+    def summaries(self) -> list[dict[str, str]]:
+        """Return the queries for the summary so far."""
+        return [query for query in self.queries if query["path"].endswith("/summary")]
 
     def answer(self, route: Any) -> None:
         url = urlsplit(route.request.url)

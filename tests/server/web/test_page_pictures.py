@@ -132,5 +132,7 @@ def test_copied_text_with_a_picture_of_it_is_pasted_into_a_field_as_text(
     page = playground().page
     left_to_the_browser = page.evaluate(PASTE, {"target": target, "text": text, "url": "/samples/cyan.png"})
     assert left_to_the_browser is (pictures == 0)
+    if pictures:
+        page.wait_for_selector("#tray li")
     page.wait_for_timeout(300)
     assert page.locator("#tray li").count() == pictures

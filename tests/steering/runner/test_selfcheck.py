@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,12 @@ from tests.steering.conftest import OF_EACH_KIND, LoadMLLM
 
 MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v")  # an image of 4 x 4 tokens counts as 4 positions
 WINDOWED = ("gemma3", "aya_vision")
+
+
+@pytest.fixture
+def load_mllm(load_mllm: LoadMLLM) -> LoadMLLM:
+    """Return copies, since a check writes to a model what it found: sabotage must not be remembered by the shared one."""
+    return lambda family: copy.copy(load_mllm(family))
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)

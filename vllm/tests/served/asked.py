@@ -15,6 +15,7 @@ from demo.world.questions import ask
 from demo.world.scenes import random_scene, render
 from steering import Diagnose, Generate, Icd, Request, Sampling, Steer, SteeringVector, Think, Vcd
 from tests.steering.parallel.asking import differences, said
+from tests.steering.vllm.test_answers import without_gains
 
 SIGMA = 1e-5
 """The most that an attention factor may differ by."""
@@ -105,5 +106,9 @@ def faults(found: Mapping[str, steering.Result], expected: Mapping[str, steering
 
 
 def said_by_vllm(result: steering.Result) -> list[Any]:
-    """Return the comparable parts of a result but the distribution behind a prompt's states, which vLLM does not return."""
-    return [None if answer is None else answer | {"next_logprobs": None} for answer in said(result)]
+    """Return the comparable parts of a result without what vLLM servers do not return.
+
+    These are the distribution behind a prompt's states, and the shares of tokens that gain under Generate.
+    """
+    answers = [None if answer is None else answer | {"next_logprobs": None} for answer in said(result)]
+    return without_gains(answers)

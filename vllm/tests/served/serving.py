@@ -26,8 +26,22 @@ def environment_folder() -> Path:
     return folder
 
 
+class Address(str):
+    """The address of a server, which runs in a process group of its own."""
+
+    __slots__ = ("killed", "process")
+
+    process: subprocess.Popen[bytes]
+    killed: bool
+
+    def kill(self) -> None:
+        """End the server without notice, as a lost machine ends it."""
+        self.killed = True
+        os.killpg(self.process.pid, signal.SIGKILL)
+
+
 @contextmanager
-def served(model: Path, work: Path, *flags: str, **settings: str) -> Iterator[str]:
+def served(model: Path, work: Path, *flags: str, **settings: str) -> Iterator[Address]:
     """Serve a model with `vllm serve` and yield its address; `settings` are environment variables.
 
     `work` keeps the compile cache and the log, of which an AssertionError shows the end where the server does not start.
@@ -50,10 +64,12 @@ def served(model: Path, work: Path, *flags: str, **settings: str) -> Iterator[st
         process = subprocess.Popen(
             command, env=environment, cwd=work, stdout=written, stderr=written, start_new_session=True
         )
+    address = Address(url)
+    address.process, address.killed = process, False
     try:
         _wait(url, process, log)
-        yield url
-        assert process.poll() is None, _tail(log)
+        yield address
+        assert address.killed or process.poll() is None, _tail(log)
     finally:
         _end(process)
 

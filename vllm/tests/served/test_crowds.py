@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -14,8 +14,9 @@ import requests
 import steering
 from served import asked
 from served.conftest import connected
-from served.serving import counters, served
-from steering import Generate, Icd, Request, RequestError, Sampling, Steer, SteeringVector, Vcd
+from served.serving import counters, served, steps_of
+from steering import Generate, Icd, Request, RequestError, Sampling, Steer, SteeringVector, Think, Vcd
+from steering.front.completion import Completion
 from steering.vllm.client import VllmClient
 
 FLAGS = (
@@ -76,27 +77,44 @@ def test_two_hundred_mixed_requests(few: VllmClient, own: steering.Engine, vecto
 
 
 def test_abandoned_answers_leave_nothing_behind(few: VllmClient, own: steering.Engine, vector: SteeringVector) -> None:
-    """Some are given up before they begin, some within their prompt, some after tokens, some at their end."""
-    rng, listed = random.Random(5), list(asked.mixed(vector, 40, seed=1).values())
-    begun = [few.submit(request) for request in listed]
-    for completion in begun:
-        stage = rng.randrange(4)
-        if stage == 1:
-            time.sleep(rng.random() * 0.3)
-        if stage >= 2:
-            with suppress(StopIteration):
-                chunks = iter(completion)
-                for _ in range(1 if stage == 2 else 6):
-                    next(chunks)
+    """Answers of each kind are given up at each stage: before they begin, within their prompt, and after 1 and 6 tokens.
+
+    They all run at once, where few fit, so that some wait for blocks, some for their other side, and some are preempted.
+    """
+    kinds: list[list[Any]] = [
+        [], [Steer.to(vector, "text")], [Icd()], [Vcd(), Steer.to(vector, "vision")], [Generate(refresh=3)],
+        [Think(gamma=0.5, threshold=0.05)],
+    ]  # fmt: skip
+    long = Sampling(max_tokens=60, temperature=0.0, ignore_eos=True)
+    begun = [
+        (tokens, few.submit(Request(list(asked.conversation(place)), long, kind, diagnose=["focus", "drift"])))
+        for tokens in (None, 0, 1, 6)
+        for place, kind in enumerate(kinds)
+    ]
+
+    def abandon(tokens: int | None, completion: Completion) -> None:
+        if tokens == 0:
+            time.sleep(0.05)
+        chunks = iter(completion)
+        for _ in range(tokens or 0):
+            next(chunks)
+        assert not completion.done
         completion.cancel()
+
+    with ThreadPoolExecutor(len(begun)) as threads:
+        list(threads.map(abandon, *zip(*begun, strict=True)))
     assert idle(url_of(few))
+    few.generate([asked.request(0)])  # workers hear with the next step of what has ended
+    counts, values = steps_of(url_of(few)), counters(url_of(few))
+    assert (counts["kept"], counts["pairs"], values["vllm:kv_cache_usage_perc"]) == (0, 0, 0.0)
+    assert counts["running"] <= 1  # the answer just now
     after = asked.contrasted(vector, 2)
     found = dict(zip(after, few.generate(after.values()), strict=True))
     assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in after.items()}))
 
 
 def test_a_pair_that_can_never_fit_is_refused(few: VllmClient) -> None:
-    body = Request(list(asked.conversation(0, images=3)), Sampling(max_tokens=100), [Icd()])
+    body = Request(list(asked.conversation(0, images=3)), Sampling(max_tokens=None), [Icd()])  # to the context's end
     with pytest.raises(RequestError, match="tokens of the cache"):
         few.generate([body, body])
 

@@ -30,7 +30,7 @@ from server.settings import Settings
 from tests.families.calling import calling
 from tests.server.conftest import data_uri
 from tests.server.fakes import FakeEngine
-from tests.server.journal.rows import Serve, journal_of
+from tests.server.journal.rows import Serve, database_of, journal_of
 
 Sdk = Callable[..., openai.OpenAI]
 RED, GREEN, BLUE = (data_uri(Image.new("RGB", (28, 28), colour)) for colour in ("red", "green", "blue"))
@@ -241,7 +241,7 @@ def test_the_journal_sweeps_them_when_it_prunes(fake: FakeEngine, serve: Serve) 
     client.post("/v1/responses", json={"input": [says(image(RED), "hi")], "store": True})
     (path,) = folder(client).iterdir()
     os.utime(path, (0, 0))
-    journal._prune(journal.database())
+    journal._prune(database_of(client))
     assert not path.exists()
 
 

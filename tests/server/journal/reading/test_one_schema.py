@@ -27,7 +27,7 @@ from tests.server.conftest import ask, data_uri
 from tests.server.fakes import FakeEngine
 from tests.server.journal.counting import ids
 from tests.server.journal.journals import put, row
-from tests.server.journal.rows import Serve, journal_of, rows_of
+from tests.server.journal.rows import Serve, database_of, journal_of, rows_of
 
 GROUPS = ("sampling", "usage", "latency", "diagnostics", "texts")
 
@@ -94,7 +94,7 @@ def test_every_form_has_the_same_fields_and_values(
     assert head == names
     assert tabled == [[cell(one[name]) for name in names] for one in http]
 
-    with journal_of(client).database().engine.connect() as connection:
+    with database_of(client).engine.connect() as connection:
         sql = connection.execute(text("SELECT * FROM helmsight_answers ORDER BY created DESC")).mappings().all()
     assert [list(one) for one in sql] == [names] * 2
     for found, wanted in zip(sql, http, strict=True):
@@ -209,7 +209,7 @@ def test_rows_are_filtered_by_metadata_preset_and_times_as_people_write_them(
     client = serve(fake, journal_days=1e4)
     now, day = time.time(), 86_400
     put(
-        journal_of(client).database(),
+        database_of(client),
         row(1, created=now - 60, metadata='{"shop":"a","n":"1"}'),
         row(2, created=now - 2 * day, metadata='{"shop":"a"}', preset="sage"),
         row(3, created=now - 10 * day, metadata='{"shop":"b"}'),
@@ -244,9 +244,7 @@ def test_rows_are_filtered_by_metadata_preset_and_times_as_people_write_them(
 
 def test_a_summary_takes_the_same_filters(fake: FakeEngine, serve: Serve) -> None:
     client = serve(fake, journal_days=1e4)
-    put(
-        journal_of(client).database(), row(1, metadata='{"shop":"a"}', created=time.time()), row(2, created=time.time())
-    )
+    put(database_of(client), row(1, metadata='{"shop":"a"}', created=time.time()), row(2, created=time.time()))
     assert client.get("/v1/diagnostics/summary?metadata[shop]=a&since=1d").json["count"] == 1
     assert client.get("/v1/diagnostics/summary?since=1d").json["count"] == 2
 

@@ -24,7 +24,7 @@ from server.journal.schema import STORED
 from steering import CallPiece, Choice, Chunk, Result, ToolCall
 from tests.server.conftest import data_uri, user
 from tests.server.fakes import FakeEngine
-from tests.server.journal.rows import Serve, journal_of
+from tests.server.journal.rows import Serve, database_of, journal_of
 
 Sdk = Callable[..., openai.OpenAI]
 
@@ -107,12 +107,12 @@ def test_a_truth_reaches_the_rows_and_a_deletion_their_texts(serve: Serve, sdk: 
     (row,) = client.get(f"/v1/diagnostics/{made.id}").json["data"]
     assert (row["metadata"], row["texts"]["prompt"]) == ({"answer_correct": "true"}, "user: A secret?")
     correct = "SELECT answer_correct FROM helmsight_journal"
-    with journal_of(client).database().engine.connect() as connection:
+    with database_of(client).engine.connect() as connection:
         assert connection.execute(text(correct)).scalar_one() == 1
     chats.delete(made.id)
     (row,) = client.get(f"/v1/diagnostics/{made.id}").json["data"]
     assert (row["metadata"], row["texts"]) == (None, None)
-    with journal_of(client).database().engine.connect() as connection:
+    with database_of(client).engine.connect() as connection:
         left = connection.execute(text("SELECT * FROM helmsight_journal_stored")).mappings().one()
         assert "secret" not in json.dumps(dict(left))
         assert connection.execute(text(correct)).scalar_one() == 1, "the truth is a number"
@@ -170,7 +170,7 @@ def test_a_key_sees_changes_and_deletes_its_own_alone(
         sdk(client, keys["eve"]).chat.completions.list()
     again = serve(fake, journal=journal_of(client)._setting, api_keys=plain[:1])  # the same key, now the only one
     assert [one.id for one in sdk(again, plain[0]).chat.completions.list()] == [made[plain[0]]]
-    with journal_of(client).database().engine.connect() as connection:
+    with database_of(client).engine.connect() as connection:
         owners = connection.execute(text("SELECT owner FROM helmsight_journal_stored")).scalars().all()
     assert not any(digest_of(key) in owners or key in owners for key in plain)
 
@@ -257,7 +257,7 @@ def test_stored_completions_go_with_the_days_and_the_number_of_rows(database: Da
 
 def test_an_answer_is_found_at_once_while_the_journal_is_being_written(fake: FakeEngine, serve: Serve) -> None:
     client = serve(fake)
-    database = journal_of(client).database()
+    database = database_of(client)
     held, free = threading.Event(), threading.Event()
 
     def hold() -> None:

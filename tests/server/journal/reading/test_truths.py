@@ -16,11 +16,11 @@ from server.access.named import NamedKey, digest_of, write
 from server.journal.schema import ROWS
 from tests.server.conftest import user
 from tests.server.fakes import FakeEngine
-from tests.server.journal.rows import Serve, journal_of
+from tests.server.journal.rows import Serve, database_of, journal_of
 
 
 def truth_of(client: FlaskClient, identity: str) -> bool | None:
-    with journal_of(client).database().engine.connect() as connection:
+    with database_of(client).engine.connect() as connection:
         (found,) = connection.execute(select(ROWS.c.answer_correct).where(ROWS.c.id == identity)).scalars()
     return found  # type: ignore[no-any-return]
 

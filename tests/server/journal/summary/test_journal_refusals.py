@@ -21,7 +21,7 @@ from tests.server.conftest import ask
 from tests.server.fakes import FakeEngine
 from tests.server.journal.journals import START, settled
 from tests.server.journal.journals import row as answer
-from tests.server.journal.rows import Serve, journal_of, rows_of
+from tests.server.journal.rows import Serve, database_of, rows_of
 from tests.waiting import wait_for
 
 MINUTE = int(START // 60)
@@ -138,7 +138,7 @@ def test_requests_that_are_refused_are_counted_and_answers_are_not(fake: FakeEng
         assert refused.status_code == 400
     assert client.get("/a/private/word?or=two", headers=key).status_code == 404
     assert client.get("/v1/models", headers=key).status_code == 200
-    database = journal_of(client).database()
+    database = database_of(client)
     wait_for(lambda: sum(one[-1] for one in counts(database)) == 4)
     minute = int(time.time() // 60)
     assert all(0 <= minute - one[0] <= 1 for one in counts(database))
@@ -161,7 +161,7 @@ def test_an_answer_that_fails_leaves_a_row_and_one_that_finds_no_room_is_counted
     assert row["finish_reason"] == "error"
     engine.refusal = steering.Busy("full", retry_after=1.0)
     assert ask(client).status_code == 429
-    database = journal_of(client).database()
+    database = database_of(client)
     wait_for(lambda: len(counts(database)) == 1)
     assert counts(database)[0][1:] == (429, "rate_limit_exceeded", CHAT, 1)
 

@@ -18,7 +18,7 @@ from server.settings import Settings
 from tests.server.conftest import data_uri, user
 from tests.server.fakes import FakeEngine, checkpoint
 from tests.server.web import known_journal
-from tests.server.web.browser import Visit, drop, until
+from tests.server.web.browser import Visit, drop, eventually, until
 from tests.server.web.known_journal import NOW, ROWS, SUMMARY, VECTOR, Journal, row
 
 
@@ -33,7 +33,7 @@ def known(visit: Callable[..., Visit], url: str) -> Callable[..., tuple[Any, Jou
     """Open the dashboard over the known rows."""
 
     def begin(query: str = "", **options: Any) -> tuple[Any, Journal]:
-        page = visit(**options).page
+        page = visit(now=NOW, **options).page
         journal = Journal(page)
         page.goto(url + query)
         page.wait_for_selector("#content:not([hidden])")
@@ -170,7 +170,7 @@ def test_a_row_is_opened_by_its_address(known: Callable[..., tuple[Any, Journal]
 
 def test_filters_live_in_the_address(known: Callable[..., tuple[Any, Journal]]) -> None:
     page, journal = known("?range=7d&toward=text&flag=nonsense")
-    first = next(query for query in journal.queries if query["path"].endswith("/summary"))
+    first = journal.summaries()[0]
     assert first.keys() == {"path", "since", "toward"}
     assert first["toward"] == "text"
     assert float(first["since"]) == pytest.approx(NOW - 7 * 86400, abs=60)
@@ -186,9 +186,8 @@ def test_filters_live_in_the_address(known: Callable[..., tuple[Any, Journal]]) 
     expected = {"range": "all", "model": "demo", "toward": "text", "sage": "see", "contrast": "none",
                 "intervention": "sage.think", "flag": "dissociation", "finish_reason": "length"}  # fmt: skip
     assert {name: value for name, (value,) in parse_qs(urlsplit(page.url).query).items()} == expected
-    page.wait_for_timeout(300)
-    asked = [query for query in journal.queries if query["path"].endswith("/summary")][-1]
-    assert asked == {"path": "/v1/diagnostics/summary", **{n: v for n, v in expected.items() if n != "range"}}
+    asked = {"path": "/v1/diagnostics/summary", **{n: v for n, v in expected.items() if n != "range"}}
+    eventually(page, lambda: journal.summaries()[-1] == asked)
     page.get_by_role("button", name="Clear").click()
     until(page, "location.search === '?range=all'")
     page.reload()
@@ -273,7 +272,7 @@ def test_a_file_that_is_dropped_leaves_the_page(
 
 
 def test_errors_and_unknown_rows_are_told(visit: Callable[..., Visit], url: str) -> None:
-    opened = visit()
+    opened = visit(now=NOW)
     opened.expected = ("404",)
     Journal(opened.page)
     opened.page.goto(url + "#chatcmpl-none")

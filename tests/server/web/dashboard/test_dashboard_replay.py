@@ -16,7 +16,7 @@ from server.settings import Settings
 from tests.server.fakes import FakeEngine
 from tests.server.web import known_journal
 from tests.server.web.browser import Visit
-from tests.server.web.known_journal import Journal, row
+from tests.server.web.known_journal import NOW, Journal, row
 
 Links = Callable[..., list[tuple[dict[str, str], str]]]
 
@@ -28,7 +28,7 @@ def links(visit: Callable[..., Visit], live: Callable[[Flask], str], monkeypatch
 
     def found(*rows: dict[str, Any]) -> list[tuple[dict[str, str], str]]:
         monkeypatch.setattr(known_journal, "ROWS", list(rows))
-        page = visit().page
+        page = visit(now=NOW).page
         Journal(page)
         out = []
         for one in rows:
