@@ -70,7 +70,7 @@ class Checking:
         param = error.param or ""
         if not param or param.startswith((PLACE, "messages")):
             return False
-        self._again(body, Guard.model_construct(then={}))
+        self._again(body, Guard.model_construct(when={}, then={}))
         return True
 
     def _again(self, body: dict[str, Any], guard: Guard) -> Again:
