@@ -52,8 +52,15 @@ def pushes(vector: SteeringVector | str, strength: float = 1.0, automatic: bool 
     return {name: (Push(side, vector, strength),) for name, side in sides.items()}
 
 
-def written(text: str) -> Conditions:
-    """Return a user's own condition, written NAME=JSON as in an API request; raise ValueError if it is invalid."""
+FLAGS = ("--conditions", "--condition")
+"""The command line's flags of patterns, and of conditions that are written as NAME=JSON."""
+
+
+def written(text: str, option: str = "--condition") -> Conditions:
+    """Return a user's own condition, written NAME=JSON as in an API request.
+
+    Raises ValueError naming the command line's `option` if it is invalid.
+    """
     name, _, fields = text.partition("=")
     try:
         try:
@@ -64,23 +71,28 @@ def written(text: str) -> Conditions:
             raise ValueError(f"""NAME=JSON is needed, such as 'strong={{"sage": true}}'; got {text[:200]!r}""")
         options = read(parsed)
     except (ValueError, RequestError) as error:
-        raise ValueError(f"--condition {name}: {error}") from None
+        raise ValueError(f"{option} {name}: {error}") from None
     return {name: options}
 
 
-def chosen(conditions: Mapping[str, Way], patterns: Sequence[str] | None, more: Sequence[str] | None) -> Conditions:
+def chosen(
+    conditions: Mapping[str, Way],
+    patterns: Sequence[str] | None,
+    more: Sequence[str] | None,
+    flags: tuple[str, str] = FLAGS,
+) -> Conditions:
     """Return the baseline, the conditions that match a pattern (None: all), and those of `more`, written as `NAME=JSON`.
 
-    Raises ValueError for a pattern that matches none.
+    Raises ValueError for a pattern that matches none, naming the flag that gave it; `flags` are those of both.
     """
     names = {BASELINE}
     for pattern in ["*"] if patterns is None else patterns:
         if not (matches := fnmatch.filter(conditions, pattern)):
-            raise ValueError(f"--conditions: unknown {pattern!r}; there are {', '.join(map(repr, conditions))}")
+            raise ValueError(f"{flags[0]}: unknown {pattern!r}; there are {', '.join(map(repr, conditions))}")
         names.update(matches)
     selected = {name: way for name, way in conditions.items() if name in names}
     for text in more or ():
-        selected |= written(text)
+        selected |= written(text, flags[1])
     return selected
 
 
@@ -89,7 +101,8 @@ class Wanted:
     """Conditions as the command line chooses them, with steering if the model has a vector of modality preference.
 
     patterns: None means all. own: the benchmark's own conditions. automatic: steering may also find
-    its side. only_own: there are no others. Raises ValueError for an unknown condition.
+    its side. only_own: there are no others. flags: those that gave patterns and more. Raises ValueError for an unknown
+    condition.
     """
 
     patterns: tuple[str, ...] | None
@@ -99,6 +112,7 @@ class Wanted:
     own: Mapping[str, Way] = field(default_factory=dict)
     automatic: bool = False
     only_own: bool = False
+    flags: tuple[str, str] = FLAGS
 
     def __post_init__(self) -> None:
         self._chosen(self._pushes(self.vector))
@@ -175,7 +189,7 @@ class Wanted:
 
     def _chosen(self, steered: Conditions) -> Conditions:
         others = {BASELINE: ()} if self.only_own else default_conditions() | steered
-        return chosen(others | dict(self.own), self.patterns, self.more)
+        return chosen(others | dict(self.own), self.patterns, self.more, self.flags)
 
 
 def _describe_uncalibrated(conditions: Conditions, session: Session) -> list[str]:

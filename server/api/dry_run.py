@@ -8,13 +8,16 @@ from typing import Any
 from PIL import Image
 
 import steering
+from server.api.chats.again import Checking
 from server.api.chats.waiting import pictures_turn
 from server.context import AppContext
 from server.dialects.answer import ignoring
 from server.engine.runtime import Serving
 from server.images.load import ImageLoader, is_remote
+from server.requests.guarding import GuardPlan
+from server.requests.inspecting import check_auto, inspected
+from server.requests.readiness import readouts_available
 from server.requests.resolve import resolve
-from server.requests.skipping import Skipping
 from server.wire.messages import image_urls
 from server.wire.parse import read
 from steering.protocol.intervention import by_path
@@ -31,27 +34,32 @@ def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
     checked.
     """
     bounds = serving.text_bounds(app.settings)
-    chat, skipping = app.presets.read(read(body), app.dry_runs, serving, bounds.parts + app.settings.max_images)
+    parts, fields = bounds.parts + app.settings.max_images, read(body)
+    chat, skipping = app.presets.read(fields, app.dry_runs, serving, parts)
     bounds.check(chat.texts)
     compared = chat.diagnostics.compare_to if chat.diagnostics else None
     earlier = None if compared is None else app.states.find(compared)
     urls = [url for url, _ in image_urls(chat.messages)]
-    images, inspected = StandIns(app.settings, decoded=app.decoded), None
+    images, sizes = StandIns(app.settings, decoded=app.decoded), None
+    if chat.guard is not None:
+        GuardPlan.of(chat.guard, readouts_available(serving))
+        others = StandIns(app.settings, decoded=app.decoded)
+        checking = Checking(app, serving, app.dry_runs, others, earlier, parts)
+        skipping.skipped |= checking.again(fields, chat.guard).skipped
     if chat.messages:
         with pictures_turn(app, serving, chat) as images.check:
             resolved = resolve(chat, serving, app.settings, images, earlier, skipping)
-            _check_auto(resolved, serving, skipping, len(urls))
-            resolved, inspected = skipping.until_it_applies(resolved, serving.engine.inspect)
+            resolved, sizes = inspected(resolved, serving, skipping, len(urls))
     else:
         chat = chat.model_copy(update={"continue_final_message": None})  # there is nothing to continue
         resolved = resolve(chat, serving, app.settings, images, earlier, skipping)
-        _check_auto(resolved, serving, skipping, None)
+        check_auto(resolved, serving, skipping, None)
     name = steering.Steering.name()
     steered = None if skipping.skips(name) else resolved.asked.get(name)
     return {
         "object": "steering.validation",
         "model": chat.model or serving.name,
-        "steering": steers_of(steered, None if inspected is None else bool(urls)),
+        "steering": steers_of(steered, None if sizes is None else bool(urls)),
         "interventions": interventions_of(resolved),
         "diagnostics": readouts_of(resolved),
         "baseline": resolved.baseline,
@@ -60,8 +68,8 @@ def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
         "grammar": resolved.grammar is not None,
         "tools": [] if resolved.tools is None else sorted(resolved.tools.names),
         "sampling": asdict(resolved.sampling),
-        "prompt_tokens": None if inspected is None or any(map(is_remote, urls)) else inspected.prompt_tokens,
-        "max_tokens": None if inspected is None else inspected.max_tokens,
+        "prompt_tokens": None if sizes is None or any(map(is_remote, urls)) else sizes.prompt_tokens,
+        "max_tokens": None if sizes is None else sizes.max_tokens,
         **skipping.notes,
         **ignoring(skipping.ignored),
     }
@@ -103,12 +111,3 @@ def readouts_of(request: steering.Request) -> dict[str, Any] | None:
     options = {name: (option, option.wire(diagnose)) for name, option in readout_options().items() if option.written}
     set_options = {name: value for name, (option, value) in options.items() if value != option.at_rest}
     return {"include": sorted(readout.name for readout in diagnose.readouts), **set_options}
-
-
-def _check_auto(request: steering.Request, serving: Serving, skipping: Skipping, images: int | None) -> None:
-    """Raise what an automatic direction would raise after it was found."""
-    auto = request.asked.get(name := steering.Steering.name())
-    if isinstance(auto, steering.Auto):
-        with skipping.of(name):
-            serving.engine.check_auto(auto)
-            serving.engine.check_steer(auto.stated("vision"), images)

@@ -31,11 +31,15 @@ def client_socket(environ: Mapping[str, Any]) -> socket.socket | None:
 
 @dataclass
 class Watch:
-    """A watched request; `outcome` is the reason for giving it up, None if it was not."""
+    """A watched request; `outcome` is the reason for giving it up, None if it was not.
+
+    `late` is called in place of `give_up` at the deadline, if given.
+    """
 
     connection: socket.socket | None
     deadline: float
     give_up: Callable[[], object]
+    late: Callable[[], object] | None = None
     outcome: Literal["gone", "late"] | None = None
 
 
@@ -49,9 +53,15 @@ class Watcher:
         self._some = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, connection: socket.socket | None, deadline: float, give_up: Callable[[], object]) -> Watch:
+    def add(
+        self,
+        connection: socket.socket | None,
+        deadline: float,
+        give_up: Callable[[], object],
+        late: Callable[[], object] | None = None,
+    ) -> Watch:
         """Watch a request from now until `deadline`, on the monotonic clock."""
-        watch = Watch(connection, deadline, give_up)
+        watch = Watch(connection, deadline, give_up, late)
         with self._lock:
             self._by_id[id(watch)] = watch
             if self._thread is None:
@@ -89,7 +99,7 @@ class Watcher:
                     self._some.clear()
             for watch in given_up:
                 try:
-                    watch.give_up()
+                    (watch.late if watch.late and watch.outcome == "late" else watch.give_up)()
                 except Exception:  # an error of one request must not stop the watcher
                     log.exception("a request could not be cancelled")
 

@@ -15,6 +15,7 @@ from server.journal.scalars import scalars
 from server.journal.schema import DIAGNOSTICS, STORED
 from server.journal.writer import Journal
 from server.wire.chat import ChatRequest
+from server.wire.guard import Guard
 from server.wire.messages import Message, MessagePart, image_urls
 from server.wire.storing.metadata import truth
 from steering import Choice, InterventionSpec, Options, Request, Sampling, Steer, Steering
@@ -97,10 +98,19 @@ class Entry:
             journal.refused(error)
             return None
 
-    def finished(self, choice: Choice, first_token: float | None, total: float) -> None:
-        """Write the row of a finished choice; times in seconds since the request arrived."""
+    def finished(
+        self, choice: Choice, first_token: float | None, total: float, given: tuple[Request, int] | None = None
+    ) -> None:
+        """Write the row of a finished choice; times in seconds since the request arrived.
+
+        given: the request that it answers and the tokens of its prompt, if that is another one than was accepted.
+        """
         try:
-            self.recorded = self.journal.record(self.shared | self.of_choice(choice) | self._times(first_token, total))
+            row, asked = self.shared, self.asked
+            if given is not None:
+                asked, row = given[0].asked, row | of_request(given[0]) | {"prompt_tokens": given[1]}
+            row = row | self.of_choice(choice, asked) | self._times(first_token, total)
+            self.recorded = self.journal.record(row)
         except Exception as error:
             self.journal.refused(error)
 
@@ -136,24 +146,24 @@ class Entry:
         except Exception as error:
             self.journal.refused(error)
 
-    def of_choice(self, choice: Choice) -> dict[str, Any]:
-        """Return the columns of a finished choice."""
+    def of_choice(self, choice: Choice, asked: Mapping[str, InterventionSpec]) -> dict[str, Any]:
+        """Return the columns of a finished choice, to which these interventions were applied."""
         return {
             "choice": choice.index,
             "finish_reason": clean(choice.finish_reason, 16),
             "completion_tokens": len(choice.token_ids),
-            "applied": None if choice.applied is None else encoded(self._brief(choice.applied)),
+            "applied": None if choice.applied is None else encoded(self._brief(choice.applied, asked)),
             "answer": self._text(choice.text),
             "guard": None if choice.guard is None else choice.guard["outcome"],
             **columns_of(scalars(choice.applied, choice.diagnostics)),
         }
 
-    def _brief(self, applied: dict[str, Any]) -> Any:
+    def _brief(self, applied: dict[str, Any], asked: Mapping[str, InterventionSpec]) -> Any:
         """Return the report of what was applied, without long lists and without texts unless they are kept."""
         report: Any = applied
-        for spec in self.asked.values():
+        for spec in asked.values():
             report = changed(report, spec.path, spec.brief)
-        return without_texts(report, self.asked, self.journal.text_limit)
+        return without_texts(report, asked, self.journal.text_limit)
 
     def _times(self, first_token: float | None, total: float) -> dict[str, Any]:
         return {"first_token": first_token, "total": total}
@@ -173,15 +183,30 @@ def shared(
     notes: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the columns that follow from the request alone; `text_limit` 0 excludes its texts."""
-    created = time.time()
-    interventions, sampling, metadata = request.asked, request.sampling, chat.metadata
-    toward = toward_of(interventions)
+    created, metadata = time.time(), chat.metadata
     return {
         "id": answer_id,
         "created": created,
         "hour": int(created // 3600),
         "model": clean(model, LABEL),
         "streamed": bool(chat.stream),
+        **of_request(request),
+        "prompt_tokens": prompt_tokens,
+        "images": sum(1 for _ in image_urls(chat.messages)),
+        "answer_correct": truth(metadata, "answer_correct"),
+        "preset": notes.get("preset"),
+        "asked": encoded({**without_texts(as_asked(chat), chat.options, text_limit), **notes}),
+        "metadata": None if metadata is None else encoded_metadata(metadata),
+        "prompt": clean(prompt_text(chat), text_limit, end=True) if text_limit else None,
+    }
+
+
+def of_request(request: Request) -> dict[str, Any]:
+    """Return the columns that follow from the engine's request."""
+    interventions = request.asked
+    toward = toward_of(interventions)
+    return {
+        "sampling": encoded(sampled(request.sampling) | {"n": request.n}),
         "interventions": listed(interventions),
         "intervention": clean(group_of(interventions, toward), 64),
         "toward": toward,
@@ -193,15 +218,13 @@ def shared(
         "digests": listed(
             sorted({f"{name}@{digest}" for spec in interventions.values() for name, digest in spec.digests.items()})
         ),
-        "prompt_tokens": prompt_tokens,
-        "images": sum(1 for _ in image_urls(chat.messages)),
-        "answer_correct": truth(metadata, "answer_correct"),
-        "preset": notes.get("preset"),
-        "sampling": encoded(sampled(sampling) | {"n": request.n}),
-        "asked": encoded({**without_texts(as_asked(chat), chat.options, text_limit), **notes}),
-        "metadata": None if metadata is None else encoded_metadata(metadata),
-        "prompt": clean(prompt_text(chat), text_limit, end=True) if text_limit else None,
     }
+
+
+def guard_asked(guard: Guard, again: ChatRequest, text_limit: int) -> dict[str, Any]:
+    """Return a guard as the client wrote it; `again` is the request that it gives again, `text_limit` 0 excludes texts."""
+    asked = guard.model_dump(exclude_unset=True)
+    return {**asked, "then": without_texts(asked["then"], again.options, text_limit)}
 
 
 def sampled(sampling: Sampling) -> dict[str, Any]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from server.errors import ApiError, BadRequest
+from server.requests.skipping import Skipping
 from server.wire.chat import ChatRequest
 from server.wire.guard import MAX_CONDITIONS, MAX_RETRIES, Guard
-from steering import NumberCondition, RequestError, conditioned
+from steering import NumberCondition, Request, RequestError, Sampling, conditioned
 from steering.protocol.readout import Scalar
 from steering.protocol.request import RANGES
 
 PLACE = "guard.then"
+_QUOTED = re.compile(r"'([a-z_]+)((?:[.\[][^']*)?)'")
+"""A place in a request, as messages quote it: a field, and what is within it."""
 
 
 @dataclass(frozen=True)
@@ -103,20 +107,64 @@ def givable(chats: type[ChatRequest]) -> list[str]:
 
 
 def given_again(body: Mapping[str, Any], guard: Guard, chats: type[ChatRequest]) -> dict[str, Any]:
-    """Return the body of the request that a guard gives again; raises BadRequest for a field that `then` cannot have."""
+    """Return the body of the request that a guard gives again; raises BadRequest for a field that `then` cannot have.
+
+    `max_tokens` of `then` replaces the limit of the answer under either of its names.
+    """
     for name in guard.then:
         if name not in (fields := givable(chats)):
             allowed = ", ".join(fields)
             place = f"{PLACE}.{name[:64]}"
             raise BadRequest(f"'{place}' cannot be given again; allowed: {allowed}.", place, "unknown_parameter")
-    others = {name: value for name, value in body.items() if name not in ("guard", "guard_stream", "baseline")}
+    left_out = ["guard", "guard_stream", "baseline", *(["max_completion_tokens"] if "max_tokens" in guard.then else [])]
+    others = {name: value for name, value in body.items() if name not in left_out}
     return {**others, **guard.then}
 
 
 def within_then(error: ApiError | RequestError, guard: Guard) -> ApiError | RequestError:
-    """Return an error about a field of `then` under its place."""
-    head = (error.param or "").partition(".")[0].partition("[")[0]
-    if head not in guard.then or error.param is None:
+    """Return an error that names a field of `then` under its place; others are returned as they are.
+
+    Of an error about several fields, those of `then` are meant, since the request alone does not have it.
+    """
+    param = error.param or ""
+    if param.startswith(PLACE):
         return error
-    message = str(error).replace(f"'{error.param}", f"'{PLACE}.{error.param}")
-    return BadRequest(message, f"{PLACE}.{error.param}", error.code or "invalid_value")
+    own, message = _head(param) in guard.then, _placed(str(error), guard)
+    if own:
+        return BadRequest(message, f"{PLACE}.{param}", error.code or "invalid_value")
+    named = [quoted for quoted in _QUOTED.finditer(str(error)) if quoted[1] in guard.then]
+    if not named or not param:
+        return error
+    return BadRequest(message, f"{PLACE}.{named[0][1]}{named[0][2]}", error.code or "invalid_value")
+
+
+def skipped_of_then(skipping: Skipping, guard: Guard) -> dict[str, str]:
+    """Return the skipped parts of the request that is given again which are due to `then`, under their places there."""
+    whys = {place: _placed(why, guard) for place, why in skipping.skipped.items()}
+    return {f"{PLACE}.{place}": why for place, why in whys.items() if _head(place) in guard.then or f"'{PLACE}" in why}
+
+
+def alike(chat: ChatRequest, first: Request, other: ChatRequest, again: Request) -> bool:
+    """Return whether a request can only be answered as the first one was: greedily, and with nothing changed."""
+    if not (first.sampling.greedy and again.sampling.greedy) or {*first.asked} != {*again.asked}:
+        return False
+    heads = {spec.path[0] for spec in again.asked.values()}
+    if any(chat.interventions[head].sent != other.interventions[head].sent for head in heads):
+        return False
+    return _neutral(first.sampling) == _neutral(again.sampling)
+
+
+def _neutral(sampling: Sampling) -> Sampling:
+    """Return sampling without the settings that a greedy answer does not depend on."""
+    return replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, seed=None)
+
+
+def _head(place: str) -> str:
+    return place.partition(".")[0].partition("[")[0]
+
+
+def _placed(message: str, guard: Guard) -> str:
+    """Return a message with each quoted field of `then` under its place."""
+    return _QUOTED.sub(
+        lambda quoted: f"'{PLACE}.{quoted[1]}{quoted[2]}'" if quoted[1] in guard.then else quoted[0], message
+    )

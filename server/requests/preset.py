@@ -37,8 +37,8 @@ class Preset:
     source: str | None = None
 
     def weak(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the preset's fields that a request does not set; null counts as absent."""
-        stated = {name for name, value in body.items() if value is not None}
+        """Return the preset's fields that a request does not set; null counts as absent, but switches off a guard."""
+        stated = {name for name, value in body.items() if value is not None or name == "guard"}
         stated |= {name for names in ONE_VALUE if names & stated for name in names}
         return {name: value for name, value in self.fields.items() if name not in stated}
 

@@ -12,11 +12,14 @@ from typing import Any
 from server.engine.runtime import Serving
 from server.errors import ApiError, BadRequest
 from server.images.load import ImageLoader
+from server.requests.guarding import GuardPlan, given_again, skipped_of_then, within_then
 from server.requests.preset import AT, PLAIN, Preset, built_in
+from server.requests.readiness import readouts_available
 from server.requests.resolve import diagnose_of, ignored_variables, resolve, sampling_of
 from server.requests.skipping import Skipping
 from server.settings import Settings, SettingsError
 from server.wire.chat import Chat, ChatRequest
+from server.wire.guard import Guard
 from server.wire.parse import checked
 from server.wire.steering import SteeringForm
 from server.wire.strangers import LIKE, ignored_fields
@@ -72,9 +75,24 @@ class Presets:
         weak = preset.weak(body)
         chat = checked({**body, **weak}, kind, parts)
         ignored = [*unread, *ignored_fields(body, kind), *ignored_variables(chat, serving.capabilities)]
+        if chat.guard is None and body.get("guard_stream") is not None:
+            ignored.append("guard_stream")
         if ignored and chat.strict:
             raise BadRequest(f"'{ignored[0]}' is unknown, and 'strict' is true.", ignored[0], "unknown_parameter")
         return chat, Skipping(preset.name, frozenset(weak), chat.strict is not False, ignored=ignored)
+
+    def read_again(
+        self, body: dict[str, Any], guard: Guard, kind: type[Chat], serving: Serving, parts: int | None = None
+    ) -> tuple[Chat, Skipping]:
+        """Return the request that a guard gives again, as `read` returns the one in the body.
+
+        The fields of `then` are the preset's if the guard is.
+        """
+        preset = self.find(serving, body.get("model"))
+        weak = preset.weak(body)
+        chat = checked(given_again({**body, **weak}, guard, kind), kind, parts)
+        weaker = weak.keys() | guard.then.keys() if "guard" in weak else weak.keys() - guard.then.keys()
+        return chat, Skipping(preset.name, frozenset(weaker), chat.strict is not False)
 
     def find(self, serving: Serving, model: Any) -> Preset:
         """Return the preset that a request's `model` names, `PLAIN` for the bare model name.
@@ -116,24 +134,61 @@ class Presets:
         not the pinned one, since requests will be refused.
         """
         for preset in self.own.values():
-            chat = _chat(preset, self.chats).model_copy(update={"messages": []})
-            skipping = Skipping(preset.name, frozenset(preset.fields))
+            chat = _chat(preset, self.chats)
             with _named(preset):
                 try:
-                    request = resolve(chat, serving, settings, ImageLoader(settings), skipping=skipping)
+                    skipped = _skipped(preset, chat, serving, settings)
+                    if chat.guard is not None:
+                        again = _chat_again(preset, chat.guard, self.chats)
+                        skipped |= _skipped(preset, again, serving, settings, chat.guard)
                 except PinError as error:  # the other presets can be used
                     log.warning("preset %r (%s) is refused: %s", preset.name, preset.source, error)
                     continue
-                twins = [".".join(intervention.path) for intervention in request.asked.values() if intervention.twin]
-                if len(twins) > 1:
-                    raise RequestError(f"'{twins[0]}' and '{twins[1]}' both need the contrast branch; keep one.")
-            for place, why in skipping.skipped.items():
+            for place, why in skipped.items():
                 log.warning("preset %r (%s) is used without '%s': %s", preset.name, preset.source, place, why)
+            try:
+                if chat.guard is not None:
+                    GuardPlan.of(chat.guard, readouts_available(serving))
+            except BadRequest as error:  # it may be calibrated while the server runs
+                log.warning("preset %r (%s) is refused: %s", preset.name, preset.source, error)
 
 
 def _chat(preset: Preset, chats: type[ChatRequest]) -> ChatRequest:
     """Return a request with the fields of a preset."""
     return checked({"messages": [{"role": "user", "content": "?"}], **preset.fields}, chats)
+
+
+def _chat_again(preset: Preset, guard: Guard, chats: type[ChatRequest]) -> ChatRequest:
+    """Return the request that a preset's guard gives again."""
+    body = {"messages": [{"role": "user", "content": "?"}], **preset.fields}
+    try:
+        chat = checked(given_again(body, guard, chats), chats)
+        sampling_of(chat, {})
+    except (ApiError, RequestError) as error:
+        raise within_then(error, guard) from error
+    return chat
+
+
+def _skipped(
+    preset: Preset, chat: ChatRequest, serving: Serving, settings: Settings, guard: Guard | None = None
+) -> dict[str, str]:
+    """Return the parts of a preset's request that do not apply to a model; raises the errors of the others.
+
+    guard: the request is the one that this guard gives again, and only parts that are due to it are returned.
+    """
+    skipping = Skipping(preset.name, frozenset(preset.fields).union(() if guard is None else guard.then))
+    chat = chat.model_copy(update={"messages": []})
+    try:
+        request = resolve(chat, serving, settings, ImageLoader(settings), skipping=skipping)
+        twins = [".".join(intervention.path) for intervention in request.asked.values() if intervention.twin]
+        if len(twins) > 1:
+            message = f"'{twins[0]}' and '{twins[1]}' both need the contrast branch; keep one."
+            raise RequestError(message, param=twins[0])
+    except PinError:
+        raise
+    except (ApiError, RequestError) as error:
+        raise error if guard is None else within_then(error, guard) from error
+    return skipping.skipped if guard is None else skipped_of_then(skipping, guard)
 
 
 def _check(preset: Preset, chats: type[ChatRequest]) -> None:
@@ -149,6 +204,9 @@ def _check(preset: Preset, chats: type[ChatRequest]) -> None:
     chat = _chat(preset, chats)
     sampling_of(chat, {})
     diagnose_of(chat.diagnostics, frozenset(READOUTS))
+    if chat.guard is not None:
+        GuardPlan.of(chat.guard, dict.fromkeys(READOUTS, True))
+        _chat_again(preset, chat.guard, chats)
 
 
 @contextmanager

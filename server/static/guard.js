@@ -9,6 +9,7 @@ const OUTCOMES = {
   retry: "the new answer was kept: it meets the condition no more",
   first: "the first answer was kept: the new one meets the condition, too",
   cut: "the first answer was kept: the new one was cut",
+  same: "the first answer was kept: a new one could only be the same",
   failed: "the answer could not be given again",
 };
 

@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from server.wire.diagnostics import Diagnostics, diagnostics_form
 from server.wire.fields import Flag, Forced, Integer, Number, Pixels, Strict, switch
-from server.wire.guard import Guard
+from server.wire.guard import Guard, Off, switched
 from server.wire.interventions import Given
 from server.wire.interventions import fields as intervention_fields
 from server.wire.messages import Turn, texts_of
@@ -186,8 +186,11 @@ class ChatRequest(BaseModel):
     """The readouts that tell where the model looked, and more; true for the cheap ones."""
     baseline: Flag | None = None
     """Add the answer without interventions, from the same batch."""
-    guard: Guard | None = None
-    """Give the answer again, with other interventions, if it meets a condition."""
+    guard: Annotated[Guard | None, BeforeValidator(switched, json_schema_input_type=Guard | Off | None)] = None
+    """Give the answer again, with other interventions, if it meets a condition.
+
+    false and null switch a preset's guard off.
+    """
     guard_stream: Literal["hold", "first"] | None = None
     """hold, the default: a guarded answer is streamed once it is decided. first: the first one is streamed at once, and the
     last event says if another one replaces it.

@@ -8,10 +8,11 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from server.wire.fields import Integer, Strict
+from steering import NumberCondition
 
 MAX_CONDITIONS = 16
 MAX_RETRIES = 3
-FORM = r"^\s*([<>]=?|[!=]=)\s*-?[0-9.eE+-]+\s*$"
+FORM = f"^{NumberCondition.pattern}$"
 """The form of a comparison in a JSON schema."""
 
 
@@ -26,6 +27,14 @@ Given = Annotated[
     BeforeValidator(_condition),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "string", "pattern": FORM}]}),
 ]
+
+
+Off = Literal[False]
+
+
+def switched(value: Any) -> Any:
+    """Return a guard as it was given, None for false, which switches it off."""
+    return None if value is False else value
 
 
 class Guard(Strict):

@@ -14,7 +14,7 @@ from steering.protocol.readout import REGISTRY, Scalar
 SIGNS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
-COMPARISON = r"\s*(<=|>=|==|!=|<|>)\s*(-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*"
+COMPARISON = r"\s*(<=|>=|==|!=|<|>)\s*(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*"
 """The pattern of a sign and a number."""
 
 
@@ -29,6 +29,8 @@ class NumberCondition:
 
     signs: ClassVar[tuple[str, ...]] = tuple(SIGNS)
     """The signs of comparisons."""
+    pattern: ClassVar[str] = COMPARISON
+    """The pattern of a comparison."""
 
     name: str
     readout: str

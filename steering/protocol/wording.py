@@ -63,6 +63,8 @@ def reason(problem: Any, field: FieldInfo | None = None) -> str:
     message = re.sub(
         r" be a valid (\w+)", lambda kind: f" be {'an' if kind[1][0] in 'aeiou' else 'a'} {kind[1]}", message
     )
+    if problem["type"] == "dict_type":
+        return "must be an object"
     if problem["type"] == "literal_error":
         return "must be one of " + problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
     if problem["type"] == "too_short":

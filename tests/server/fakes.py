@@ -13,7 +13,20 @@ from typing import Any
 import torch
 
 from server.engine.served import Calibrated, Capabilities, Inspected
-from steering import Auto, Busy, Choice, Chunk, Histogram, Request, Result, Steer, TextBounds, in_place_of, next_prelude
+from steering import (
+    Auto,
+    Busy,
+    Choice,
+    Chunk,
+    Fault,
+    Histogram,
+    Request,
+    Result,
+    Steer,
+    TextBounds,
+    in_place_of,
+    next_prelude,
+)  # fmt: skip
 from steering.protocol import intervention, readout
 
 
@@ -75,9 +88,10 @@ class FakeCompletion:
         return self.pieces if index == 0 else 0
 
     def result(self) -> Result:
-        if self.choice is None:
+        if self.choice is None and not self.cancelled.is_set():
             list(self)
-        assert self.choice is not None
+        if self.choice is None:
+            raise Fault("The request was cancelled.")
         return Result((self.choice,), self.prompt_tokens, len(self.script))
 
     def cancel(self) -> None:

@@ -42,7 +42,8 @@ class GuardOptions:
         if match not in ("any", "all"):
             raise ValueError(f"--match must be any or all; got {match[:64]!r}")
         conditions = [_condition(text) for text in when]
-        selection = Wanted((), (then,), folders, vector) if "=" in then else Wanted((then,), (), folders, vector)
+        patterns, more = ((), (then,)) if "=" in then else ((then,), ())
+        selection = Wanted(patterns, more, folders, vector, flags=("--then", "--then"))
         return cls(conditions, match == "all", selection, AlarmOptions(data, noises, demo))
 
     def way(self, session: Session) -> tuple[str, Way]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Response, g, request
@@ -10,9 +11,10 @@ from flask import Blueprint, Response, g, request
 import steering
 from server.access.auth import caller
 from server.api.body import read_json
+from server.api.chats.again import Again, Checking
 from server.api.chats.guarded import GuardedCompletion
 from server.api.chats.running import Running, stream
-from server.api.chats.waiting import deadline, decided, pictures_turn
+from server.api.chats.waiting import deadline, decided, pictures_turn, took_longer
 from server.context import AppContext, context
 from server.dialects.answer import Answer
 from server.dialects.chat import CHAT
@@ -23,11 +25,11 @@ from server.engine.served import ServedCompletion
 from server.errors import ApiError, BadRequest, to_api_error
 from server.http.streaming import RESUME
 from server.http.watcher import client_socket
-from server.journal.entry import Entry, Storing
+from server.journal.entry import Entry, Storing, guard_asked
 from server.journal.words import LIVE, WORDED
 from server.openapi.examples import of_chat
 from server.openapi.operation import EVENTS, JSON, Parameter, documented
-from server.requests.guarding import GuardPlan, given_again, within_then
+from server.requests.guarding import GuardPlan, alike
 from server.requests.readiness import readouts_available
 from server.requests.resolve import ignored_reasoning, resolve
 from server.requests.skipping import Skipping
@@ -130,12 +132,18 @@ def begun(
     storing = storing_of(app, chat, body, dialect)
     guard = None if chat.guard is None else GuardPlan.of(chat.guard, readouts_available(serving))
     more = frozenset[str]() if guard is None else guard.readouts
-    retried = None if guard is None else again(app, serving, translated.chat, chat, more)
-    completion, entry, resolved = submit(app, serving, chat, answer.id, skipping, storing, more)
+    retried = None if guard is None else again(app, serving, translated.chat, chat, more, parts)
+    if retried is not None:
+        skipping.skipped |= retried.skipped
+    completion, entry, resolved = submit(app, serving, chat, answer.id, skipping, storing, more, retried)
+    late = None
     if guard is not None and retried is not None:
         hold = chat.guard_stream != "first" or not chat.stream
-        seed = resolved.sampling.seed
-        completion = GuardedCompletion(completion, seed, retried, guard, serving, caller().group, hold, n)
+        same = alike(chat, resolved, retried.chat, retried.request)
+        completion = GuardedCompletion(
+            completion, resolved.sampling.seed, retried.request, guard, serving, caller().group, hold, n, same
+        )
+        late = partial(completion.end, took_longer(app))
     notes = {**skipping.notes, **cut(chat, completion)}
     ignored = [*skipping.ignored, *(place_of(path, translated.places) for path in unread)]
     answer = replace(answer, notes=notes, ignored=[*dict.fromkeys(ignored)])
@@ -144,7 +152,7 @@ def begun(
               serving.capabilities.reasoning, storing is not None and entry is not None,
               lambda: completion.cached_tokens)
     )  # fmt: skip
-    watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
+    watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel, late)
     hidden = hidden_readouts(app, serving, resolved, more)
     return Running(
         app, completion, watch, g.started, n, answer.id, writer, bool(chat.stream), g.notes, entry, hidden,
@@ -160,15 +168,15 @@ def submit(
     skipping: Skipping,
     storing: Storing | None = None,
     more: frozenset[str] = frozenset(),
+    retried: Again | None = None,
 ) -> tuple[ServedCompletion, Entry | None, steering.Request]:
     """Submit the request to the engine; raises its errors, or Busy.
 
-    Skipped parts are recorded in `skipping`. Returns the completion, the writer of its journal rows, and the engine's
-    request.
+    Skipped parts are recorded in `skipping`, and `retried`, which a guard gives again, in the journal. Returns the
+    completion, the writer of its journal rows, and the engine's request.
     """
     source = _source()
-    compared = chat.diagnostics.compare_to if chat.diagnostics else None
-    earlier = None if compared is None else app.states.find(compared)
+    earlier = earlier_of(app, chat)
     images = app.image_loader()
     try:
         with serving.engine.turn(caller().group) as turn:
@@ -204,8 +212,11 @@ def submit(
     digest = None if calibrated is None else calibrated.digest
     columns = {"key_name": caller().name, "source": source, "calibration": digest}
     columns |= {name: g.notes.get(name) for name in TRACED}
+    asked = skipping.brief
+    if chat.guard is not None and retried is not None:
+        asked = asked | {"guard": guard_asked(chat.guard, retried.chat, app.journal.text_limit)}
     entry = Entry.of(
-        app.journal, chat, resolved, answer_id, serving.name, completion.prompt_tokens, skipping.brief, columns, storing
+        app.journal, chat, resolved, answer_id, serving.name, completion.prompt_tokens, asked, columns, storing
     )
     g.leaves_rows = entry is not None
     return completion, entry, resolved
@@ -250,19 +261,29 @@ def hidden_readouts(
 
 
 def again(
-    app: AppContext, serving: Serving, body: dict[str, Any], chat: ChatRequest, readouts: frozenset[str]
-) -> steering.Request:
-    """Return the request that a guard gives again; raises a 400 under the place of a wrong field of `then`."""
+    app: AppContext,
+    serving: Serving,
+    body: dict[str, Any],
+    chat: ChatRequest,
+    readouts: frozenset[str],
+    parts: int | None = None,
+) -> Again:
+    """Return the request that a chat's guard gives again; raises a 400 under the place of a wrong field of `then`."""
     assert chat.guard is not None
-    try:
-        other, skipping = app.presets.read(given_again(body, chat.guard, app.chats), app.chats, serving)
-        images = app.image_loader()
-        images.fetch_remote(image_urls(other.messages))
-        with pictures_turn(app, serving, other) as images.check:
-            resolved = resolve(other, serving, app.settings, images, skipping=skipping)
-    except (ApiError, steering.RequestError) as error:
-        raise within_then(error, chat.guard) from error
-    return with_readouts(resolved, hidden_readouts(app, serving, resolved, readouts))
+    images = app.image_loader()
+    images.fetch_remote(image_urls(chat.messages))
+
+    def complete(request: steering.Request) -> steering.Request:
+        return with_readouts(request, hidden_readouts(app, serving, request, readouts))
+
+    checking = Checking(app, serving, app.chats, images, earlier_of(app, chat), parts, complete)
+    return checking.again(body, chat.guard)
+
+
+def earlier_of(app: AppContext, chat: ChatRequest) -> steering.Earlier | None:
+    """Return the answer that drift is measured from; raises BadRequest for an unknown or forgotten one."""
+    compared = chat.diagnostics.compare_to if chat.diagnostics else None
+    return None if compared is None else app.states.find(compared)
 
 
 def shown_readouts(request: steering.Request) -> frozenset[str]:

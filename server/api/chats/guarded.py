@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import steering
 from server.engine.runtime import Serving
@@ -14,38 +14,58 @@ from server.engine.served import ServedCompletion
 from server.journal.scalars import scalars
 from server.requests.guarding import GuardPlan
 from steering import CallPiece, Choice, Chunk, Request, Result, answer_seed
+from steering.readouts.drift import ROWS, drift
 
 log = logging.getLogger("helmsight")
 
-Outcome = Literal["quiet", "first", "cut", "retry", "failed"]
-"""No condition held; new answers met one; a new answer met none, but was cut; it was kept; it could not be given."""
+Outcome = Literal["quiet", "first", "cut", "retry", "same", "failed"]
+"""The outcome of a guard.
+
+No condition held; new answers met one; a new answer met none, but was cut; it was kept; it could only be the same; it could
+not be given.
+"""
 Begin = Callable[[ServedCompletion], Iterator[Chunk | None]]
+
+
+class GivenRequest(NamedTuple):
+    """A request as it was answered, and the tokens of its prompt."""
+
+    request: Request
+    prompt_tokens: int
+
+
+class GuardTry(NamedTuple):
+    """An answer, the conditions that it met, its seed, and the request that it answers, None for the first one."""
+
+    choice: Choice
+    raised: list[str]
+    seed: int | None
+    given: GivenRequest | None
 
 
 @dataclass
 class _Tries:
-    """The answers to one choice: `last` is the last chunk of the first, `held` those before it.
-
-    answers: each with the conditions that it met, and its seed.
-    """
+    """The answers to one choice: `last` is the last chunk of the first, `held` those before it."""
 
     held: list[Chunk] = field(default_factory=list)
     last: Chunk | None = None
-    answers: list[tuple[Choice, list[str], int | None]] = field(default_factory=list)
+    answers: list[GuardTry] = field(default_factory=list)
     kept: int = 0
     failed: str | None = None
 
     @property
     def outcome(self) -> Outcome:
         """The outcome, as the choice reports it."""
-        (_, raised, _), *others = self.answers
+        first, *others = self.answers
         if self.kept:
             return "retry"
         if self.failed is not None:
             return "failed"
-        if not raised:
+        if not first.raised:
             return "quiet"
-        return "cut" if any(not still for _, still, _ in others) else "first"
+        if not others:
+            return "same"
+        return "cut" if any(not answer.raised for answer in others) else "first"
 
 
 def calls_of(choice: Choice) -> list[dict[str, str]]:
@@ -53,12 +73,36 @@ def calls_of(choice: Choice) -> list[dict[str, str]]:
     return [{"name": call.name, "arguments": call.arguments} for call in choice.tool_calls]
 
 
+def with_drift(choice: Choice, baseline: Choice | None, request: Request) -> Choice:
+    """Return an answer with its drift from a baseline that another request gave, if it asks for one and has none."""
+    report, readouts = choice.diagnostics, request.readouts
+    if report is None or readouts is None or baseline is None or report.get("drift", baseline) is not None:
+        return choice
+    if choice.answer_states is None or baseline.answer_states is None:
+        return choice
+    rows = readouts[ROWS]
+    found = {"to": "baseline", "rows": rows, "cosine": drift(choice.answer_states, baseline.answer_states, rows)}
+    return replace(choice, diagnostics={**report, "drift": found})
+
+
+def _result(completion: ServedCompletion, n: int) -> Result:
+    """Return the result of a try, of one that was cancelled or failed only the tokens."""
+    try:
+        return completion.result()
+    except steering.SteeringError:
+        generated = sum(map(completion.generated, range(n)))
+        return Result((), completion.prompt_tokens, generated, completion.cached_tokens, 0)
+
+
 class GuardedCompletion:
     """A completion whose choices are given again where a guard's conditions hold for them; see `ServedCompletion`.
 
-    `seed` is that of the first request. `again` is the request to give again, submitted in the queue of `group`. With
-    `hold`, nothing of a choice is sent before it is decided; otherwise the first answer is streamed, and the last chunk of a
-    choice may hold another one.
+    `seed` is that of the first request. `again` is the request to give again, submitted in the queue of `group`; with
+    `alike` it has the first one's answer, so that nothing is given again. A greedy one is given again once, since further
+    answers would be the same.
+
+    With `hold`, nothing of a choice is sent before it is decided; otherwise the first answer is streamed, and the last chunk
+    of a choice may hold another one.
     """
 
     def __init__(
@@ -71,12 +115,16 @@ class GuardedCompletion:
         group: str,
         hold: bool,
         n: int,
+        alike: bool = False,
     ):
         self.prompt_tokens, self.max_tokens, self.prompt_end = first.prompt_tokens, first.max_tokens, first.prompt_end
         self._first, self._seed, self._again, self._plan = first, seed, again, plan
         self._serving, self._group, self._hold = serving, group, hold
         self._tries = [_Tries() for _ in range(n)]
-        self._given: list[ServedCompletion] = [first]
+        self._retries = 0 if alike else 1 if again.sampling.greedy else plan.retries
+        self._given: list[tuple[ServedCompletion, int]] = [(first, n)]
+        self._again_running: list[ServedCompletion] = []
+        self._ended: str | None = None
         self._lock = threading.Lock()
         self._cancelled = False
         self._choices: dict[int, Choice] = {}
@@ -98,7 +146,7 @@ class GuardedCompletion:
 
     def result(self) -> Result:
         """Return the kept choices, and the tokens of all tries."""
-        results = [completion.result() for completion in self._given]
+        results = [_result(*given) for given in self._given]
         counts = (
             sum(result.prompt_tokens for result in results),
             sum(result.completion_tokens for result in results),
@@ -120,7 +168,7 @@ class GuardedCompletion:
     def generated(self, index: int) -> int:
         """Return how many tokens all tries of a choice have so far."""
         return self._first.generated(index) + sum(
-            len(choice.token_ids) for choice, *_ in self._tries[index].answers[1:]
+            len(answer.choice.token_ids) for answer in self._tries[index].answers[1:]
         )
 
     def text_of(self, index: int) -> str:
@@ -131,9 +179,29 @@ class GuardedCompletion:
         """Stop generating."""
         with self._lock:
             self._cancelled = True
-            completions = [*self._given]
+            completions = [self._first, *self._again_running]
         for completion in completions:
             completion.cancel()
+
+    def end(self, why: str) -> None:
+        """Give nothing again any more, so that choices which are not decided keep their first answers; `why` is reported.
+
+        Where a first answer is still running, there is nothing to keep, and all are cancelled.
+        """
+        if any(tries.last is None for tries in self._tries):
+            self.cancel()
+            return
+        with self._lock:
+            self._ended = why
+            completions = [*self._again_running]
+        for completion in completions:
+            completion.cancel()
+
+    def kept(self, index: int) -> GivenRequest | None:
+        """Return the request whose answer a decided choice has; None if that is the first one's."""
+        tries = self._tries[index]
+        given = tries.answers[tries.kept].given
+        return None if given is None else GivenRequest(replace(given.request, n=len(self._tries)), given.prompt_tokens)
 
     # -- tries ---------------------------------------------------------------------------------------------------------
 
@@ -152,20 +220,23 @@ class GuardedCompletion:
             tries.last = chunk
             if not self._judge(tries, chunk.choice, self._seed, chunk.index):
                 yield from self._decided(chunk.index)
-        for attempt in range(self._plan.retries):
+        for attempt in range(self._retries):
             pending = [index for index, tries in enumerate(self._tries) if index not in self._choices and tries.last]
-            if not pending or self._cancelled:
+            if not pending or self._cancelled or self._ended is not None:
                 break
             yield from self._retry(pending, attempt, begin, resume)
         if not self._cancelled:
             for index, tries in enumerate(self._tries):
                 if index not in self._choices and tries.last is not None:
+                    tries.failed = self._ended
                     yield from self._decided(index)
 
-    def _judge(self, tries: _Tries, choice: Choice, seed: int | None, number: int) -> list[str]:
+    def _judge(
+        self, tries: _Tries, choice: Choice, seed: int | None, number: int, given: GivenRequest | None = None
+    ) -> list[str]:
         """Return the conditions that an answer meets; `seed` is that of its request, in which it has this number."""
         raised = self._plan.raised(scalars(choice.applied, choice.diagnostics))
-        tries.answers.append((choice, raised, None if seed is None else answer_seed(seed, number)))
+        tries.answers.append(GuardTry(choice, raised, None if seed is None else answer_seed(seed, number), given))
         return raised
 
     def _retry(
@@ -174,9 +245,9 @@ class GuardedCompletion:
         """Give the pending choices again; yield those that are decided, and None while there is nothing."""
         try:
             if resume is None:
-                completion = self._submit(len(pending), attempt)
+                completion, given = self._submit(len(pending), attempt)
             else:
-                completion = yield from self._submitted_aside(len(pending), attempt, resume)
+                completion, given = yield from self._submitted_aside(len(pending), attempt, resume)
             for chunk in begin(completion):
                 if chunk is None:
                     yield None
@@ -185,8 +256,9 @@ class GuardedCompletion:
                     continue
                 index = pending[chunk.index]
                 tries = self._tries[index]
-                choice, first = replace(chunk.choice, index=index), tries.answers[0][0]
-                raised = self._judge(tries, choice, self._seed_of(attempt), chunk.index)
+                first = tries.answers[0].choice
+                choice = with_drift(replace(chunk.choice, index=index), first.baseline, given.request)
+                raised = self._judge(tries, choice, self._seed_of(attempt), chunk.index, given)
                 if not raised and (chunk.choice.finish_reason != "length" or first.finish_reason == "length"):
                     tries.kept = len(tries.answers) - 1
                     yield from self._decided(index)
@@ -196,10 +268,10 @@ class GuardedCompletion:
             log.info("a guarded answer could not be given again: %s", error)
             for index in pending:
                 if index not in self._choices:
-                    self._tries[index].failed = str(error)
+                    self._tries[index].failed = self._ended or str(error)
                     yield from self._decided(index)
 
-    def _submit(self, n: int, attempt: int) -> ServedCompletion:
+    def _submit(self, n: int, attempt: int) -> tuple[ServedCompletion, GivenRequest]:
         request = replace(self._again, n=n)
         request = replace(request, sampling=replace(request.sampling, seed=self._seed_of(attempt)))
         with self._serving.engine.turn(self._group) as turn:
@@ -207,9 +279,8 @@ class GuardedCompletion:
                 request = turn.decide(request, self._began)
             completion = turn.submit(request)
         self._began(completion)
-        with self._lock:
-            self._given.append(completion)
-        return completion
+        self._given.append((completion, n))
+        return completion, GivenRequest(request, completion.prompt_tokens)
 
     def _seed_of(self, attempt: int) -> int | None:
         """Return the seed of a retry's request, counted from the first one's so that no two tries draw alike."""
@@ -217,14 +288,17 @@ class GuardedCompletion:
         return None if seed is None else (seed + attempt + 1 + 2**63) % 2**64 - 2**63  # as int64, like `answer_seed`
 
     def _began(self, completion: ServedCompletion) -> None:
-        if self._cancelled:
+        with self._lock:
+            self._again_running.append(completion)
+            unwanted = self._cancelled or self._ended is not None
+        if unwanted:
             completion.cancel()
 
     def _submitted_aside(
         self, n: int, attempt: int, resume: Callable[[], object]
-    ) -> Generator[None, None, ServedCompletion]:
+    ) -> Generator[None, None, tuple[ServedCompletion, GivenRequest]]:
         """Submit in a thread of its own, since preparing a request takes long; yield None meanwhile."""
-        outcome: list[ServedCompletion | Exception] = []
+        outcome: list[tuple[ServedCompletion, GivenRequest] | Exception] = []
 
         def submit() -> None:
             try:
@@ -244,7 +318,7 @@ class GuardedCompletion:
         """Yield what is still to be sent of a choice."""
         tries = self._tries[index]
         assert tries.last is not None
-        first, chosen = tries.answers[0][0], tries.answers[tries.kept][0]
+        first, chosen = tries.answers[0].choice, tries.answers[tries.kept].choice
         choice = replace(chosen, baseline=first.baseline, guard=self._report(tries))
         self._choices[index] = choice
         if not tries.kept:
@@ -269,7 +343,7 @@ class GuardedCompletion:
                 "seed": seed,
                 "applied": choice.applied,
             }
-            for choice, raised, seed in tries.answers
+            for choice, raised, seed, _ in tries.answers
         ]
         failed = {} if tries.failed is None else {"failed": tries.failed}
         return {"outcome": tries.outcome, "kept": tries.kept, "answers": answers, **failed}

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import steering
+from server.api.chats.guarded import GuardedCompletion
 from server.api.chats.waiting import CLIENT_GONE, check_watch
 from server.context import AppContext
 from server.dialects.dialect import Writer
@@ -76,7 +77,11 @@ class Running:
         self._time_first_token()
         if chunk.choice is None:
             return chunk
-        self.app.metrics.finished(chunk.choice, self.notes["interventions"], self.traffic)
+        kept = self.completion.kept(chunk.choice.index) if isinstance(self.completion, GuardedCompletion) else None
+        kinds, traffic = self.notes["interventions"], self.traffic
+        if kept is not None:  # another request's answer than the one that was accepted
+            kinds, traffic = sorted(kept.request.asked), Traffic.of(traffic.model, kept.request, traffic.source)
+        self.app.metrics.finished(chunk.choice, kinds, traffic)
         if chunk.choice.guard is not None:
             self.app.metrics.guarded(chunk.choice.guard)
         if self.app.traces is not None and self.span is not None:
@@ -87,7 +92,8 @@ class Running:
         sent = self.app.files.apart(self.shown(chunk.choice), self.answer_id, self.owner)
         self._shown[sent.index] = sent
         if self.entry is not None:
-            self.entry.finished(chunk.choice, self.first_token, time.monotonic() - self.started)
+            given = None if kept is None else (kept.request, kept.prompt_tokens)
+            self.entry.finished(chunk.choice, self.first_token, time.monotonic() - self.started, given)
         return replace(chunk, choice=sent)
 
     def result(self) -> steering.Result:
@@ -158,7 +164,8 @@ class Running:
                 tokens, text = completion.generated(index), completion.text_of(index)
                 self.entry.given_up(index, self.broken, tokens, text, self.first_token, total)
             self.entry = None
-        if self.watch.outcome:
+        answered = self.watch.outcome == "late" and not self.unfinished  # a guard kept its first answer
+        if self.watch.outcome and not answered:
             self.app.metrics.disconnects.labels(self.watch.outcome).inc()
 
 

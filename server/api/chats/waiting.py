@@ -96,5 +96,9 @@ def check_watch(app: AppContext, watch: Watch) -> None:
     if watch.outcome == "gone":
         raise ApiError(CLIENT_CLOSED, "The client closed the connection.", code=CLIENT_GONE)
     if watch.outcome == "late":
-        limit = app.settings.request_timeout
-        raise ApiError(504, f"The answer took longer than {limit:g} seconds.", code="request_timeout")
+        raise ApiError(504, took_longer(app), code="request_timeout")
+
+
+def took_longer(app: AppContext) -> str:
+    """Return the sentence about a request whose deadline passed."""
+    return f"The answer took longer than {app.settings.request_timeout:g} seconds."

@@ -265,9 +265,10 @@ class GuardedAnswer(AnswerBody):
 class GuardReport(AnswerBody):
     """The tries of a guarded choice."""
 
-    outcome: Literal["quiet", "first", "cut", "retry", "failed"]
+    outcome: Literal["quiet", "first", "cut", "retry", "same", "failed"]
     """quiet: no condition was met. retry: a new answer was kept. Else the first one was kept, because the new ones met a
-    condition (first), one that met none was cut at `max_tokens` (cut), or it could not be given again (failed).
+    condition (first), one that met none was cut at `max_tokens` (cut), a new one could only be the same (same), or it could
+    not be given again (failed).
     """
     kept: int
     """The number of the kept answer in the list, from 0."""

@@ -270,9 +270,9 @@ def test_the_time_of_a_request_counts_from_its_arrival(fake: FakeEngine, monkeyp
         now[0] += 20
         return submit(request)
 
-    def added(self: Watcher, connection: Any, deadline: float, give_up: Any) -> Any:
+    def added(self: Watcher, connection: Any, deadline: float, give_up: Any, late: Any) -> Any:
         deadlines.append(deadline)
-        return add(self, connection, deadline, give_up)
+        return add(self, connection, deadline, give_up, late)
 
     monkeypatch.setattr(fake, "submit", slowly)
     monkeypatch.setattr(Watcher, "add", added)

@@ -87,7 +87,12 @@ def test_conditions_are_written_as_on_a_command_line() -> None:
 
 @pytest.mark.parametrize(
     ("when", "then", "match"),
-    [(["unheard"], "SAGE", "unheard"), (["alarm<1"], "SAGE", "true or false"), (["alarm"], "NONE", "unknown 'NONE'")],
+    [
+        (["unheard"], "SAGE", "^--when: 'unheard'"),
+        (["alarm<1"], "SAGE", "^--when: .*true or false"),
+        (["alarm"], "NONE", "^--then: unknown 'NONE'"),
+        (["alarm"], "mine={bad", "^--then mine: NAME=JSON is needed"),
+    ],
 )
 def test_what_is_no_guard_is_refused_before_a_model_is_loaded(when: list[str], then: str, match: str) -> None:
     with pytest.raises(ValueError, match=match):
