@@ -20,7 +20,7 @@ def test_a_condition_is_chosen_and_described(
     engine: steering.Engine, live: Callable[..., str], visit: Callable[..., Visit], tmp_path: Path
 ) -> None:
     drawn = unit_vector(engine.mllm, 5, (1,), "never")
-    gate: dict[str, Any] = {"layer": 1, "threshold": 0.99, "measure": "cosine", **WORTH}  # of no state
+    gate: dict[str, Any] = {"layer": 1, "threshold": 1.0, "measure": "cosine", **WORTH}  # no cosine is above 1
     steering.SteeringVector(
         "never", drawn.direction, drawn.weight, drawn.mean_abs, drawn.std, (1,), engine.mllm.fingerprint,
         kind="condition", info={"gate": gate},
@@ -42,7 +42,7 @@ def test_a_condition_is_chosen_and_described(
     assert "condition not met" in page.locator("#answer-chips").inner_text()
     page.goto(f"{url}/vectors")
     text = page.get_by_text("as a condition").locator("xpath=ancestor::section").inner_text()
-    assert "cosine above 0.99 at layer 1" in text
+    assert "cosine above 1 at layer 1" in text
     assert "0.940 (0.880 to 0.980)" in text
     assert "90 % (80 % to 95 %)" in text
     opened.check()
