@@ -64,12 +64,13 @@ class AppContext:
             pictures_folder(settings.journal.get_secret_value()), settings.store_bytes, settings.journal_days
         )
 
-    def image_loader(self) -> ImageLoader:
-        """Return a loader for the images of one request."""
+    def image_loader(self, fetched: dict[str, bytes] | None = None) -> ImageLoader:
+        """Return a loader for the images of one request, of which `fetched` holds those that another loader fetched."""
         if not self.settings.allow_remote_images:
             return ImageLoader(self.settings, None, self.decoded)
         max_bytes, timeout = self.settings.max_image_bytes, self.settings.remote_image_timeout
-        return ImageLoader(self.settings, partial(remote.fetch, max_bytes=max_bytes, timeout=timeout), self.decoded)
+        fetch = partial(remote.fetch, max_bytes=max_bytes, timeout=timeout)
+        return ImageLoader(self.settings, fetch, self.decoded, fetched)
 
 
 def context() -> AppContext:

@@ -65,7 +65,7 @@ def measure(answerer: Answerer, engine: Engine, count: int, seed: int, quiet: bo
     parted = evaluate.separated(replies)["neuron_ratio"]
     return {
         "samples": count,
-        "prefers the true one": evaluate.compared(replies)["prefers_faithful"],
+        "prefers the true one": float(np.mean(evaluate.preferences(replies))),
         "drift": _drift(engine, drawn),
         "neurons": parted | {"more": criteria.more_neurons(parted["share_95"])},
     }

@@ -66,7 +66,7 @@ def compared(answers: By) -> dict[str, Any]:
     }
     shares = {span: _paired(decay, partial(_by_layer, span)) for span in SPANS}
     maps = [((reply.diagnostics or {}).get("flags") or {}).get("concentration", {}) for reply in answers["faithful"]]
-    preferred = [_sum_logprob(a) > _sum_logprob(b) for a, b in zip(*(answers[side] for side in SIDES), strict=True)]
+    preferred = preferences(answers)
     return {
         "samples": len(preferred),
         "prefers_faithful": float(np.mean(preferred)),
@@ -76,6 +76,11 @@ def compared(answers: By) -> dict[str, Any]:
         "maps": {name: _moments(np.array([_number(values.get(name)) for values in maps])) for name in MAPS},
         "decay": {side: decay_curve(answers[side]) for side in SIDES},
     }
+
+
+def preferences(answers: By) -> list[bool]:
+    """Return for each sample whether the faithful answer is the likelier one as a whole."""
+    return [_sum_logprob(a) > _sum_logprob(b) for a, b in zip(*(answers[side] for side in SIDES), strict=True)]
 
 
 def _by_layer(span: str, readout: Mapping[str, Any]) -> list[float | None]:

@@ -44,7 +44,7 @@ class ImageLoader:
     """Loads the images of one request and counts them and their pixels.
 
     `fetch` gets (url, param) of a remote image and returns its bytes; None if remote images are off. `decoded` is shared
-    with other requests' loaders.
+    with other requests' loaders, `fetched` with another loader of the same request.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class ImageLoader:
         settings: Settings,
         fetch: Callable[[str, str], bytes] | None = None,
         decoded: DecodedPictures | None = None,
+        fetched: dict[str, bytes] | None = None,
     ):
         self.settings = settings
         self.fetch = fetch
@@ -60,7 +61,7 @@ class ImageLoader:
         self.pixels = 0
         self.check: Callable[[], object] = lambda: None
         """Called before each image; raises once nobody waits for them any more."""
-        self._fetched: dict[str, bytes] = {}
+        self._fetched: dict[str, bytes] = {} if fetched is None else fetched
 
     def fetch_remote(self, urls: Iterable[tuple[str, str]]) -> None:
         """Fetch the remote images among (url, param), if switched on, so that `load` only decodes."""

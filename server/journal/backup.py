@@ -89,7 +89,7 @@ def _copy(database: Database, file: Path) -> None:
 
 
 def _dump(url: URL, file: Path, secrets: tuple[str, ...]) -> None:
-    """Have pg_dump write the journal's tables; the connection is in a file, since others see arguments of processes."""
+    """Write the journal's tables with pg_dump, which reads the connection from a file: others see arguments of processes."""
     if (program := shutil.which("pg_dump")) is None:
         raise ValueError("a journal in PostgreSQL is backed up by pg_dump, which is not installed")
     connection = {

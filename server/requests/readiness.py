@@ -1,4 +1,4 @@
-"""What a served model lacks, because it was not measured: for the log, the model's page and the metrics."""
+"""The features that a served model lacks because it was not measured, for the log, the model's page and the metrics."""
 
 from __future__ import annotations
 

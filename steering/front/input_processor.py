@@ -79,18 +79,20 @@ def read_prompt(mllm: MLLM, request: Request, length: int) -> Prompt:
         if request.chat_template_kwargs:
             texts.append(json.dumps(request.chat_template_kwargs, ensure_ascii=False))
         TextBounds.of(mllm, length).check(texts)
-        _check_inserted(mllm, request, length)
+        inserted = _inserted_tokens(mllm, request, length)
         count_ahead(mllm, texts, length, None if request.clamp else request.sampling.max_tokens)
-        room = _room_for_prompt(mllm, request, length)
+        room = _room_for_prompt(request, length, inserted)
         return build_prompt(mllm, _with_short_ids(mllm, request).chat, request.reply, options_of(request), room)
 
 
-def _check_inserted(mllm: MLLM, request: Request, length: int) -> None:
-    """Raise RequestError, naming the intervention, for a text of its own that alone fills the context."""
+def _inserted_tokens(mllm: MLLM, request: Request, length: int) -> int:
+    """Return how many tokens the interventions' own texts have; raise RequestError for one that alone fills the context."""
+    total = 0
     for intervention in request.asked.values():
-        tokens = (
-            sum(len(ids) for ids in mllm.tokenizer(list(intervention.texts)).input_ids) if intervention.texts else 0
-        )
+        if not intervention.texts:
+            continue
+        tokens = sum(len(ids) for ids in mllm.tokenizer(list(intervention.texts)).input_ids)
+        total += tokens
         if tokens >= length:
             fields = (name for name, value in vars(intervention).items() if value in intervention.texts)
             param = ".".join((*intervention.path, *list(fields)[:1]))
@@ -99,15 +101,16 @@ def _check_inserted(mllm: MLLM, request: Request, length: int) -> None:
                 param=param,
                 code="context_length_exceeded",
             )
+    return total
 
 
-def _room_for_prompt(mllm: MLLM, request: Request, length: int) -> int:
-    """Return how many tokens the prompt may have, so that answer, baseline prompt and twin prompt fit as well."""
-    texts = [text for intervention in request.asked.values() for text in intervention.texts]
+def _room_for_prompt(request: Request, length: int, inserted: int) -> int:
+    """Return how many tokens the prompt may have, so that answer, baseline prompt and twin prompt fit as well.
+
+    inserted: the tokens of the interventions' own texts.
+    """
     others = request.baseline or any(intervention.twin for intervention in request.asked.values())
-    beside = (
-        (BESIDE + sum(len(ids) for ids in mllm.tokenizer(texts).input_ids)) if others and texts else BESIDE * others
-    )
+    beside = BESIDE + inserted if others else 0
     return room_for_prompt(length, request.sampling.max_tokens, request.clamp) - beside
 
 

@@ -25,6 +25,7 @@ from server.engine.served import ServedCompletion
 from server.errors import ApiError, BadRequest, to_api_error
 from server.http.streaming import RESUME
 from server.http.watcher import client_socket
+from server.images.load import ImageLoader
 from server.journal.entry import Entry, Storing, guard_asked
 from server.journal.words import LIVE, WORDED
 from server.openapi.examples import of_chat
@@ -132,10 +133,14 @@ def begun(
     storing = storing_of(app, chat, body, dialect)
     guard = None if chat.guard is None else GuardPlan.of(chat.guard, readouts_available(serving))
     more = frozenset[str]() if guard is None else guard.readouts
-    retried = None if guard is None else again(app, serving, translated.chat, chat, more, parts)
-    if retried is not None:
+    fetched: dict[str, bytes] = {}
+    retried = None
+    if guard is not None:
+        retried = again(app, serving, translated.chat, chat, more, app.image_loader(fetched), parts)
         skipping.skipped |= retried.skipped
-    completion, entry, resolved = submit(app, serving, chat, answer.id, skipping, storing, more, retried)
+    completion, entry, resolved = submit(
+        app, serving, chat, answer.id, skipping, app.image_loader(fetched), storing, more, retried
+    )
     late = None
     if guard is not None and retried is not None:
         hold = chat.guard_stream != "first" or not chat.stream
@@ -166,6 +171,7 @@ def submit(
     chat: ChatRequest,
     answer_id: str,
     skipping: Skipping,
+    images: ImageLoader,
     storing: Storing | None = None,
     more: frozenset[str] = frozenset(),
     retried: Again | None = None,
@@ -177,7 +183,6 @@ def submit(
     """
     source = _source()
     earlier = earlier_of(app, chat)
-    images = app.image_loader()
     try:
         with serving.engine.turn(caller().group) as turn:
             turn.check()  # before loading images
@@ -266,11 +271,11 @@ def again(
     body: dict[str, Any],
     chat: ChatRequest,
     readouts: frozenset[str],
+    images: ImageLoader,
     parts: int | None = None,
 ) -> Again:
     """Return the request that a chat's guard gives again; raises a 400 under the place of a wrong field of `then`."""
     assert chat.guard is not None
-    images = app.image_loader()
     images.fetch_remote(image_urls(chat.messages))
 
     def complete(request: steering.Request) -> steering.Request:

@@ -18,11 +18,12 @@ import steering
 from server.app import create_app
 from server.engine import vllm
 from server.engine.launched import free_port
-from server.engine.runtime import Runtime, load
+from server.engine.runtime import load
 from server.settings import Settings
 from steering import UnsupportedModel
 from steering.vllm.servers import Server, Servers
 from tests.server.conftest import ask, data_uri
+from tests.server.engine.fronts import front
 from tests.server.fakes import checkpoint
 from tests.steering.vllm.computing import PlainAnswers
 from tests.steering.vllm.fake import FakeVllm, facts_of
@@ -47,12 +48,8 @@ def over_vllm(fake: FakeVllm, kept: Path, vectors: Path, tmp_path_factory: pytes
     settings = Settings(
         engine=f"vllm={fake.url}", vectors=(str(vectors),), slots=4, max_waiting=8, journal=journal  # type: ignore[arg-type]
     )  # fmt: skip
-    runtime = Runtime(settings, make=vllm.load)
-    app = create_app(settings, runtime=runtime)
-    runtime._load()
-    assert runtime.error is None, runtime.error
-    yield app
-    runtime.drain(0)
+    with front(settings) as app:
+        yield app
     app.extensions["helmsight"].journal.close()
 
 

@@ -30,11 +30,11 @@ from served.models import made
 from served.serving import Address, served
 from server.app import create_app
 from server.engine import vllm
-from server.engine.runtime import Runtime
 from server.settings import Settings
 from tests.families.calling import KINDS, template
 from tests.probes.conftest import make_samples
 from tests.server.conftest import ask, data_uri
+from tests.server.engine import fronts
 from tests.server.engine.test_vllm import close
 from tests.waiting import wait_for
 
@@ -78,12 +78,8 @@ def model(work: Path) -> Path:
 def front(model: Path, *urls: str) -> Iterator[Flask]:
     """Yield the application over servers, which were compared with plain transformers."""
     settings = Settings(model=str(model), engine=f"vllm={','.join(urls)}", slots=16, max_waiting=64, journal="off")  # type: ignore[arg-type]
-    runtime = Runtime(settings, make=vllm.load)
-    app = create_app(settings, runtime=runtime)
-    runtime._load()
-    assert runtime.error is None, runtime.error
-    yield app
-    runtime.drain(0)
+    with fronts.front(settings) as app:
+        yield app
 
 
 @pytest.fixture(scope="module")

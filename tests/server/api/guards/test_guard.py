@@ -15,35 +15,23 @@ from pydantic import SecretStr
 
 import steering
 from server.app import create_app
-from server.settings import PresetTable, Settings
+from server.settings import Settings
 from steering import Busy
 from tests.server.api.choices import refused
-from tests.server.conftest import TOLD, user
+from tests.server.api.guards.asking import BASE, CHAT, READ, THEN, ask, journaling
+from tests.server.conftest import user
 from tests.server.dialects.speaking import BODIES, ROUTES, STREAMS, events
 from tests.server.fakes import FakeEngine
 from tests.server.journal.rows import rows_of
 from tests.server.served.model import served_model
 from tests.waiting import wait_for
 
-CHAT = "/v1/chat/completions"
-BASE: dict[str, Any] = {"messages": TOLD, "max_tokens": 6, "temperature": 0}
-THEN = {"steering": {"toward": "text", "strength": 2.0}}
-READ = {"diagnostics": {"include": ["modality", "confidence"]}}
-
 
 @pytest.fixture(scope="module")
 def client(engine: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
-    folder = tmp_path_factory.mktemp("journal")
-    presets = {"careful": PresetTable(fields={"guard": {"when": {"mean_logprob": "< 0"}, "then": THEN}})}
-    app = create_app(Settings(journal=str(folder / "journal.db"), presets=presets), engine=engine)
-    yield app.test_client()
-    app.extensions["helmsight"].journal.close()
-
-
-def ask(client: FlaskClient, **fields: Any) -> Any:
-    response = client.post(CHAT, json=BASE | fields, buffered=True)
-    assert response.status_code == 200, response.text
-    return response.json if not fields.get("stream") else STREAMS["chat"](response.text)
+    presets = {"careful": {"guard": {"when": {"mean_logprob": "< 0"}, "then": THEN}}}
+    with journaling(engine, tmp_path_factory, presets) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

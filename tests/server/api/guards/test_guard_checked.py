@@ -13,11 +13,10 @@ import steering
 from server.app import create_app
 from server.settings import PresetTable, Settings, SettingsError
 from tests.server.api.choices import refused
+from tests.server.api.guards.asking import BASE, CHAT
 from tests.server.conftest import TOLD, user
 
-CHAT = "/v1/chat/completions"
 CHECK = "/v1/steering/validate"
-BASE: dict[str, Any] = {"messages": TOLD, "max_tokens": 6, "temperature": 0}
 PLAIN: dict[str, Any] = {"messages": [user("What is red?")], "max_tokens": 6, "temperature": 0}
 WHEN = {"mean_logprob": "> 0"}
 UNTIL = {"toward": "vision", "until": {"attention_ratio": 0.3}}

@@ -11,37 +11,25 @@ from flask.testing import FlaskClient
 
 import steering
 from server.app import create_app
-from server.settings import PresetTable, Settings
-from tests.server.conftest import TOLD
+from server.settings import Settings
+from tests.server.api.guards.asking import BASE, CHAT, READ, THEN, ask, journaling
 from tests.server.dialects.speaking import STREAMS
 from tests.server.fakes import FakeEngine
 from tests.server.journal.rows import rows_of
 from tests.waiting import wait_for
 
-CHAT = "/v1/chat/completions"
-BASE: dict[str, Any] = {"messages": TOLD, "max_tokens": 6, "temperature": 0}
-THEN = {"steering": {"toward": "text", "strength": 2.0}}
-READ = {"diagnostics": {"include": ["modality", "confidence"]}}
 AGAIN = {"when": {"mean_logprob": "< 0"}, "then": {"temperature": 1}}
 
 
 @pytest.fixture(scope="module")
 def client(engine: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlaskClient]:
-    folder = tmp_path_factory.mktemp("journal")
     guard = {"when": {"mean_logprob": "< 0"}, "then": THEN}
     presets = {
-        "careful": PresetTable(fields={"guard": guard, "guard_stream": "first"}),
-        "steered": PresetTable(fields={"sage": True, "guard": {"when": guard["when"], "then": {"sage": None}}}),
+        "careful": {"guard": guard, "guard_stream": "first"},
+        "steered": {"sage": True, "guard": {"when": guard["when"], "then": {"sage": None}}},
     }
-    app = create_app(Settings(journal=str(folder / "journal.db"), presets=presets), engine=engine)
-    yield app.test_client()
-    app.extensions["helmsight"].journal.close()
-
-
-def ask(client: FlaskClient, **fields: Any) -> Any:
-    response = client.post(CHAT, json=BASE | fields, buffered=True)
-    assert response.status_code == 200, response.text
-    return response.json
+    with journaling(engine, tmp_path_factory, presets) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
