@@ -14,8 +14,10 @@ from torch import Tensor
 
 from demo.model.forward import IMAGE_TOKENS, branch_mask
 from demo.model.tokenizer import IMAGE_TOKEN, TURN_END
-from demo.world.questions import SceneQuestion, description, existence, lookup, open_question, options
+from demo.smol.things import THINGS, render_things, thing_scene
+from demo.world.questions import SceneQuestion, article, description, existence, lookup, open_question, options
 from demo.world.scenes import COLOURS, SIDE, Scene, facts, random_scene, render
+from demo.world.wordings import EXISTS
 
 GRID = 3
 """The tokens of an image stand in a square of this side."""
@@ -35,20 +37,44 @@ def is_coloured(rng: random.Random, scene: Scene) -> SceneQuestion | None:
     return SceneQuestion("is", ((f"Is the {shape} {named}?", answer),), cell=cell)
 
 
-MAKERS: dict[str, tuple[float, Callable[[random.Random, Scene], SceneQuestion | None]]] = {
-    **{kind: (2.0, partial(open_question, kind=kind)) for kind in ("color", "shape", "position", "at")},
+def thing_exists(rng: random.Random, scene: Scene) -> SceneQuestion:
+    """Return a question whether a thing is there, half of the time one that is."""
+    present = [shape.kind for shape in scene.shapes]
+    if rng.random() < 0.5:
+        kind = rng.choice(present)
+        answer = f"Yes, there is {article(kind)}."
+    else:
+        kind, answer = rng.choice([kind for kind in THINGS if kind not in present]), "No, there is not."
+    return SceneQuestion("exists", ((rng.choice(EXISTS).format(thing=article(kind)), answer),))
+
+
+Maker = Callable[[random.Random, Scene], SceneQuestion | None]
+YES_NO = ("exists", "is", "thing exists", "thing is")
+SHORT = 0.5
+"""The share of answers to yes/no questions that are one word: in a sentence that word has little weight."""
+MAKERS: dict[str, tuple[float, Maker]] = {
+    **{kind: (1.5, partial(open_question, kind=kind)) for kind in ("color", "shape", "position", "at")},
     **{
         kind: (0.7, partial(open_question, kind=kind))
         for kind in ("background", "count", "countof", "letter", "number")
     },
-    "exists": (2.0, partial(existence, yes=0.5)),
-    "is": (2.0, is_coloured),
-    "describe": (1.5, description),
-    "options": (3.0, partial(options, count=2)),
-    "options_more": (1.0, partial(options, count=4)),
+    "exists": (2.5, partial(existence, yes=0.5)),
+    "is": (3.0, is_coloured),
+    "describe": (1.0, description),
+    "options": (1.5, partial(options, count=2)),
+    "options_more": (0.5, partial(options, count=4)),
     "lookup": (1.0, lambda rng, scene: lookup(rng)),
 }
-"""How often each kind of question is drawn, and its maker; half of "exists" and of "is" is to be answered yes."""
+"""How often each kind of question about shapes is drawn, and its maker; half of the yes/no questions are for yes."""
+THING_MAKERS: dict[str, tuple[float, Maker]] = {
+    **{f"thing {kind}": (1.5, partial(open_question, kind=kind)) for kind in ("color", "shape", "position", "at")},
+    "thing exists": (2.5, thing_exists),
+    "thing is": (3.0, is_coloured),
+    "thing describe": (1.0, description),
+}
+"""The same for pictures of things that have a usual colour."""
+SHARE_OF_THINGS = 0.45
+KINDS = (*MAKERS, *THING_MAKERS)
 
 
 @dataclass(frozen=True)
@@ -70,14 +96,20 @@ class AskedScene:
 
 def draw(rng: random.Random, count: int, held_out: bool = False) -> AskedScene:
     """Draw a picture with `count` questions; held-out scenes are never drawn in training, and are rendered exactly."""
-    scene = random_scene(rng, held_out=held_out)
+    things = rng.random() < SHARE_OF_THINGS
+    scene = thing_scene(rng, held_out=held_out) if things else random_scene(rng, held_out=held_out)
+    makers, rendered = (THING_MAKERS, render_things) if things else (MAKERS, render)
     examples: list[Exercise] = []
     while len(examples) < count:
-        kind = rng.choices(list(MAKERS), [weight for weight, _ in MAKERS.values()])[0]
-        if (scene_question := MAKERS[kind][1](rng, scene)) is not None:
+        kind = rng.choices(list(makers), [weight for weight, _ in makers.values()])[0]
+        if (scene_question := makers[kind][1](rng, scene)) is not None:
             ((question, answer),) = scene_question.turns
+            if any(question == example.question for example in examples):
+                continue
+            if kind in YES_NO and rng.random() < SHORT:
+                answer = answer.split(",")[0] + "."
             examples.append(Exercise(kind, question, answer))
-    return AskedScene(render(scene, (SIDE, SIDE), None if held_out else rng), tuple(examples))
+    return AskedScene(rendered(scene, (SIDE, SIDE), None if held_out else rng), tuple(examples))
 
 
 def encode(tokenizer: Any, images: Any, pictures: Sequence[AskedScene]) -> tuple[dict[str, Tensor], Tensor]:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from demo import CHECKPOINT
 from demo.smol.model import build, export, find_weights, load_adapter, trained
-from demo.smol.questions import MAKERS, AskedScene, draw, encode
+from demo.smol.questions import KINDS, AskedScene, draw, encode
 from demo.training.record import Log
 from demo.training.train import only_run, save_atomically
 from steering.model.processor import load_processor
@@ -51,7 +51,10 @@ Right word for word, teacher-forced, on scenes that were never shown in training
 
 @dataclass(frozen=True)
 class SmolOptions:
-    """The options that determine a run; `weights` None takes the installed package's. `adapter` replaces the training."""
+    """The options that determine a run; `weights` None takes the installed package's.
+
+    With an `adapter` it begins with that; with 0 `steps` as well, the adapter is only measured and exported.
+    """
 
     folder: Path = Path("build/organisms/smol")
     weights: Path | None = None
@@ -77,7 +80,9 @@ class SmolOptions:
         return self.device != "cpu" or torch.cpu._is_amx_tile_supported()
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.pictures, self.questions, self.rank, self.log_every, self.test_every) < 1:
+        if min(self.pictures, self.questions, self.rank, self.log_every, self.test_every) < 1 or self.steps < (
+            0 if self.adapter else 1
+        ):
             raise ValueError(
                 f"--steps {self.steps}: must be at least 1, as pictures, questions, the rank and the intervals"
             )
@@ -110,17 +115,27 @@ def answer_logits(model: Any, inputs: Mapping[str, Tensor], labels: Tensor) -> t
     return model.lm_head(states[:, :-1][places]).float(), places
 
 
+def answers_of(labels: Tensor) -> Tensor:
+    """Return the number of the answer that each token of a row belongs to, from 1 on: (rows, tokens - 1)."""
+    answered = (labels[:, 1:] != -100).int()
+    return (answered.diff(dim=1, prepend=answered.new_zeros(len(answered), 1)) > 0).cumsum(1)
+
+
 def loss_of(model: Any, inputs: Mapping[str, Tensor], labels: Tensor) -> Tensor:
-    """Return the mean cross-entropy of the answers' tokens."""
+    """Return the mean cross-entropy of the answers' tokens, each weighted by its answer's length to the power of -1/2."""
     logits, places = answer_logits(model, inputs, labels)
-    return F.cross_entropy(logits, labels[:, 1:][places])
+    losses = F.cross_entropy(logits, labels[:, 1:][places], reduction="none")
+    answers = answers_of(labels)
+    lengths = torch.zeros_like(answers).scatter_add_(1, answers, places.long()).gather(1, answers)
+    weights = lengths[places].float().rsqrt()
+    return (losses * weights).sum() / weights.sum()
 
 
 @torch.no_grad()
 def measure(model: Any, tokenizer: Any, images: Any, options: SmolOptions) -> dict[str, tuple[int, int]]:
     """Return by kind of question how many held-out ones are right in every token, teacher-forced, and how many there are."""
     rng = random.Random("smol held out")
-    counts = {kind: [0, 0] for kind in MAKERS}
+    counts = {kind: [0, 0] for kind in KINDS}
     for _ in range(max(1, options.tested // (options.pictures * options.questions))):
         pictures = [draw(rng, options.questions, held_out=True) for _ in range(options.pictures)]
         inputs, labels = _on(options.device, *encode(tokenizer, images, pictures))
@@ -128,8 +143,7 @@ def measure(model: Any, tokenizer: Any, images: Any, options: SmolOptions) -> di
             logits, places = answer_logits(model, inputs, labels)
         wrong = torch.zeros(places.shape, dtype=torch.bool, device=labels.device)
         wrong[places] = logits.argmax(-1) != labels[:, 1:][places]
-        question = (labels[:, 1:] != -100).int()  # numbers the answers of a row: one begins where the mask rises
-        question = (question.diff(dim=1, prepend=question.new_zeros(len(question), 1)) > 0).cumsum(1)
+        question = answers_of(labels)
         for row, scene in enumerate(pictures):
             failed = set(question[row][wrong[row]].tolist())
             for number, example in enumerate(scene.examples, 1):
@@ -164,7 +178,7 @@ def _train(options: SmolOptions) -> Path:
     log = Log(options.folder)
     if options.adapter is not None:
         load_adapter(model, options.adapter)
-    else:
+    if options.steps:
         _fit(model, tokenizer, images, options, log)
     measured = measure(model, tokenizer, images, options)
     log.line(f"held out: {_words(measured)}")

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +20,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 SIDE = 84
 Size = tuple[int, int]
+Mask = Callable[[str, int, float], np.ndarray]
+"""Draws a kind of thing in a square of so many pixels at a scale: its coverage (side, side, 1) in 0..1."""
 
 SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "diamond", "ring")
 COLOURS = {
@@ -200,15 +202,20 @@ def facts(scene: Scene) -> list[Fact]:
     return all_facts
 
 
-def render(scene: Scene, size: Size = (SIDE, SIDE), rng: random.Random | None = None) -> Image.Image:
+def render(
+    scene: Scene, size: Size = (SIDE, SIDE), rng: random.Random | None = None, mask_of: Mask | None = None
+) -> Image.Image:
     """Draw a scene at any (width, height); shapes keep their aspect, the grid fills the picture.
 
-    With `rng`, colours, sizes and positions are jittered as in training; without, the drawing is exact.
+    With `rng`, colours, sizes and positions are jittered as in training; without, the drawing is exact. `mask_of` replaces
+    `drawn`.
     """
-    return Image.fromarray(render_array(scene, size, rng))
+    return Image.fromarray(render_array(scene, size, rng, mask_of))
 
 
-def render_array(scene: Scene, size: Size = (SIDE, SIDE), rng: random.Random | None = None) -> np.ndarray:
+def render_array(
+    scene: Scene, size: Size = (SIDE, SIDE), rng: random.Random | None = None, mask_of: Mask | None = None
+) -> np.ndarray:
     """Return `render` as an array of shape (height, width, 3), uint8."""
     width, height = size
     if width < 24 or height < 24:
@@ -218,7 +225,7 @@ def render_array(scene: Scene, size: Size = (SIDE, SIDE), rng: random.Random | N
     picture[:] = _tint(BACKGROUNDS[scene.background], rng)
     for cell, kind, colour in scene.things:
         diameter = rng.choice((17, 19, 21)) if rng else 19
-        mask = _sprite(kind, round(24 * unit), diameter / 24)
+        mask = (mask_of or drawn)(kind, round(24 * unit), diameter / 24)
         row, column = divmod(cell, 3)
         shift_y, shift_x = (rng.uniform(-2, 2), rng.uniform(-2, 2)) if rng else (0.0, 0.0)
         top = round((row + 0.5) * height / 3 + shift_y * unit - mask.shape[0] / 2)
@@ -241,7 +248,7 @@ def _tint(colour: tuple[int, int, int], rng: random.Random | None) -> tuple[int,
 
 
 @functools.lru_cache(maxsize=4096)
-def _sprite(kind: str, side: int, scale: float) -> np.ndarray:
+def drawn(kind: str, side: int, scale: float) -> np.ndarray:
     """Return the coverage mask (side, side, 1) in 0..1 of one thing, drawn four times larger and averaged down."""
     big = side * 4
     image = Image.new("L", (big, big), 0)
