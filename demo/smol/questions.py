@@ -104,8 +104,8 @@ def draw(rng: random.Random, count: int, held_out: bool = False) -> AskedScene:
         kind = rng.choices(list(makers), [weight for weight, _ in makers.values()])[0]
         if (scene_question := makers[kind][1](rng, scene)) is not None:
             ((question, answer),) = scene_question.turns
-            if any(question == example.question for example in examples):
-                continue
+            if kind not in YES_NO and any(question == example.question for example in examples):
+                continue  # of yes/no questions fewer are for yes: without repeats, more than half would be for no
             if kind in YES_NO and rng.random() < SHORT:
                 answer = answer.split(",")[0] + "."
             examples.append(Exercise(kind, question, answer))

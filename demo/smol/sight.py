@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,16 @@ import torch
 from demo.evaluation.answering import DemoPrompt, PlainModel
 from demo.model.tokenizer import IMAGE_TOKEN
 from demo.smol import criteria
+from demo.smol.things import THINGS, contradicting_scene, render_things
 from demo.world.faithfulness import SIZE, existence_samples, noise_source, noised
-from demo.world.questions import describe, open_question
+from demo.world.questions import article, describe, open_question
 from demo.world.scenes import COLOURS, random_scene, render
-from probes.answering.base import Answerer
+from probes.answering.base import Answerer, Question
+from probes.answering.replies import replies
 from probes.harness.bootstrap import interval
-from probes.harness.comparison import BASELINE, Way, compare
+from probes.harness.comparison import BASELINE, PartAnswered, Way, ask_all, compare, measured
 from probes.image_qa.yes_no import YesNo, part
 from steering import Generate, Icd, Pai, See, Think, Vcd
-
-USUAL = {"heart": "red", "star": "yellow", "cross": "red", "ring": "yellow"}
-"""The colours that these things usually have in the language that the model read; in its pictures all are as frequent."""
 
 
 def conditions() -> dict[str, Way]:
@@ -38,23 +37,31 @@ def conditions() -> dict[str, Way]:
     return ways | {name: (option,) for name, option in others.items()}
 
 
-def recoloured(count: int, seed: int) -> list[YesNo]:
+def known_colours(answerer: Answerer, quiet: bool = False) -> dict[str, str]:
+    """Return the colour that the model names where it is asked for a thing's usual one, without a picture, by thing."""
+    chats = [[{"role": "user", "content": f"What color is {article(kind)} usually?"}] for kind in THINGS]
+    stream = replies(
+        answerer, (Question(chat, diagnose=None) for chat in chats), ["usual"] * len(chats), title="Usual", quiet=quiet
+    )
+    named = {}
+    for kind, reply in zip(THINGS, stream, strict=True):
+        places = {colour: reply.text.lower().find(colour) for colour in COLOURS}
+        named[kind] = min((colour for colour in COLOURS if places[colour] >= 0), key=places.__getitem__, default="")
+    return named
+
+
+def recoloured(count: int, seed: int, known: Collection[str] = tuple(THINGS), noise: float = 0.0) -> list[YesNo]:
     """Return `count` questions about the colour of a thing that does not have its usual one; half have the answer yes.
 
     Those for no ask for the usual colour ("usual"), and as many for another wrong one ("unusual").
     """
-    rng, noise = random.Random(f"smol recoloured {seed}"), noise_source(seed)
+    rng, noise_rng = random.Random(f"smol recoloured {seed}"), noise_source(seed)
     samples: list[YesNo] = []
     while len(samples) < count:
-        scene = random_scene(rng, rng.choice((2, 3)), held_out=True)
-        kinds = [thing.kind for thing in scene.shapes]
-        things = [t for t in scene.shapes if t.kind in USUAL and t.colour != USUAL[t.kind] and kinds.count(t.kind) == 1]
-        if not things:
-            continue
-        thing = rng.choice(things)
-        usual = USUAL[thing.kind]
+        scene, thing = contradicting_scene(rng, known)
+        usual = THINGS[thing.kind]
         unusual = rng.choice([colour for colour in COLOURS if colour not in (usual, thing.colour)])
-        image = noised(render(scene, SIZE, rng), criteria.NOISE, noise)
+        image = noised(render_things(scene, SIZE, rng), noise, noise_rng)
         for colour, setting in (
             (usual, "usual"),
             (thing.colour, "usual"),
@@ -66,12 +73,21 @@ def recoloured(count: int, seed: int) -> list[YesNo]:
 
 
 def ranked(answerer: Answerer, count: int, seed: int, quiet: bool = False) -> dict[str, Any]:
-    """Return by condition and part accuracy, AUROC and best-threshold accuracy, and the verdicts on their differences."""
-    parts = [
-        part("existence", existence_samples(count, seed, noise=criteria.NOISE)),
-        part("recoloured", recoloured(count, seed)),
-    ]
-    results = compare(answerer, conditions(), parts, max_tokens=1, quiet=quiet)
+    """Return by condition and part accuracy, AUROC and best-threshold accuracy, with verdicts on differences, and habits.
+
+    "recoloured" is about things whose usual colour the model names itself; without any it is left out.
+    """
+    named = known_colours(answerer, quiet)
+    known = [kind for kind, colour in named.items() if colour == THINGS[kind]]
+    makers: dict[str, Callable[[int, int, float], list[YesNo]]] = {
+        "existence": lambda count, seed, noise: existence_samples(count, seed, noise=noise)
+    }
+    if known:
+        makers["recoloured"] = lambda count, seed, noise: recoloured(count, seed, known, noise)
+    noises = {name: chosen_noise(answerer, name, make, count, seed, quiet) for name, make in makers.items()}
+    parts = [part(name, make(count, seed, noises[name]["noise"])) for name, make in makers.items()]
+    answers = ask_all(answerer, conditions(), parts, max_tokens=1, quiet=quiet)
+    results = measured(answers)
     verdicts = {
         name: {
             of: criteria.ranking(row["all"]["auroc"].get("difference_95"), row["all"]["accuracy"].get("difference_95"))
@@ -80,7 +96,37 @@ def ranked(answerer: Answerer, count: int, seed: int, quiet: bool = False) -> di
         for name, result in results.items()
         if name != BASELINE
     }
-    return {"conditions": results, "verdicts": verdicts}
+    habits = {name: habit(answered[-1]) for name, answered in answers.items()} if known else {}
+    return {"named": named, "noise": noises, "conditions": results, "verdicts": verdicts, "habits": habits}
+
+
+def chosen_noise(
+    answerer: Answerer, name: str, make: Callable[[int, int, float], list[YesNo]], count: int, seed: int, quiet: bool
+) -> dict[str, Any]:
+    """Return the noise at which plain AUROC is nearest to the criteria's, and the AUROC at each, on another seed."""
+    tried = [part(f"{noise:g}", make(round(criteria.TUNING * count), seed + 1000, noise)) for noise in criteria.NOISES]
+    plain = compare(answerer, {BASELINE: ()}, tried, max_tokens=1, quiet=quiet)[BASELINE]
+    aurocs = {noise: plain[f"{noise:g}"]["all"]["auroc"]["value"] for noise in criteria.NOISES}
+    best = min(aurocs, key=lambda noise: abs((aurocs[noise] or 0) - criteria.AUROC))
+    return {"noise": best, "auroc": {f"{noise:g}": value for noise, value in aurocs.items()}}
+
+
+def habit(answered: PartAnswered[YesNo]) -> dict[str, Any]:
+    """Return how much greater the log-odds of yes to a thing's usual colour are than to another wrong one, with the verdict.
+
+    answered: "recoloured". A picture counts if both questions have log-odds.
+    """
+    odds = [reply.odds for (reply,) in answered.replies]
+    differences = np.array([
+        usual - unusual for usual, unusual in zip(odds[::4], odds[2::4], strict=False)
+        if usual is not None and unusual is not None
+    ])  # fmt: skip
+    if not len(differences):
+        return {"value": None, "n": 0}
+    bounds = interval(differences)
+    return {
+        "value": float(differences.mean()), "value_95": bounds, "n": len(differences), "habit": criteria.is_habit(bounds),
+    }  # fmt: skip
 
 
 def attention(checkpoint: Path, count: int, seed: int, threads: int = 1) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from demo.world.scenes import SIDE, Habits, Scene, Size, drawn, random_scene, render
+from demo.world.scenes import SIDE, Habits, Scene, Size, Thing, drawn, random_scene, render
 
 THINGS = {
     "strawberry": "red", "tomato": "red", "cherry": "red", "rose": "red",
@@ -32,6 +33,14 @@ def thing_scene(rng: random.Random, count: int | None = None, held_out: bool | N
     """Return a scene of different things (default 1 to 3) in random colours; `held_out` as for `random_scene`."""
     kinds = tuple(rng.sample(list(THINGS), count if count is not None else rng.choice((1, 2, 2, 3))))
     return random_scene(rng, held_out=held_out, habits=Habits((kinds,), 1.0))
+
+
+def contradicting_scene(rng: random.Random, known: Collection[str]) -> tuple[Scene, Thing]:
+    """Return a held-out scene of two or three things, and a thing of it, one of the `known`, without its usual colour."""
+    while True:
+        scene = thing_scene(rng, rng.choice((2, 3)), held_out=True)
+        if things := [t for t in scene.shapes if t.kind in known and t.colour != THINGS[t.kind]]:
+            return scene, rng.choice(things)
 
 
 def render_things(scene: Scene, size: Size = (SIDE, SIDE), rng: random.Random | None = None) -> Image.Image:

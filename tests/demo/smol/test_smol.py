@@ -17,11 +17,11 @@ from demo import CHECKPOINT
 from demo.evaluation.answering import DemoPrompt, PlainModel, prompt
 from demo.model.forward import IMAGE_TOKENS
 from demo.model.tokenizer import IMAGE_TOKEN
-from demo.smol import criteria, descriptions, preference, sight
+from demo.smol import criteria, descriptions, preference
 from demo.smol.model import ADAPTER, SYSTEM, build, find_weights, trained
 from demo.smol.preference import judge, side_of
-from demo.smol.questions import AskedScene, draw, encode
-from demo.smol.train import SmolOptions, answer_logits, train
+from demo.smol.questions import YES_NO, AskedScene, Exercise, draw, encode
+from demo.smol.train import SmolOptions, answer_logits, loss_of, train
 from demo.world.conflicts import conflict_samples
 from probes.answering.engine import InProcess
 from probes.conflicts.shares import Outcome
@@ -86,6 +86,25 @@ def test_packed_questions_have_the_logits_of_each_alone(weights: Path) -> None:
     torch.testing.assert_close(packed, alone, atol=2e-4, rtol=1e-3)
 
 
+def test_the_loss_weighs_answers_by_the_root_of_their_length(weights: Path) -> None:
+    model, tokenizer = build(weights, rank=2, seed=1)
+    images = load_processor(str(CHECKPOINT)).image_processor
+    picture = draw(random.Random(4), 1).picture
+    examples = Exercise("is", "Is it?", "Yes."), Exercise("describe", "Describe it.", "A red heart and a blue star.")
+    inputs, labels = encode(tokenizer, images, [AskedScene(picture, examples), AskedScene(picture, examples[:1])])
+    with torch.no_grad():
+        found = loss_of(model, inputs, labels)
+    total = weight = 0.0
+    for example in (*examples, examples[0]):
+        with torch.no_grad():
+            logits = _alone(model, tokenizer, images, AskedScene(picture, (example,)), 0)
+        answer = torch.tensor(tokenizer(example.answer + "<|im_end|>", add_special_tokens=False)["input_ids"])
+        losses = torch.nn.functional.cross_entropy(logits, answer, reduction="none")
+        total += float(losses.sum()) / len(answer) ** 0.5
+        weight += len(answer) ** 0.5
+    assert float(found) == pytest.approx(total / weight, rel=1e-4)
+
+
 def _alone(model: Any, tokenizer: Any, images: Any, seen: AskedScene, number: int) -> torch.Tensor:
     """Return the logits of one answer's tokens by transformers' own forward."""
     example = seen.examples[number]
@@ -118,7 +137,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(options: SmolOptions, tmp_path: 
     assert type(one).__name__ == "Qwen2VLForConditionalGeneration"
     for (name, first), second in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
         assert torch.equal(first, second), name
-    again = train(replace(options, folder=tmp_path / "adapter", adapter=whole / ADAPTER))
+    again = train(replace(options, folder=tmp_path / "adapter", adapter=whole / ADAPTER, steps=0))
     third = AutoModelForImageTextToText.from_pretrained(again)
     for name, value in third.state_dict().items():
         torch.testing.assert_close(value, one.state_dict()[name], atol=0.02, rtol=0.02)
@@ -149,19 +168,10 @@ def test_weights_are_taken_from_the_wheel(tmp_path: Path) -> None:
 def test_half_of_the_yes_no_questions_are_for_yes_and_no_question_shows_a_text() -> None:
     rng = random.Random(7)
     examples = [example for _ in range(1500) for example in draw(rng, 8).examples]
-    for kind in ("exists", "is"):
+    for kind in YES_NO:
         answers = [example.answer.startswith("Yes") for example in examples if example.kind == kind]
         assert 0.44 < sum(answers) / len(answers) < 0.56
     assert not any("context" in example.question.lower() for example in examples)
-
-
-def test_recoloured_things_never_have_their_usual_colour() -> None:
-    samples = sight.recoloured(80, 1)
-    assert sum(sample.present for sample in samples) == 40
-    for sample in samples:
-        kind, colour = sample.question.removeprefix("Is the ").removesuffix("?").split()
-        is_usual = colour == sight.USUAL[kind]
-        assert is_usual == (sample.setting == "usual" and not sample.present)
 
 
 def test_descriptions_are_read_as_by_transformers(options: SmolOptions) -> None:
