@@ -86,12 +86,13 @@ def _preference(page: Report, section: dict[str, Any]) -> None:
     page.heading("Conflicts of picture and text")
     right = ", ".join(f"{task} {share:.2f}" for task, share in section["right by task without a text"].items())
     page.text(f"Right without a text, by task (tasks below one half are left out): {right}.")
-    rows = []
-    for name, row in section["conditions"].items():
-        columns = [f"{row[key]:.3f} ({row[f'{key}_95'][0]:.3f} to {row[f'{key}_95'][1]:.3f})"
-                   for key in ("s_vision", "s_text", "s_others")]  # fmt: skip
-        rows.append([name, *columns, row["n"]])
-    page.table(["condition", "follows the picture", "follows the text", "neither", "n"], rows)
+    for title, measured in (("condition", "conditions"), ("task, plain", "plain by task")):
+        rows = []
+        for name, row in section[measured].items():
+            columns = [f"{row[key]:.3f} ({row[f'{key}_95'][0]:.3f} to {row[f'{key}_95'][1]:.3f})"
+                       for key in ("s_vision", "s_text", "s_others")]  # fmt: skip
+            rows.append([name, *columns, row["n"]])
+        page.table([title, "follows the picture", "follows the text", "neither", "n"], rows)
     for side, way in section["chosen"].items():
         page.text(
             f"Toward {side}: direction {way['direction']}, layer {way['layer']}, strength {way['strength']:g}; "

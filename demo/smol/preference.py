@@ -222,6 +222,13 @@ def measure(answerer: Answerer, engine: Engine, count: int, seed: int = 0, quiet
     return {
         "right by task without a text": right,
         "conditions": {name: Shares.of(answers, intervals=True).to_json() for name, answers in outcomes.items()},
+        "plain by task": {
+            task: Shares.of(
+                [a for a, sample in zip(outcomes["plain"], usable["test"], strict=True) if sample.task == task],
+                intervals=True,
+            ).to_json()
+            for task in sorted({sample.task for sample in usable["test"]})
+        },
         "chosen": {
             side: {"direction": kind, "layer": (push.layers or ())[0], "strength": push.strength, "tuning": share}
             for side, (kind, push, share) in chosen.items()
