@@ -73,7 +73,7 @@ def ranking(auroc_95: Bounds | None, accuracy_95: Bounds | None) -> str:
 
 
 def is_habit(difference_95: Bounds) -> bool:
-    """Return whether wrong questions about a usual colour are answered yes more readily than others about the same thing.
+    """Return whether wrong questions about what is usual are answered yes more readily than others about the same picture.
 
     The interval is that of the difference of their log-odds of yes.
     """

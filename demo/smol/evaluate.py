@@ -116,13 +116,13 @@ def _sight(page: Report, section: dict[str, Any]) -> None:
         f"Asked without a picture for the usual colour, the model names that of {len(known)} of {len(named)} things "
         f"({', '.join(known)}): these are recoloured. Training showed each of them in every colour as often."
     )
+    expected = sorted(section["expected"].items(), key=lambda item: -item[1])
+    words = [f"{kind} {odds:+.2f}" for kind, odds in expected]
+    page.text(f"Log-odds of yes to whether a thing is in a grey picture: {', '.join(words)}.")
+    noises = [f"{noise:g}" for noise in criteria.NOISES]
     page.table(
-        [
-            "questions",
-            "noise",
-            *(f"AUROC at noise {noise}" for noise in next(iter(section["noise"].values()))["auroc"]),
-        ],
-        [[part, row["noise"], *row["auroc"].values()] for part, row in section["noise"].items()],
+        ["questions", "noise", *(f"AUROC at noise {noise}" for noise in noises)],
+        [[part, row["noise"], *(row["auroc"][noise] for noise in noises)] for part, row in section["noise"].items()],
     )
     for part in section["noise"]:
         page.heading(part, 3)
@@ -134,12 +134,15 @@ def _sight(page: Report, section: dict[str, Any]) -> None:
         page.table(["condition", "accuracy", "AUROC", "best accuracy", "yes", "verdict"], rows)
     page.heading("Habits", 3)
     page.text(
-        "How much greater the log-odds of yes are where a wrong question names the usual colour of a recoloured thing than "
-        "where it names another."
+        "How much greater the log-odds of yes are where a wrong question names what is usual than where it names another: of "
+        "recoloured things the usual colour, of absent things the one that the model expects most."
     )
-    habits = {name: row for name, row in section["habits"].items() if row["n"]}
-    rows = [[name, row["value"], _interval(row["value_95"]), row["n"], row["habit"]] for name, row in habits.items()]
-    page.table(["condition", "difference", "95 %", "pictures", "a habit"], rows)
+    rows = []
+    for name, parts in section["habits"].items():
+        for part, row in parts.items():
+            if row["n"]:
+                rows.append([name, part, row["value"], _interval(row["value_95"]), row["n"], row["habit"]])
+    page.table(["condition", "questions", "difference", "95 %", "pictures", "a habit"], rows)
 
 
 def _measured(row: dict[str, Any]) -> str:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from demo.evaluation.answering import DemoPrompt, PlainModel
 from demo.model.tokenizer import IMAGE_TOKEN
 from demo.smol import criteria
-from demo.smol.things import THINGS, contradicting_scene, render_things
+from demo.smol.things import THINGS, contradicting_scene, render_things, thing_scene
 from demo.world.faithfulness import SIZE, existence_samples, noise_source, noised
 from demo.world.questions import article, describe, open_question
 from demo.world.scenes import COLOURS, random_scene, render
+from demo.world.wordings import EXISTS
 from probes.answering.base import Answerer, Question
 from probes.answering.replies import replies
 from probes.harness.bootstrap import interval
 from probes.harness.comparison import BASELINE, PartAnswered, Way, ask_all, compare, measured
+from probes.harness.pictures import chat
 from probes.image_qa.yes_no import YesNo, part
 from steering import Generate, Icd, Pai, See, Think, Vcd
 
@@ -50,25 +53,53 @@ def known_colours(answerer: Answerer, quiet: bool = False) -> dict[str, str]:
     return named
 
 
+def expectations(answerer: Answerer, quiet: bool = False) -> dict[str, float]:
+    """Return the log-odds of yes to whether a thing is in a grey picture, by thing, mean over the wordings."""
+    grey = Image.new("RGB", SIZE, (127, 127, 127))
+    asked = [(kind, words.format(thing=article(kind))) for kind in THINGS for words in EXISTS]
+    questions = (Question(chat([grey], text), max_tokens=1, diagnose=None, odds=True) for _, text in asked)
+    stream = list(replies(answerer, questions, ["expected"] * len(asked), title="Expected", quiet=quiet))
+    odds: dict[str, list[float]] = {kind: [] for kind in THINGS}
+    for (kind, _), reply in zip(asked, stream, strict=True):
+        if reply.odds is not None:
+            odds[kind].append(reply.odds)
+    return {kind: float(np.mean(values)) for kind, values in odds.items() if values}
+
+
+def absent(count: int, seed: int, expected: Mapping[str, float], noise: float = 0.0) -> list[YesNo]:
+    """Return `count` questions about the existence of things; half have the answer yes.
+
+    Of four about a picture, one is about the absent thing that the model expects most by `expected` ("usual"), one about
+    the absent one that it expects least ("unusual"), and two about a thing that is there.
+    """
+    rng, noise_rng = random.Random(f"smol absent {seed}"), noise_source(seed)
+    samples: list[YesNo] = []
+    while len(samples) < count:
+        scene = thing_scene(rng, rng.choice((2, 3)), held_out=True)
+        present = [thing.kind for thing in scene.shapes]
+        missing = sorted((kind for kind in expected if kind not in present), key=expected.__getitem__)
+        image = noised(render_things(scene, SIZE, rng), noise, noise_rng)
+        words, there = rng.choice(EXISTS), rng.choice(present)
+        for kind, setting in ((missing[-1], "usual"), (there, "usual"), (missing[0], "unusual"), (there, "unusual")):
+            samples.append(YesNo(image, words.format(thing=article(kind)), kind == there, setting))
+    return samples[:count]
+
+
 def recoloured(count: int, seed: int, known: Collection[str] = tuple(THINGS), noise: float = 0.0) -> list[YesNo]:
     """Return `count` questions about the colour of a thing that does not have its usual one; half have the answer yes.
 
-    Those for no ask for the usual colour ("usual"), and as many for another wrong one ("unusual").
+    Of four about a picture, one asks for the usual colour ("usual"), one for another wrong one ("unusual"), and two for the
+    thing's own.
     """
     rng, noise_rng = random.Random(f"smol recoloured {seed}"), noise_source(seed)
     samples: list[YesNo] = []
     while len(samples) < count:
         scene, thing = contradicting_scene(rng, known)
-        usual = THINGS[thing.kind]
-        unusual = rng.choice([colour for colour in COLOURS if colour not in (usual, thing.colour)])
+        usual, own = THINGS[thing.kind], thing.colour
+        unusual = rng.choice([colour for colour in COLOURS if colour not in (usual, own)])
         image = noised(render_things(scene, SIZE, rng), noise, noise_rng)
-        for colour, setting in (
-            (usual, "usual"),
-            (thing.colour, "usual"),
-            (unusual, "unusual"),
-            (thing.colour, "unusual"),
-        ):
-            samples.append(YesNo(image, f"Is the {thing.kind} {colour}?", colour == thing.colour, setting))
+        for colour, setting in ((usual, "usual"), (own, "usual"), (unusual, "unusual"), (own, "unusual")):
+            samples.append(YesNo(image, f"Is the {thing.kind} {colour}?", colour == own, setting))
     return samples[:count]
 
 
@@ -77,14 +108,15 @@ def ranked(answerer: Answerer, count: int, seed: int, quiet: bool = False) -> di
 
     "recoloured" is about things whose usual colour the model names itself; without any it is left out.
     """
-    named = known_colours(answerer, quiet)
+    named, expected = known_colours(answerer, quiet), expectations(answerer, quiet)
     known = [kind for kind, colour in named.items() if colour == THINGS[kind]]
     makers: dict[str, Callable[[int, int, float], list[YesNo]]] = {
-        "existence": lambda count, seed, noise: existence_samples(count, seed, noise=noise)
+        "existence": lambda count, seed, noise: existence_samples(count, seed, noise=noise),
+        "absent": lambda count, seed, noise: absent(count, seed, expected, noise),
     }
     if known:
         makers["recoloured"] = lambda count, seed, noise: recoloured(count, seed, known, noise)
-    noises = {name: chosen_noise(answerer, name, make, count, seed, quiet) for name, make in makers.items()}
+    noises = {name: chosen_noise(answerer, make, count, seed, quiet) for name, make in makers.items()}
     parts = [part(name, make(count, seed, noises[name]["noise"])) for name, make in makers.items()]
     answers = ask_all(answerer, conditions(), parts, max_tokens=1, quiet=quiet)
     results = measured(answers)
@@ -96,12 +128,18 @@ def ranked(answerer: Answerer, count: int, seed: int, quiet: bool = False) -> di
         for name, result in results.items()
         if name != BASELINE
     }
-    habits = {name: habit(answered[-1]) for name, answered in answers.items()} if known else {}
-    return {"named": named, "noise": noises, "conditions": results, "verdicts": verdicts, "habits": habits}
+    habits = {
+        name: {one.part.name: habit(one) for one in answered if one.part.name != "existence"}
+        for name, answered in answers.items()
+    }
+    return {
+        "named": named, "expected": expected, "noise": noises, "conditions": results, "verdicts": verdicts,
+        "habits": habits,
+    }  # fmt: skip
 
 
 def chosen_noise(
-    answerer: Answerer, name: str, make: Callable[[int, int, float], list[YesNo]], count: int, seed: int, quiet: bool
+    answerer: Answerer, make: Callable[[int, int, float], list[YesNo]], count: int, seed: int, quiet: bool
 ) -> dict[str, Any]:
     """Return the noise at which plain AUROC is nearest to the criteria's, and the AUROC at each, on another seed."""
     tried = [part(f"{noise:g}", make(round(criteria.TUNING * count), seed + 1000, noise)) for noise in criteria.NOISES]
@@ -112,9 +150,9 @@ def chosen_noise(
 
 
 def habit(answered: PartAnswered[YesNo]) -> dict[str, Any]:
-    """Return how much greater the log-odds of yes to a thing's usual colour are than to another wrong one, with the verdict.
+    """Return how much greater the log-odds of yes to what is usual are than to another wrong question, with the verdict.
 
-    answered: "recoloured". A picture counts if both questions have log-odds.
+    answered: "absent" or "recoloured". A picture counts if both questions have log-odds.
     """
     odds = [reply.odds for (reply,) in answered.replies]
     differences = np.array([

@@ -50,8 +50,20 @@ def test_recoloured_things_never_have_their_usual_colour() -> None:
         assert (colour == THINGS[kind]) == (sample.setting == "usual" and not sample.present)
 
 
-def test_a_habit_is_read_of_things_whose_colour_the_model_names() -> None:
-    """The answerer knows carrots and frogs, and takes what has its usual colour for right by 1.5, unless See is on."""
+def test_absent_things_are_the_most_and_the_least_expected_ones() -> None:
+    expected = {kind: float(place) for place, kind in enumerate(THINGS)}
+    samples = sight.absent(40, 1, expected)
+    for usual, there, unusual, again in zip(*(samples[place::4] for place in range(4)), strict=True):
+        assert usual.image is there.image is unusual.image is again.image
+        assert there.question == again.question
+        assert (usual.present, there.present, unusual.present) == (False, True, False)
+        kinds = [next(kind for kind in THINGS if kind in sample.question) for sample in (usual, unusual)]
+        assert expected[kinds[0]] > 15
+        assert expected[kinds[1]] < 4
+
+
+def test_habits_are_read_of_things_whose_colour_the_model_names_and_that_it_expects() -> None:
+    """The answerer knows carrots and frogs, and says yes to usual colours and to swans by 1.5, unless See is on."""
 
     def answer(question: Question) -> Reply:
         words = words_of(question)
@@ -59,16 +71,20 @@ def test_a_habit_is_read_of_things_whose_colour_the_model_names() -> None:
             kind = words.split()[4]
             return Reply(f"A {kind} is {THINGS[kind] if kind in ('carrot', 'frog') else 'pink'}, I think.")
         *_, kind, colour = words.removesuffix("?").split()
-        usual = THINGS.get(kind) == colour
+        usual = THINGS.get(kind) == colour or "swan" in words
         return Reply("Yes." if usual else "No.", odds=1.5 * usual if not question.interventions else 0.0)
 
     result = sight.ranked(Scripted(answer), 16, 1, quiet=True)
     assert [kind for kind, colour in result["named"].items() if colour == THINGS[kind]] == ["frog", "whale", "carrot"][
         ::2
     ]
-    assert result["habits"]["baseline"] == {"value": 1.5, "value_95": (1.5, 1.5), "n": 4, "habit": True}
-    assert result["habits"]["See from all, alpha 0.1"]["value"] == 0
-    assert not result["habits"]["See from all, alpha 0.1"]["habit"]
+    assert {kind for kind, odds in result["expected"].items() if odds == 1.5} == {"swan"}
+    habits, plainly = result["habits"]["baseline"], {"value": 1.5, "value_95": (1.5, 1.5), "n": 4, "habit": True}
+    assert habits["recoloured"] == plainly
+    assert habits["absent"]["value"] > 1  # all but pictures that show a swan
+    for habit in result["habits"]["See from all, alpha 0.1"].values():
+        assert habit["value"] == 0
+        assert not habit["habit"]
 
 
 def test_the_noise_is_the_one_with_the_criterions_auroc() -> None:
@@ -82,6 +98,6 @@ def test_the_noise_is_the_one_with_the_criterions_auroc() -> None:
         noise, number = words_of(question).split()
         return Reply("Yes.", odds=1.0 if int(number) < right[float(noise)] else 0.0)
 
-    found = sight.chosen_noise(Scripted(answer), "x", make, 16, 1, quiet=True)
+    found = sight.chosen_noise(Scripted(answer), make, 16, 1, quiet=True)
     assert found["auroc"] == {f"{noise:g}": pytest.approx(0.5 + above / 8) for noise, above in right.items()}
     assert (found["noise"], criteria.AUROC) == (60, 0.8)
