@@ -134,8 +134,8 @@ def _sight(page: Report, section: dict[str, Any]) -> None:
         page.table(["condition", "accuracy", "AUROC", "best accuracy", "yes", "verdict"], rows)
     page.heading("Habits", 3)
     page.text(
-        "How much greater the log-odds of yes are where a wrong question names what is usual than where it names another: of "
-        "recoloured things the usual colour, of absent things the one that the model expects most."
+        "How much greater the log-odds of yes are where a wrong question names what is usual than where it names another: "
+        "of recoloured things the usual colour, of absent things the one that the model expects most."
     )
     rows = []
     for name, parts in section["habits"].items():
