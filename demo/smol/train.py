@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from demo import CHECKPOINT
 from demo.smol.model import build, export, find_weights, load_adapter, trained
-from demo.smol.questions import KINDS, AskedScene, draw, encode
+from demo.smol.questions import KINDS, YES_NO, AskedScene, draw, encode
 from demo.training.record import Log
 from demo.training.train import only_run, save_atomically
 from steering.model.processor import load_processor
@@ -133,7 +133,10 @@ def loss_of(model: Any, inputs: Mapping[str, Tensor], labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def measure(model: Any, tokenizer: Any, images: Any, options: SmolOptions) -> dict[str, tuple[int, int]]:
-    """Return by kind of question how many held-out ones are right in every token, teacher-forced, and how many there are."""
+    """Return by kind of question how many held-out ones are right in every token, teacher-forced, and how many there are.
+
+    Of questions for yes or no the first token decides, since both "Yes." and "Yes, there is a star." were learnt.
+    """
     rng = random.Random("smol held out")
     counts = {kind: [0, 0] for kind in KINDS}
     for _ in range(max(1, options.tested // (options.pictures * options.questions))):
@@ -144,10 +147,11 @@ def measure(model: Any, tokenizer: Any, images: Any, options: SmolOptions) -> di
         wrong = torch.zeros(places.shape, dtype=torch.bool, device=labels.device)
         wrong[places] = logits.argmax(-1) != labels[:, 1:][places]
         question = answers_of(labels)
+        first = places & ~F.pad(places, (1, 0))[:, :-1]
         for row, scene in enumerate(pictures):
-            failed = set(question[row][wrong[row]].tolist())
+            failed, misjudged = (set(question[row][bad].tolist()) for bad in (wrong[row], (wrong & first)[row]))
             for number, example in enumerate(scene.examples, 1):
-                counts[example.kind][0] += number not in failed
+                counts[example.kind][0] += number not in (misjudged if example.kind in YES_NO else failed)
                 counts[example.kind][1] += 1
     return {kind: (right, of) for kind, (right, of) in counts.items() if of}
 
