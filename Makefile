@@ -49,7 +49,8 @@ format: $(VENV)/.tested
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The plugin of vLLM, in an environment of its own whose path VLLM_ENV may name: half an hour on two processors.
+# The plugin of vLLM, in an environment of its own whose path VLLM_ENV may name: half an hour on two processors. Replicas are
+# tested where nginx is installed (apt-get install nginx-light).
 test-vllm: $(VENV)/.tested $(VLLM_ENV)/.installed
 	cd vllm && $(VLLM_BIN)/python -m pytest tests/plugin
 	HELMSIGHT_VLLM_ENV=$(VLLM_ENV) OMP_NUM_THREADS=1 $(BIN)/python -m pytest vllm/tests/served

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from server.settings import Settings
 from tests.server.api.choices import QUESTION, choice_of, refused
 from tests.server.conftest import ask, data_uri, user
 from tests.server.fakes import FakeEngine
+from tests.waiting import wait_for
 
 
 def test_a_plain_answer_has_openais_fields_and_no_others(client: FlaskClient, engine: steering.Engine) -> None:
@@ -258,6 +261,18 @@ def test_a_fault_ends_its_request_alone(fake: FakeEngine) -> None:
     assert refused(ask(client), 500)["code"] == "generation_failed"
     fake.script = ("Hello",)
     assert choice_of(ask(client))["message"]["content"] == "Hello"
+
+
+def test_an_answer_that_ends_with_its_engine_is_a_503_so_that_a_proxy_asks_another(fake: FakeEngine) -> None:
+    client = create_app(Settings(), engine=fake).test_client()  # type: ignore[arg-type]
+    ended = threading.Event()
+    fake.script = ("Hel", ended, steering.Fault("its server is gone"))
+    with ThreadPoolExecutor(1) as aside:
+        answer = aside.submit(ask, client)
+        wait_for(lambda: fake.requests)
+        fake.healthy = False
+        ended.set()
+        assert refused(answer.result(), 503)["code"] == "model_failed"
 
 
 def test_the_time_of_a_request_counts_from_its_arrival(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

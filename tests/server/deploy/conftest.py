@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,33 +24,40 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
-Front = Callable[[int], str]
+Front = Callable[..., str]
 
 
 @pytest.fixture
 def front(tmp_path: Path) -> Iterator[Front]:
-    """Start nginx in front of a port of this machine; returns its URL."""
-    started: list[subprocess.Popen[bytes]] = []
+    """Start nginx in front of ports of this machine; returns its URL."""
+    with ExitStack() as stack:
+        yield lambda *ports: stack.enter_context(nginx(tmp_path, *ports))
 
-    def start(port: int) -> str:
-        own = free_port()
-        text = NGINX.replace("/var/log/nginx", str(tmp_path))
-        text = re.sub(r"(?m)^    listen 80;", f"    listen 127.0.0.1:{own};", text).replace(":8000", f":{port}")
-        text = text.replace(f'# "{PAGE}"', f'"{PAGE}"')
-        main = tmp_path / "nginx.conf"
-        main.write_text(
-            f"daemon off; master_process off; pid {tmp_path}/pid; error_log {tmp_path}/error.log; events {{}}\n"
-            f"http {{ {folders(tmp_path)}\n{text} }}"
-        )
-        started.append(subprocess.Popen([shutil.which("nginx") or "", "-c", str(main), "-e", f"{tmp_path}/error.log"]))
+
+@contextmanager
+def nginx(folder: Path, *ports: int) -> Iterator[str]:
+    """Run nginx as deploy/nginx.conf sets it up, its files in a folder, in front of a server or two; yield its URL."""
+    own = free_port()
+    text = NGINX.replace("/var/log/nginx", str(folder))
+    text = re.sub(r"(?m)^    listen 80;", f"    listen 127.0.0.1:{own};", text).replace(f'# "{PAGE}"', f'"{PAGE}"')
+    text = text.replace("    # server", "    server") if len(ports) > 1 else text
+    for number, port in enumerate(ports):
+        text = text.replace(f":{8000 + number} ", f":{port} ")
+    main = folder / "nginx.conf"
+    main.write_text(
+        f"daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log; events {{}}\n"
+        f"http {{ {folders(folder)}\n{text} }}"
+    )
+    process = subprocess.Popen([shutil.which("nginx") or "", "-c", str(main), "-e", f"{folder}/error.log"])
+    try:
         for _ in range(500):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", own)) == 0:
-                    return f"http://127.0.0.1:{own}"
+                    break
             time.sleep(0.01)
-        raise AssertionError((tmp_path / "error.log").read_text())
-
-    yield start
-    for process in started:
+        else:
+            raise AssertionError((folder / "error.log").read_text())
+        yield f"http://127.0.0.1:{own}"
+    finally:
         process.terminate()
         process.wait(10)

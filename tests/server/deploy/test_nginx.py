@@ -60,3 +60,19 @@ def test_what_nginx_says_itself_is_an_error_as_the_servers_are(front: Front) -> 
     assert requests.options(url, headers={**asking, "Origin": "https://else.example"}, timeout=20).status_code == 503
     other = requests.post(f"{url}/v1/chat/completions", headers={**head, "Origin": "https://else.example"}, timeout=20)
     assert "Access-Control-Allow-Origin" not in other.headers
+
+
+def test_another_replica_answers_chats_alone(front: Front, serve_worker: Callable[..., int]) -> None:
+    dead, well = FakeEngine(), FakeEngine("here")
+    dead.healthy = False
+    lost, left = (serve_worker(create_app(Settings(allow_host=(NAME,)), engine=one)) for one in (dead, well))  # type: ignore[arg-type]
+    url = front(lost, left)
+    body = {"messages": [user("hi")]}
+
+    def statuses(path: str) -> set[int]:
+        return {requests.post(url + path, json=body, headers={"Host": NAME}, timeout=20).status_code for _ in range(4)}
+
+    assert statuses("/v1/chat/completions") == {200}
+    assert len(well.requests) == 4
+    assert statuses("/v1/steering/validate") == {503, 200}
+    assert {requests.get(f"{url}/ready", headers={"Host": NAME}, timeout=20).status_code for _ in range(4)} == {200}

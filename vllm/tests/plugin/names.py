@@ -80,6 +80,11 @@ FUNCTIONS: dict[tuple[str, str], tuple[str, ...]] = {
 }  # fmt: skip
 """Arguments by file and function."""
 TEXTS: dict[str, tuple[str, ...]] = {
+    "config/__init__.py": ("CUDAGraphMode",),
+    "distributed/communication_op.py": ("def tensor_model_parallel_all_reduce",),
+    "distributed/parallel_state.py": ("def get_tensor_model_parallel_world_size",),
+    "inputs/__init__.py": ("TokensPrompt",),
+    "platforms/__init__.py": ("current_platform",),
     "plugins/__init__.py": ("vllm.endpoint_plugins", "vllm.general_plugins"),
     "envs.py": ("VLLM_CPU_ATTN_SPLIT_KV", "VLLM_USE_V2_MODEL_RUNNER"),
     CPU: ("layer.isa",),

@@ -18,6 +18,9 @@ ROOT = Path(__file__).resolve().parents[3]
 START = 900.0
 """Seconds within which a server must be ready; compiling takes minutes on a busy machine."""
 
+LAYERS = {"eager": ("--enforce-eager",), "compiled": ()}
+"""Flags by how the layers run."""
+
 
 def environment_folder() -> Path:
     """Return the folder of the environment with vLLM; `make test-vllm` builds it and names it."""
@@ -89,6 +92,19 @@ def steps_of(url: str) -> dict[str, int]:
     """Return the plugin's counts of steps."""
     steps: dict[str, int] = requests.get(f"{url}/v1/helmsight/steps", timeout=30).json()
     return steps
+
+
+@contextmanager
+def steered_steps(url: str, mode: str) -> Iterator[None]:
+    """Assert that steps with an addition run within, and that layers run as Python only in a mode that is not compiled.
+
+    The plugin counts both.
+    """
+    before = steps_of(url)
+    yield
+    after = steps_of(url)
+    assert after["steered"] - before["steered"] >= 4
+    assert (after["eager_layers"] == before["eager_layers"]) == (mode == "compiled")
 
 
 def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

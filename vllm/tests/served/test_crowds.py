@@ -14,20 +14,25 @@ import requests
 import steering
 from served import asked
 from served.conftest import connected
-from served.serving import counters, served, steps_of
+from served.serving import LAYERS, counters, served, steered_steps, steps_of
 from steering import Generate, Icd, Request, RequestError, Sampling, Steer, SteeringVector, Think, Vcd
 from steering.front.completion import Completion
 from steering.vllm.client import VllmClient
 
 FLAGS = (
-    "--enforce-eager", "--max-model-len", "256", "--num-gpu-blocks-override", "15", "--max-num-batched-tokens", "256",
+    "--max-model-len", "256", "--num-gpu-blocks-override", "15", "--max-num-batched-tokens", "256",
 )  # fmt: skip
 """Fourteen blocks of 32 tokens, which few answers fit into; a prompt has about 70, and a pair of long ones never fits."""
 
 
+@pytest.fixture(scope="module", params=LAYERS)
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def few(own: steering.Engine, folder: Path, work: Path) -> Iterator[VllmClient]:
-    with served(folder, work, *FLAGS) as url, connected(own, folder, url) as client:
+def few(mode: str, own: steering.Engine, folder: Path, work: Path) -> Iterator[VllmClient]:
+    with served(folder, work, *LAYERS[mode], *FLAGS) as url, connected(own, folder, url) as client:
         yield client
 
 
@@ -47,7 +52,7 @@ def idle(url: str, seconds: float = 30.0) -> bool:
 
 
 def test_preempted_pairs_end_with_the_same_tokens(
-    few: VllmClient, own: steering.Engine, vector: SteeringVector
+    few: VllmClient, own: steering.Engine, vector: SteeringVector, mode: str
 ) -> None:
     long = Sampling(max_tokens=70, temperature=0.0, logprobs=1, ignore_eos=True)
     choices = (
@@ -63,16 +68,26 @@ def test_preempted_pairs_end_with_the_same_tokens(
         for seed in range(12)
     }
     before = counters(url_of(few))["vllm:num_preemptions_total"]
-    found = dict(zip(listed, few.generate(listed.values()), strict=True))
+    with steered_steps(url_of(few), mode):
+        found = dict(zip(listed, few.generate(listed.values()), strict=True))
     assert counters(url_of(few))["vllm:num_preemptions_total"] > before
     expected = dict(zip(listed, own.generate(listed.values()), strict=True))
     assert not list(asked.faults(found, expected))
 
 
-def test_two_hundred_mixed_requests(few: VllmClient, own: steering.Engine, vector: SteeringVector) -> None:
+@pytest.fixture(scope="module")
+def mixed(own: steering.Engine, vector: SteeringVector) -> tuple[dict[str, Request], dict[str, steering.Result]]:
+    """Return two hundred requests and our own engine's answers."""
     listed = asked.mixed(vector, 200)
-    found = dict(zip(listed, few.generate(listed.values()), strict=True))
-    expected = dict(zip(listed, own.generate(listed.values()), strict=True))
+    return listed, dict(zip(listed, own.generate(listed.values()), strict=True))
+
+
+def test_two_hundred_mixed_requests(
+    few: VllmClient, mixed: tuple[dict[str, Request], dict[str, steering.Result]], mode: str
+) -> None:
+    listed, expected = mixed
+    with steered_steps(url_of(few), mode):
+        found = dict(zip(listed, few.generate(listed.values()), strict=True))
     assert not list(asked.faults(found, expected))
 
 

@@ -10,17 +10,18 @@ import steering
 from served import asked
 from served.conftest import connected
 from served.models import FAMILIES, made
-from served.serving import served
+from served.serving import LAYERS, served, steered_steps
 from steering import Inapplicable, RequestError, VectorStore
 from tests.steering.parallel.asking import requests
 from tests.steering.vllm.test_answers import more_requests
 
 
+@pytest.mark.parametrize("mode", LAYERS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers_of_other_families(family: str, tmp_path: Path, work: Path) -> None:
+def test_answers_of_other_families(family: str, mode: str, tmp_path: Path, work: Path) -> None:
     folder = made(family, tmp_path / family)
     own = steering.Engine(steering.load(folder, device="cpu"), slots=8, threads=1)
-    with served(folder, work, "--enforce-eager") as url, connected(own, folder, url) as client:
+    with served(folder, work, *LAYERS[mode]) as url, connected(own, folder, url) as client:
         listed = {}
         vector = VectorStore(folder / "vectors").get("modality-preference")
         for name, request in (requests(own.mllm) | more_requests(vector, min(own.mllm.stop_ids))).items():
@@ -36,6 +37,7 @@ def test_answers_of_other_families(family: str, tmp_path: Path, work: Path) -> N
                 with pytest.raises(RequestError, match="no patches") as refused:
                     client.generate([listed.pop(name)])
                 assert refused.value.param == "sage.generate"
-        pending = {name: client.submit(request) for name, request in listed.items()}
-        found = {name: completion.result() for name, completion in pending.items()}
+        with steered_steps(url, mode):
+            pending = {name: client.submit(request) for name, request in listed.items()}
+            found = {name: completion.result() for name, completion in pending.items()}
     assert not list(asked.faults(found, {name: own.generate([request])[0] for name, request in listed.items()}))

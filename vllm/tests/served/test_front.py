@@ -26,6 +26,7 @@ from werkzeug.serving import make_server
 import steering
 from probes.answering.endpoint import Endpoint
 from probes.vector.reliability import task_reliability, task_reliability_of
+from served.chats import ASKED, LOOK, numbered
 from served.models import made
 from served.serving import Address, served
 from server.app import create_app
@@ -37,33 +38,6 @@ from tests.server.conftest import ask, data_uri
 from tests.server.engine import fronts
 from tests.server.engine.test_vllm import close
 from tests.waiting import wait_for
-
-LOOK: dict[str, Any] = {
-    "type": "object",
-    "properties": {"at": {"enum": ["top", "bottom"]}, "closely": {"type": "boolean"}, "times": {"enum": [1, 2, 3]}},
-    "required": ["at", "closely", "times"],
-    "additionalProperties": False,
-}
-TOOLS = [
-    {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": LOOK, "strict": True}},
-    {"type": "function", "function": {"name": "count"}},
-]
-STEERED = {"vector": "modality-preference", "toward": "text", "strength": 0.5}
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "look", "schema": LOOK, "strict": True}}
-ASKED: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "read": {"diagnostics": {"include": ["focus", "modality", "decay"]}, "logprobs": True, "top_logprobs": 2},
-    "steered, beside a baseline": {"steering": STEERED, "baseline": True, "diagnostics": {"include": ["focus"]}},
-    "a schema": {"response_format": SCHEMA, "max_tokens": 80},
-    "a schema, steered": {"response_format": SCHEMA, "steering": STEERED, "max_tokens": 80},
-    "a schema, contrasted": {"response_format": SCHEMA, "contrast": {"kind": "icd"}, "max_tokens": 80},
-    "a named tool": {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "look"}}},
-    "some tool": {"tools": TOOLS, "tool_choice": "required"},
-    "tools, if it likes": {"tools": TOOLS, "tool_choice": "auto"},
-    "vcd, twice": {"contrast": {"kind": "vcd"}, "n": 2},
-    "sage but see": {"sage": {"think": True, "generate": {"refresh": 3}, "see": False}},
-}
-"""Fields of requests by name."""
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +174,6 @@ def test_the_catalogue_names_the_engine(there: FlaskClient) -> None:
 
 
 def test_answers_of_a_killed_server_come_from_another(model: Path, work: Path, url: Address, here: FlaskClient) -> None:
-    names = ["plain", "steered, beside a baseline", "a schema", "sage but see"]
     with served(model, work, "--enforce-eager") as other, front(model, url, other) as app:
         engine: Any = app.extensions["helmsight"].runtime.loaded.engine
         servers = {server.url: server for server in engine._client.servers}
@@ -209,9 +182,8 @@ def test_answers_of_a_killed_server_come_from_another(model: Path, work: Path, u
 
         def answer(number: int) -> list[dict[str, Any]]:
             begun.set()
-            # Different beginnings have different homes among the servers.
-            fields = {**ASKED[names[number % 4]], "max_tokens": 80, "ignore_eos": "schema" not in names[number % 4]}
-            response = ask(app.test_client(), data_uri(), f"{number}: What is at the top?", **fields)
+            parts, fields = numbered(number)
+            response = ask(app.test_client(), *parts, **fields)
             assert response.status_code == 200, response.text
             return [choice["message"] for choice in response.json["choices"]]
 
@@ -224,6 +196,6 @@ def test_answers_of_a_killed_server_come_from_another(model: Path, work: Path, u
         assert app.test_client().get("/ready").status_code == 200
         assert "helmsight_engine_servers_ready 1.0" in app.test_client().get("/metrics").text
     for number, messages in enumerate(got):
-        fields = {**ASKED[names[number % 4]], "max_tokens": 80, "ignore_eos": "schema" not in names[number % 4]}
-        response = ask(here, data_uri(), f"{number}: What is at the top?", **fields)
+        parts, fields = numbered(number)
+        response = ask(here, *parts, **fields)
         assert messages == [choice["message"] for choice in response.json["choices"]], number
