@@ -82,8 +82,9 @@ class LaunchedServer:
             if self._stopping.is_set():
                 _end(self._process)
             status = self._process.wait()
+            _kill(self._process.pid)  # an engine outlives a server that is killed, with its memory
             if not self._stopping.is_set():
-                log.error("vllm serve has ended with the status %d", status)
+                log.error("vllm serve has ended with the status %d; it is started again in %g s", status, PAUSE)
                 self._stopping.wait(PAUSE)
 
 
@@ -97,8 +98,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             continue
         break
-    with suppress(ProcessLookupError, PermissionError):  # what it has left behind
-        os.killpg(process.pid, signal.SIGKILL)
+    _kill(process.pid)
+
+
+def _kill(group: int) -> None:
+    """Kill what a process that has ended left behind in its process group."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def free_port() -> int:
@@ -122,5 +128,5 @@ def command_of(settings: Settings, model: str, port: int) -> list[str]:
         "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "helmsight",
         "--dtype", settings.dtype, "--max-num-seqs", str(settings.slots),
         "--limit-mm-per-prompt", f'{{"image": {max(1, settings.max_images)}, "video": 0}}',
-        *length, *shlex.split(settings.vllm_args),
+        *length, "--disable-uvicorn-access-log", *shlex.split(settings.vllm_args),
     ]  # fmt: skip

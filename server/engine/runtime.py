@@ -200,12 +200,13 @@ class Runtime:
 
     @property
     def state(self) -> State:
-        """The current state of the model; "failed" also if its engine has died."""
+        """The current state of the model; "failed" also if its engine has died and does not come back by itself."""
         if self._draining:
             return "draining"
         if self._serving is None:
             return "loading" if self.error is None else "failed"
-        return "ready" if self._serving.engine.healthy else "failed"
+        engine = self._serving.engine
+        return "ready" if engine.healthy else "loading" if engine.capabilities.recovers else "failed"
 
     @property
     def loaded(self) -> Serving | None:

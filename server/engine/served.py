@@ -26,7 +26,8 @@ class Capabilities:
     of an image, None if a request cannot set others. `generation_defaults` are the checkpoint's own sampling values;
     `template_variables` are the names that a request may pass to the chat template; `reasoning` are the tags that it
     puts around reasoning, and with `takes_reasoning` it has a place for that of earlier answers; `engine` is "own", or the
-    name and version of another engine; `about` holds further facts of the model as JSON.
+    name and version of another engine; one that `recovers` becomes healthy again by itself; `about` holds further facts of
+    the model as JSON.
 
     `interventions` and `readouts` name those that can be requested. Other names are refused before they reach the engine, as
     are grammars unless `grammars`, and tools unless `tools`.
@@ -53,6 +54,7 @@ class Capabilities:
     reasoning: tuple[str, str] | None = None
     takes_reasoning: bool = False
     engine: str = "own"
+    recovers: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -56,7 +56,7 @@ class VllmEngine(local.LocalEngine):
     ):
         super().__init__(client, magnitudes, files)
         (version, *_) = {server.facts.vllm for server in client.servers.well if server.facts is not None} or {""}
-        self.capabilities = replace(self.capabilities, engine=f"vLLM {version}".strip())
+        self.capabilities = replace(self.capabilities, engine=f"vLLM {version}".strip(), recovers=True)
         self._launched = launched
 
     def stop(self, drain: float = 0.0) -> None:
@@ -96,6 +96,7 @@ def launch(settings: Settings) -> tuple[LaunchedServer, str]:
     environment = {
         **{name: value for name, value in os.environ.items() if name not in _OUR_VARIABLES},
         **key,
+        "HELMSIGHT_GUARD": "1",
         "HELMSIGHT_VECTORS": os.pathsep.join(map(str, folders)),
         "VLLM_PLUGINS": "helmsight",
         "VLLM_NO_USAGE_STATS": "1",

@@ -19,6 +19,7 @@ from steering.front.client import Client
 from steering.front.completion import Completion
 from steering.front.input_processor import Admitted, Limits
 from steering.front.turn import Turn
+from steering.grammar.compiled import Grammars
 from steering.histogram import Histogram
 from steering.messages.messages import Add, Ended, Output
 from steering.model.mllm import MLLM
@@ -61,6 +62,7 @@ class VllmClient(Client):
         self.grammars = supported.grammars
         self.servers = servers
         self._supported = supported
+        self._grammars = Grammars(mllm)
         self._bodies = self.processor = Bodies(mllm, limits)
         self._lock, self._delivering = threading.RLock(), threading.RLock()
         self._alive: dict[Sequence, RemoteAnswer] = {}
@@ -139,6 +141,8 @@ class VllmClient(Client):
 
     def _answers(self, request: Add) -> list[RemoteAnswer]:
         """Return an answer for each of a request's, then for each baseline."""
+        if request.grammar is not None:
+            self._grammars.start(request.grammar)  # refused here as by an engine, and within its time
         bodies = self._bodies.of(request)
         answers: list[RemoteAnswer] = []
         for index in range(request.answers):

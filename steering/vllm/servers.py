@@ -192,6 +192,8 @@ def error_of(failure: Any) -> SteeringError:
     """Return the error that a server states within a stream: the request's where it names a field, else its own."""
     failure = failure if isinstance(failure, dict) else {"message": failure}
     message = str(failure.get("message"))
+    if failure.get("code") == "engine_dead":
+        return ServerLost(message)
     if failure.get("param") is None:
         return AnswerFailed(f"vLLM could not answer: {message}")
     return RequestError(message, param=str(failure["param"]), code=str(failure.get("code") or "invalid_value"))

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 from vllm.engine.protocol import EngineClient
 from vllm.inputs import TokensPrompt
+from vllm.v1.engine.exceptions import EngineDeadError
 
 import vllm
 from helmsight_vllm import CONTRACT, __version__
@@ -246,6 +247,8 @@ class Answers:
             if scores is not None:
                 taken["prompt_logprobs"] = {name: array_of(values) for name, values in scores.items()}
             yield _line({"ended": {"reason": reason, "reused": reused, "taken": taken}})
+        except EngineDeadError:
+            yield _line(Refused("vLLM's engine has ended.", None, "engine_dead").json())
         except Exception as error:
             log.exception("an answer failed")
             self._discard(side.number)

@@ -16,6 +16,7 @@ from vllm.engine.protocol import EngineClient
 
 from helmsight_vllm.answers import Answers
 from helmsight_vllm.body import AnswerBody
+from helmsight_vllm.guard import KeyGuard, guarded_key
 from helmsight_vllm.inputs import Refused
 
 FACTS, ANSWER, COUNTS = "/v1/helmsight/facts", "/v1/helmsight/answer", "/v1/helmsight/steps"
@@ -34,6 +35,8 @@ class HelmsightRoutes:
         router.add_api_route(ANSWER, _answer, methods=["POST"], include_in_schema=False)
         router.add_api_route(COUNTS, _steps, methods=["GET"], include_in_schema=False)
         app.include_router(router)
+        if (key := guarded_key()) is not None:
+            app.add_middleware(KeyGuard, key=key)
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         assert engine_client is not None  # it generates, or vLLM would not have asked for this plugin

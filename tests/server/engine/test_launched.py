@@ -87,6 +87,17 @@ def test_it_is_started_again_as_often_as_it_was_ready(launch: Callable[..., Laun
     assert not server.given_up
 
 
+def test_what_a_killed_process_leaves_behind_is_killed(launch: Callable[..., LaunchedServer], tmp_path: Path) -> None:
+    server = launch(FORKS.format(SLEEPS.format(str(tmp_path))))
+    wait_for(lambda: pids_in(tmp_path))
+    (engine,) = pids_in(tmp_path)
+    server.ready()
+    assert server._process is not None
+    server._process.kill()  # and not what it has started
+    wait_for(lambda: not alive(engine))
+    wait_for(lambda: len(pids_in(tmp_path)) == 2)
+
+
 def test_it_is_given_up_where_it_ends_before_it_is_ready(launch: Callable[..., LaunchedServer]) -> None:
     failed = threading.Event()
     server = launch("raise SystemExit(3)", failed=failed.set)

@@ -217,6 +217,7 @@ def test_it_is_not_ready_while_no_server_is(there: FlaskClient, over_vllm: Flask
     server.well = False
     assert ask(there, "Hi!").status_code == 503
     assert there.get("/ready").status_code == 503
+    assert there.get("/health").status_code == 200  # who restarts what is not healthy would not bring a server back
     wait_for(lambda: there.get("/ready").status_code == 200)
 
 

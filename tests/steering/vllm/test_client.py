@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 import pytest
 
 import steering
-from steering import Busy, Fault, Request, Sampling
+from steering import Busy, Fault, Request, RequestError, Sampling
+from steering.grammar.grammar import Grammar
 from steering.vllm import client as client_module
 from steering.vllm.client import VllmClient
-from steering.vllm.servers import Server
+from steering.vllm.servers import Server, ServerLost
 from tests.forked import forked
 from tests.steering.parallel.asking import chat, picture
 from tests.steering.vllm.computing import PlainAnswers
@@ -179,6 +181,34 @@ def test_an_error_in_a_stream_is_the_answers(serve: Serve, connect: Connect) -> 
 
     with pytest.raises(Fault, match="the engine core died"):
         connect(serve(answer=answer)).submit(ASKED).result()
+
+
+def test_an_answer_whose_engine_ends_runs_on_another_server(serve: Serve, connect: Connect) -> None:
+    def answer(body: Body) -> Iterator[Any]:
+        yield {"error": {"message": "vLLM's engine has ended.", "param": None, "code": "engine_dead"}}
+
+    dead, well = serve(answer=answer), serve(answer=scripted())
+    results = connect(dead, well).generate([question(seed) for seed in range(12)])
+    assert [tokens_of(result) for result in results] == [list(range(40, 60))] * 12
+    assert dead.asked
+    with pytest.raises(ServerLost):
+        connect(dead).submit(ASKED).result()
+
+
+@pytest.mark.parametrize(
+    "schema", [{"enum": []}, {"type": "integer", "multipleOf": 99991, "minimum": 1}, {"$ref": "#"}]
+)
+def test_a_schema_that_cannot_be_followed_is_refused_before_a_server_is_asked(
+    serve: Serve, connect: Connect, schema: dict[str, Any]
+) -> None:
+    server = serve(answer=scripted())
+    client = connect(server)
+    with pytest.raises(RequestError) as refused:
+        client.submit(
+            replace(question(1), sampling=Sampling(), grammar=Grammar.json_schema(schema, param="response_format"))
+        )
+    assert refused.value.param == "response_format"
+    assert not server.asked
 
 
 def test_an_answer_whose_server_is_lost_before_its_first_token_runs_on_another(serve: Serve, connect: Connect) -> None:
