@@ -129,8 +129,11 @@ class Supported:
     def _check_forced(self, request: Request) -> None:
         """Refuse forced tokens, which a server reads behind the prompt, where interventions act on them one by one."""
         acting = {name for name, spec in request.asked.items() if spec.twin or ABILITIES.get(name) == "think"}
-        if request.forced and ("prompt_logprobs" not in self.can or acting):
+        if request.forced and "prompt_logprobs" not in self.can:
             raise _unsupported("force")
+        if request.forced and acting:
+            message = f"'force' is not supported beside {min(acting)!r} by this server's engine, vLLM."
+            raise Inapplicable(message, param="force", code="unsupported_value")
 
 
 def _unsupported(param: str, value: object = None) -> Inapplicable:
