@@ -76,7 +76,7 @@ class Padded:
 
     rows: (answers, rows) in the step. positions: theirs. places: (answers,) in the runner's batch. results, taken: (k,),
     where rows that are no padding stand among the results, and here, flattened. span: the most tokens that a row sees.
-    labels: (answers, span, labels), one-hot.
+    labels: (answers, prompts' tokens, labels), one-hot.
     """
 
     rows: torch.Tensor
@@ -86,8 +86,15 @@ class Padded:
     taken: torch.Tensor
     labels: torch.Tensor
     span: int
-    hidden: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
-    """Masks of unseen keys, by number of keys and window."""
+    _kept: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+    def unseen(self, keys: int, window: int) -> torch.Tensor:
+        """Return `hidden` of the rows. That of single rows is kept for all layers; a whole prompt's would be too large."""
+        if self.rows.shape[1] > 1:
+            return hidden(self.positions, keys, window)
+        if (keys, window) not in self._kept:
+            self._kept[keys, window] = hidden(self.positions, keys, window)
+        return self._kept[keys, window]
 
 
 calls = {"layers": 0}
@@ -114,6 +121,7 @@ class PagedMethod:
         self._key = max(impl.num_kv_heads * impl.head_size for impl in impls)
         self._batches: list[Padded] = []
         self._tables: dict[tuple[int, int], list[torch.Tensor]] = {}  # blocks of batches, by metadata and block size
+        self._whole: dict[int, torch.Tensor] = {}  # one-hot labels of the step's answers
         for layer in self._layers:
             if _backend(layer.impl) == "FlashInferImpl":
                 keep_blocks(layer.attn_backend.get_builder_cls())
@@ -123,7 +131,7 @@ class PagedMethod:
         return all(map(_is_plain, self._layers))
 
     def begin(self, spans: Sequence[Span], looks: Sequence[Look], width: int) -> None:
-        self._width, self._tables = width, {}
+        self._width, self._tables, self._whole = width, {}, {}
         pieces = list(pieces_of(looks, BUDGET // self._heads))
         groups = list(batches_of(pieces, lambda rows, span: span * (rows * self._heads + self._key + width)))
         arrays = [array for group in groups for array in _indices(group)]
@@ -138,11 +146,9 @@ class PagedMethod:
         if key not in self._tables:
             self._tables[key] = [_table(of, padded.places, padded.span) for padded in self._batches]
         for padded, blocks in zip(self._batches, self._tables[key], strict=True):
-            rows, window = blocks.shape[1] * of.cache.shape[2], _window(of.impl)
-            if (rows, window) not in padded.hidden:
-                padded.hidden[rows, window] = hidden(padded.positions, rows, window)
-            found = self._weights(of, of.query[padded.rows], blocks, padded.hidden[rows, window])
-            by_label = found[..., : padded.span] @ padded.labels
+            unseen = padded.unseen(blocks.shape[1] * of.cache.shape[2], _window(of.impl))
+            found = self._weights(of, of.query[padded.rows], blocks, unseen)
+            by_label = found[..., : padded.labels.shape[1]] @ padded.labels
             sums.index_copy_(0, padded.results, by_label.flatten(0, 1)[padded.taken])
 
     def map(self, look: MapLook, of: Pass) -> torch.Tensor:
@@ -161,12 +167,20 @@ class PagedMethod:
         results: torch.Tensor, taken: torch.Tensor,
     ) -> Padded:  # fmt: skip
         span = max(piece.stop for piece in group)
-        own = [piece.look.answer.labels_on(self.device)[:span] for piece in group]
-        labels = pad_sequence(own, batch_first=True, padding_value=float(NONE))
-        labels = torch.nn.functional.pad(labels, (0, span - labels.shape[1]), value=NONE)
-        one_hot = (labels[..., None] == torch.arange(self._width, device=self.device)).float()
+        answers = [piece.look.answer for piece in group]
+        if len(group) > 1:
+            own = [answer.labels_on(self.device)[:span] for answer in answers]
+            labels = self._one_hot(pad_sequence(own, batch_first=True, padding_value=float(NONE)))
+        else:  # one of the many pieces of a long prompt, perhaps
+            key = id(answers[0])
+            if key not in self._whole:
+                self._whole[key] = self._one_hot(answers[0].labels_on(self.device))
+            labels = self._whole[key][None, :span]
         shape = len(group), -1
-        return Padded(rows.view(shape), positions.view(shape), places, results, taken, one_hot, span)
+        return Padded(rows.view(shape), positions.view(shape), places, results, taken, labels, span)
+
+    def _one_hot(self, labels: torch.Tensor) -> torch.Tensor:
+        return (labels[..., None] == torch.arange(self._width, device=self.device)).float()
 
 
 def weights(
