@@ -17,6 +17,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-PORT, STEPS, NAME = 8765, 12, "check"
+STEPS, NAME = 12, "check"
 TOLERANCE = 2e-3
 """Most that a layer's state may differ by, relative to its norm; kernels of GPUs sum in other orders."""
 SHARES = {"float32": 5e-3, "bfloat16": 2e-2}
@@ -44,6 +45,9 @@ ROWS = 4
 MARGIN = 1e-2
 """Nats between the likeliest tokens below which rounding may choose either; nothing is compared from there on."""
 QUESTIONS = ("What is in the picture?", "Name a colour, then an animal.", "Is the sea green? Why?", "Count to five.")
+with socket.socket() as _free:
+    _free.bind(("127.0.0.1", 0))
+    PORT = _free.getsockname()[1]  # no other server's, which would answer in its place
 ASKED = os.environ.get("HELMSIGHT_ATTENTION") == "torch"
 MODES = {"uncompiled": ["--enforce-eager"], "compiled": []}
 
@@ -145,8 +149,8 @@ def served(model: Path, vectors: Path, flags: list[str]) -> Any:
     """Serve the model with the plugin on this machine until the block ends."""
     environment = os.environ | {"VLLM_PLUGINS": "helmsight", "HELMSIGHT_VECTORS": str(vectors), "HF_HUB_OFFLINE": "1"}
     command = [
-        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--port", str(PORT), "--dtype", "float32",
-        "--max-model-len", "1024", "--max-num-seqs", "32", "--gpu-memory-utilization", "0.5", *flags,
+        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1", "--port", str(PORT),
+        "--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "32", "--gpu-memory-utilization", "0.5", *flags,
     ]  # fmt: skip
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,7 +115,7 @@ class Batch:
             self._write(chosen)
             yield spans, list(queries), self._meta(chosen)
             for span in spans:
-                self.answers[span.answer.plan.number and int(span.answer.plan.number)].counted = span.stop
+                span.answer.counted = span.stop
 
     def _layer(self, cache: torch.Tensor) -> Attention:
         case = self.case
@@ -210,7 +210,3 @@ def caches(case: Case, blocks: int) -> list[torch.Tensor]:
 def array(measured: dict[str, Any]) -> np.ndarray[Any, Any]:
     """Return an array of an answer's measurements."""
     return np.frombuffer(base64.b64decode(measured["data"]), "<f4").reshape(measured["shape"])
-
-
-def changed(case: Case, **more: Any) -> Case:
-    return replace(case, **more)
